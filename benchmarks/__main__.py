@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if options.output:
             Path(options.output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if options.plot:
-        raced = [WORKLOADS[name].quick() if options.quick else WORKLOADS[name] for name in options.workloads]
+        drawn = [workload.name for workload in MAIN if workload.name in options.workloads] or options.workloads
+        raced = [WORKLOADS[name].quick() if options.quick else WORKLOADS[name] for name in drawn]
         least = {workload.name: picture.least_of(workload, options.threads) for workload in raced}
         picture.plot(report, raced, least, options.plot)
     if len(options.workloads) == len(WORKLOADS):
@@ -113,7 +114,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny tables, to see that everything runs")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="do not measure peak memory")
     parser.add_argument("--output", metavar="FILE.json", help="also write every measurement")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="also draw training beside the machine's limits")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.svg", help="also draw training (of the main workloads, if any) beside the limits"
+    )
     options = parser.parse_args(argv)
     if options.engines is None:
         options.engines = list(ENGINES if len(options.workloads) == len(WORKLOADS) else USUAL)

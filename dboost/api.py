@@ -78,7 +78,8 @@ def fit(
     Parameters
     ----------
     data : dask DataFrame or Array, pandas or polars frame, pyarrow Table, array (n, F), path, or dboost.Dataset
-        A path is a file, folder, glob or URL of Parquet or CSV, or a folder that `dboost.prepare` wrote.
+        A path is a file, folder, glob or URL of Parquet or CSV, or a folder that `dboost.prepare` wrote or that has a Delta
+        table. A `deltalake.DeltaTable`, and a table or scan of pyiceberg are accepted as well.
     target : str, or one value per row
         Name of the target column, or the targets. Not needed for prepared data.
     sample_weight : str, or one value per row, optional

@@ -20,6 +20,7 @@ from benchmarks import (
     fixed_fits,
     latency,
     limits,
+    page,
     peers,
     profile,
     race,
@@ -35,6 +36,7 @@ from benchmarks.engines import ENGINES, Settings
 from benchmarks.workloads import WORKLOADS
 from dboost.session.memory_budget import Budget
 from tests.helpers import real_data
+from tests.test_docs import cell
 
 
 @pytest.fixture(autouse=True)
@@ -349,3 +351,89 @@ def test_fixed_fits_are_compared(folder: Path, capsys: pytest.CaptureFixture[str
     assert fixed_fits.main([str(new), *compared]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["DIFFERENT  prepared, arcbites: only in the new run", "DIFFERENT  truncated: raw"]
+
+
+def a_report() -> dict[str, page.Results]:
+    """Return made-up reports of all workloads: the others take 2, 3, … times as long, in the last round a quarter more."""
+    report: dict[str, page.Results] = {}
+    for number, workload in enumerate(WORKLOADS.values()):
+        report[workload.name] = {}
+        for k, engine in enumerate(ENGINES):
+            if engine == "sklearn" and workload.name == "huber":
+                continue
+            times = [2.0 * (k + 1), 2.0 * (k + 1), 2.0 * (k + 1) * (1.25 if k else 1.0)]
+            phases = {phase: times for phase in ("training", "binning", "prediction")}
+            report[workload.name][engine] = phases | {
+                "scores": {"AUC": 0.5 + number / 100 + k / 1000},
+                "peak_memory": 100.0 + k,
+            }
+    return report
+
+
+def rows_of(text: str, table: str) -> dict[str, list[str]]:
+    """Return the cells of the rows of a table of the page, by the first cell."""
+    after = text.partition(f"% table: {table}\n")[2].lstrip("\n").partition("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in after]
+    return {label: rest for label, *rest in cells}
+
+
+def test_the_tables_of_the_page_are_written_from_the_reports(folder: Path) -> None:
+    before = page.PAGE.read_text(encoding="utf-8")
+    names = list(ENGINES)
+    times = {
+        engine: f"{k + 1}.0 ({k + 1}.0–{two})"
+        for k, (engine, two) in enumerate(zip(names, page_numbers(len(names)), strict=True))
+    }
+    cluster = {"2000": {}, "1000000": {"dboost": {"seconds": [10.0, 12.0]}, "xgboost": {"seconds": [20.0, 18.0]}}}
+    cluster["1000000"]["lightgbm"] = {"seconds": [30.0, 36.0]}
+    for name, data in (("all.json", a_report()), ("cluster.json", cluster)):
+        (folder / name).write_text(json.dumps(data))
+    (folder / "page.md").write_text(before, encoding="utf-8")
+    page.main([str(folder / "all.json"), "--cluster", str(folder / "cluster.json"), "--page", str(folder / "page.md")])
+    text = (folder / "page.md").read_text(encoding="utf-8")
+    training, others = rows_of(text, "training"), rows_of(text, "other shapes")
+    assert [page.workload_of(label) for label in training] == [workload.name for workload in workloads.MAIN]
+    assert [page.workload_of(label) for label in others] == [workload.name for workload in workloads.OTHERS]
+    for label, cells in (training | others).items():
+        expected = ["2.0", times["lightgbm"], times["lightgbm-quantised"], times["xgboost"], times["sklearn"]]
+        assert cells[:4] == expected[:4]
+        assert cells[4] == ("not available" if label.startswith("huber") else expected[4])
+    memory = rows_of(text, "binning, prediction and memory")
+    assert memory["W1a"] == [times["lightgbm"], times["xgboost"]] * 2 + [
+        "100",
+        *(f"{100 + names.index(n)}" for n in ("lightgbm", "xgboost")),
+    ]
+    accuracy_rows = rows_of(text, "accuracy")
+    assert {page.workload_of(label) for label in accuracy_rows} == set(WORKLOADS) - {"leaves of 20"}
+    assert accuracy_rows["W1b"][0] == "0.5100" and accuracy_rows["huber, mean absolute error"][3] == "not available"
+    assert rows_of(text, "on a cluster")["xgboost.dask"] == ["18.0–20.0", "1.75 (1.50–2.00)"]
+    assert rows_of(text, "on a cluster")["dboost"] == ["10.0–12.0", ""]
+    summary = {label.partition("]")[0]: cells for label, cells in rows_of(text, "summary").items()}
+    k = names.index("xgboost") + 1
+    assert summary["[training"][2] == f"{k}.0–{k}.0×"
+    assert summary["[peak memory"][0] == "100, 100"
+    assert summary["[on a cluster"] == ["", "3.00×", "1.75×", ""]
+    kept = {label.partition("]")[0]: cells for label, cells in rows_of(before, "summary").items()}
+    assert summary["[Shapley values"] == kept["[Shapley values"]
+    assert re.search(r"^Measured with Python 3\.\d+\.\d+, lightgbm .*, in 3 rounds\.$", text, re.MULTILINE)
+    changed = [new for old, new in zip(before.split("\n"), text.split("\n"), strict=True) if old != new]
+    assert all(line.startswith(("| ", "Measured with ")) for line in changed), "prose stays as it is"
+    assert cell(folder / "page.md", "W1a: 1M × 28", "seconds") == "2.0", "the first page finds its figures"
+
+
+def page_numbers(n: int) -> list[str]:
+    """Return 1.25 times 1, 2, … with two digits, as the page shows the largest ratio."""
+    return [page.two_digits(1.25 * (k + 1)) for k in range(n)]
+
+
+def test_figures_on_the_page_have_two_digits() -> None:
+    assert [page.two_digits(x) for x in (0.0123, 0.394, 0.996, 1.0, 2.25, 9.96, 14.3, 394.2)] == [
+        "0.012", "0.39", "1.0", "1.0", "2.2", "10", "14", "394",
+    ]  # fmt: skip
+
+
+def test_a_page_without_the_comments_is_refused() -> None:
+    with pytest.raises(LookupError, match="no comment '% table: accuracy'"):
+        page.written("# A page\n\n% table: training\n", {})
+    with pytest.raises(LookupError, match="'W1a' has 1 cells beside the first one, not 5"):
+        page.written("% table: training\n| W1a | 3.0 |", a_report())

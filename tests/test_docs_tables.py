@@ -168,12 +168,16 @@ def loss_named(name: str, n_classes: int = 2) -> dboost.losses.Loss:
     return dboost.losses.by_name(name, n_classes, quantile=0.3, huber_alpha=0.9, tweedie_power=1.4)
 
 
+#: Metrics of the ranking of all rows, as messages and the page list them.
+RANKING = {"ndcg", "map", "ndcg@k", "map@k"}
+
+
 def metrics_of(loss: dboost.losses.Loss) -> dict[str, MetricReduction]:
     """Return the metrics that an error message lists for a loss."""
     with pytest.raises(dboost.ParameterError) as failed:
         find_metrics("no such metric", loss)
     names = str(failed.value).split("choose from ")[1].split(", or give")[0].split(", ")
-    return {metric.name: metric for metric in find_metrics(names, loss)}
+    return {metric.name: metric for metric in find_metrics([name for name in names if name not in RANKING], loss)}
 
 
 @pytest.mark.parametrize(
@@ -192,6 +196,15 @@ def test_the_page_of_metrics_lists_every_metric(heading: str, loss: dboost.losse
     for name, cells in rows.items():
         assert cells[3] == ("greater" if known[name].greater_is_better else "smaller"), name
         assert [alias for alias, full in METRIC_ALIASES.items() if full == name] == re.findall(r"`(\w+)`", cells[1])
+
+
+def test_the_page_of_metrics_lists_those_of_rankings() -> None:
+    rows = [cells for of, cells in tables("metrics.md", "metric") if of == "Ranking of all rows"]
+    assert {name for cells in rows for name in re.findall(r"`([^`]+)`", cells[0])} == RANKING
+    names = [name.replace("@k", "@5") for name in RANKING]
+    for loss in (loss_named("squared_error"), loss_named("log_loss")):
+        assert all(metric.greater_is_better for metric in find_metrics(names, loss))
+    assert {cells[3] for cells in rows} == {"greater"}
 
 
 def test_the_page_of_metrics_lists_those_of_single_losses() -> None:

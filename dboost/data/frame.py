@@ -53,10 +53,15 @@ def is_lazy(data: Any) -> bool:
 
 
 def is_path(data: Any) -> bool:
-    """Return whether `data` is a path, a URL, or a list of them."""
+    """Return whether `paths.open_path` opens the data: a path, a URL, a list of them, or a Delta or Iceberg table."""
     if isinstance(data, (list, tuple)):
         return bool(data) and all(isinstance(item, (str, os.PathLike)) for item in data)
-    return isinstance(data, (str, os.PathLike))
+    return isinstance(data, (str, os.PathLike)) or is_table_format(data)
+
+
+def is_table_format(data: Any) -> bool:
+    """Return whether `data` is a `deltalake.DeltaTable`, or a table or scan of pyiceberg, without importing these."""
+    return is_a(data, "deltalake", "DeltaTable") or is_a(data, "pyiceberg.table", "Table", "DataScan")
 
 
 def library(data: Any) -> str:

@@ -1,4 +1,4 @@
-"""Parquet and CSV files as a lazy Dask frame.
+"""Parquet and CSV files as a lazy Dask frame; `table_formats` reads Delta and Iceberg tables.
 
 Parquet is read by Dask. CSV files are divided into blocks of whole lines here, because Dask determines the dtypes by a sample
 of the first file and fails if a later block differs. A column is text if it contains anything but numbers and truth values, and
@@ -29,6 +29,7 @@ from fsspec.utils import read_block
 
 from dboost._lazy_import import pa, pd
 from dboost._storage_errors import is_failure, reason, shown
+from dboost.data.frame import is_table_format
 from dboost.errors import DataError, DataFileMissingError, DBoostError, MissingExtraError
 from dboost.schema import TEXT, Feature
 
@@ -39,12 +40,14 @@ BLOCK_BYTES = 32 * 2**20
 #: Minimum bytes of a block if memory is limited; the reader converts larger partitions in slices anyway.
 LEAST_BLOCK_BYTES = 2**20
 #: Maximum size of a row group as a multiple of the memory for the columns of a partition: the whole memory limit.
-_LARGEST = 4
+LARGEST = 4
 #: Rows of the first file that determine which columns are text.
 SAMPLE_ROWS = 1000
 
 #: Characters of a glob.
 _MAGIC = re.compile(r"[*?\[]")
+#: Folder in that of a Delta table, and end of the names of an Iceberg table's metadata.
+_DELTA_LOG, _ICEBERG = "_delta_log", ".metadata.json"
 _PARQUET = (".parquet", ".parq", ".pq")
 _CSV = (".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zip", ".csv.zst")
 
@@ -55,6 +58,7 @@ def open_path(path: Any, like: Sequence[Feature] | None = None, most_bytes: int 
     Parameters
     ----------
     path : path, URL, or list of them
+        Also the folder of a Delta table, the metadata file of an Iceberg table, a `DeltaTable`, a table or scan of pyiceberg.
     like : sequence of Feature, optional
         Features of a model. CSV columns that are text features are read as text, also if they contain only digits.
     most_bytes : int, optional
@@ -68,10 +72,13 @@ def open_path(path: Any, like: Sequence[Feature] | None = None, most_bytes: int 
         CSV, or a row group is too large. The message names the path.
     """
     with reading(path):
+        table = _table_format(path, most_bytes)
+        if table is not None:
+            return table
         paths, parquet, text = _classified(path)
         if parquet:
             if most_bytes is not None:
-                _check_row_groups(parquet, _LARGEST * most_bytes)
+                check_row_groups(parquet, LARGEST * most_bytes)
             return _read_parquet(paths, parquet, most_bytes)
         return _read_csv(text, _text_of(like), _block_bytes(most_bytes))
 
@@ -79,7 +86,7 @@ def open_path(path: Any, like: Sequence[Feature] | None = None, most_bytes: int 
 def open_with_text(
     path: Any, like: Sequence[Feature] | None = None, most_bytes: int | None = None, n_threads: int | None = None
 ) -> dd.DataFrame | None:
-    """Return what `open_path` does, with all columns of CSV files as text that contain text in any block; None for Parquet.
+    """Return what `open_path` does, with all columns of CSV files as text that contain text in any block; None for others.
 
     Reads all files once.
 
@@ -90,7 +97,7 @@ def open_with_text(
         Default: as `concurrent.futures` selects it.
     """
     with reading(path):
-        _, _, text = _classified(path)
+        text = [] if is_table_format(path) or _table_path(path) else _classified(path)[2]
         if not text:
             return None
         blocks = list(_blocks(text, _block_bytes(most_bytes)))
@@ -102,9 +109,35 @@ def open_with_text(
         return _read_csv(text, found | _text_of(like), _block_bytes(most_bytes))
 
 
+def _table_format(path: Any, most_bytes: int | None) -> dd.DataFrame | None:
+    """Return the frame of a Delta or Iceberg table; None if the path is none."""
+    from dboost.data import table_formats
+
+    if is_table_format(path):
+        return table_formats.open_table_format(path, most_bytes)
+    found = _table_path(path)
+    if found is None:
+        return None
+    is_iceberg = found.endswith(_ICEBERG)
+    return (table_formats.open_iceberg_metadata if is_iceberg else table_formats.open_delta_folder)(found, most_bytes)
+
+
+def _table_path(path: Any) -> str | None:
+    """Return a path that is the folder of a Delta table, or the metadata file of an Iceberg table; else None."""
+    items = _items(path)
+    if len(items) != 1 or _MAGIC.search(items[0]):
+        return None
+    fs, root = fsspec.url_to_fs(items[0])
+    return items[0] if root.endswith(_ICEBERG) or fs.isdir(f"{root.rstrip('/')}/{_DELTA_LOG}") else None
+
+
+def _items(path: Any) -> list[str]:
+    return [os.fspath(item) for item in path] if isinstance(path, (list, tuple)) else [os.fspath(path)]
+
+
 def _classified(path: Any) -> tuple[list[str], list[str], list[str]]:
     """Return the paths of a path or list, and the Parquet and CSV files there; one of the two lists is empty."""
-    paths = [os.fspath(item) for item in path] if isinstance(path, (list, tuple)) else [os.fspath(path)]
+    paths = _items(path)
     found = [file for item in paths for file in _existing_files(item)]
     parquet = [file for file in found if file.lower().endswith(_PARQUET)]
     text = [file for file in found if file.lower().endswith(_CSV)]
@@ -177,6 +210,10 @@ def reading(path: Any) -> Iterator[None]:
 
 
 def _shown(path: Any) -> str:
+    if is_table_format(path):
+        from dboost.data.table_formats import name_of
+
+        return name_of(path)
     return ", ".join(map(shown, path)) if isinstance(path, (list, tuple)) else shown(path)
 
 
@@ -206,9 +243,28 @@ def _files(path: str) -> list[str]:
         return [fs.unstrip_protocol(root)]
     in_folder = fs.isdir(root)
     names = fs.find(root) if in_folder else fs.glob(root)
+    if in_folder:
+        _check_plain(path, names)
     kept = [name for name in names if name.lower().endswith(_PARQUET + _CSV)]
     shown = [name for name in kept if not _hidden(name[len(root) :] if in_folder else name.rpartition("/")[2])]
     return [fs.unstrip_protocol(name) for name in sorted(shown, key=natural_sort_key)]
+
+
+def _check_plain(folder: str, names: list[str]) -> None:
+    """Raise a DataError if the files of a folder belong to a table format: some of them may have deleted rows."""
+    for name in names:
+        if f"/{_DELTA_LOG}/" in name:
+            table, kind = name.partition(f"/{_DELTA_LOG}/")[0], "Delta"
+            way = "name its folder alone as the data"
+        elif name.endswith(_ICEBERG) and "/metadata/" in name:
+            table, kind = name.rpartition("/metadata/")[0], "Iceberg"
+            way = "load it with pyiceberg and pass the table, or name its current .metadata.json"
+        else:
+            continue
+        raise DataError(
+            f"{shown(folder)} has the files of the {kind} table {shown(table)}, also those of older versions: {way}. Its files "
+            "cannot be read one by one, as --only-new does"
+        )
 
 
 def _hidden(name: str) -> bool:
@@ -225,7 +281,7 @@ def _read_parquet(paths: list[str], files: list[str], most_bytes: int | None) ->
     return dd.concat([dd.read_parquet(file, **how) for file in files])  # Dask would sort the files
 
 
-def _check_row_groups(files: list[str], most: int) -> None:
+def check_row_groups(files: list[str], most: int) -> None:
     """Raise a DataError if a row group, the smallest unit that can be read, is larger than `most` bytes."""
     from pyarrow import parquet as pq
 

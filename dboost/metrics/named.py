@@ -1,7 +1,7 @@
 """The metrics that dboost knows by name: scikit-learn's names, and the short ones of XGBoost and LightGBM.
 
 Means are exact sums. What counts classes (F1, balanced accuracy) is computed from exact sums of weights by true and predicted
-class, the areas under curves from those by distinct score, R² from sums without rounding.
+class, the areas under curves from those by distinct score, R² from sums without rounding. `ranking` has NDCG and MAP.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from dboost.errors import ParameterError
 from dboost.losses import Exponential, Gamma, LogLoss, Loss, Poisson, Quantile, Tweedie
 from dboost.metrics.exact_sum import ExactSum, total
 from dboost.metrics.metric import LossMagnitude, Metric, MetricReduction, ScoredRows, of_function, prediction_of
+from dboost.metrics.ranking import NAMES as RANKING
+from dboost.metrics.ranking import ranking_metric
 
 #: Other names of metrics.
 ALIASES = {
@@ -310,6 +312,7 @@ def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
     own = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss)
     others = _NUMBERS if not loss.is_classification else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES
     known = {metric.name: metric for metric in (own, *_OF_LOSS.get(type(loss), ()), *others)}
+    ranked = () if loss.is_classification and loss.n_outputs > 1 else RANKING
     if wanted is None:
         specs = [loss.name]
     else:
@@ -322,9 +325,12 @@ def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
             found.append(of_function(spec))
         elif isinstance(spec, str) and ALIASES.get(spec, spec) in known:
             found.append(replace(known[ALIASES.get(spec, spec)], name=spec, spec=spec))
+        elif isinstance(spec, str) and spec.partition("@")[0] in ranked:
+            found.append(replace(ranking_metric(spec, classes=loss.is_classification), spec=spec))
         else:
+            choices = [*known, *ranked, *(f"{name}@k" for name in ranked)]
             raise ParameterError(
-                f"eval_metric {spec!r} does not go with loss {loss.name!r}; choose from {', '.join(known)}, or give a "
+                f"eval_metric {spec!r} does not go with loss {loss.name!r}; choose from {', '.join(choices)}, or give a "
                 "function of y, prediction and weight, or a dboost.metrics.Metric"
             )
     names = [metric.name for metric in found]

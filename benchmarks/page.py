@@ -1,0 +1,203 @@
+"""Write the figures of `docs/benchmarks.md` from the reports of ``python -m benchmarks --output``.
+
+    python -m benchmarks --all --output all.json
+    python -m benchmarks.cluster --rows 1000000 --output cluster.json
+    python -m benchmarks.page all.json --cluster cluster.json
+
+On the page, a comment ``% table: NAME`` stands before each table that is written here. The first cells of its rows stay as they
+are and say which workload a row is; the other cells are replaced. Rows whose workload is not in the reports, and rows of other
+benchmarks, stay unchanged. ``% measured with`` stands before the line with the versions, those of the environment of this
+command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import peers
+from benchmarks.workloads import MAIN, OTHERS, WORKLOADS
+
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+#: First words of rows that are not the name of their workload.
+NAMES = {"absolute error": "absolute", "five classes": "classes"}
+#: The results of the engines of one workload.
+Results = dict[str, dict[str, Any]]
+
+
+def two_digits(value: float) -> str:
+    """Return a positive number with two significant digits, and integers with all of theirs."""
+    places = 1 - int(f"{value:.1e}".partition("e")[2])
+    return f"{value:.{max(places, 0)}f}"
+
+
+def ratio(phase: str, engine: str) -> Callable[[Results], str]:
+    """Return the column of an engine's seconds ÷ those of dboost, in the same rounds: median, and range if it is wide."""
+
+    def of(results: Results) -> str:
+        if engine not in results:
+            return "not available"
+        ratios = np.array(results[engine][phase]) / np.array(results["dboost"][phase])
+        middle, least, largest = map(two_digits, (np.median(ratios), ratios.min(), ratios.max()))
+        return f"{middle} ({least}–{largest})" if ratios.max() > 1.1 * ratios.min() else middle
+
+    return of
+
+
+def seconds(results: Results) -> str:
+    return two_digits(float(np.median(results["dboost"]["training"])))
+
+
+def memory(engine: str) -> Callable[[Results], str]:
+    def of(results: Results) -> str:
+        mib = results.get(engine, {}).get("peak_memory")
+        return "" if mib is None else f"{mib:.0f}"
+
+    return of
+
+
+def score(engine: str) -> Callable[[Results], str]:
+    """Return the column of the first score of an engine: AUC, or the error."""
+    return lambda results: f"{next(iter(results[engine]['scores'].values())):.4f}" if engine in results else "not available"
+
+
+TRAINING = [seconds, *(ratio("training", engine) for engine in ("lightgbm", "lightgbm-quantised", "xgboost", "sklearn"))]
+OTHER_PHASES = [ratio(phase, engine) for phase in ("binning", "prediction") for engine in ("lightgbm", "xgboost")]
+TABLES = {
+    "training": TRAINING,
+    "other shapes": [*TRAINING, *OTHER_PHASES],
+    "binning, prediction and memory": [*OTHER_PHASES, *map(memory, ("dboost", "lightgbm", "xgboost"))],
+    "accuracy": [*map(score, ("dboost", "lightgbm", "xgboost", "sklearn"))],
+}
+
+
+def workload_of(label: str) -> str:
+    """Return the name of the workload that the first cell of a row begins with."""
+    name = re.split(r"[:,]", label)[0].strip()
+    return NAMES.get(name, name)
+
+
+def summary(report: dict[str, Results], cluster: dict[str, Any] | None) -> dict[str, list[str]]:
+    """Return the cells of rows of the summary, by the text or target of their link: dboost, LightGBM, XGBoost, scikit-learn."""
+
+    def span(names: Iterable[str], phase: str) -> list[str]:
+        cells = [""]
+        for engine in ("lightgbm", "xgboost", "sklearn"):
+            found = [
+                float(np.median(np.array(report[name][engine][phase]) / np.array(report[name]["dboost"][phase])))
+                for name in names
+                if engine in report[name]
+            ]
+            cells.append(f"{two_digits(min(found))}–{two_digits(max(found))}×" if found else "")
+        return cells
+
+    main, others = ([workload.name for workload in some if workload.name in report] for some in (MAIN, OTHERS))
+    found = {}
+    if main:
+        found["training-two-threads"] = span(main, "training")
+        found["binning"], found["prediction"] = ([*span(main, phase)[:3], ""] for phase in ("binning", "prediction"))
+        sized = [name for name in ("W1a", "W3") if name in report]
+        found["peak memory"] = [
+            ", ".join(memory(engine)(report[name]) for name in sized) for engine in ("dboost", "lightgbm", "xgboost")
+        ] + [""]
+    if others:
+        found["tables-of-other-shapes-two-threads"] = span(others, "training")
+    if cluster is not None:
+        rows = on_a_cluster(cluster)
+        if rows.keys() >= {"lightgbm.dask", "xgboost.dask"}:
+            found["on-a-cluster"] = ["", *(f"{rows[name][1].split()[0]}×" for name in ("lightgbm.dask", "xgboost.dask")), ""]
+    return found
+
+
+def on_a_cluster(found: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the cells of the table of the largest table on a cluster, by engine."""
+    engines = found[max(found, key=int)]
+    ours = np.array(engines["dboost"]["seconds"])
+    rows = {}
+    for engine, name in (("dboost", "dboost"), ("xgboost", "xgboost.dask"), ("lightgbm", "lightgbm.dask")):
+        if engine in engines:
+            times = np.array(engines[engine]["seconds"])
+            ratios = times / ours
+            middle = "" if engine == "dboost" else f"{np.median(ratios):.2f} ({ratios.min():.2f}–{ratios.max():.2f})"
+            rows[name] = [f"{times.min():.1f}–{times.max():.1f}", middle]
+    return rows
+
+
+def written(text: str, report: dict[str, Results], cluster: dict[str, Any] | None = None, versions: str = "") -> str:
+    """Return the text of the page with the figures of the reports.
+
+    Raises
+    ------
+    LookupError
+        If the page has no comment of one of the tables, or a row has another number of cells.
+    """
+    lines, seen = text.split("\n"), set[str]()
+    name = ""
+    for i, line in enumerate(lines):
+        if line.startswith("% table: "):
+            name = line.removeprefix("% table: ")
+            seen.add(name)
+        elif line == "% measured with" and versions:
+            rounds = {len(results["dboost"]["training"]) for results in report.values()}
+            lines[i + 1] = f"Measured with {versions}, in {'–'.join(map(str, sorted(rounds)))} rounds."
+        elif name and not line and lines[i - 1].startswith("|"):
+            name = ""
+        elif name and line.startswith("| "):
+            cells = _cells(name, _split(line)[0], report, cluster)
+            if cells is not None:
+                lines[i] = _row(line, cells)
+    absent = {*TABLES, "summary", "on a cluster"} - seen
+    if absent:
+        raise LookupError(f"the page has no comment '% table: {min(absent)}'")
+    return "\n".join(lines)
+
+
+def _cells(table: str, label: str, report: dict[str, Results], cluster: dict[str, Any] | None) -> list[str] | None:
+    """Return the cells of a row but the first one; None for rows without new figures."""
+    if table == "summary":
+        found = summary(report, cluster)
+        anchor = re.search(r"\]\(#([\w-]+)\)", label)
+        title = re.search(r"\[([^]]+)\]", label)
+        return found.get(title[1] if title else "", found.get(anchor[1] if anchor else ""))
+    if table == "on a cluster":
+        return None if cluster is None else on_a_cluster(cluster).get(label)
+    results = report.get(workload_of(label))
+    return None if results is None or table not in TABLES else [column(results) for column in TABLES[table]]
+
+
+def _split(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
+
+
+def _row(line: str, cells: list[str]) -> str:
+    label, *old = _split(line)
+    if len(old) != len(cells):
+        raise LookupError(f"the row {label!r} has {len(old)} cells beside the first one, not {len(cells)}")
+    return " ".join(["|", label, *(f"| {cell}" if cell else "|" for cell in cells), "|"])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description="Write the figures of docs/benchmarks.md.")
+    parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT.json", help="of python -m benchmarks --output")
+    parser.add_argument("--cluster", type=Path, metavar="FILE.json", help="of python -m benchmarks.cluster --output")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    options = parser.parse_args(argv)
+    report: dict[str, Results] = {}
+    for path in options.reports:
+        report |= json.loads(path.read_text(encoding="utf-8"))
+    unknown = set(report) - set(WORKLOADS)
+    if unknown:
+        parser.error(f"no workload {min(unknown)}")
+    cluster = None if options.cluster is None else json.loads(options.cluster.read_text(encoding="utf-8"))
+    text = written(options.page.read_text(encoding="utf-8"), report, cluster, peers.describe(peers.DISTRIBUTIONS))
+    options.page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
