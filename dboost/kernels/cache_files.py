@@ -27,7 +27,6 @@ from typing import Any
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, UserProvidedCacheLocator
 
-
 #: Seconds for which the files of other states of the code are kept: another checkout or branch may use them.
 OTHERS_KEPT = 24 * 3600
 
