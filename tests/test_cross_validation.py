@@ -100,6 +100,24 @@ def test_folds_stop_together_by_the_mean() -> None:
         dboost.cv(FRAME, "z", early_stopping=EarlyStopping(4, "rmse"), **options)
 
 
+def test_the_learning_rate_that_a_callback_sets_is_that_of_all_folds() -> None:
+    def halve(now: dboost.Iteration) -> None:
+        now.learning_rate = 0.2 if now.iteration == 1 else now.learning_rate / 2
+
+    rates = [0.1, 0.2, 0.1, 0.05]
+    how = OPTIONS | {"max_iter": 4, "folds": 3}
+    halved = dboost.cv(FRAME, "y", callbacks=[halve], **how | {"learning_rate": 0.1})
+    expected = dboost.cv(FRAME, "y", **how | {"learning_rate": rates})
+    assert halved.scores.equals(expected.scores)
+    np.testing.assert_array_equal(halved.predictions, expected.predictions)
+
+    def negative(now: dboost.Iteration) -> None:
+        now.learning_rate = -1.0
+
+    with pytest.raises(dboost.ParameterError, match="learning_rate that a callback has set in iteration 1"):
+        dboost.cv(FRAME, "y", callbacks=[negative], **how)
+
+
 def test_callbacks_get_the_means_and_stop_all_folds() -> None:
     seen: list[dict[str, Any]] = []
 

@@ -272,11 +272,12 @@ class FoldScores:
     ) -> None:
         self._callbacks, self.n_iterations, self._until = callbacks, n_iterations, until
         self._progress = Progress(progress, n_iterations)
-        self._barrier = threading.Barrier(n_folds, self._combine)
+        self._scored = threading.Barrier(n_folds, self._combine)
+        self._decided = threading.Barrier(n_folds, self._decide)
         self._records: list[Mapping[str, Any]] = [{}] * n_folds
         self._past = [_means_of(records) for records in zip(*past, strict=True)]
         self._means: dict[str, Any] = self._past[-1] if self._past else {"iteration": 0}
-        self._stops = False
+        self._stops, self._rate = False, math.nan
         self._last = time.perf_counter()
 
     def mean(self, fold: int, record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -285,12 +286,18 @@ class FoldScores:
             return self._past[record["iteration"] - 1]
         if record["iteration"] != self._means["iteration"]:
             self._records[fold] = record
-            self._barrier.wait()
+            self._scored.wait()
         return self._means
 
     def ends(self, fold: int, iteration: Iteration) -> bool:
-        """Whether all folds end with this iteration, as a callback or the time limit decides."""
+        """Whether all folds end with this iteration, as a callback or the time limit decides.
+
+        All folds get the learning rate that a callback sets.
+        """
         self.mean(fold, iteration.record)
+        self._rate = iteration.learning_rate  # the same in all folds
+        self._decided.wait()
+        iteration.learning_rate = self._rate
         return self._stops
 
     @property
@@ -299,22 +306,25 @@ class FoldScores:
         return self._means["iteration"]
 
     def _combine(self) -> None:
-        """Compute the means, and what follows from them; runs in the thread of one fold while the others wait."""
-        first = self._records[0]
-        means = _means_of(self._records)
+        """Compute the means; runs in the thread of one fold while the others wait."""
+        means = self._means = _means_of(self._records)
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         self._stops = now + seconds > self._until
         shown = [name for name in means if name == "train_loss" or name.startswith("validation_")]
         self._progress.show(means, shown, seconds)
-        told = Iteration(first["iteration"], self.n_iterations, means, _no_model, float("nan"))
+
+    def _decide(self) -> None:
+        """Call the callbacks; runs in the thread of one fold while the others wait."""
+        told = Iteration(self.n_done, self.n_iterations, self._means, _no_model, self._rate)
         for callback in self._callbacks:
             self._stops = bool(callback(told)) or self._stops
-        self._means = means
+        self._rate = told.learning_rate
 
     def abort(self) -> None:
         """Have all folds fail at their next iteration."""
-        self._barrier.abort()
+        self._scored.abort()
+        self._decided.abort()
 
     def close(self) -> None:
         self._progress.close()
