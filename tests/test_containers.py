@@ -347,6 +347,11 @@ def test_the_image_runs_as_nobody_without_rights(engine: Engine, image: str) -> 
     assert engine.podman("run", *POOR, image, "dboost", "--version").split()[1] == dboost.__version__
 
 
+def test_the_image_is_small(engine: Engine, base: str, image: str) -> None:
+    """At most 700 MB with a base of the size of python:3.12-slim."""
+    assert engine.size(image) - engine.size(base) < 570
+
+
 def test_the_image_knows_the_services_that_give_credentials(engine: Engine, image: str) -> None:
     """Not those of other services: their descriptions are removed."""
     script = """

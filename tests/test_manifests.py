@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -22,7 +23,7 @@ from jsonschema import ValidationError
 
 from dboost.cli import demo_command
 from dboost.cli.arguments import gather, parameter_names, parse
-from tests.helpers.manifests import BUILT, FOLDER, Manifest, built, overlay, pods, read, the, validate
+from tests.helpers.manifests import BUILT, FOLDER, VERSIONS, Manifest, built, overlay, pods, read, the, validate
 
 PLAIN = [
     "shared/account.yaml", "shared/settings.yaml", "shared/network.yaml", "shared/disruption.yaml", "base/scheduler.yaml",
@@ -80,6 +81,32 @@ def test_every_file_is_looked_at() -> None:
         *COMPONENTS,
         "shared",
     }
+
+
+def guide() -> str:
+    return (FOLDER.parent.parent / "docs" / "deploy" / "kubernetes.md").read_text(encoding="utf-8")
+
+
+def test_the_guide_names_the_versions_that_are_checked() -> None:
+    oldest, *last = VERSIONS
+    assert len(set(VERSIONS)) == 5
+    assert f"valid for Kubernetes {oldest} and {last[0]} to {last[-1]}." in guide()
+
+
+def test_the_commands_of_the_guide_name_what_is_there() -> None:
+    """A job's template cannot be changed, and pods read settings when they start."""
+    names = {kind: [one["metadata"]["name"] for one in read(*PLAIN) if one["kind"] == kind] for kind in ("Job", "Deployment")}
+    assert re.findall(r"^kubectl delete job (\S+)", guide(), re.MULTILINE) == names["Job"]
+    (restarted,) = re.findall(r"`kubectl rollout restart deployment ([^`]*)`", guide())
+    assert sorted(restarted.split()) == sorted(names["Deployment"])
+
+
+def test_the_readme_says_which_file_to_start_from() -> None:
+    text = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+    places = re.findall(r"`((?:docker|kubernetes|docs)/[^`]*)`", text)
+    for place in places:
+        assert (FOLDER.parent / place).exists() or (FOLDER.parent.parent / place).exists(), place
+    assert {f"kubernetes/{folder}" for folder in BUILT} <= set(places)
 
 
 @pytest.mark.parametrize(

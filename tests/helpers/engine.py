@@ -203,6 +203,7 @@ network_config_dir = "{run}/networks"
         rest = "usr/share/doc/* usr/share/man/* usr/share/locale/* var/lib/apt/lists/* var/cache/apt/*"  # none of it is code
         options = [
             "--quiet", "--mode=root", "--variant=minbase", "--include=python3,python3-venv,ca-certificates",
+            "--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr",  # without the package that merges, which needs Perl
             '--customize-hook=ln -s /usr/bin/python3 "$1/usr/local/bin/python"', f'--customize-hook=cd "$1" && rm -rf {rest}',
         ]  # fmt: skip
         command = self._command(["mmdebstrap", *options, release, str(archive)], network=False)
