@@ -77,7 +77,7 @@ def _run(fit: Callable, table: Table, settings: Settings, result: Result) -> Non
 def scores(y: np.ndarray, raw: np.ndarray, loss: str = "log_loss", n_classes: int = 2) -> dict[str, float]:
     """Return scores of raw predictions: AUC and log loss, or the (root) mean squared or the mean absolute error."""
     if n_classes > 2:
-        return {"log loss": float(log_loss(y, softmax(raw, axis=1)))}
+        return {"log loss": float(log_loss(y, softmax(raw, axis=1), labels=np.arange(n_classes)))}
     if not n_classes:
         error = {"MAE": float(np.abs(y - raw).mean())}
         return error if loss != "squared_error" else {"RMSE": float(root_mean_squared_error(y, raw))}
