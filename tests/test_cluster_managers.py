@@ -137,11 +137,25 @@ def host(tmp_path: Path) -> Iterator[dict[str, Any]]:
             separate.rmdir()
 
 
+def end(processes: set[int]) -> None:
+    """Wait until processes have ended, and kill those that do not: no parent of them is left that would."""
+    deadline = time.monotonic() + 10
+    while (processes := {one for one in processes if Path(f"/proc/{one}").exists()}) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for one in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+
+
 def test_ssh_cluster(host: dict[str, Any], expected: str) -> None:
     from distributed import SSHCluster
 
+    def own_processes() -> tuple[int, int]:
+        return os.getpid(), os.getppid()
+
     variables = " ".join(f"{name}={value}" for name, value in PASSED.items())  # SSH passes none by itself
     with (
+        contextlib.ExitStack() as stack,
         SSHCluster(
             ["127.0.0.1"] * 3,
             connect_options=host,
@@ -151,6 +165,8 @@ def test_ssh_cluster(host: dict[str, Any], expected: str) -> None:
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
+        client.wait_for_workers(2, timeout=120)
+        stack.callback(end, {one for pair in client.run(own_processes).values() for one in pair})
         check_fits(client, expected, kill_one)
 
 
