@@ -11,8 +11,7 @@ ifneq ($(NUMBA_CACHE_DIR),)
 export NUMBA_CACHE_DIR
 endif
 
-# The slow tests wait a good part of their time, for processes that were killed or stopped.
-PYTEST = $(BIN)/python -m pytest --dist worksteal $(if $(filter true 1,$(CI)),-n 3 -m "" --durations=60,-n 2)
+PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(filter true 1,$(CI)),-m "" --durations=60)
 
 .PHONY: help demo test test-pythons image-test lint format bench docs clean
 .DELETE_ON_ERROR:
