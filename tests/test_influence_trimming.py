@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.kernels import quantile_keys
+from dboost.kernels import or_empty, quantile_keys
 from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS, count_influence, count_near
 from dboost.metrics.quantiles import find_cut
 from dboost.shards.shard import Near
@@ -28,10 +28,12 @@ def kept(influence: np.ndarray, share: float, times: np.ndarray | None = None, c
     bits = influence.astype(np.float32).view(np.int32)
     borders = [0, *sorted(min(c, len(bits)) for c in cuts), len(bits)]
 
+    counts = or_empty(times, "uint8")
+
     def count(prefix: int, shift: int, width: int) -> np.ndarray:
         sums = np.zeros(N_DIGITS, np.int64)
         for first, last in pairwise(borders):
-            count_influence(bits, times, first, last, prefix, shift, width, sums)
+            count_influence(bits, counts, first, last, prefix, shift, width, sums)
         return sums
 
     return bits >= find_cut(count(0, FIRST_SHIFT, 11), count, Fraction(repr(share)))
@@ -72,7 +74,7 @@ def test_whole_weights_repeat_rows() -> None:
 def test_rows_near_the_cut_are_noted(n: int, seed: int, room: int, weighed: bool, cut: int) -> None:
     rng = np.random.default_rng(seed)
     bits = (rng.integers(1, 9, n) / 32).astype(np.float32).view(np.int32) + rng.integers(0, 2**20, n, dtype=np.int32)
-    times = rng.integers(1, 4, n).astype(np.uint8) if weighed else None
+    times = or_empty(rng.integers(1, 4, n).astype(np.uint8) if weighed else None, "uint8")
     digit, cut = int(bits[0] >> FIRST_SHIFT), min(cut, n)
     near, sums, n_near = np.full(room, -1, np.int32), np.zeros((LANES, N_DIGITS), np.int64), 0
     for first, last in ((0, cut), (cut, n)):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from dboost.kernels import histograms
+from dboost.kernels import histograms, or_empty
 from dboost.kernels.histograms import COLUMN_STRIDE, PAIR, TRIPLE, WEIGHED, Packing
 from tests.helpers.compiled import compiled
 from tests.helpers.naive.histograms import histogram as naive_histogram
@@ -53,7 +53,7 @@ def test_one_tile(packing: Packing, n_columns: int) -> None:
     g, h = random_sums(packing, n_rows, n_columns)
     # The table's columns, the columns that pad their number to a multiple of four, and a guard.
     buckets = np.zeros(COLUMN_STRIDE * (n_columns + 4), np.int64)
-    add_tile(tile, n_columns, records_of(g, h, rows), None, buckets, packing)
+    add_tile(tile, n_columns, records_of(g, h, rows), or_empty(None, "uint8"), buckets, packing)
     for column in range(n_columns):
         expected = [0] * COLUMN_STRIDE
         for row in rows:
@@ -71,7 +71,7 @@ def test_one_wide_column(packing: Packing) -> None:
     rows = [int(row) for row in rng.permutation(90)[:80]]
     g, h = random_sums(packing, 90, 1)
     buckets = np.zeros(701, np.int64)
-    add_wide(codes, records_of(g, h, rows), None, buckets, packing)
+    add_wide(codes, records_of(g, h, rows), or_empty(None, "uint8"), buckets, packing)
     expected = [0] * 701
     for row in rows:
         expected[codes[row]] += word(g[row], h[row], packing)
@@ -107,7 +107,7 @@ def histogram_of(
     histogram = np.full((2 if packing.one == 0 else 3, int(layout.offset[-1])), 12345.0)  # from the previous node
     packed = np.full(int(layout.start[last] - layout.start[first]), 99, np.int64)
     scratch = np.full(max(table.n_codes), 7, np.int64)
-    rows = shard.histogram_rows()._replace(repeat_count=repeat_count)
+    rows = shard.histogram_rows()._replace(repeat_count=or_empty(repeat_count, "uint8"))
     pieces = np.array([0, len(records)] if pieces is None else pieces)
     flushed = sum_up(rows, records, layout, packing, (first, last), packed, histogram, scratch, pieces)
     return histogram, int(flushed)
@@ -171,16 +171,15 @@ def test_some_columns_only(packing: Packing) -> None:
 
 
 @njit(error_model="numpy")
-def keep_packed(rows, records, layout, packing, packed, histogram, prefix, counted, clear, scratch):
+def keep_packed(rows, records, layout, packing, packed, histogram, prefix, clear, scratch):
     for k in range(packed.size):
         packed[k] = 0
     columns = np.int64(0), np.int64(layout.first.size - 1)
     fill = np.int64(0), np.int64(0)
     _, flushed = histograms.add_records(rows, records, layout, packing, columns, packed, histogram, fill, scratch)
     histograms.accumulate(layout, packing, columns, np.int64(0), packed, prefix, 1, clear, scratch)
-    if counted is not None:
-        if flushed:
-            histograms.accumulate_channels(layout, columns, histogram, prefix, 1)
+    if flushed:
+        histograms.accumulate_channels(layout, columns, histogram, prefix, 1)
 
 
 @given(
@@ -199,10 +198,9 @@ def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int, p
     packed, scratch = np.zeros(int(layout.start[-1]), np.int64), np.zeros(max(table.n_codes), np.int64)
     for part, clear in ((rows[:cut], True), (rows[cut:], False)):
         records = np.array(records_of(g, h, part), np.uint64)
-        counted = None if packing is PAIR else True
-        prefix = histograms.PackedSums(words, None if counted is None else packed_counts)
+        prefix = histograms.PackedSums(words, packed_counts if packing is not PAIR else np.empty((0, 0), np.int64))
         histogram = np.zeros((3, n_buckets))
-        keep_packed(shard.histogram_rows(), records, layout, packing, packed, histogram, prefix, counted, clear, scratch)
+        keep_packed(shard.histogram_rows(), records, layout, packing, packed, histogram, prefix, clear, scratch)
     for feature, codes in enumerate(table.codes.tolist()):
         sums = naive_histogram(codes, table.n_codes[feature], g, h, rows)
         of_feature = slice(layout.offset[feature], layout.offset[feature + 1])

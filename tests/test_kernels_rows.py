@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dboost.kernels import or_empty
 from dboost.kernels import rows as kernels
 from dboost.kernels.histograms import PAIR, TRIPLE, Packing
 from dboost.kernels.rows import select_rows
@@ -40,7 +41,7 @@ def test_quantising(packing: Packing, gradient: list[float], hessian: list[float
     g_scale = _scale(packing.max_gradient, float(np.abs(g).max()))
     h_scale = 1.0 if h is None else _scale(packing.max_hessian, float(h.max()))
     records = np.zeros(len(g) - first, np.uint64)
-    quantise(g, h, None, np.array([g_scale, h_scale]), first, len(g), records)
+    quantise(g, or_empty(h, "float32"), or_empty(None, "int64"), np.array([g_scale, h_scale]), first, len(g), records)
     for i, record in enumerate(records.tolist()):
         row = first + i
         expected_g = naive.quantised(g[row], g_scale)
@@ -57,7 +58,7 @@ def test_the_largest_gradient_becomes_the_largest_integer(packing: Packing, maxi
     g = np.array([maximum, -maximum, maximum / 2, 0.0], np.float32)
     scale = _scale(packing.max_gradient, float(g[0]))
     records = np.zeros(4, np.uint64)
-    quantise(g, None, None, np.array([scale, 1.0]), 0, 4, records)
+    quantise(g, or_empty(None, "float32"), or_empty(None, "int64"), np.array([scale, 1.0]), 0, 4, records)
     top = packing.max_gradient
     found = [naive.fields(r)[0] for r in records.tolist()]
     assert found == [top, -top, top // 2 if found[2] == top // 2 else top // 2 + 1, 0]  # a half may be rounded either way
@@ -112,10 +113,11 @@ def test_adding_up_leaves(gradient: list[float], with_hessian: bool, with_times:
         leaf.tolist(), g.tolist(), None if h is None else h.tolist(), units, 3, None if times is None else times.tolist()
     )
     at_once, in_parts = np.zeros((3, 2)), np.zeros((3, 2))
-    add_leaves(leaf, g, h, times, None, 0, len(g), *units, at_once)
+    optional = or_empty(h, "float32"), or_empty(times, "uint8"), or_empty(None, "int64")
+    add_leaves(leaf, g, *optional, 0, len(g), *units, at_once)
     assert [tuple(map(int, sums)) for sums in at_once.tolist()] == expected
     for first, last in ((min(cut, len(g)), len(g)), (0, min(cut, len(g)))):
-        add_leaves(leaf, g, h, times, None, first, last, *units, in_parts)
+        add_leaves(leaf, g, *optional, first, last, *units, in_parts)
     assert np.array_equal(in_parts, at_once)
     # Much finer than the histograms: the error is below a unit in the last place of the largest row's float32.
     for k in range(3):
@@ -136,8 +138,8 @@ def test_quantising_rows_of_influence(seed: int, n: int, room: int, cut: int, st
     front, back, cut = 0, n + room - 1, min(cut, n)
     for first, last in ((cut, n), (0, cut)):
         front, back = quantise_above(
-            g, h, influence.view(np.int32), int(bound.view(np.int32)), np.array([100.0, 50.0]), first, last, (front, back),
-            target, spare[: last - first],
+            g, or_empty(h, "float32"), influence.view(np.int32), int(bound.view(np.int32)), np.array([100.0, 50.0]), first,
+            last, (front, back), target, spare[: last - first],
         )  # fmt: skip
     rows = [*range(cut, n), *range(cut)]
     expected = [
@@ -164,7 +166,7 @@ def test_adding_up_the_records_of_a_leaf(with_hessian: bool, with_times: bool) -
     )
     for k, sign in ((0, 1.0), (1, -1.0)):
         records = np.array([naive.record(-7, 3, row) for row in np.flatnonzero(leaf == k).tolist()], np.uint64)
-        add_leaf(records, g, h, times, *units, sign, sums, k)
+        add_leaf(records, g, or_empty(h, "float32"), or_empty(times, "uint8"), *units, sign, sums, k)
         assert tuple(map(int, sign * sums[k])) == expected[k]
     assert not sums[2].any()
 

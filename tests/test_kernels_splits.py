@@ -186,7 +186,7 @@ def test_packed_prefix_sums_give_the_same_split(histograms: list[Histogram], lim
     total = np.array(naive.added(histograms[0]), np.float64)
     best = np.full(SPLIT_SIZE, np.nan)
     slots = np.stack([np.full_like(words, 99), words]), np.stack([np.full_like(words, 77), packed_counts])
-    packed = PackedSums(slots[0], slots[1] if limits.count_channel == 2 else None)
+    packed = PackedSums(slots[0], slots[1] if limits.count_channel == 2 else np.empty((0, 0), np.int64))
     search_packed(packed, offset, total, limits, used_scratch(max(map(len, histograms))), best)
     assert best[SCORE] == expected[SCORE]
     if expected[SCORE] != NO_SPLIT:

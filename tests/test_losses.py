@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from numba import njit
 
 from dboost.errors import ParameterError
+from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS
 from dboost.losses import (
     BUILT_IN,
@@ -268,8 +269,9 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
         for first, last in ranges:
             top = np.zeros(2 if k == 1 else (2, k), np.int32)
             rows = GradientRows(
-                score, leaf, y, weight, times, gradient, hessian, gradient.view(np.int32), hessian.view(np.int32)
-            )
+                score, leaf, y, or_empty(weight, "float64"), or_empty(times, "uint8"), gradient, hessian,
+                gradient.view(np.int32), hessian.view(np.int32),
+            )  # fmt: skip
             noted = InfluencePass(influence, np.zeros(k, np.int32), None, n_near)
             if digits is not None:
                 noted = noted._replace(expected=digits, near=near)
@@ -312,7 +314,11 @@ def test_a_gradient_that_is_no_number_is_noticed() -> None:
     """As bits, NaN is larger than all numbers, so it reaches the check for divergence."""
     raw, gradient = np.array([0.0, np.nan, 1.0]), np.empty(3, np.float32)
     sums, top = np.zeros(2), np.zeros(2, np.int32)
-    rows = GradientRows(raw, np.zeros(3, np.uint8), np.zeros(3), None, None, gradient, None, gradient.view(np.int32), None)
+    absent = or_empty(None, "float64"), or_empty(None, "uint8"), or_empty(None, "float32")
+    rows = GradientRows(
+        raw, np.zeros(3, np.uint8), np.zeros(3), *absent[:2], gradient, absent[2], gradient.view(np.int32),
+        absent[2].view(np.int32),
+    )  # fmt: skip
     totals = PassTotals(sums, top)
     update_gradients(SquaredError().terms(), rows, np.zeros(1), 0, 3, 1.0, new_pass_scratch(), totals, None)
     assert np.isnan(top.view(np.float32)[0])

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
+from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import Residuals, collect_keys, count_digits, next_keys
 from dboost.losses import Quantile
 from dboost.metrics.quantiles import FEW, exact_level, find_quantiles, find_size, from_keys, rank_unit
@@ -38,7 +39,8 @@ class Asked:
         self.n_passes, self.room = 0, FEW
 
     def residuals(self, first: int, last: int) -> Residuals:
-        return Residuals(self.values, np.zeros(len(self.values)), self.weight, self.group, self.sizes, None, first, last)
+        weight, group, all_rows = or_empty(self.weight, "float64"), or_empty(self.group, "uint8"), or_empty(None, "int64")
+        return Residuals(self.values, np.zeros(len(self.values)), weight, group, self.sizes, all_rows, first, last)
 
     def count(self, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
         self.n_passes += 1

@@ -12,6 +12,10 @@ than assigned by slices. Kernels take related arguments as records (`NamedTuple`
 References to arrays are not counted (`_nrt=False`) where no kernel needs that, which also saves a tenth of the time on
 small tables.
 
+*Optional arrays.* An array that a kernel may do without is empty when it is absent (`or_empty`). As None it would be of another
+type, and each combination of types is compiled by itself: with None, the kernels of one fit were compiled anew for the next one
+with weights. Only what makes a kernel much larger may be None (`pipeline`).
+
 *Cache.* A cached kernel contains its callees, but Numba looks only at the file that the kernel itself is in. So a digest of
 all files with kernels is in the name of every cached kernel: a change in any of them makes all be compiled again. The digest
 covers content and not dates, which change when files are packed into an image.
@@ -143,6 +147,14 @@ def instruction(twin: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]
         return twin if INTERPRETED else intrinsic(typed)
 
     return decorate
+
+
+_EMPTY = {dtype: np.empty(0, dtype) for dtype in ("float32", "float64", "int64", "uint8")}
+
+
+def or_empty(array: np.ndarray | None, dtype: str) -> np.ndarray:
+    """Return an optional array of one axis as kernels take it: an empty one of this type in place of None."""
+    return _EMPTY[dtype] if array is None else array
 
 
 #: For Numba's `overload` of what kernels call: `jit_options`.

@@ -76,15 +76,15 @@ class HistogramRows(NamedTuple):
     """What the rows of a shard add to histograms."""
 
     tiles: np.ndarray  # uint64[n_tiles, n_rows, words]: bin codes in tiles
-    wide: np.ndarray | None  # uint16[n_wide, n_rows]: 16-bit codes; None if there are none
-    repeat_count: np.ndarray | None  # uint8[n_rows]: how often each row counts; None for once
+    wide: np.ndarray  # uint16[n_wide, n_rows]: 16-bit codes
+    repeat_count: np.ndarray  # uint8[n_rows]: how often each row counts; empty for once
 
 
 class PackedSums(NamedTuple):
     """Histograms that stay packed, as prefix sums over each feature's buckets (the sums of the left side after each bin)."""
 
     sums: np.ndarray  # int64[n_slots, n_buckets]: words ``G << 32 | H``
-    counts: np.ndarray | None  # int64[n_slots, n_buckets]: numbers of rows; None where they are not needed
+    counts: np.ndarray  # int64[n_slots, n_buckets]: numbers of rows; empty where they are not needed
 
 
 #: Gradient and Hessian: 15 bits each.
@@ -100,7 +100,7 @@ def _packed(record, packing, repeat_count):
     """Return the word that a row adds to its buckets."""
     both = I(record) >> I(32)
     word = ((both >> I(16)) << I(packing.high)) + ((both & I(0xFFFF)) << I(packing.low))
-    if repeat_count is not None:
+    if repeat_count.size > 0:
         word *= I(repeat_count[record & U(0xFFFFFFFF)])
     return word + I(packing.one)
 
@@ -118,7 +118,7 @@ def add_tile(tile, n_columns, records, repeat_count, buckets, packing):
     """Add records to the packed buckets of one tile.
 
     tile : uint64[n_rows, words]; n_columns : columns used, at most 32; records : uint64[...]; repeat_count : uint8[n_rows], how
-    often each row counts, or None (once); buckets : int64[>= 264 * n_columns rounded up to a multiple of 4]: columns are added
+    often each row counts, empty for once; buckets : int64[>= 264 * n_columns rounded up to a multiple of 4]: columns are added
     four at a time, those beyond the last one hold zeros and go to buckets that are never read.
 
     The nested tests have the same result for every row, so the processor predicts them; a loop is a third slower.
@@ -154,7 +154,7 @@ def add_tile(tile, n_columns, records, repeat_count, buckets, packing):
 
 @internal
 def add_wide(codes, records, repeat_count, buckets, packing):
-    """Add records to the packed buckets of one 16-bit column (codes : uint16[n_rows])."""
+    """Add records to the packed buckets of one 16-bit column (codes : uint16[n_rows]). repeat_count : empty for once."""
     for i in range(records.size):
         record = records[i]
         buckets[U(codes[record & U(0xFFFFFFFF)])] += _packed(record, packing, repeat_count)
@@ -232,11 +232,11 @@ def accumulate(layout, packing, columns, base, packed, prefix, slot, clear, scra
             at = layout.offset[feature]
             target = all_sums[slot, at : at + n]
             running = I(0)
-            if all_counts is None:
+            if all_counts.size == 0:
                 for b in range(n):
                     running += source[b]
                     target[b] = running if clear else target[b] + running
-            if all_counts is not None:
+            else:
                 counts, rows = all_counts[slot, at : at + n], I(0)
                 for b in range(n):
                     word = source[b]
@@ -265,9 +265,9 @@ def add_records(rows, records, layout, packing, columns, packed, histogram, fill
     """Add records to the packed buckets of some columns, flushing into a histogram before a field could overflow.
 
     rows : HistogramRows; columns : (first, last); packed : int64[...], the columns' packed buckets, the first column's at 0;
-    histogram : None where no field can overflow, i.e. for at most ``packing.rows`` rows; fill : (pending, flushed), the number
-    of rows in the packed buckets already, and 0 while nothing has been flushed (the first flush then overwrites the
-    histogram). Return the new pair. The remaining sums are left in `packed`.
+    histogram : float64[n_channels, n_buckets]; fill : (pending, flushed), the number of rows in the packed buckets already, and
+    0 while nothing has been flushed (the first flush then overwrites the histogram). Return the new pair. The remaining sums
+    are left in `packed`.
     """
     tiles, wide_codes, repeat_count = rows.tiles, rows.wide, rows.repeat_count
     first_column, last_column = columns
@@ -277,15 +277,14 @@ def add_records(rows, records, layout, packing, columns, packed, histogram, fill
     tiled = last_column if last_column < layout.n_tiled else layout.n_tiled
     at = I(0)
     while at < records.size:
+        if pending == packing.rows:
+            flush(layout, packing, columns, base, packed, histogram, flushed == 0, scratch)
+            flushed = I(1)
+            pending = I(0)
+            for k in range(n_words):
+                packed[k] = 0
         n = records.size - at
-        if histogram is not None:
-            if pending == packing.rows:
-                flush(layout, packing, columns, base, packed, histogram, flushed == 0, scratch)
-                flushed = I(1)
-                pending = I(0)
-                for k in range(n_words):
-                    packed[k] = 0
-            n = n if n < packing.rows - pending else packing.rows - pending
+        n = n if n < packing.rows - pending else packing.rows - pending
         piece = records[at : at + n]
         column = first_column
         while column < tiled:
@@ -294,9 +293,8 @@ def add_records(rows, records, layout, packing, columns, packed, histogram, fill
             upper = upper if upper < tiled else tiled
             add_tile(tiles[tile], upper - column, piece, repeat_count, packed[layout.start[column] - base :], packing)
             column = upper
-        if wide_codes is not None:
-            for wide in range(first_column if first_column > tiled else tiled, last_column):
-                add_wide(wide_codes[wide - layout.n_tiled], piece, repeat_count, packed[layout.start[wide] - base :], packing)
+        for wide in range(first_column if first_column > tiled else tiled, last_column):
+            add_wide(wide_codes[wide - layout.n_tiled], piece, repeat_count, packed[layout.start[wide] - base :], packing)
         pending += n
         at += n
     return pending, flushed

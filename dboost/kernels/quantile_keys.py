@@ -31,10 +31,10 @@ class Residuals(NamedTuple):
 
     target: np.ndarray  # float64[n]
     raw: np.ndarray  # float64[n]
-    weight: np.ndarray | None  # float64[n], or None
-    group: np.ndarray | None  # uint8 or int32[n], or None when there is only one group
+    weight: np.ndarray  # float64[n], empty for 1 each
+    group: np.ndarray  # uint8 or int32[n], empty when there is only one group
     absolute: bool  # whether |target - raw| is meant
-    rows: np.ndarray | None  # int64[...]: those that count, or None (all)
+    rows: np.ndarray  # int64[...]: those that count, empty for all
     first: int  # range of rows, or of positions in `rows`
     last: int
 
@@ -69,14 +69,14 @@ def count_digits(residuals, prefix, shift, unit, counts):
     weight, group, rows = residuals.weight, residuals.group, residuals.rows
     predictable = shift < U(48)
     for at in range(residuals.first, residuals.last):
-        i = I(at) if rows is None else rows[at]
+        i = rows[at] if rows.size > 0 else I(at)
         key = rank_key(_residual(target, raw, absolute, i)) >> shift
-        g = I(0) if group is None else I(group[i])
+        g = I(group[i]) if group.size > 0 else I(0)
         shared = key >> U(8) == prefix[g]
         if predictable and not shared:
             continue
         w = I(shared)
-        if weight is not None:
+        if weight.size > 0:
             w *= max(I(weight[i] * unit), I(1))
         counts[g, key & U(255)] += w
 
@@ -91,13 +91,13 @@ def collect_keys(residuals, prefix, shift, unit, found):
     weight, group, rows = residuals.weight, residuals.group, residuals.rows
     n = 0
     for at in range(residuals.first, residuals.last):
-        i = I(at) if rows is None else rows[at]
+        i = rows[at] if rows.size > 0 else I(at)
         key = rank_key(_residual(target, raw, absolute, i))
-        g = I(0) if group is None else I(group[i])
+        g = I(group[i]) if group.size > 0 else I(0)
         if key >> shift == prefix[g]:
             if n < len(found):
                 w = I(1)
-                if weight is not None:
+                if weight.size > 0:
                     w = max(I(weight[i] * unit), I(1))
                 found[n, 0], found[n, 1], found[n, 2] = U(g), key, U(w)
             n += 1
@@ -110,9 +110,9 @@ def next_keys(residuals, keys, following):
     target, raw, absolute = residuals.target, residuals.raw, residuals.absolute
     group, rows = residuals.group, residuals.rows
     for at in range(residuals.first, residuals.last):
-        i = I(at) if rows is None else rows[at]
+        i = rows[at] if rows.size > 0 else I(at)
         key = rank_key(_residual(target, raw, absolute, i))
-        g = I(0) if group is None else I(group[i])
+        g = I(group[i]) if group.size > 0 else I(0)
         # keys < key < following as one test, which is nearly always false: differences below zero wrap around to large numbers.
         if key - keys[g] - U(1) < following[g] - keys[g] - U(1):
             following[g] = key
@@ -122,24 +122,24 @@ def next_keys(residuals, keys, following):
 def add_clipped(residuals, repeat_count, centre, bound, unit, weight_unit, sums):
     """Add up, by group, residuals relative to the group's centre, clipped to ±`bound`; and weights.
 
-    residuals : Residuals (not absolute); repeat_count : uint8[n], how often a row counts, instead of its weight, or None;
+    residuals : Residuals (not absolute); repeat_count : uint8[n], how often a row counts, instead of its weight, or empty;
     centre : float64[n_groups]; unit, weight_unit : powers of two by which terms and weights are multiplied before they are
     rounded; sums : float64[n_groups, 2], integers, added to.
     """
     target, raw, weight = residuals.target, residuals.raw, residuals.weight
     group, rows = residuals.group, residuals.rows
     for at in range(residuals.first, residuals.last):
-        i = I(at) if rows is None else rows[at]
+        i = rows[at] if rows.size > 0 else I(at)
         g = I(group[i])
         term = target[i] - raw[i] - centre[g]
         term = -bound if term < -bound else term
         term = bound if term > bound else term
-        if repeat_count is not None:
+        if repeat_count.size > 0:
             sums[g, 0] += repeat_count[i] * ((term * unit + ROUNDER64) - ROUNDER64)
             sums[g, 1] += repeat_count[i] * weight_unit
         else:
             w = 1.0
-            if weight is not None:
+            if weight.size > 0:
                 w = weight[i]
             sums[g, 0] += (w * term * unit + ROUNDER64) - ROUNDER64
             sums[g, 1] += (w * weight_unit + ROUNDER64) - ROUNDER64
@@ -155,7 +155,7 @@ def _weight_of(bits):
 def add_influence(influence, repeat_count, first, sums, expected, near, n_near):
     """Add up non-negative numbers by the first digit of their bits.
 
-    influence : float32[n] as int32 bits; repeat_count : uint8[...], how often the rows from `first` on count, or None (once);
+    influence : float32[n] as int32 bits; repeat_count : uint8[...], how often the rows from `first` on count, empty for once;
     sums : int64[LANES, N_DIGITS], added to. Adjacent rows mostly share a digit, and adding twice in a row to the same sum waits
     for the first store: so adjacent rows go to different lanes. near : int32[...] or None, receives behind the first `n_near`
     the rows that have the digit `expected`, as many as fit. Return how many there are now.
@@ -164,7 +164,7 @@ def add_influence(influence, repeat_count, first, sums, expected, near, n_near):
     for i in range(influence.size):
         bits = influence[i]
         weight = _weight_of(bits)
-        if repeat_count is not None:
+        if repeat_count.size > 0:
             weight *= I(repeat_count[first + i])
         digit = (bits >> np.int32(FIRST_SHIFT)) & np.int32(N_DIGITS - 1)
         sums[i & (LANES - 1), digit] += weight
@@ -180,8 +180,8 @@ def add_influence(influence, repeat_count, first, sums, expected, near, n_near):
 def count_influence(influence, repeat_count, first, last, prefix, shift, width, sums):
     """Add up non-negative numbers by the next digit of their bits, of those that share the digits found so far.
 
-    influence : float32[n] as int32 bits, which order like the numbers; repeat_count : uint8[n], how often a row counts, or
-    None; prefix, shift, width : the digits found so far, the number of bits below the next digit, and its own; sums :
+    influence : float32[n] as int32 bits, which order like the numbers; repeat_count : uint8[n], how often a row counts,
+    empty for once; prefix, shift, width : the digits found so far, the number of bits below the next digit, and its own; sums :
     int64[N_DIGITS], added to.
 
     Few rows share the first digit: a block without any is skipped at the speed of one comparison.
@@ -197,7 +197,7 @@ def count_influence(influence, repeat_count, first, last, prefix, shift, width, 
         for i in range(some.size):
             if some[i] >> above == np.int32(prefix):
                 weight = _weight_of(some[i])
-                if repeat_count is not None:
+                if repeat_count.size > 0:
                     weight *= I(repeat_count[start + i])
                 sums[(I(some[i]) >> shift) & low] += weight
 
@@ -209,6 +209,6 @@ def count_near(influence, repeat_count, rows, prefix, shift, width, sums):
     for k in range(rows.size):
         bits = influence[rows[k]]
         weight = _weight_of(bits) * I(bits >> above == np.int32(prefix))
-        if repeat_count is not None:
+        if repeat_count.size > 0:
             weight *= I(repeat_count[rows[k]])
         sums[(I(bits) >> shift) & low] += weight

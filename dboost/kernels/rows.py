@@ -30,24 +30,24 @@ STRIPE = 4096
 
 @internal
 def quantise(gradient, hessian, rows, scales, first, last, records):
-    """Write the records of rows first…last-1, or with `rows` (int64[...]) of rows[first], …, rows[last-1].
+    """Write the records of rows first…last-1, or with `rows` (int64[...], empty for all) of rows[first], …, rows[last-1].
 
     scales : float64[>= 2]. The quantised gradient is round(gradient * scales[0]); the Hessian likewise with scales[1] but at
-    least 1, so that a bucket is empty exactly when its Hessian sum is 0. With a constant Hessian (`hessian` is None) it is 1.
+    least 1, so that a bucket is empty exactly when its Hessian sum is 0. With a constant Hessian (`hessian` is empty) it is 1.
     """
     g_scale, h_scale = np.float32(scales[0]), np.float32(scales[1])
-    if rows is not None:
+    if rows.size > 0:
         for i in range(last - first):
             row = rows[first + i]
             g = np.int32((gradient[row] * g_scale + ROUNDER) - ROUNDER)
             h = np.int32(1)
-            if hessian is not None:
+            if hessian.size > 0:
                 h = np.int32((hessian[row] * h_scale + ROUNDER) - ROUNDER)
                 h = h if h > np.int32(1) else np.int32(1)
             records[i] = (U(np.uint32((g << np.int32(16)) | h)) << U(32)) | U(row)
         return
     g_of = gradient[first:last]
-    if hessian is None:
+    if hessian.size == 0:
         for i in range(g_of.size):
             g = np.int32((g_of[i] * g_scale + ROUNDER) - ROUNDER)
             records[i] = (U(np.uint32((g << np.int32(16)) | np.int32(1))) << U(32)) | U(first + i)
@@ -76,7 +76,7 @@ def quantise_above(gradient, hessian, influence, least, scales, first, last, end
         n_stay += np.int32(bits[i] >= bound)
     begin, above, below = ends[0], U(ends[0]), U(ends[1])
     if 4 * n_stay > last - first:
-        quantise(gradient, hessian, None, scales, first, last, spare)
+        quantise(gradient, hessian, target[:0], scales, first, last, spare)
         for i in range(bits.size):
             stays = U(bits[i] >= bound)
             target[below + (above - below) * stays] = spare[i]
@@ -125,9 +125,9 @@ def add_leaf(records, gradient, hessian, repeat_count, gradient_unit, hessian_un
     for at in range(records.size):
         i = records[at] & U(0xFFFFFFFF)
         g, h = (np.float64(gradient[i]) * gradient_unit + ROUNDER64) - ROUNDER64, hessian_unit
-        if hessian is not None:
+        if hessian.size > 0:
             h = (np.float64(hessian[i]) * hessian_unit + ROUNDER64) - ROUNDER64
-        if repeat_count is not None:
+        if repeat_count.size > 0:
             g *= repeat_count[i]
             h *= repeat_count[i]
         sum_g += g
@@ -142,18 +142,18 @@ def add_leaves(leaf, gradient, hessian, repeat_count, rows, first, last, gradien
     histograms.
 
     sums : float64[n_leaves, 2], integers in units of 1 / gradient_unit and 1 / hessian_unit (powers of two chosen so that the
-    total stays below 2**53, which makes float64 addition exact). With a constant Hessian (None) the second sum is a multiple of
-    the number of rows. repeat_count : uint8[n_rows], how often each row counts, or None (once).
+    total stays below 2**53, which makes float64 addition exact). With a constant Hessian (empty) the second sum is a multiple
+    of the number of rows. repeat_count : uint8[n_rows], how often each row counts; empty for once.
     """
     for at in range(first, last):
-        i = at
-        if rows is not None:
+        i = I(at)
+        if rows.size > 0:
             i = rows[at]
         k = leaf[i]
         g, h = (np.float64(gradient[i]) * gradient_unit + ROUNDER64) - ROUNDER64, hessian_unit
-        if hessian is not None:
+        if hessian.size > 0:
             h = (np.float64(hessian[i]) * hessian_unit + ROUNDER64) - ROUNDER64
-        if repeat_count is not None:
+        if repeat_count.size > 0:
             g *= repeat_count[i]
             h *= repeat_count[i]
         sums[k, 0] += g
@@ -214,12 +214,12 @@ def add_tree(columns, layout, nodes, left_codes, value, first, last, raw):
 def sum_by_leaf(leaf, values, repeat_count, rows, first, last, unit, sums):
     """Sum a value of each row by leaf, over rows first…last-1, or rows[first], …, rows[last-1].
 
-    leaf : uint8 or int32[n]; values : float32[n]; repeat_count : uint8[n], how often a row counts, or None (once); unit : the
+    leaf : uint8 or int32[n]; values : float32[n]; repeat_count : uint8[n], how often a row counts, empty for once; unit : the
     power of two by which values are multiplied before they are rounded; sums : float64[n_leaves], integers, added to.
     """
     for at in range(first, last):
-        i = np.int64(at) if rows is None else rows[at]
+        i = rows[at] if rows.size > 0 else I(at)
         whole = (np.float64(values[i]) * unit + ROUNDER64) - ROUNDER64
-        if repeat_count is not None:
+        if repeat_count.size > 0:
             whole *= repeat_count[i]
         sums[leaf[i]] += whole

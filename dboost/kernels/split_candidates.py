@@ -111,18 +111,18 @@ def propose_fine_bins(mass, n_fine_bins, most, last):
 def add_masses(codes, hessian, repeat_count, rows, first, last, scale, mass):
     """Add up quantised Hessians by code, over rows first…last-1 or rows[first], …: rounded as in histograms (`rows.quantise`).
 
-    codes : uint8[n] or uint16[n]; hessian : float32[n] or None (1 each); repeat_count : uint8[n] or None; rows : int64[...] or
-    None; mass : int64[n_codes], added to.
+    codes : uint8[n] or uint16[n]; hessian : float32[n], empty for 1 each; repeat_count : uint8[n], empty for once; rows :
+    int64[...], empty for all; mass : int64[n_codes], added to.
     """
     by = np.float32(scale)
     for at in range(first, last):
-        i = I(at) if rows is None else rows[at]
+        i = rows[at] if rows.size > 0 else I(at)
         h = np.int32(1)
-        if hessian is not None:
+        if hessian.size > 0:
             h = np.int32((hessian[i] * by + ROUNDER) - ROUNDER)
             h = h if h > np.int32(1) else np.int32(1)
         whole = I(h)
-        if repeat_count is not None:
+        if repeat_count.size > 0:
             whole *= I(repeat_count[i])
         mass[codes[i]] += whole
 

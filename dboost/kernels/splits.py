@@ -314,7 +314,8 @@ def search_packed(packed, slot, at, n_bins, feature, total, limits, scratch, bes
         last = at + n_bins if has_missing and missing_left == 0 else at + n_bins - 1
         first = _first_with(sums, at, last, extra, least)
         last = _first_with(sums, first, last, extra, I(total[1]) - least + 1)
-        if all_counts is not None:
+        rows, extra_rows = sums, I(0)
+        if all_counts.size > 0:
             rows, fewest = all_counts[slot], I(np.ceil(limits.min_rows))
             extra_rows = (rows[at + n_bins] - rows[at + n_bins - 1]) * missing_left
             first = _first_with(rows, first, last, extra_rows, fewest)
@@ -335,7 +336,7 @@ def search_packed(packed, slot, at, n_bins, feature, total, limits, scratch, bes
             best[LEFT_G] = np.float64(np.int32(word >> I(32)))
             best[LEFT_H] = np.float64(np.int32(word))
             best[LEFT_N] = best[LEFT_H] if limits.count_channel == 1 else 0.0
-            if all_counts is not None:
+            if all_counts.size > 0:
                 best[LEFT_N] = np.float64(rows[first + b] + extra_rows)
 
 

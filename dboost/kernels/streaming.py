@@ -31,8 +31,8 @@ class BlockRows(NamedTuple):
     codes: HistogramRows
     leaf: np.ndarray  # uint8 or int32[n_rows]: the rows' slots
     gradient: np.ndarray  # float32[n_rows]
-    hessian: np.ndarray | None  # float32[n_rows], None when it is 1 for all rows
-    sampled: np.ndarray | None  # int64[n]: rows that take part in the tree, None for all
+    hessian: np.ndarray  # float32[n_rows], empty when it is 1 for all rows
+    sampled: np.ndarray  # int64[n]: rows that take part in the tree, empty for all
     n: int  # number of rows that take part
 
 

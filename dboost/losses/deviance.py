@@ -42,9 +42,8 @@ def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
                 difference = raw[i] - y[i]
                 gradient[i] = np.float32(difference)
                 value[i] = 0.5 * difference * difference
-            if hessian is not None:
-                for i in range(raw.size):
-                    hessian[i] = np.float32(1)
+            for i in range(hessian.size):
+                hessian[i] = np.float32(1)
 
         return terms
 

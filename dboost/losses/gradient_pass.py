@@ -38,13 +38,13 @@ class GradientRows(NamedTuple):
     raw: np.ndarray  # * float64[n], updated
     leaf: np.ndarray  # * uint8 or int32[n]: leaf of the last tree
     target: np.ndarray  # float64[n]
-    weight: np.ndarray | None  # float64[n]
-    repeat_count: np.ndarray | None  # uint8[n]: how often each row counts; None: gradients are multiplied by the weights
+    weight: np.ndarray  # float64[n], empty for 1 each
+    repeat_count: np.ndarray  # uint8[n]: how often each row counts; empty: gradients are multiplied by the weights
     gradient: np.ndarray  # * float32[n], written
-    hessian: np.ndarray | None  # * float32[n], written; None when it is constant
+    hessian: np.ndarray  # * float32[n], written; empty when it is constant
     #: The same memory as int32, in which magnitudes order like numbers and maxima vectorise.
     gradient_bits: np.ndarray
-    hessian_bits: np.ndarray | None
+    hessian_bits: np.ndarray
 
 
 class PassScratch(NamedTuple):
@@ -79,7 +79,7 @@ class InfluencePass(NamedTuple):
 def block_terms(loss, y, raw, gradient, hessian, value, scratch):
     """Compute gradients, Hessians and losses of a block of rows; each loss module overloads it for its own record type.
 
-    y, raw : float64[n], n <= BLOCK; gradient, hessian : float32[n] (hessian None when constant) and value : float64[n] receive
+    y, raw : float64[n], n <= BLOCK; gradient, hessian : float32[n] (hessian empty when constant) and value : float64[n] receive
     the results; scratch : float32[BLOCK]. Loops over one width of number vectorise; mixed ones do not.
     """
     # This runs only when kernels are interpreted: the overloads expect Numba's type of the record.
@@ -117,31 +117,26 @@ def update_gradients(loss, rows, values, first_row, last_row, loss_unit, scratch
         score, y, g, at = raw[first:last], target[first:last], gradient[first:last], leaf[first:last]
         for i in range(score.size):
             score[i] += values[at[i]]
-        if hessian is None:
-            block_terms(loss, y, score, g, hessian, value, scratch.single)
-        else:
-            block_terms(loss, y, score, g, hessian[first:last], value, scratch.single)
-        if weight is not None:
+        h = hessian[first:last]  # empty when it is constant
+        block_terms(loss, y, score, g, h, value, scratch.single)
+        if weight.size > 0:
             w = weight[first:last]
             for i in range(score.size):
                 value[i] *= w[i]
-            if rows.repeat_count is None:
+            if rows.repeat_count.size == 0:
                 for i in range(score.size):
                     g[i] *= np.float32(w[i])
-                if hessian is not None:
-                    h = hessian[first:last]
-                    for i in range(score.size):
-                        h[i] *= np.float32(w[i])
+                for i in range(h.size):
+                    h[i] *= np.float32(w[i])
         bits = gradient_bits[first:last]
         for i in range(bits.size):
             magnitude = bits[i] & np.int32(0x7FFFFFFF)
             top_gradient = magnitude if magnitude > top_gradient else top_gradient
-        if hessian_bits is not None:
-            bits = hessian_bits[first:last]
-            for i in range(bits.size):
-                top_hessian = bits[i] if bits[i] > top_hessian else top_hessian
-            if influence is not None:
-                _note_influence(influence, I(0), bits, rows.repeat_count, first)
+        bits = hessian_bits[first:last]
+        for i in range(bits.size):
+            top_hessian = bits[i] if bits[i] > top_hessian else top_hessian
+        if influence is not None:
+            _note_influence(influence, I(0), bits, rows.repeat_count, first)
         add_exactly(value, coarse, score.size, loss_unit, totals.loss)
     totals.maxima[0] = top_gradient
     totals.maxima[1] = top_hessian
@@ -200,11 +195,11 @@ def update_all_gradients(loss, rows, values, first_row, last_row, loss_unit, scr
         block_terms(
             loss, target[first:last], raw[:, first:last], gradient[:, first:last], hessian[:, first:last], value, scratch.single
         )
-        if weight is not None:
+        if weight.size > 0:
             w = weight[first:last]
             for i in range(n):
                 value[i] *= w[i]
-            if rows.repeat_count is None:
+            if rows.repeat_count.size == 0:
                 for k in range(n_outputs):
                     g, h = gradient[k, first:last], hessian[k, first:last]
                     for i in range(n):

@@ -51,9 +51,8 @@ def _quantile_terms(loss, y, raw, gradient, hessian, value, scratch):
                 slope = -above if u > 0.0 else below
                 gradient[i] = np.float32(slope if u != 0.0 else 0.0)
                 value[i] = -slope * u
-            if hessian is not None:
-                for i in range(raw.size):
-                    hessian[i] = np.float32(1)
+            for i in range(hessian.size):
+                hessian[i] = np.float32(1)
 
         return terms
 
@@ -71,9 +70,8 @@ def _huber_terms(loss, y, raw, gradient, hessian, value, scratch):
                 size = abs(u)
                 inner = size if size < value_delta else value_delta
                 value[i] = inner * (size - 0.5 * inner)
-            if hessian is not None:
-                for i in range(raw.size):
-                    hessian[i] = np.float32(1)
+            for i in range(hessian.size):
+                hessian[i] = np.float32(1)
 
         return terms
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost.kernels import or_empty
 from dboost.kernels.histograms import TILE_COLUMNS, PackedSums
 from dboost.kernels.rows import STRIPE
 from dboost.kernels.splits import SPLIT_SIZE, new_search_scratch
@@ -186,7 +187,7 @@ class FusedEngine(TeamEngine):
         self._nodes = [new_node_arrays(policy.max_leaves) for _ in range(n_threads)]
         self._scratch = [new_pass_scratch() for _ in range(n_threads)]
         self._unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
-        self._categorical = True if shard.bin_layout.is_categorical.any() else None
+        self._has_categories = bool(shard.bin_layout.is_categorical.any())
 
     @property
     def n_rows(self) -> int:
@@ -246,10 +247,13 @@ class FusedEngine(TeamEngine):
             self._paths = [new_feature_paths(task.constraints, 2 * task.policy.max_leaves - 1) for _ in range(team.n_threads)]
 
         bins = shard.bins
-        rows = TreeRows(shard.histogram_rows(), bins.narrow, bins.row_of, gradient, hessian, chosen, influence, leaf)
+        rows = TreeRows(
+            shard.histogram_rows(), bins.narrow, bins.row_of, gradient, or_empty(hessian, "float32"), or_empty(chosen, "int64"),
+            influence, leaf,
+        )  # fmt: skip
         fused_task = FusedTask(
             task.packing, task.limits, task.policy, task.scales, task.allowed, task.least_influence, task.constraints,
-            task.direction, self._categorical,
+            task.direction,
         )  # fmt: skip
         histograms = self._histograms_for(task)
 
@@ -281,9 +285,9 @@ class FusedEngine(TeamEngine):
     def _histograms_for(self, task: TreeTask) -> LeafHistograms:
         """Return buffers for the histograms of open leaves."""
         shape = self._n_slots, int(self.shard.bin_layout.offset[-1])
-        if self._categorical is None and can_stay_packed(task, self.shard.n_rows, self._by_unit):
+        if not self._has_categories and can_stay_packed(task, self.shard.n_rows, self._by_unit):
             if self._packed is None:
-                counts = np.zeros(shape, np.int64) if task.limits.count_channel == 2 else None
+                counts = np.zeros(shape if task.limits.count_channel == 2 else (0, 0), np.int64)
                 self._packed = PackedSums(np.zeros(shape, np.int64), counts)
             return LeafHistograms(None, self._packed)
         if self._pool is None:

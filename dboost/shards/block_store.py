@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost.kernels import or_empty
 from dboost.kernels.histograms import TILE_COLUMNS, BinLayout
 from dboost.kernels.streaming import BlockRows, PairSums, finish_leaves, finish_pairs, route, sum_pairs
 from dboost.losses.gradient_pass import new_pass_scratch
@@ -434,6 +435,7 @@ class _Tree:
                 slots[:] = 0
             if splits:
                 tables.apply(block, slots)
+            hessian, rows = or_empty(hessian, "float32"), or_empty(rows, "int64")
             of_block = BlockRows(block.histogram_rows(), slots, gradient, hessian, rows, n)
             if splits or n_nodes:
                 sum_pairs(of_block, task.scales, layout, task.packing, pairs, counts, shard._records, self._scratch)

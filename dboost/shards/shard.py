@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dboost.kernels import or_empty
 from dboost.kernels.bins import fill_tiles
 from dboost.kernels.histograms import BinLayout, HistogramRows
 from dboost.kernels.quantile_keys import LANES, N_DIGITS
@@ -212,7 +213,7 @@ class Shard:
 
     def histogram_rows(self) -> HistogramRows:
         """Return what the rows add to histograms."""
-        return HistogramRows(self.tiles, self.bins.wide if len(self.bins.wide) else None, self.repeat_count)
+        return HistogramRows(self.tiles, self.bins.wide, or_empty(self.repeat_count, "uint8"))
 
     def fill_tiles(self, first: int, last: int) -> None:
         """Copy the bins of rows first…last-1 into tiles, the histogram kernel's memory order."""
@@ -270,12 +271,12 @@ def advance_rows(
         shard.raw,
         shard.leaf,
         shard.target,
-        shard.weight,
-        shard.repeat_count,
+        or_empty(shard.weight, "float64"),
+        or_empty(shard.repeat_count, "uint8"),
         shard.gradient,
-        hessian,
+        or_empty(hessian, "float32"),
         shard.gradient.view(np.int32),
-        None if hessian is None else hessian.view(np.int32),
+        or_empty(hessian, "float32").view(np.int32),
     )
     influence = None
     if getattr(loss_terms, "counts_influence", False):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.kernels import kernel
+from dboost.kernels import kernel, or_empty
 from dboost.kernels.histograms import add_records, flush
 from dboost.kernels.rows import add_leaves, label_rows, quantise, split_records
 from dboost.losses.gradient_pass import new_pass_scratch
@@ -115,7 +115,7 @@ class GrowingTree:
         gradient, hessian, _ = shard.output_arrays(task.output)
         self._sampled = shard.sampled_rows(*task.row_subset)
         self.n_sampled = n = shard.n_rows if self._sampled is None else len(self._sampled)
-        _quantise(gradient, hessian, self._sampled, n, task.scales, records[0])
+        _quantise(gradient, or_empty(hessian, "float32"), or_empty(self._sampled, "int64"), n, task.scales, records[0])
         #: Record buffer, begin and end of each node; the same for the rows that do not take part.
         self.ranges = np.zeros((2 * task.policy.max_leaves, 3), np.int64)
         self.ranges[0] = 0, 0, n
@@ -152,7 +152,10 @@ class GrowingTree:
         for ranges in (self.ranges,) if self._excluded is None else (self.ranges, self._excluded):
             _label(self.records, ranges, leaves, leaf)
         sums = np.zeros((int(leaves[:, 1].max()) + 1, 2))
-        _sum_leaves(leaf, gradient, hessian, shard.repeat_count, self._sampled, self.n_sampled, self.task.scales, sums)
+        _sum_leaves(
+            leaf, gradient, or_empty(hessian, "float32"), or_empty(shard.repeat_count, "uint8"),
+            or_empty(self._sampled, "int64"), self.n_sampled, self.task.scales, sums,
+        )  # fmt: skip
         return sums
 
 

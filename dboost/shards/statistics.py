@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import (
     FIRST_SHIFT,
     N_DIGITS,
@@ -71,12 +72,14 @@ def reduced_by(
 def _residuals_by_leaf(shard: Shard, subset: RowSubset, first: int, last: int) -> Residuals:
     """Return the residuals of the rows that take part in a tree, grouped by leaf."""
     rows, begin, end = shard.sampled_range(subset, first, last)
-    return Residuals(shard.target, shard.raw, shard.weight, shard.leaf, False, rows, begin, end)
+    weight = or_empty(shard.weight, "float64")
+    return Residuals(shard.target, shard.raw, weight, shard.leaf, False, or_empty(rows, "int64"), begin, end)
 
 
 def _residual_sizes(shard: Shard, first: int, last: int) -> Residuals:
     """Return the absolute residuals of rows first…last-1."""
-    return Residuals(shard.target, shard.raw, shard.weight, None, True, None, first, last)
+    weight, ungrouped, all_rows = or_empty(shard.weight, "float64"), or_empty(None, "uint8"), or_empty(None, "int64")
+    return Residuals(shard.target, shard.raw, weight, ungrouped, True, all_rows, first, last)
 
 
 @reduced_by(np.add)
@@ -111,7 +114,7 @@ def leaf_keys(
 def leaf_next(shard: Shard, first: int, last: int, subset: RowSubset, keys: np.ndarray) -> np.ndarray:
     """Return the smallest rank keys above these in each leaf: uint64[n_leaves]."""
     following = np.full(len(keys), ~np.uint64(0))
-    next_keys(_residuals_by_leaf(shard, subset, first, last)._replace(weight=None), keys, following)
+    next_keys(_residuals_by_leaf(shard, subset, first, last), keys, following)
     return following
 
 
@@ -122,7 +125,7 @@ def leaf_clipped(
     """Return sums by leaf of residuals relative to a centre and clipped, and of weights: float64[n_leaves, 2], integers."""
     sums = np.zeros((len(centre), 2))
     residuals = _residuals_by_leaf(shard, subset, first, last)
-    add_clipped(residuals, shard.repeat_count, centre, bound, unit, weight_unit, sums)
+    add_clipped(residuals, or_empty(shard.repeat_count, "uint8"), centre, bound, unit, weight_unit, sums)
     return sums
 
 
@@ -146,7 +149,7 @@ def size_keys(shard: Shard, first: int, last: int, unit: float, prefix: np.ndarr
 def size_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarray:
     """Return the smallest rank key of an |y - F| above this one: uint64[1]."""
     following = np.full(1, ~np.uint64(0))
-    next_keys(_residual_sizes(shard, first, last)._replace(weight=None), keys, following)
+    next_keys(_residual_sizes(shard, first, last), keys, following)
     return following
 
 
@@ -161,10 +164,11 @@ def influence_digits(shard: Shard, first: int, last: int, output: int, prefix: i
     """Return the influence by the next digit of its bits, of the rows that share the digits found so far: int64[N_DIGITS]."""
     sums = np.zeros(N_DIGITS, np.int64)
     influence, rows = shard.influence(output), _near(shard, first, last, output, prefix, shift, width)
+    repeat_count = or_empty(shard.repeat_count, "uint8")
     if rows is None:
-        count_influence(influence, shard.repeat_count, first, last, prefix, shift, width, sums)
+        count_influence(influence, repeat_count, first, last, prefix, shift, width, sums)
     else:
-        count_near(influence, shard.repeat_count, rows, prefix, shift, width, sums)
+        count_near(influence, repeat_count, rows, prefix, shift, width, sums)
     if shard.near is not None:
         shard.near.expect(output, prefix >> (FIRST_SHIFT - shift - width))
     return sums
@@ -177,7 +181,9 @@ def loss_hessian_sums(shard: Shard, first: int, last: int, subset: RowSubset, n_
     leaf = shard.output_arrays(subset.output)[2]
     assert shard.loss_hessian is not None
     loss_hessian = shard.loss_hessian if shard.loss_hessian.ndim == 1 else shard.loss_hessian[subset.output]
-    sum_by_leaf(leaf, loss_hessian, shard.repeat_count, *shard.sampled_range(subset, first, last), unit, sums)
+    rows, begin, end = shard.sampled_range(subset, first, last)
+    repeat_count = or_empty(shard.repeat_count, "uint8")
+    sum_by_leaf(leaf, loss_hessian, repeat_count, or_empty(rows, "int64"), begin, end, unit, sums)
     return sums
 
 
@@ -189,11 +195,12 @@ def leaf_totals(
     gradient, hessian, leaf = shard.output_arrays(output)
     totals = np.zeros((3, n_leaves))
     totals[2] = np.bincount(leaf[first:last], minlength=n_leaves)
-    sum_by_leaf(leaf, gradient, None, None, first, last, gradient_unit, totals[0])
+    once, all_rows = or_empty(None, "uint8"), or_empty(None, "int64")
+    sum_by_leaf(leaf, gradient, once, all_rows, first, last, gradient_unit, totals[0])
     if hessian is None:
         totals[1] = totals[2] * hessian_unit
     else:
-        sum_by_leaf(leaf, hessian, None, None, first, last, hessian_unit, totals[1])
+        sum_by_leaf(leaf, hessian, once, all_rows, first, last, hessian_unit, totals[1])
     return totals.T
 
 
@@ -229,11 +236,12 @@ def fine_bin_hessians(shard: Shard, first: int, last: int, subset: RowSubset, sc
     """
     offset, kept = shard.layout.offset, shard.is_identity_bin_map
     mass = np.zeros(int(offset[-1]), np.int64)
-    hessian = shard.output_arrays(subset.output)[1]
+    hessian = or_empty(shard.output_arrays(subset.output)[1], "float32")
+    repeat_count = or_empty(shard.repeat_count, "uint8")
     rows, begin, end = shard.sampled_range(subset, first, last)
     for feature in np.flatnonzero(~kept).tolist():
         of_feature = mass[offset[feature] : offset[feature + 1]]
-        add_masses(shard.codes.of(feature), hessian, shard.repeat_count, rows, begin, end, scale, of_feature)
+        add_masses(shard.codes.of(feature), hessian, repeat_count, or_empty(rows, "int64"), begin, end, scale, of_feature)
     return mass
 
 

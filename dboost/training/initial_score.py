@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import DataError, ParameterError
+from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import Residuals, count_digits, next_keys
 from dboost.losses import Huber, Loss, is_custom, register
 from dboost.losses.base import check_derivatives
@@ -239,19 +240,22 @@ def _digits(
     y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, unit: float, *digits: Any
 ) -> np.ndarray:
     counts = np.zeros((1, 256), np.int64)
-    residuals = Residuals(y, _raw_scores(y, offset, at), weight, None, sizes, None, 0, len(y))
-    count_digits(residuals, *digits, unit, counts)
+    count_digits(_residuals(y, weight, offset, at, sizes), *digits, unit, counts)
     return counts
 
 
 def _next(
     y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, keys: np.ndarray
 ) -> np.ndarray:
-    # The weights do not matter, and an array of them would make Numba compile a second kernel, for the rare sums that meet a
-    # quantile exactly.
     following = np.full(1, ~np.uint64(0))
-    next_keys(Residuals(y, _raw_scores(y, offset, at), None, None, sizes, None, 0, len(y)), keys, following)
+    next_keys(_residuals(y, weight, offset, at, sizes), keys, following)
     return following
+
+
+def _residuals(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool) -> Residuals:
+    """Return the residuals of all rows, or their absolute values, as one group."""
+    ungrouped, all_rows = or_empty(None, "uint8"), or_empty(None, "int64")
+    return Residuals(y, _raw_scores(y, offset, at), or_empty(weight, "float64"), ungrouped, sizes, all_rows, 0, len(y))
 
 
 def _slopes(ask: Ask, loss: Loss, at: float) -> tuple[float, float]:

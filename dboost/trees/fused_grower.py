@@ -71,8 +71,8 @@ class TreeRows(NamedTuple):
     narrow: np.ndarray  # uint8[n_narrow, n_rows]
     row_of: np.ndarray  # int64[n_features], see `shards.shard_spec.code_rows`
     gradient: np.ndarray  # float32[n_rows]
-    hessian: np.ndarray | None  # float32[n_rows], None when it is 1 for all rows
-    sampled: np.ndarray | None  # int64[...]: rows that take part, ascending; None for all
+    hessian: np.ndarray  # float32[n_rows], empty when it is 1 for all rows
+    sampled: np.ndarray  # int64[...]: rows that take part, ascending; empty for all
     influence: np.ndarray | None  # int32[n_rows]: rows take part whose influence is not below `FusedTask.least_influence`
     leaf: np.ndarray  # uint8 or int32[n_rows], receives the leaf of each row
 
@@ -88,7 +88,6 @@ class FusedTask(NamedTuple):
     least_influence: int
     constraints: FeatureConstraints | None  # see `trees.feature_sampling`
     direction: np.ndarray | None  # int8[n_features], see `nodes.child_stats`
-    categorical: bool | None  # None when no feature is
 
 
 class LeafHistograms(NamedTuple):
@@ -146,7 +145,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
     gradient, hessian, leaf, histogram_rows = rows.gradient, rows.hessian, rows.leaf, rows.codes
     sampled, influence = rows.sampled, rows.influence
     packing, limits, policy, scales, allowed = task.packing, task.limits, task.policy, task.scales, task.allowed
-    constraints, direction, categorical = task.constraints, task.direction, task.categorical
+    constraints, direction = task.constraints, task.direction
     pool, packed_histograms = histograms.by_channel, histograms.packed
     slot, free, excluded = thread_scratch.slot, thread_scratch.free, thread_scratch.excluded
     begins, ends, side_of = thread_scratch.begin, thread_scratch.end, thread_scratch.side
@@ -239,13 +238,11 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             n_words = start_of[last_column] - base
             for k in range(n_words):
                 packed[k] = 0
-            # Packed buckets without counts never overflow (`engines.can_stay_packed`): no code to flush them is compiled.
-            destination = None
-            if packed_histograms is not None:
-                if packed_histograms.counts is not None:
-                    destination = thread_histograms[thread]
+            # Packed buckets without counts never overflow (`split_finder.can_stay_packed`).
+            destination = thread_histograms[thread]
             if pool is not None:
-                destination = pool[slot[small]] if by_unit else thread_histograms[thread]
+                if by_unit:
+                    destination = pool[slot[small]]
             pending, flushed = I(0), I(0)
             for q in range(I(0) if by_unit else thread, n_threads if by_unit else thread + 1):
                 begin, end = begins[small, q], ends[small, q]
@@ -280,9 +277,8 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             for q in range(n_threads):
                 if packed_histograms is not None:
                     accumulate(layout, packing, my_columns, I(0), all_packed[q], packed_histograms, slot[small], q == 0, order)
-                    if packed_histograms.counts is not None:
-                        if flushed_of[q] != 0:
-                            accumulate_channels(layout, my_columns, thread_histograms[q], packed_histograms, slot[small])
+                    if flushed_of[q] != 0:
+                        accumulate_channels(layout, my_columns, thread_histograms[q], packed_histograms, slot[small])
                 if pool is not None:
                     histogram = pool[slot[small]]
                     flush(layout, packing, my_columns, I(0), all_packed[q], histogram, q == 0, order)
@@ -304,7 +300,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             if packed_histograms is not None:
                 word = packed_histograms.sums[slot[small], offset[1] - 1]
                 total[0], total[1] = np.float64(word >> I(32)), np.float64(word & I(0xFFFFFFFF))
-                if packed_histograms.counts is not None:
+                if packed_histograms.counts.size > 0:
                     total[2] = np.float64(packed_histograms.counts[slot[small], offset[1] - 1])
             init_root(nodes, total[0], total[1], total[2] if n_channels == 3 else total[1])
         for unit in range(thread if by_unit else my_first, n_units if by_unit else my_last, n_threads if by_unit else I(1)):
@@ -319,8 +315,8 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
                         rest, taken = packed_sums[slot[large], start:stop], packed_sums[slot[small], start:stop]
                         for bucket in range(taken.size):
                             rest[bucket] -= taken[bucket]
-                        if packed_histograms.counts is not None:
-                            packed_counts = packed_histograms.counts
+                        packed_counts = packed_histograms.counts
+                        if packed_counts.size > 0:
                             rest, taken = packed_counts[slot[large], start:stop], packed_counts[slot[small], start:stop]
                             for bucket in range(taken.size):
                                 rest[bucket] -= taken[bucket]
@@ -342,13 +338,11 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
                             search, found,
                         )  # fmt: skip
                     if pool is not None:
-                        if categorical is not None:
-                            if is_category[feature] != 0:
-                                search_categorical(
-                                    pool[slot[child]], start, stop - start - 1, feature, total_of[child], limits,
-                                    search, found,
-                                )  # fmt: skip
-                                continue
+                        if is_category[feature] != 0:
+                            search_categorical(
+                                pool[slot[child]], start, stop - start - 1, feature, total_of[child], limits, search, found
+                            )
+                            continue
                         if proposal is not None:
                             search_proposed(
                                 pool[slot[child]], start, stop - start - 1, feature, direction, total_of[child], limits,
@@ -401,7 +395,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
                 sums = packed_histograms.sums[slot[node]]
                 missing_h = np.float64(np.int32(sums[at_missing] - sums[at_missing - 1]))
             is_categorical = is_category[feature] != 0
-            if categorical is not None:
+            if pool is not None:
                 if is_categorical:
                     mark_left_categories(
                         pool[slot[node]], offset[feature], n_bins, split_bin_of[node], limits, search, goes_left
@@ -419,7 +413,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             side = side_of[node]
             source, target = records[side, begin:end], records[1 - side, begin:end]
             row = code_row[feature]
-            if wide_codes is not None and row < 0:
+            if row < 0:
                 middle = begin + split_records(wide_codes[-1 - row], goes_left, source, target)
             else:
                 middle = begin + split_records(codes[row], goes_left, source, target)
@@ -444,7 +438,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
                     goes_left[n_bins] = missing_left_of[node]
                     begin, end = excluded[node, 0], excluded[node, 1]
                     source, target = records[side, begin:end], records[1 - side, begin:end]
-                    if wide_codes is not None and row < 0:
+                    if row < 0:
                         middle = begin + split_records(wide_codes[-1 - row], goes_left, source, target)
                     else:
                         middle = begin + split_records(codes[row], goes_left, source, target)

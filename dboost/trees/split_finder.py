@@ -174,7 +174,7 @@ class SplitFinder:
         arrays = PairArrays(slots, totals, allowed, best, children, gains, goes_left)
         limits, direction = self._task.limits, self._task.direction
         if self._is_packed:
-            packed = PackedSums(self._packed_sums, self._packed_counts if limits.count_channel == 2 else None)
+            packed = PackedSums(self._packed_sums, self._packed_counts)
             _search_packed_pairs(histograms, packed, arrays, self._layout, limits, direction, self._scratch)
         else:
             _search_pairs(
@@ -306,7 +306,7 @@ def _search_packed_pairs(histograms, packed, pairs, layout, limits, direction, s
                 rest = packed_sums[large, start:stop]
                 for b in range(sums.size):
                     rest[b] -= sums[b]
-            if packed_counts is not None:
+            if packed_counts.size > 0:
                 n, counts = histograms[k, 2, start:stop], packed_counts[small, start:stop]
                 running = np.int64(0)
                 for b in range(counts.size):
