@@ -31,22 +31,6 @@ def late(package: str, names: str) -> list[Any]:
     return [_LazyModule(f"{package}.{name}") for name in names.split()]
 
 
-def import_dask_dataframe() -> None:
-    """Import `dask.dataframe` without what it would import of SciPy, for a process that no other code uses.
-
-    It imports SciPy only to know its sparse matrices and its old Fourier transforms. That takes 0.3 s, an eighth of the time of
-    a command with a small table.
-    """
-    parts = [name for name in ("scipy.sparse", "scipy.fftpack") if name not in sys.modules]
-    modules: dict[str, Any] = sys.modules
-    modules.update(dict.fromkeys(parts))  # None: the import of this module fails
-    try:
-        importlib.import_module("dask.dataframe")
-    finally:
-        for name in parts:
-            del modules[name]
-
-
 if TYPE_CHECKING:
     import fsspec
     import narwhals.stable.v2 as nw
@@ -56,4 +40,4 @@ else:
     fsspec, pd, pa = _LazyModule("fsspec"), _LazyModule("pandas"), _LazyModule("pyarrow")
     nw = _LazyModule("narwhals.stable.v2")
 
-__all__ = ["fsspec", "import_dask_dataframe", "is_a", "late", "nw", "pa", "pd"]
+__all__ = ["fsspec", "is_a", "late", "nw", "pa", "pd"]

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import dboost
-from dboost._lazy_import import import_dask_dataframe
 from dboost.errors import ParameterError
 from dboost.params import ALIASES, NAMES_OF_PEERS, Parameters
 
@@ -49,12 +48,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _command(commands: argparse._SubParsersAction, name: str, does: str, reads_rows: bool = False) -> argparse.ArgumentParser:
+def _command(commands: argparse._SubParsersAction, name: str, does: str) -> argparse.ArgumentParser:
     """Add a command, whose module is imported when it runs."""
 
     def run(arguments: argparse.Namespace) -> None:
-        if reads_rows:
-            import_dask_dataframe()
         importlib.import_module(f"dboost.cli.{name}_command").run(arguments)
 
     command: argparse.ArgumentParser = commands.add_parser(name, help=does, description=does, allow_abbrev=False)
@@ -63,7 +60,7 @@ def _command(commands: argparse._SubParsersAction, name: str, does: str, reads_r
 
 
 def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    command = _command(commands, "train", "Train a model and save it.", reads_rows=True)
+    command = _command(commands, "train", "Train a model and save it.")
     _rows(command)
     command.add_argument("--eval", metavar="DATA", help="evaluation set: its metrics are computed after each iteration")
     _keywords(command, "dboost.fit", "--set max_iter=500 --set loss=huber")
@@ -91,7 +88,7 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def _predict(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    command = _command(commands, "predict", "Predict rows and write them as Parquet.", reads_rows=True)
+    command = _command(commands, "predict", "Predict rows and write them as Parquet.")
     command.add_argument("model", metavar="MODEL", help="file or URL of a saved model")
     command.add_argument("data", metavar="DATA", help=DATA)
     command.add_argument(
@@ -120,7 +117,7 @@ def _inspect(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    command = _command(commands, "prepare", "Read and bin a table once, for many fits.", reads_rows=True)
+    command = _command(commands, "prepare", "Read and bin a table once, for many fits.")
     command.add_argument("data", metavar="DATA", help=DATA)
     command.add_argument("--target", metavar="COL", required=True, help="the column to predict")
     command.add_argument(
@@ -132,7 +129,7 @@ def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def _cv(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    command = _command(commands, "cv", "Cross-validate: print the scores of held-out rows.", reads_rows=True)
+    command = _command(commands, "cv", "Cross-validate: print the scores of held-out rows.")
     _rows(command)
     _folds(command)
     _keywords(command, "dboost.cv", "--set eval_metric=[auc,log_loss] --set early_stopping_rounds=20")
