@@ -62,6 +62,11 @@ def imbalance(persisted: bool) -> float:
     return _number(key, float, lambda ratio: ratio >= 1, "a number from 1 on")
 
 
+def single_worker_values() -> int:
+    """Values (rows times features) for each thread of a worker up to which a table is trained on by one worker."""
+    return int(_number("single-worker-values", float, lambda n: n >= 0, "a number of values"))
+
+
 def keep_freed_memory() -> bool:
     """Whether the C library of schedulers and workers keeps freed memory instead of returning it to the system."""
     return _boolean("keep-freed-memory")

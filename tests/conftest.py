@@ -8,6 +8,10 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
+# The tables of tests are small: with the default, one worker would have all rows, and no test would see rounds of messages.
+# `test_cluster_single_worker` tests the default. Dask reads the variable when it is imported, here and in child processes.
+os.environ.setdefault("DASK_DBOOST__SINGLE_WORKER_VALUES", "0")
+
 # No deadline: the first example compiles a kernel. Continuous integration draws more examples (see
 # `tests.helpers.examples` for tests with a number of their own), the same ones every time.
 settings.register_profile("developer", deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow])

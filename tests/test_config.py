@@ -19,12 +19,13 @@ READERS: dict[str, Callable[[], object]] = {
     "fan-in": config.fan_in,
     "gather-bytes": config.gather_bytes,
     "owner-bytes": config.owner_bytes,
+    "single-worker-values": config.single_worker_values,
     "imbalance": lambda: config.imbalance(persisted=False),
     "imbalance-persisted": lambda: config.imbalance(persisted=True),
     "metric-rows": config.metric_rows,
     "keep-freed-memory": config.keep_freed_memory,
 }
-DEFAULTS = [10.0, 60.0, 30.0, True, 8, 3 * 2**20, 4 * 2**20, 1.2, 1.5, 10_000_000, False]
+DEFAULTS = [10.0, 60.0, 30.0, True, 8, 3 * 2**20, 4 * 2**20, 8_000_000, 1.2, 1.5, 10_000_000, False]
 
 
 def test_every_key_has_a_default_and_a_reader() -> None:
@@ -58,6 +59,7 @@ def test_sizes(given: object, n_bytes: int) -> None:
         *(("worker-timeout", given) for given in ("10min", "soon", "", None, [], "0s", "-3s")),
         *(("gather-bytes", given) for given in ("much", None, [], "-3B")),
         *(("owner-bytes", given) for given in ("0B", True)),
+        *(("single-worker-values", given) for given in ("many", -1, None, "nan")),
         *(("fan-in", given) for given in (1, 0, "many", None)),
         *(("imbalance", given) for given in ("much", 0.5, None, "nan")),
         *((key, given) for key in ("keep-freed-memory", "lines") for given in ("yes", 1, None)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from distributed import Client
@@ -30,7 +31,7 @@ from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
 from dboost.session.evaluation import EvalSet, EvalSetBuilder, log_streamed_eval_set
 from dboost.session.partition_loader import PartitionStats
-from dboost.session.protocol import BuildSpec, Engine, Session
+from dboost.session.protocol import BuildSpec, Engine, ReplayState, Session
 from dboost.session.target import TargetScan
 from dboost.session.transport import ByPartitions, NamedSet
 from dboost.training.fit import FitResult, SessionRows, fit
@@ -158,7 +159,11 @@ class ClusterTable:
         n_rows = sum(self.n_kept.values())
         engine = ClusterEngine(self._connection, self._partitions, spec, n_rows, self._n_threads)
         self._engine = engine
-        self._partitions.build(Session.build, lambda: (spec, engine.past()))
+
+        def arguments() -> tuple[BuildSpec, ReplayState]:
+            return replace(spec, is_whole=len(self._partitions.sessions) == 1), engine.past()
+
+        self._partitions.build(Session.build, arguments)
         self._connection.open_line()
         if spec.may_stream:
             engine.streams = self._log_files(spec) and spec.n_bites is None

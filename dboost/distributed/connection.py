@@ -16,6 +16,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Any
 
 import dask
@@ -136,6 +137,9 @@ def version_error(address: str, record: WorkerRecord) -> DBoostError | None:
     return None
 
 
+_numbers = count()
+
+
 class Connection:
     """The connection of a fit to the cluster; use as a context manager.
 
@@ -150,6 +154,8 @@ class Connection:
     client : distributed.Client
     fit : str
         Unique name of the fit.
+    number : int
+        Number of the fit in this process.
     roster : list of (str, str)
         Address and identity of all worker processes of the cluster, as of the last reply.
     lost : set of SessionRef
@@ -167,7 +173,7 @@ class Connection:
     def __init__(self, client: Client, choice: WorkerChoice | None = None) -> None:
         liveness_timeout(), worker_timeout()  # raise errors of the configuration now, not during recovery
         self.client, self._choice = client, choice or WorkerChoice()
-        self.fit = uuid.uuid4().hex
+        self.fit, self.number = uuid.uuid4().hex, next(_numbers)
         where = client.scheduler.address if client.scheduler is not None else "?"
         try:
             client.register_plugin(Reducer())

@@ -11,13 +11,13 @@ error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from dboost.config import imbalance
+from dboost.config import imbalance, single_worker_values
 from dboost.data.read_plan import ReadPlan
 from dboost.data.row_metadata import MetadataRows
 from dboost.distributed.connection import Connection
@@ -252,9 +252,13 @@ class PartitionedTable:
         usable = set(self.connection.usable()[0])
         n_threads = {worker: n for worker, n in self.connection.client.nthreads().items() if worker in usable}
         addresses = {i: ref.worker for i, ref in owners.items()}
-        moves = (
-            plan_moves(addresses, self.lengths, n_threads, n_rows_of, imbalance(self.source.is_persisted)) if n_threads else {}
-        )
+        single = self.single_worker(n_threads)
+        if single is not None:
+            moves = {i: single for i, worker in addresses.items() if worker != single}
+        elif n_threads:
+            moves = plan_moves(addresses, self.lengths, n_threads, n_rows_of, imbalance(self.source.is_persisted))
+        else:
+            moves = {}
         calls: dict[str, list[tuple[int, SessionRef]]] = {}
         for i, taker in moves.items():
             calls.setdefault(taker, []).append((i, owners[i]))
@@ -268,6 +272,19 @@ class PartitionedTable:
             raise
         sessions = {ref.worker: ref for ref in takers}
         return owners | {i: sessions[taker] for i, taker in moves.items()}
+
+    def single_worker(self, n_threads: Mapping[str, int]) -> str | None:
+        """Return the worker that gets all partitions of a small table (see `config.single_worker_values`), else None.
+
+        Fits take turns with the workers, so that fits at the same time have different ones. Once a worker has rows, it is this
+        one. n_threads : of the usable workers.
+        """
+        n_values, most = sum(self.lengths.values()) * len(self.source.plan.specs), single_worker_values()
+        large_enough = sorted(worker for worker, n in n_threads.items() if 0 < n_values <= most * n)
+        if not large_enough or not self.source.holds(n_values):
+            return None
+        with_rows = sorted({entry.ref.worker for entry in self.worker_partitions} & set(large_enough))
+        return with_rows[0] if with_rows else large_enough[self.connection.number % len(large_enough)]
 
     def new_batch(self) -> str:
         """Return a unique name for a batch of this fit."""

@@ -140,11 +140,17 @@ class JoinedWorkers:
         with_rows = {ref.worker for ref in table.sessions}  # a restarted worker may have received rows already
         joined = {worker for worker in joined if worker[0] not in with_rows}
         # Arrays that the user gave for all rows would have to be sent again with every move.
-        if joined and not table.source.whole:
+        if joined and not table.source.whole and not self._is_single():
             owned = [(i, entry.ref.worker) for entry in table.worker_partitions for i in entry.numbers]
             self._receipts, self._batch = [], table.new_batch()
             self._reader = threading.Thread(target=self._read, args=(joined, owned), daemon=True)
             self._reader.start()
+
+    def _is_single(self) -> bool:
+        """Return whether one worker has the rows of a small table, and is to have them."""
+        n_threads = self._connection.client.nthreads()
+        with_rows = {ref.worker: n_threads.get(ref.worker, 0) for ref in self._table.sessions}
+        return len(with_rows) == 1 and self._table.single_worker(with_rows) is not None
 
     def _read(self, joined: set[tuple[str, str]], owned: list[tuple[int, str]]) -> None:
         """Read partitions on new workers, in a thread. After an error the rows stay with their owners.

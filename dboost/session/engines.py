@@ -210,10 +210,10 @@ class FusedEngine(TeamEngine):
         is_short = getattr(function, "is_short", None)
         if is_short is not None and all(is_short(self.shard, *of, *arguments) for of in ranges):
             return [[function(self.shard, *of, *arguments)] for of in ranges]
-        self._route()
+        self.route_excluded()
         return self.team.run(lambda thread: [function(self.shard, *ranges[thread], *arguments)])
 
-    def _route(self) -> None:
+    def route_excluded(self) -> None:
         """Assign rows that were excluded from a tree to its leaves now, and not in the next pass over all rows."""
         unrouted, self._unrouted = self._unrouted, []
 
@@ -229,7 +229,7 @@ class FusedEngine(TeamEngine):
         return n * thread // p, n * (thread + 1) // p
 
     def _grow(self, task: TreeTask) -> GrownTree:
-        self._route()
+        self.route_excluded()
         team, shard = self.team, self.shard
         gradient, hessian, leaf = shard.output_arrays(task.output)
         # If rows are excluded by their influence only, this happens while the gradients are quantized.
@@ -278,7 +278,7 @@ class FusedEngine(TeamEngine):
         if chosen is not None or (influence is not None and EXCLUDED_FRACTION * (n - int(grown.n_rows[0])) > n):
             self._unrouted.append((leaf_finder(shard.bins, shard.bin_layout, grown), leaf))
             if task.bin_merge is not None:
-                self._route()  # while the bins are those of this tree
+                self.route_excluded()  # while the bins are those of this tree
         in_fine_bins(grown, task.bin_merge, shard.is_identity_bin_map)
         return grown
 

@@ -56,6 +56,8 @@ class BuildSpec:
     seed: int  # seed of the division into arcbites
     #: Whether rows may be stored in files without a `memory_limit`; False if trees propose their own bins.
     may_stream: bool
+    #: Whether one session has all rows: they are one shard for all of its threads, so that it can grow whole trees.
+    is_whole: bool = False
 
     @property
     def layout(self) -> BinLayout:
@@ -295,6 +297,12 @@ class Session(Protocol):
         self, iteration: int, values: np.ndarray, terms: tuple, /
     ) -> tuple[GradientStats | None, float, int, int]:
         """Add leaf values to the scores; return gradient statistics, seconds, bytes read and the number of training rows."""
+
+    def grow_trees(self, tasks: Sequence[TreeTask], /) -> tuple[list[GrownTree], int, float] | None:
+        """Grow trees in the session that has all rows; return them, the number of training rows, and the seconds.
+
+        None if its rows are not one shard in memory: then trees are grown in rounds.
+        """
 
     def round_histograms(
         self, tasks: Sequence[TreeTask], requests: dict[int, RoundRequest], /

@@ -27,6 +27,7 @@ from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
 from dboost.session.batch_rows import BatchRows, starting_pieces
+from dboost.session.engines import FusedEngine
 from dboost.session.protocol import BuildSpec, RefitStep, ReplayState
 from dboost.shards.apply_trees import add_grown_tree, leaves_of
 from dboost.shards.block_store import BlockStore, BlockWriter, StreamedShard
@@ -36,7 +37,7 @@ from dboost.shards.shard_grower import ShardGrower
 from dboost.shards.shard_spec import ShardSpec, code_fields, plan_layout, rows_that_fit
 from dboost.storage.block_file import BlockFile
 from dboost.storage.spool import PrivateDirectory
-from dboost.trees.tree_task import GradientStats
+from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 
 class ShardRunner(ABC):
@@ -79,6 +80,27 @@ class InMemoryRunner(ShardRunner):
     def __init__(self, shard: Shard, batch: str, spec: BuildSpec, n_threads: int, applied: int = -1) -> None:
         super().__init__(ShardGrower(shard), batch, applied)
         self._spec, self._n_threads = spec, n_threads
+        self._engine: FusedEngine | None = None  # grows whole trees
+
+    def grow_trees(self, tasks: Sequence[TreeTask]) -> list[GrownTree]:
+        """Grow whole trees on the rows, if they are all rows of the fit."""
+        if self._engine is None:
+            terms = self._spec.target.loss.terms()
+            self._engine = FusedEngine(self.shard.shard, terms, policy=tasks[0].policy, n_threads=self._n_threads)
+        trees = [grown.copy() for grown in self._engine.grow(tasks)]
+        self._engine.route_excluded()
+        return trees
+
+    def advance_rows(self, terms: tuple, values: np.ndarray) -> None:
+        if self._engine is None:
+            super().advance_rows(terms, values)
+        else:
+            self.stats = self._engine.advance(values, terms)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        super().close()
 
     def keep(self, numbers: Sequence[int]) -> InMemoryRunner | None:
         kept = self._spec.are_of(self.shard.shard.row_ids(0, self.n_rows), numbers)
@@ -88,6 +110,7 @@ class InMemoryRunner(ShardRunner):
             return None
         shard = self.shard.shard.some_rows(np.flatnonzero(kept))
         in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
+        self.close()
         # The new runner has no `GradientStats`: they describe the old row set, and the next `advance` recomputes them.
         return InMemoryRunner(shard, self.batch, self._spec, self._n_threads, self.applied)
 

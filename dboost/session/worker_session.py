@@ -65,7 +65,7 @@ from dboost.storage.spool import temporary_root
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.nodes import GrowthPolicy
 from dboost.trees.split_finder import BestSplits, SplitFinder
-from dboost.trees.tree_task import GradientStats, TreeTask
+from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 
 class WorkerSession(PartitionLoader):
@@ -158,9 +158,9 @@ class WorkerSession(PartitionLoader):
 
     def _in_memory(self, rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState) -> list[ShardRunner]:
         runners: list[ShardRunner] = []
-        check_rows_in_memory(-(-rows.n_kept // self._n_threads))  # one shard per thread
+        check_rows_in_memory(rows.n_kept if spec.is_whole else -(-rows.n_kept // self._n_threads))  # of a shard
         row_ids = global_row_ids(rows.table, spec.starts)
-        for codes, target, weight, raw, kept_range in self._encoded(rows, batch, spec):
+        for codes, target, weight, raw, kept_range in self._encoded(rows, batch, spec, 1 if spec.is_whole else None):
             shard = Shard(codes, spec.shard, target, weight, raw, ranges=runs_of(row_ids[kept_range]))
             in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
             runner = InMemoryRunner(shard, batch, spec, self._n_threads)
@@ -346,6 +346,17 @@ class WorkerSession(PartitionLoader):
         self._reported_bytes += sum(runner.shard.bytes_read for runner in self._runners)
         merged = reduce(GradientStats.merge, stats) if stats else None
         return merged, time.perf_counter() - started, self._reported_bytes - before, self._counted_rows()
+
+    def grow_trees(self, tasks: Sequence[TreeTask]) -> tuple[list[GrownTree], int, float] | None:
+        """Grow trees in the session that has all rows; return them, the number of training rows, and the seconds.
+
+        None if its rows are not one shard in memory: then trees are grown in rounds.
+        """
+        started = time.perf_counter()
+        if len(self._runners) != 1 or not isinstance(self._runners[0], InMemoryRunner):
+            return None
+        trees = self._runners[0].grow_trees(tasks)
+        return trees, self._counted_rows(), time.perf_counter() - started
 
     def round_histograms(
         self, tasks: Sequence[TreeTask], requests: dict[int, RoundRequest]

@@ -29,8 +29,8 @@ from typing import Any
 
 from tests.helpers.clusters import ROOT
 
-#: Commands that the engine needs.
-COMMANDS = ("podman", "crun", "conmon", "catatonit", "unshare", "nsenter", "ip", "tc", "nft")
+#: Commands that the engine needs (netavark, before 1.12, calls iptables).
+COMMANDS = ("podman", "crun", "conmon", "catatonit", "unshare", "nsenter", "ip", "tc", "nft", "iptables")
 #: Programs of podman's network, which need not be on the PATH.
 _LIBRARIES = (Path("/usr/lib/podman"), Path("/usr/libexec/podman"), Path("/usr/local/libexec/podman"))
 _NETWORK = "dboost"

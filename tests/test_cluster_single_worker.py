@@ -1,0 +1,199 @@
+"""A small table on a cluster: one worker gets all rows and grows whole trees, and the model is that of one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import pandas as pd
+import pytest
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dboost
+from dboost.distributed import cluster_engine
+from dboost.distributed.connection import Connection
+from dboost.estimators import DBoostClassifier
+from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
+from tests.helpers.examples import examples
+
+FRAME = a_table(3000)
+DEFAULT = {"dboost.single-worker-values": 8_000_000}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster() as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def by_default() -> Iterator[None]:
+    with dask.config.set(DEFAULT):
+        yield
+
+
+@pytest.fixture
+def no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit in rounds fails."""
+    monkeypatch.setattr(Connection, "grow_trees", lambda *_: pytest.fail("a tree was grown in rounds"))
+
+
+def fitted(data: Any, target: str, **options: Any) -> dboost.Booster:
+    return dboost.fit(data, target, progress=False, **{"max_iter": 6} | options)
+
+
+KINDS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
+    "regression": ("y", ["a", "b", "e"], {}),
+    "two classes, weights": ("z", ["a", "b", "c", "e", "w"], {"sample_weight": "w", "min_samples_leaf": 1}),
+    "three classes": ("t", ["a", "b", "d"], {}),
+    "medians": ("y", ["a", "b", "e"], {"loss": "absolute_error"}),
+    "Huber": ("y", ["a", "b", "e"], {"loss": "huber"}),
+    "a sample of rows": ("z", ["a", "b", "c", "e", "w"], {"sample_weight": "w", "subsample": 0.5}),
+    "samples of features": ("t", ["a", "b", "c", "d", "e"], {"max_features": 0.5}),
+    "trimming": ("z", ["a", "b", "c", "e"], {"influence_trimming": 0.3}),
+    "many trimmed": ("z", ["a", "b", "c", "e"], {"influence_trimming": 0.9, "learning_rate": 1.0}),
+    "monotonic": ("y", ["a", "b", "c", "e"], {"monotonic_cst": {"a": 1, "b": -1}}),
+    "bins of each tree": ("z", ["a", "b"], {"split_proposal": "tree", "max_bins": 15}),
+    "bins of each node": ("z", ["a", "b"], {"split_proposal": "node", "max_bins": 15}),
+    "depth-wise": ("y", ["a", "b", "c", "d", "e"], {"growth": "depth_wise", "max_depth": 4}),
+}
+
+
+@pytest.mark.usefixtures("no_rounds")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_is_that_of_one_process(client: Client, kind: str) -> None:
+    target, columns, options = KINDS[kind]
+    frame = FRAME[[*columns, target]]
+    booster = fitted(dd.from_pandas(frame, npartitions=5), target, client=client, **options)
+    assert booster.sha256 == fitted(frame, target, **options).sha256
+    assert set(booster.history["workers"]) == {1}
+
+
+@pytest.mark.usefixtures("no_rounds")
+@given(cuts=st.lists(st.integers(0, 600), max_size=6), weighted=st.booleans())
+@examples(8)
+def test_however_the_rows_are_divided(client: Client, cuts: list[int], weighted: bool) -> None:
+    frame = FRAME.iloc[:600][["a", "b", "e", "w", "z"]].copy()
+    frame.loc[frame.index < 60, "w"] = 0.0
+    bounds = [0, *sorted(cuts), len(frame)]
+    parts = [dask.delayed(frame.iloc[a:b]) for a, b in pairwise(bounds)]
+    lazy = dd.from_delayed(parts, meta=frame.iloc[:0], verify_meta=False)
+    options: dict[str, Any] = {"sample_weight": "w"} if weighted else {}
+    assert fitted(lazy, "z", client=client, **options).sha256 == fitted(frame, "z", **options).sha256
+
+
+@pytest.mark.usefixtures("no_rounds")
+def test_enough_rows_for_all_threads_of_a_worker(client: Client) -> None:
+    frame = pd.concat(
+        [a_table(30_000)[["a", "b", "c", "d", "z"]], a_table(30_000, 1)[["a", "b", "c", "d"]].add_suffix("2")], axis=1
+    )
+    frame = frame.assign(**{f"n{k}": frame["a"] * k + frame["b"] for k in range(8)})
+    options: dict[str, Any] = {"max_iter": 3, "eval_set": frame.iloc[:500], "eval_metric": "roc_auc"}
+    booster = fitted(dd.from_pandas(frame, npartitions=4), "z", client=client, **options)
+    alone = fitted(frame, "z", **options)
+    assert booster.sha256 == alone.sha256
+    assert booster.history["eval_roc_auc"].tolist() == alone.history["eval_roc_auc"].tolist()
+
+
+@pytest.mark.usefixtures("no_rounds")
+def test_arcbites_and_continued_models(client: Client) -> None:
+    frame = FRAME[["a", "b", "e", "y"]]
+    bites = {"arcbites": dboost.ArcBites(3, trees_per_visit=2)}
+    lazy = dd.from_pandas(frame, npartitions=5)
+    assert fitted(lazy, "y", client=client, **bites).sha256 == fitted(frame, "y", **bites).sha256
+    first = fitted(frame, "y")
+    more = fitted(lazy, "y", client=client, start_from=first)
+    assert more.sha256 == fitted(frame, "y", start_from=first).sha256
+
+
+@pytest.mark.usefixtures("no_rounds")
+def test_rows_held_out_from_the_table(client: Client) -> None:
+    frame = FRAME[["a", "b", "e", "z"]]
+    options: dict[str, Any] = {"early_stopping": True, "validation_fraction": 0.3, "max_iter": 20, "random_state": 1}
+    lazy = dd.from_pandas(frame, npartitions=5)
+    on_cluster = DBoostClassifier(client=client, **options).fit(lazy.drop(columns="z"), lazy["z"])
+    assert on_cluster.booster_.sha256 == DBoostClassifier(**options).fit(frame.drop(columns="z"), frame["z"]).booster_.sha256
+
+
+def test_larger_tables_are_divided(client: Client) -> None:
+    frame = FRAME[["a", "b", "e", "y"]]
+    lazy = dd.from_pandas(frame, npartitions=6)
+    expected = fitted(frame, "y").sha256
+    for values, n_workers in ((3 * 3000 // 2, 1), (3 * 3000 // 2 - 1, 3), (0, 3)):  # two threads a worker
+        with dask.config.set({"dboost.single-worker-values": values}):
+            booster = fitted(lazy, "y", client=client)
+        assert booster.sha256 == expected
+        assert set(booster.history["workers"]) == {n_workers}
+    limited = fitted(lazy, "y", client=client, memory_limit="250kB", max_leaf_nodes=4)
+    assert limited.sha256 == fitted(frame, "y", max_leaf_nodes=4).sha256
+    assert min(limited.history["workers"]) > 1, "one worker's limit is too low for all rows"
+
+
+def test_fits_take_turns_with_the_workers(client: Client) -> None:
+    lazy, used = dd.from_pandas(FRAME[["a", "b", "z"]], npartitions=4), set()
+
+    def look(_: dboost.Iteration) -> None:
+        used.update(worker for worker, n in client.run(held_rows).items() if n)
+
+    for _ in range(3):
+        fitted(lazy, "z", client=client, max_iter=1, callbacks=[look])
+    assert len(used) == 3
+
+
+def test_rows_in_several_shards_are_grown_in_rounds(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So they are where a worker has read the partitions of a lost one beside its own."""
+    monkeypatch.setattr(cluster_engine.ClusterEngine, "_grow_whole", lambda *_: None)
+    frame = FRAME[["a", "b", "z"]]
+    booster = fitted(dd.from_pandas(frame, npartitions=4), "z", client=client)
+    assert booster.sha256 == fitted(frame, "z").sha256
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    with Processes(2) as processes:
+        yield processes
+
+
+@pytest.mark.parametrize("lost", ["killed", "restarted"])
+def test_the_worker_with_all_rows_is_lost(processes: Processes, lost: str) -> None:
+    processes.ensure_workers(2)
+    frame, client = FRAME[["a", "b", "c", "e", "z"]], processes.client
+    lazy, options = dd.from_pandas(frame, npartitions=4), {"max_iter": 12, "eval_metric": "roc_auc"}
+    held = dd.from_pandas(frame.iloc[:700], npartitions=2)
+
+    def lose() -> None:
+        (address,) = (worker for worker, n in client.run(held_rows).items() if n)
+        if lost == "killed":
+            os.kill(processes.pids()[address], signal.SIGKILL)
+        else:
+            processes.restart_worker(address)
+
+    booster = fitted(lazy, "z", client=client, eval_set={"held": held}, callbacks=at(5, lose), **options)
+    alone = fitted(frame, "z", eval_set={"held": frame.iloc[:700]}, **options)
+    assert booster.sha256 == alone.sha256
+    assert booster.history["held_roc_auc"].tolist() == alone.history["held_roc_auc"].tolist()
+
+
+def test_a_worker_that_joins_gets_no_rows(processes: Processes) -> None:
+    processes.ensure_workers(2)
+    joined = threading.Event()
+
+    def join() -> None:
+        processes.add_worker()
+        processes.wait_for(lambda: len(processes.addresses()) > 2)
+        joined.set()
+
+    frame = FRAME[["a", "b", "z"]]
+    lazy = dd.from_pandas(frame, npartitions=4)
+    booster = fitted(lazy, "z", client=processes.client, max_iter=20, callbacks=at(3, join))
+    assert joined.is_set()
+    assert set(booster.history["workers"]) == {1}
+    assert booster.sha256 == fitted(frame, "z", max_iter=20).sha256
