@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.distributed import cluster_engine
-from dboost.distributed.connection import Connection
+from dboost.distributed import tree_rounds
 from dboost.estimators import DBoostClassifier
+from dboost.session.worker_session import WorkerSession
 from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
 from tests.helpers.examples import examples
 
@@ -42,8 +42,8 @@ def by_default() -> Iterator[None]:
 
 @pytest.fixture
 def no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fit in rounds fails."""
-    monkeypatch.setattr(Connection, "grow_trees", lambda *_: pytest.fail("a tree was grown in rounds"))
+    """A fit in rounds fails. The reducer is in this process."""
+    monkeypatch.setattr(tree_rounds, "grow_tree", lambda *_: pytest.fail("a tree was grown in rounds"))
 
 
 def fitted(data: Any, target: str, **options: Any) -> dboost.Booster:
@@ -137,6 +137,15 @@ def test_larger_tables_are_divided(client: Client) -> None:
     assert min(limited.history["workers"]) > 1, "one worker's limit is too low for all rows"
 
 
+def test_errors_while_partitions_move_keep_their_kind(client: Client) -> None:
+    """The partitions meet on one worker, which finds that they do not match."""
+    first = FRAME[["a", "y"]]
+    other = first.assign(a=first["a"].astype(str))
+    mixed = dd.from_delayed([dask.delayed(first), dask.delayed(other)], meta=first.iloc[:0], verify_meta=False)
+    with pytest.raises(dboost.DataError, match=r"'a' holds numbers in partition 0, but text or categories in partition 1"):
+        fitted(mixed, "y", client=client)
+
+
 def test_fits_take_turns_with_the_workers(client: Client) -> None:
     lazy, used = dd.from_pandas(FRAME[["a", "b", "z"]], npartitions=4), set()
 
@@ -150,10 +159,12 @@ def test_fits_take_turns_with_the_workers(client: Client) -> None:
 
 def test_rows_in_several_shards_are_grown_in_rounds(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """So they are where a worker has read the partitions of a lost one beside its own."""
-    monkeypatch.setattr(cluster_engine.ClusterEngine, "_grow_whole", lambda *_: None)
+    refusals: list[None] = []
+    monkeypatch.setattr(WorkerSession, "grow_trees", lambda *_: refusals.append(None))
     frame = FRAME[["a", "b", "z"]]
     booster = fitted(dd.from_pandas(frame, npartitions=4), "z", client=client)
     assert booster.sha256 == fitted(frame, "z").sha256
+    assert len(refusals) == 1, "it is not asked again"
 
 
 @pytest.fixture(scope="module")

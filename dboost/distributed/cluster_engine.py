@@ -9,7 +9,7 @@ that has already answered repeats its answer. So the loss of a worker does not c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -24,10 +24,9 @@ from dboost.distributed.tree_rounds import GrowOrder, check_rows
 from dboost.errors import DBoostError, ParameterError
 from dboost.metrics.metric import MetricReduction
 from dboost.session.engines import Team
-from dboost.session.protocol import BiteVisit, BuildSpec, ReplayState, Session, SessionRef
+from dboost.session.protocol import BiteVisit, BuildSpec, ReplayState, Session
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.shard_grower import BYTES_PER_ROW
-from dboost.trees.bin_proposal import in_fine_bins
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 #: Bytes that trees which grow at the same time may use in a process, if the fit has no `memory_limit`.
@@ -71,8 +70,6 @@ class ClusterEngine:
         #: Whether a round may be a pass over files; then a round opens as many leaves as the tree may have.
         self.streams = False
         self._bytes_read = 0
-        #: Sessions that have all rows but cannot grow whole trees.
-        self._in_rounds: set[SessionRef] = set()
 
     def past(self) -> ReplayState:
         """Return the state that shards built now have to replay."""
@@ -105,7 +102,11 @@ class ClusterEngine:
 
         def ask() -> list[Any]:
             answers = self.connection.ask(self._training.sessions, Session.update_scores, self._n_advanced, values, terms)
-            self._check_rows({ref: n_rows for ref, (*_, n_rows) in answers.items()})
+            try:
+                check_rows({ref: n_rows for ref, (*_, n_rows) in answers.items()}, self._training.rows_of_sessions())
+            except LostWorkers as lost:
+                self.connection.abandon(lost.sessions)
+                raise
             return list(answers.values())
 
         answers = self._with_recovery("advance", ask)
@@ -136,42 +137,17 @@ class ClusterEngine:
         n_leaves_per_round = max_leaves if self.streams else leaves_per_round(max_leaves)
 
         def ask() -> tuple[list[GrownTree], Timing]:
-            whole = self._grow_whole(tasks)
-            if whole is not None:
-                return whole
-            order = GrowOrder(tasks, self._layout, self.n_rows, n_leaves_per_round, self._training.rows_of_sessions())
-            trees, timing = self.connection.grow_trees(self._training.sessions, order)
-            for task, grown in zip(tasks, trees, strict=True):
-                in_fine_bins(grown, task.bin_merge, self._is_identity_bin_map)
-            return trees, timing
+            order = GrowOrder(
+                tasks, self._layout, self._is_identity_bin_map, self.n_rows, n_leaves_per_round,
+                self._training.rows_of_sessions(),
+            )  # fmt: skip
+            return self.connection.grow_trees(self._training.sessions, order)
 
         trees, timing = self._with_recovery("grow", ask)
         self.timing += timing
         for task, grown in zip(tasks, trees, strict=True):
             self._pending.append(TreeDelta(grown, np.zeros(grown.n_leaves), task.output))
         return trees
-
-    def _grow_whole(self, tasks: Sequence[TreeTask]) -> tuple[list[GrownTree], Timing] | None:
-        """Have the only session grow the trees, without rounds; None if there are several, or its rows are several shards."""
-        sessions = self._training.sessions
-        if len(sessions) != 1 or sessions[0] in self._in_rounds:
-            return None
-        began = time.perf_counter()
-        (answer,) = self.connection.ask(sessions, Session.grow_trees, tasks).values()
-        if answer is None:
-            self._in_rounds.update(sessions)
-            return None
-        trees, n_rows, seconds = answer
-        self._check_rows({sessions[0]: n_rows})
-        return trees, Timing(1, seconds, 0.0, time.perf_counter() - began - seconds)
-
-    def _check_rows(self, n_rows: Mapping[SessionRef, int]) -> None:
-        """Raise `LostWorkers` for sessions that do not have the rows which they have by the client's records."""
-        try:
-            check_rows(n_rows, self._training.rows_of_sessions())
-        except LostWorkers as lost:
-            self.connection.abandon(lost.sessions)
-            raise
 
     def _trees_together(self, tasks: Sequence[TreeTask]) -> int:
         """Return how many trees may grow at the same time.

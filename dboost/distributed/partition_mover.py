@@ -17,7 +17,7 @@ from typing import Any
 from distributed import Worker
 
 from dboost.config import liveness_timeout
-from dboost.distributed.messages import LOST, OK, UNKNOWN, pack
+from dboost.distributed.messages import FAILED, LOST, OK, UNKNOWN, pack, pack_error
 from dboost.session.protocol import MissingPartitions, SessionRef, unpack
 from dboost.session.worker_session import WorkerSession
 
@@ -62,7 +62,10 @@ class PartitionMover:
                     return {"status": LOST, "sessions": [giver]}
                 if reply is None or reply["status"] != OK:
                     return {"status": LOST, "sessions": [giver]}
-                await self._in_thread(_take_slice, worker_session, batch, partition, plan, reply["content"], number)
+                try:
+                    await self._in_thread(_take_slice, worker_session, batch, partition, plan, reply["content"], number)
+                except Exception as error:  # such as a partition that does not match those that are here
+                    return {"status": FAILED, "error": pack_error(error)}
                 if not reply["more"]:
                     break
         return {"status": OK, "result": pack(SessionRef(self._worker.address, worker_session.session))}

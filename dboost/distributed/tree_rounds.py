@@ -1,5 +1,7 @@
 """The rounds of trees over all sessions of a fit: merge the histograms, pick the splits, ask for the next ones.
 
+A session that has all rows grows whole trees by itself, so they take one message instead of the rounds.
+
 `trees.grower.grow_tree` decides what to ask. Here its requests are sent to the sessions, their histograms are added up as they
 arrive, and the best splits of the sums are returned to the grower. The trees of an iteration (one for each output) share
 rounds: a message carries the requests of all of them. All of it runs in the thread of the fit, so it costs the event loop of
@@ -13,12 +15,16 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from dboost.distributed.messages import LostWorkers, Timing
 from dboost.distributed.round_sums import RoundSums, SumMemory
 from dboost.distributed.worker_calls import Branch, WorkerCalls
 from dboost.kernels.histograms import BinLayout
-from dboost.session.protocol import FeatureOwner, FeatureSearch, Session, SessionRef, pack_round
+from dboost.session.protocol import FeatureOwner, FeatureSearch, Session, SessionRef, pack_round, unpack
+from dboost.trees.bin_proposal import in_fine_bins
 from dboost.trees.grower import Round, RoundResult, grow_tree
 from dboost.trees.split_finder import BestSplits, SplitFinder
 from dboost.trees.tree_task import GrownTree, TreeTask
@@ -29,6 +35,8 @@ class GrowOrder:
     """The client's order to grow trees.
 
     tasks : of different outputs.
+    layout : of the bins that trees are grown with.
+    is_identity_bin_map : bool[n_features], whether these are the fine bins that finished trees refer to.
     n_rows : number of training rows over all sessions.
     n_leaves_per_round : leaves that a round splits in each tree.
     rows_of : number of rows of each session, by the client's records.
@@ -36,6 +44,7 @@ class GrowOrder:
 
     tasks: tuple[TreeTask, ...]
     layout: BinLayout
+    is_identity_bin_map: np.ndarray
     n_rows: int
     n_leaves_per_round: int
     rows_of: Mapping[SessionRef, int]
@@ -51,11 +60,13 @@ class TreeRounds:
         self._split_finders: list[SplitFinder] = []
         self._memory = SumMemory()
         self._threads: ThreadPoolExecutor | None = None
+        #: Sessions that have all rows, but as several shards.
+        self._divided: set[SessionRef] = set()
 
     def grow_trees(
         self, calls: WorkerCalls, branches: Sequence[Branch], order: GrowOrder, owners: Sequence[FeatureOwner]
     ) -> tuple[list[GrownTree], Timing]:
-        """Grow the trees of an order, in the order of its tasks.
+        """Grow the trees of an order, in the order of its tasks; their splits refer to fine bins.
 
         branches : of the tree of all sessions (see `relay`).
         owners : sessions that search ranges of features; empty if the histograms are gathered here.
@@ -64,6 +75,9 @@ class TreeRounds:
         ------
         LostWorkers, WorkerFailed, FitCancelled
         """
+        whole = self._grow_whole(calls, branches, order)
+        if whole is not None:
+            return whole
         tasks, layout = order.tasks, order.layout
         growers = {task.output: grow_tree(task, layout, order.n_rows, order.n_leaves_per_round) for task in tasks}
         finders = self._new_finders(order)
@@ -101,7 +115,29 @@ class TreeRounds:
             reducing = sums.seconds + time.perf_counter() - replied
             waiting = time.perf_counter() - began - sums.compute - reducing
             timing += Timing(1, sums.compute, reducing, waiting, calls.n_bytes - before)
+        for task in tasks:
+            in_fine_bins(grown[task.output], task.bin_merge, order.is_identity_bin_map)
         return [grown[task.output] for task in tasks], timing
+
+    def _grow_whole(
+        self, calls: WorkerCalls, branches: Sequence[Branch], order: GrowOrder
+    ) -> tuple[list[GrownTree], Timing] | None:
+        """Have the only session grow the trees; None if there are several sessions, or it has several shards."""
+        branch, *others = branches
+        if others or branch.below or branch.ref in self._divided:
+            return None
+        began, before = time.perf_counter(), calls.n_bytes
+        answers: list[Any] = []
+        packed = pack_round((order.tasks,))
+        calls.call(Session.grow_trees.__name__, {branch: packed}, lambda _, message: answers.append(bytes(message.content)))
+        answer = unpack(answers[0])
+        if answer is None:
+            self._divided.add(branch.ref)
+            return None
+        trees, n_rows, seconds = answer
+        check_rows({branch.ref: n_rows}, order.rows_of)
+        waiting = time.perf_counter() - began - seconds
+        return trees, Timing(1, seconds, 0.0, waiting, calls.n_bytes - before)
 
     def close(self) -> None:
         """Release the threads."""
