@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.distributed import tree_rounds
+from dboost.distributed.rebalance import is_for_one_worker
 from dboost.estimators import DBoostClassifier
 from dboost.session.worker_session import WorkerSession
 from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
@@ -123,11 +124,32 @@ def test_rows_held_out_from_the_table(client: Client) -> None:
     assert on_cluster.booster_.sha256 == DBoostClassifier(**options).fit(frame.drop(columns="z"), frame["z"]).booster_.sha256
 
 
+@pytest.mark.parametrize(
+    ("n_values", "n_threads", "n_workers", "memory_limit", "expected"),
+    [
+        (32_000_000, 1, 2, 0, True),
+        (32_000_001, 1, 2, 0, False),
+        (64_000_000, 2, 2, 0, True),
+        (16_000_000, 1, 3, 0, True),
+        (8_000_000, 1, 1000, 0, True),
+        (8_100_000, 1, 1000, 0, False),
+        (10**12, 1, 1, 0, True),  # there is no other worker
+        (1_000_000, 1, 2, 48_000_000, True),
+        (1_000_000, 1, 2, 47_000_000, False),
+        (0, 1, 2, 0, False),
+    ],
+)
+def test_tables_for_one_worker(n_values: int, n_threads: int, n_workers: int, memory_limit: int, expected: bool) -> None:
+    assert is_for_one_worker(n_values, n_threads, n_workers, memory_limit) is expected
+    with dask.config.set({"dboost.single-worker-values": 0}):
+        assert not is_for_one_worker(n_values, n_threads, n_workers, memory_limit)
+
+
 def test_larger_tables_are_divided(client: Client) -> None:
     frame = FRAME[["a", "b", "e", "y"]]
     lazy = dd.from_pandas(frame, npartitions=6)
     expected = fitted(frame, "y").sha256
-    for values, n_workers in ((3 * 3000 // 2, 1), (3 * 3000 // 2 - 1, 3), (0, 3)):  # two threads a worker
+    for values, n_workers in ((2250, 1), (2249, 3), (0, 3)):  # twice as many values with three workers, of two threads each
         with dask.config.set({"dboost.single-worker-values": values}):
             booster = fitted(lazy, "y", client=client)
         assert booster.sha256 == expected

@@ -162,6 +162,8 @@ class Connection:
         Lost sessions. They are never called again, even if their workers return: other sessions have read their rows, and no
         row may be counted twice.
     attempts : Attempts
+    memory_limits : dict of str to int
+        Bytes of the usable workers by address, 0 for no limit, as of the last call of `usable`.
 
     Raises
     ------
@@ -186,6 +188,7 @@ class Connection:
         self.roster: list[tuple[str, str]] = []
         self.lost: set[SessionRef] = set()
         self.attempts = Attempts()
+        self.memory_limits: dict[str, int] = {}
         self._line: Line | None = None
         self._n_calls = 0
         try:
@@ -252,6 +255,7 @@ class Connection:
                 unusable[address] = str(error)
             elif record.version != SILENT:
                 usable.append(address)
+                self.memory_limits[address] = record.memory_limit
         return usable, unusable
 
     def wait_for_usable(self) -> list[str]:

@@ -17,13 +17,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from dboost.config import imbalance, single_worker_values
+from dboost.config import imbalance
 from dboost.data.read_plan import ReadPlan
 from dboost.data.row_metadata import MetadataRows
 from dboost.distributed.connection import Connection
 from dboost.distributed.messages import LostWorkers
 from dboost.distributed.read_tasks import ReadTasks, Receipt, rows_alone
-from dboost.distributed.rebalance import plan_moves
+from dboost.distributed.rebalance import is_for_one_worker, plan_moves
 from dboost.errors import DataError
 from dboost.schema import Feature
 from dboost.session.partition_loader import PartitionStats
@@ -274,17 +274,21 @@ class PartitionedTable:
         return owners | {i: sessions[taker] for i, taker in moves.items()}
 
     def single_worker(self, n_threads: Mapping[str, int]) -> str | None:
-        """Return the worker that gets all partitions of a small table (see `config.single_worker_values`), else None.
+        """Return the worker that gets all partitions of a small table (see `rebalance.is_for_one_worker`), else None.
 
         Fits take turns with the workers, so that fits at the same time have different ones. Once a worker has rows, it is this
         one. n_threads : of the usable workers.
         """
-        n_values, most = sum(self.lengths.values()) * len(self.source.plan.specs), single_worker_values()
-        large_enough = sorted(worker for worker, n in n_threads.items() if 0 < n_values <= most * n)
-        if not large_enough or not self.source.holds(n_values):
-            return None
-        with_rows = sorted({entry.ref.worker for entry in self.worker_partitions} & set(large_enough))
-        return with_rows[0] if with_rows else large_enough[self.connection.number % len(large_enough)]
+        n_values = sum(self.lengths.values()) * len(self.source.plan.specs)
+        limits = self.connection.memory_limits
+        fitting = sorted(
+            worker
+            for worker, n in n_threads.items()
+            if is_for_one_worker(n_values, n, len(n_threads), self.source.memory_limit or limits.get(worker, 0))
+        )
+        with_rows = {entry.ref.worker for entry in self.worker_partitions}
+        candidates = [worker for worker in fitting if worker in with_rows] or fitting
+        return candidates[self.connection.number % len(candidates)] if candidates else None
 
     def new_batch(self) -> str:
         """Return a unique name for a batch of this fit."""

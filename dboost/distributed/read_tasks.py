@@ -169,9 +169,10 @@ class ReadTasks:
         needed = (key for task in graph.values() for key in getattr(task, "dependencies", ()))
         return any(isinstance(task, Future) for task in graph.values()) or any(key not in graph for key in needed)
 
-    def holds(self, n_values: int) -> bool:
-        """Return whether a worker may hold a table of this many values, with a copy and scores, within the memory limit."""
-        return self._budget is None or 32 * n_values <= self._budget.limit
+    @property
+    def memory_limit(self) -> int:
+        """The memory limit of each worker for this fit, in bytes; 0 if there is none."""
+        return 0 if self._budget is None else self._budget.limit
 
     def packed(self, plan: ReadPlan) -> bytes:
         """Pickle a plan for the workers."""

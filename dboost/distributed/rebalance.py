@@ -10,6 +10,10 @@ choice, at most `dboost.imbalance-persisted` (default 1.5) times. Otherwise each
 emptiest worker, the one that makes their loads most similar, until the fullest has at most 1.05 times its fair load or no move
 reduces its load. A partition is never divided.
 
+**Small tables** (`is_for_one_worker`) get a single worker, which grows whole trees, because the rounds of messages would take
+longer than the work that they divide. A round takes the same time on any number of workers; what they save grows with their
+number. Per value, a worker takes 1.5 times as long in rounds as for whole trees.
+
 **During training** (`JoinedWorkers`). Workers that joined, and workers without rows after loading, receive partitions, which
 they read from the source while training continues. Between two trees the new shards apply the trees grown so far, and the
 previous owners drop these rows. The model does not depend on the location of rows.
@@ -24,7 +28,7 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dboost.config import liveness_timeout
+from dboost.config import liveness_timeout, single_worker_values
 from dboost.distributed.read_tasks import Receipt
 from dboost.errors import DataError
 from dboost.session.protocol import SessionRef
@@ -98,6 +102,22 @@ def plan_moves(
             del moves[i]
 
 
+#: Time for a value in rounds, in times of that for whole trees.
+_ROUNDS_COST = 1.5
+#: Bytes that a value of a table may take while it is loaded: as float64, as a copy, and as code.
+_VALUE_BYTES = 24
+
+
+def is_for_one_worker(n_values: int, n_threads: int, n_workers: int, memory_limit: int) -> bool:
+    """Return whether a worker alone trains on a table as fast as all workers together do in rounds.
+
+    n_values : rows times features; n_threads : of the worker; memory_limit : its bytes, 0 if there is no limit.
+    """
+    saved = max(1.0 - _ROUNDS_COST / n_workers, 0.0)  # fraction of the time that all workers save, apart from the rounds
+    is_held = memory_limit == 0 or n_values * _VALUE_BYTES <= memory_limit // 2
+    return n_values > 0 and n_values * saved <= single_worker_values() * n_threads and single_worker_values() > 0 and is_held
+
+
 _log = logging.getLogger("dboost")
 
 
@@ -148,9 +168,8 @@ class JoinedWorkers:
 
     def _is_single(self) -> bool:
         """Return whether one worker has the rows of a small table, and is to have them."""
-        n_threads = self._connection.client.nthreads()
-        with_rows = {ref.worker: n_threads.get(ref.worker, 0) for ref in self._table.sessions}
-        return len(with_rows) == 1 and self._table.single_worker(with_rows) is not None
+        has_one = len(self._table.sessions) == 1
+        return has_one and self._table.single_worker(self._connection.client.nthreads()) is not None
 
     def _read(self, joined: set[tuple[str, str]], owned: list[tuple[int, str]]) -> None:
         """Read partitions on new workers, in a thread. After an error the rows stay with their owners.

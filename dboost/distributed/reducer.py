@@ -404,9 +404,9 @@ class Reducer(SchedulerPlugin):
         versions = await self._ping_all(known)
         states = self._scheduler.workers
         return {
-            address: (*version, str(states[address].name), dict(states[address].resources))
+            address: (*version, str(state.name), dict(state.resources), state.memory_limit)
             for address, version in versions.items()
-            if address in states  # it may have left meanwhile
+            if (state := states.get(address)) is not None  # it may have left meanwhile
         }
 
     async def _ping_all(self, known: bool = False) -> dict[str, WorkerVersion]:

@@ -18,6 +18,7 @@ class WorkerRecord:
     reason: str | None
     name: str
     resources: Mapping[str, float]
+    memory_limit: int  # bytes, 0 if there is none
 
 
 @dataclass(frozen=True)
