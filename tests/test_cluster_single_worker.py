@@ -127,10 +127,11 @@ def test_rows_held_out_from_the_table(client: Client) -> None:
 @pytest.mark.parametrize(
     ("n_values", "n_threads", "n_workers", "memory_limit", "expected"),
     [
-        (32_000_000, 1, 2, 0, True),
-        (32_000_001, 1, 2, 0, False),
-        (64_000_000, 2, 2, 0, True),
-        (16_000_000, 1, 3, 0, True),
+        (19_900_000, 1, 2, 0, True),
+        (20_100_000, 1, 2, 0, False),
+        (39_900_000, 2, 2, 0, True),
+        (13_300_000, 1, 3, 0, True),
+        (13_400_000, 1, 3, 0, False),
         (8_000_000, 1, 1000, 0, True),
         (8_100_000, 1, 1000, 0, False),
         (10**12, 1, 1, 0, True),  # there is no other worker
@@ -149,7 +150,7 @@ def test_larger_tables_are_divided(client: Client) -> None:
     frame = FRAME[["a", "b", "e", "y"]]
     lazy = dd.from_pandas(frame, npartitions=6)
     expected = fitted(frame, "y").sha256
-    for values, n_workers in ((2250, 1), (2249, 3), (0, 3)):  # twice as many values with three workers, of two threads each
+    for values, n_workers in ((2701, 1), (2699, 3), (0, 3)):  # 9,000 values, three workers of two threads
         with dask.config.set({"dboost.single-worker-values": values}):
             booster = fitted(lazy, "y", client=client)
         assert booster.sha256 == expected

@@ -12,7 +12,7 @@ reduces its load. A partition is never divided.
 
 **Small tables** (`is_for_one_worker`) get a single worker, which grows whole trees, because the rounds of messages would take
 longer than the work that they divide. A round takes the same time on any number of workers; what they save grows with their
-number. Per value, a worker takes 1.5 times as long in rounds as for whole trees.
+number. Per value, a worker takes 1.2 times as long in rounds as for whole trees.
 
 **During training** (`JoinedWorkers`). Workers that joined, and workers without rows after loading, receive partitions, which
 they read from the source while training continues. Between two trees the new shards apply the trees grown so far, and the
@@ -103,7 +103,7 @@ def plan_moves(
 
 
 #: Time for a value in rounds, in times of that for whole trees.
-_ROUNDS_COST = 1.5
+_ROUNDS_COST = 1.2
 #: Bytes that a value of a table may take while it is loaded: as float64, as a copy, and as code.
 _VALUE_BYTES = 24
 
