@@ -448,6 +448,20 @@ def test_one_container_without_a_cluster(cluster: Cluster, same_model: Callable[
     )
 
 
+def test_one_worker_has_the_rows_of_a_small_table(cluster: Cluster, same_model: Callable[..., None]) -> None:
+    """As by default; the worker is killed, too."""
+    by_default = {"DASK_DBOOST__SINGLE_WORKER_VALUES": "8000000"}
+    cluster.fresh()
+    same_model("none, rows on one worker", cluster.run(environment=by_default))
+    cluster.fresh()
+    cluster.start(environment=by_default)
+    cluster.until(60)
+    cluster.engine.kill(WORKERS[0])
+    cluster.engine.kill(WORKERS[1])
+    cluster.keep_up()
+    same_model("rows on one worker, both killed and replaced", cluster.finish())
+
+
 def test_predict_reads_the_files_of_the_fit(cluster: Cluster, undisturbed: Reference) -> None:
     """They have a column of text without values."""
     cluster.fresh()

@@ -48,6 +48,10 @@ class Deployed:
         return data
 
 
+#: The tables of tests are so small that one worker would have all rows, and the faults of most others would have no effect.
+DIVIDED = {"DASK_DBOOST__SINGLE_WORKER_VALUES": "0"}
+
+
 class Pods:
     """Containers of one engine.
 
@@ -90,7 +94,7 @@ class Pods:
         for variable in container.get("env", []):
             path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
             given[variable["name"]] = name if path == "metadata.name" else variable["value"]
-        given |= environment or {}
+        given |= DIVIDED | (environment or {})
         command = [_REFERENCE.sub(lambda match: given[match[1]], one) for one in arguments or container["args"]]
         options = [*_rights(pod, container), *self._volumes(name, deployed, pod, container)]
         for key, value in given.items():
