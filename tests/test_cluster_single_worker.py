@@ -14,6 +14,7 @@ import dask.dataframe as dd
 import pandas as pd
 import pytest
 from distributed import Client
+from distributed.core import Status
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -178,6 +179,29 @@ def test_fits_take_turns_with_the_workers(client: Client) -> None:
     for _ in range(3):
         fitted(lazy, "z", client=client, max_iter=1, callbacks=[look])
     assert len(used) == 3
+
+
+def test_a_paused_worker_gets_no_rows(client: Client) -> None:
+    def pause(dask_worker: Any = None) -> None:
+        dask_worker.memory_manager.memory_pause_fraction = False  # Dask does not let the worker go on
+        dask_worker.status = Status.paused
+
+    def resume(dask_worker: Any = None) -> None:
+        dask_worker.status = Status.running
+
+    paused, *others = client.scheduler_info(n_workers=-1)["workers"]
+    lazy, used = dd.from_pandas(FRAME[["a", "b", "z"]], npartitions=4), set()
+
+    def look(_: dboost.Iteration) -> None:
+        used.update(worker for worker, n in client.run(held_rows).items() if n)
+
+    client.run(pause, workers=[paused])
+    try:
+        for _ in range(3):
+            fitted(lazy, "z", client=client, max_iter=1, callbacks=[look])
+    finally:
+        client.run(resume, workers=[paused])
+    assert used == set(others)
 
 
 def test_rows_in_several_shards_are_grown_in_rounds(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

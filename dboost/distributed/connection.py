@@ -163,7 +163,7 @@ class Connection:
         row may be counted twice.
     attempts : Attempts
     memory_limits : dict of str to int
-        Bytes of the usable workers by address, 0 for no limit, as of the last call of `usable`.
+        Bytes of the usable workers that are not paused, by address, 0 for no limit; as of the last call of `usable`.
 
     Raises
     ------
@@ -247,6 +247,7 @@ class Connection:
         """
         usable: list[str] = []
         unusable: dict[str, str] = {}
+        self.memory_limits = {}
         for address, fields in self._call("dboost_workers")["workers"].items():
             record = WorkerRecord(*fields)
             if not self._choice.includes(address, record):
@@ -255,7 +256,8 @@ class Connection:
                 unusable[address] = str(error)
             elif record.version != SILENT:
                 usable.append(address)
-                self.memory_limits[address] = record.memory_limit
+                if record.is_running:
+                    self.memory_limits[address] = record.memory_limit
         return usable, unusable
 
     def wait_for_usable(self) -> list[str]:

@@ -11,6 +11,7 @@ error.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -33,6 +34,8 @@ from dboost.session.transport import ByPartitions
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
+
+_log = logging.getLogger("dboost")
 
 
 @dataclass(eq=False)
@@ -254,6 +257,8 @@ class PartitionedTable:
         addresses = {i: ref.worker for i, ref in owners.items()}
         single = self.single_worker(n_threads)
         if single is not None:
+            if len(n_threads) > 1:
+                _log.info("%s: a small table, so worker %s gets all rows (dboost.single-worker-values)", self.name, single)
             moves = {i: single for i, worker in addresses.items() if worker != single}
         elif n_threads:
             moves = plan_moves(addresses, self.lengths, n_threads, n_rows_of, imbalance(self.source.is_persisted))
@@ -284,7 +289,7 @@ class PartitionedTable:
         fitting = sorted(
             worker
             for worker, n in n_threads.items()
-            if is_for_one_worker(n_values, n, len(n_threads), self.source.memory_limit or limits.get(worker, 0))
+            if worker in limits and is_for_one_worker(n_values, n, len(n_threads), self.source.memory_limit or limits[worker])
         )
         with_rows = {entry.ref.worker for entry in self.worker_partitions}
         candidates = [worker for worker in fitting if worker in with_rows] or fitting

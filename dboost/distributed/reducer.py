@@ -404,7 +404,7 @@ class Reducer(SchedulerPlugin):
         versions = await self._ping_all(known)
         states = self._scheduler.workers
         return {
-            address: (*version, str(state.name), dict(state.resources), state.memory_limit)
+            address: (*version, str(state.name), dict(state.resources), state.memory_limit, state.status is Status.running)
             for address, version in versions.items()
             if (state := states.get(address)) is not None  # it may have left meanwhile
         }

@@ -19,6 +19,7 @@ class WorkerRecord:
     name: str
     resources: Mapping[str, float]
     memory_limit: int  # bytes, 0 if there is none
+    is_running: bool  # as opposed to paused, or about to leave
 
 
 @dataclass(frozen=True)
