@@ -310,8 +310,13 @@ class _Fit:
 
     def on(self, workers: int) -> Plan:
         """Return the plan for a number of workers."""
-        spec, share = self.spec, self.share(workers)
-        columns, raw = len(spec.layout.n_bins), share * self.raw_row
+        from dboost.distributed.rebalance import is_for_one_worker  # which imports Dask
+
+        spec, columns = self.spec, len(self.spec.layout.n_bins)
+        # One worker trains on a small table, whatever the number of workers.
+        is_alone = workers == 1 or is_for_one_worker(self.rows * columns, self.threads, workers, self.limit)
+        share = self.rows if is_alone else self.share(workers)
+        raw = share * self.raw_row
         needed = self.needed(share)
         in_memory = needed <= self.limit
         added = max(self.training(share), self.loading(share)) if in_memory else self.spare.limit
@@ -320,7 +325,7 @@ class _Fit:
         # Best-first and depth-wise trees of any size visit each row about once per level.
         leaves = (1 + math.log2(spec.max_leaves) / 2) / (1 + math.log2(CELL_LEAVES) / 2)
         of_tree = share * columns * CELL_SECONDS * leaves * spec.n_outputs / speed
-        rounds = 0.0 if workers == 1 else ROUNDS * self.round_seconds(workers)
+        rounds = 0.0 if is_alone else ROUNDS * self.round_seconds(workers)
         return Plan(
             rows=self.rows,
             columns=columns,

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
 
@@ -219,3 +220,11 @@ def test_a_plan_is_a_frozen_record_that_prints() -> None:
 def test_invalid_values_are_errors(arguments: dict, complaint: str) -> None:
     with pytest.raises(dboost.ParameterError, match=complaint):
         dboost.plan(**{"rows": 10**6, "columns": 10} | arguments)
+
+
+def test_one_worker_has_a_small_table() -> None:
+    with dask.config.set({"dboost.single-worker-values": 8_000_000}):
+        small = dboost.plan(200_000, 28, workers=4, worker_memory="8GiB")
+        assert small.training_minutes == dboost.plan(200_000, 28, workers=1, worker_memory="8GiB").training_minutes
+        large = dboost.plan(10**7, 28, workers=4, worker_memory="8GiB")
+        assert large.training_minutes < dboost.plan(10**7, 28, workers=1, worker_memory="8GiB").training_minutes
