@@ -133,7 +133,10 @@ def _on_cluster(X: np.ndarray, y: np.ndarray, size: Size, how: dict[str, Any]) -
 def _cluster(n_workers: int) -> Iterator[Any]:
     from distributed import Client, LocalCluster
 
+    import dask
+
     with (
+        dask.config.set({"dboost.single-worker-values": 0}),  # otherwise one worker would have all rows
         LocalCluster(n_workers=n_workers, threads_per_worker=1, dashboard_address=None, memory_limit="1.5GiB") as cluster,
         Client(cluster) as client,
     ):
