@@ -131,9 +131,8 @@ def _on_cluster(X: np.ndarray, y: np.ndarray, size: Size, how: dict[str, Any]) -
 
 @contextmanager
 def _cluster(n_workers: int) -> Iterator[Any]:
-    from distributed import Client, LocalCluster
-
     import dask
+    from distributed import Client, LocalCluster
 
     with (
         dask.config.set({"dboost.single-worker-values": 0}),  # otherwise one worker would have all rows
