@@ -61,13 +61,16 @@ for target in (y, y > 0, np.digitize(y, [-1, 1]).astype(str)):
         booster.predictor()(X[0])
 for features in (list("abcd"), ["a", "kind"], ["a", "town"]):
     dboost.fit(frame, "h", features=features, sample_weight="weight", eval_set=frame, max_iter=2).predict(frame)
+import dask
 import dask.dataframe as dd
 from distributed import Client, LocalCluster
 with LocalCluster(n_workers=2, threads_per_worker=2, processes=False, dashboard_address=None) as cluster, Client(cluster):
     lazy = dd.from_pandas(frame, npartitions=4)
-    for target in ("a", "kind"):
-        dboost.fit(lazy, target, features=list("bcdefgh"), eval_set=lazy, max_iter=2)
-    dboost.fit(lazy, "h", features=["a", "kind", "town"], sample_weight="weight", loss="huber", max_iter=2)
+    for values in (0, 8_000_000):  # rounds of all workers, and whole trees of one
+        with dask.config.set({"dboost.single-worker-values": values}):
+            for target in ("a", "kind"):
+                dboost.fit(lazy, target, features=list("bcdefgh"), eval_set=lazy, max_iter=2)
+            dboost.fit(lazy, "h", features=["a", "kind", "town"], sample_weight="weight", loss="huber", max_iter=2)
 """
 
 

@@ -12,6 +12,7 @@ import argparse
 import time
 from typing import Any
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -37,7 +38,8 @@ FEW: dict[str, Any] = {"max_iter": 2, "progress": False}
 def run(arguments: argparse.Namespace) -> None:
     start = time.perf_counter()
     sample_rows(SAMPLE_ROWS + 1, 0)  # the kernel that samples large tables
-    with small_cluster() as cluster:
+    # Rows on both workers: one that has all of them uses the kernels of a fit without a cluster.
+    with dask.config.set({"dboost.single-worker-values": 0}), small_cluster() as cluster:
         for name, data in tables().items():
             began = time.perf_counter()
             for client in (None, cluster) if name in ON_CLUSTERS else (None,):
@@ -59,7 +61,9 @@ def _use(data: Any, target: np.ndarray, weight: np.ndarray | None, **options: An
         frame: Any = data.assign(target=target, weight=FRACTIONS if weight is None else weight)
         features = [str(name) for name in data.columns]
         given = None if weight is None else "weight"
-        held_out: Any = dd.from_pandas(frame, npartitions=1) if options.get("client") else frame
+        held_out: Any = frame
+        if options.get("client"):
+            held_out, frame = dd.from_pandas(frame, npartitions=1), dd.from_pandas(frame, npartitions=2)
         booster = dboost.fit(frame, "target", features=features, sample_weight=given, eval_set=held_out, **FEW, **options)
     else:
         held_out = (data, target) if weight is None else (data, target, weight)

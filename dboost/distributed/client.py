@@ -61,7 +61,7 @@ def cluster_at(scheduler: str | None, n_workers: int | None) -> Iterator[Any]:
 
 @contextmanager
 def small_cluster() -> Iterator[Any]:
-    """Yield a client of a scheduler and one worker inside this process."""
+    """Yield a client of a scheduler and two workers inside this process."""
     from dboost.distributed.connection import inside
 
     with inside() as client:

@@ -95,10 +95,10 @@ def connected(scheduler: str | None, n_workers: int | None) -> Iterator[Client]:
 
 @contextmanager
 def inside() -> Iterator[Client]:
-    """Yield a client of a scheduler and one worker with one thread, all in this process and not reachable from outside."""
+    """Yield a client of a scheduler and two workers of one thread, all in this process and not reachable from outside."""
     with (
         LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, silence_logs=logging.ERROR
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None, silence_logs=logging.ERROR
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
