@@ -23,6 +23,7 @@ from unittest.mock import patch
 
 import dask
 from distributed import Client
+from distributed.core import Status
 
 from benchmarks.simulation.clock import CountedLoop, run_on
 from benchmarks.simulation.costs import Costs
@@ -54,7 +55,9 @@ class Worker:
         self.address = address
         self.handlers: dict[str, Any] = {}
         self.plugins: dict[str, Any] = {}
-        self.state = SimpleNamespace(nthreads=1, nanny=None, server_id=address, name=address, resources={})
+        self.state = SimpleNamespace(
+            nthreads=1, nanny=None, server_id=address, name=address, resources={}, memory_limit=0, status=Status.running
+        )  # fmt: skip
         self.local_directory = tempfile.gettempdir()  # the folder of streamed rows, if memory were limited
         self.memory_manager = SimpleNamespace(memory_limit=None)
         self._simulated = simulated
@@ -376,7 +379,8 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
     # Slices of histograms that do not fit 32 bits are sent in 64.
     simulated.wire.scale = 2.0 if is_wide(n_rows / simulated.n_workers) else 1.0
     with (
-        dask.config.set({"dboost.lines": simulated.lines}),
+        # The few real rows stand for many.
+        dask.config.set({"dboost.lines": simulated.lines, "dboost.single-worker-values": 0}),
         patch.object(Connection, "open_line", lambda self: None),
         patch.object(reducer, "FitCalls", lambda guard, numbers: SimulatedFitCalls(simulated, numbers)),
         patch.object(relay, "LineCalls", lambda guard: SimulatedCalls(simulated, guard._line.address)),
