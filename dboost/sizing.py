@@ -310,11 +310,13 @@ class _Fit:
 
     def on(self, workers: int) -> Plan:
         """Return the plan for a number of workers."""
-        from dboost.distributed.rebalance import is_for_one_worker  # which imports Dask
+        from dboost.distributed.rebalance import is_for_one_worker, is_held  # which imports Dask
 
         spec, columns = self.spec, len(self.spec.layout.n_bins)
         # One worker trains on a small table, whatever the number of workers.
-        is_alone = workers == 1 or is_for_one_worker(self.rows * columns, self.threads, workers, self.limit)
+        n_values = self.rows * columns
+        is_small = is_for_one_worker(n_values * spec.n_outputs, self.threads, workers) and is_held(n_values, self.limit)
+        is_alone = workers == 1 or is_small
         share = self.rows if is_alone else self.share(workers)
         raw = share * self.raw_row
         needed = self.needed(share)

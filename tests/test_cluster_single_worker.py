@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.distributed import tree_rounds
-from dboost.distributed.rebalance import is_for_one_worker
+from dboost.distributed.rebalance import is_for_one_worker, is_held
 from dboost.estimators import DBoostClassifier
 from dboost.session.worker_session import WorkerSession
 from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
@@ -126,25 +126,43 @@ def test_rows_held_out_from_the_table(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_values", "n_threads", "n_workers", "memory_limit", "expected"),
+    ("n_values", "n_threads", "n_workers", "expected"),
     [
-        (19_900_000, 1, 2, 0, True),
-        (20_100_000, 1, 2, 0, False),
-        (39_900_000, 2, 2, 0, True),
-        (13_300_000, 1, 3, 0, True),
-        (13_400_000, 1, 3, 0, False),
-        (8_000_000, 1, 1000, 0, True),
-        (8_100_000, 1, 1000, 0, False),
-        (10**12, 1, 1, 0, True),  # there is no other worker
-        (1_000_000, 1, 2, 48_000_000, True),
-        (1_000_000, 1, 2, 47_000_000, False),
-        (0, 1, 2, 0, False),
+        (19_900_000, 1, 2, True),
+        (20_100_000, 1, 2, False),
+        (39_900_000, 2, 2, True),
+        (13_300_000, 1, 3, True),
+        (13_400_000, 1, 3, False),
+        (8_000_000, 1, 1000, True),
+        (8_100_000, 1, 1000, False),
+        (10**12, 1, 1, True),  # there is no other worker
+        (0, 1, 2, False),
     ],
 )
-def test_tables_for_one_worker(n_values: int, n_threads: int, n_workers: int, memory_limit: int, expected: bool) -> None:
-    assert is_for_one_worker(n_values, n_threads, n_workers, memory_limit) is expected
+def test_tables_for_one_worker(n_values: int, n_threads: int, n_workers: int, expected: bool) -> None:
+    assert is_for_one_worker(n_values, n_threads, n_workers) is expected
     with dask.config.set({"dboost.single-worker-values": 0}):
-        assert not is_for_one_worker(n_values, n_threads, n_workers, memory_limit)
+        assert not is_for_one_worker(n_values, n_threads, n_workers)
+
+
+def test_tables_that_a_worker_holds() -> None:
+    assert is_held(1_000_000, 48_000_000) and is_held(10**12, 0)
+    assert not is_held(1_000_000, 47_000_000)
+
+
+def test_several_classes_are_worth_more_workers(client: Client) -> None:
+    """Their number is known only after loading: one worker gets all rows, and the others theirs while trees are grown."""
+    frame = FRAME[["a", "b", "d", "t"]]
+    lazy = dd.from_pandas(frame, npartitions=6)
+    options: dict[str, Any] = {"max_iter": 40, "learning_rate": 0.05}
+    n_classes = frame["t"].nunique()
+    limit = 3 * 3000 * 0.6 / 2  # with three workers of two threads
+    for values, n_workers in ((n_classes * limit + 1, {1}), (limit + 1, {1, 2, 3})):
+        with dask.config.set({"dboost.single-worker-values": values}):
+            booster = fitted(lazy, "t", client=client, **options)
+        assert booster.sha256 == fitted(frame, "t", **options).sha256
+        assert set(booster.history["workers"]) <= n_workers
+        assert booster.history["workers"].iloc[-1] == max(n_workers)
 
 
 def test_larger_tables_are_divided(client: Client) -> None:

@@ -160,8 +160,10 @@ class ClusterTable:
         engine = ClusterEngine(self._connection, self._partitions, spec, n_rows, self._n_threads)
         self._engine = engine
 
+        self._partitions.n_outputs = spec.shard.n_outputs
+
         def arguments() -> tuple[BuildSpec, ReplayState]:
-            return replace(spec, is_whole=len(self._partitions.sessions) == 1), engine.past()
+            return replace(spec, is_whole=self._partitions.has_single_worker), engine.past()
 
         self._partitions.build(Session.build, arguments)
         self._connection.open_line()

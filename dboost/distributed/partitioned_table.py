@@ -24,7 +24,7 @@ from dboost.data.row_metadata import MetadataRows
 from dboost.distributed.connection import Connection
 from dboost.distributed.messages import LostWorkers
 from dboost.distributed.read_tasks import ReadTasks, Receipt, rows_alone
-from dboost.distributed.rebalance import is_for_one_worker, plan_moves
+from dboost.distributed.rebalance import is_for_one_worker, is_held, plan_moves
 from dboost.errors import DataError
 from dboost.schema import Feature
 from dboost.session.partition_loader import PartitionStats
@@ -61,6 +61,7 @@ class PartitionedTable:
     #: Stages that all partitions have completed; partitions that are read again run them in order.
     stages: list[Callable[[list[WorkerPartitions]], object]] = field(default_factory=list)
     fingerprints: dict[int, int] = field(default_factory=dict)  # of values, by partition
+    n_outputs: int = 1  # trees of an iteration, once they are known
     _n_trained: dict[int, int] | None = None
     _known: tuple[Feature, ...] | None = None
     _n_batches: int = 0
@@ -285,15 +286,25 @@ class PartitionedTable:
         one. n_threads : of the usable workers.
         """
         n_values = sum(self.lengths.values()) * len(self.source.plan.specs)
-        limits = self.connection.memory_limits
+        limits, of_fit = self.connection.memory_limits, self.source.memory_limit
         fitting = sorted(
             worker
             for worker, n in n_threads.items()
-            if worker in limits and is_for_one_worker(n_values, n, len(n_threads), self.source.memory_limit or limits[worker])
+            if worker in limits
+            and is_held(n_values, of_fit or limits[worker])
+            and is_for_one_worker(n_values * self.n_outputs, n, len(n_threads))
         )
         with_rows = {entry.ref.worker for entry in self.worker_partitions}
         candidates = [worker for worker in fitting if worker in with_rows] or fitting
         return candidates[self.connection.number % len(candidates)] if candidates else None
+
+    @property
+    def has_single_worker(self) -> bool:
+        """Whether one worker has the rows of a small table, and is to have them.
+
+        With several outputs the work of an iteration may be worth more workers; these are known only after loading.
+        """
+        return len(self.sessions) == 1 and self.single_worker(self.connection.client.nthreads()) is not None
 
     def new_batch(self) -> str:
         """Return a unique name for a batch of this fit."""

@@ -12,7 +12,8 @@ reduces its load. A partition is never divided.
 
 **Small tables** (`is_for_one_worker`) get a single worker, which grows whole trees, because the rounds of messages would take
 longer than the work that they divide. A round takes the same time on any number of workers; what they save grows with their
-number. Per value, a worker takes 1.2 times as long in rounds as for whole trees.
+number. Per value, a worker takes 1.2 times as long in rounds as for whole trees. With several classes the work of an iteration
+may be worth more workers; their number is known only after loading, and the others then get rows as workers that join.
 
 **During training** (`JoinedWorkers`). Workers that joined, and workers without rows after loading, receive partitions, which
 they read from the source while training continues. Between two trees the new shards apply the trees grown so far, and the
@@ -108,14 +109,19 @@ _ROUNDS_COST = 1.2
 _VALUE_BYTES = 24
 
 
-def is_for_one_worker(n_values: int, n_threads: int, n_workers: int, memory_limit: int) -> bool:
+def is_for_one_worker(n_values: int, n_threads: int, n_workers: int) -> bool:
     """Return whether a worker alone trains on a table as fast as all workers together do in rounds.
 
-    n_values : rows times features; n_threads : of the worker; memory_limit : its bytes, 0 if there is no limit.
+    n_values : rows times features, times the trees of an iteration; n_threads : of the worker.
     """
     saved = max(1.0 - _ROUNDS_COST / n_workers, 0.0)  # fraction of the time that all workers save, apart from the rounds
-    is_held = memory_limit == 0 or n_values * _VALUE_BYTES <= memory_limit // 2
-    return n_values > 0 and n_values * saved <= single_worker_values() * n_threads and single_worker_values() > 0 and is_held
+    most = single_worker_values() * n_threads
+    return n_values > 0 and most > 0 and n_values * saved <= most
+
+
+def is_held(n_values: int, memory_limit: int) -> bool:
+    """Return whether a worker can load a table. n_values : rows times features; memory_limit : its bytes, 0 for no limit."""
+    return memory_limit == 0 or n_values * _VALUE_BYTES <= memory_limit // 2
 
 
 _log = logging.getLogger("dboost")
@@ -160,16 +166,11 @@ class JoinedWorkers:
         with_rows = {ref.worker for ref in table.sessions}  # a restarted worker may have received rows already
         joined = {worker for worker in joined if worker[0] not in with_rows}
         # Arrays that the user gave for all rows would have to be sent again with every move.
-        if joined and not table.source.whole and not self._is_single():
+        if joined and not table.source.whole and not table.has_single_worker:
             owned = [(i, entry.ref.worker) for entry in table.worker_partitions for i in entry.numbers]
             self._receipts, self._batch = [], table.new_batch()
             self._reader = threading.Thread(target=self._read, args=(joined, owned), daemon=True)
             self._reader.start()
-
-    def _is_single(self) -> bool:
-        """Return whether one worker has the rows of a small table, and is to have them."""
-        has_one = len(self._table.sessions) == 1
-        return has_one and self._table.single_worker(self._connection.client.nthreads()) is not None
 
     def _read(self, joined: set[tuple[str, str]], owned: list[tuple[int, str]]) -> None:
         """Read partitions on new workers, in a thread. After an error the rows stay with their owners.
