@@ -14,6 +14,7 @@ from distributed import Client, LocalCluster
 
 import dboost
 from dboost.distributed.messages import pack
+from dboost.session import engines
 from tests.helpers.clusters import a_table, held_fits, held_rows, session_names, threads_cluster, until
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]
@@ -108,6 +109,12 @@ def adaptive() -> Iterator[Client]:
         yield client
 
 
+def workers_needed(dask_scheduler: Any = None) -> int:
+    """Return the number of workers that the running fit has requested."""
+    (fit,) = dask_scheduler.plugins["dboost"]._fits.values()
+    return fit.n_workers_needed
+
+
 def n_workers(client: Client) -> int:
     return len(client.scheduler_info(n_workers=-1)["workers"])
 
@@ -136,6 +143,42 @@ def test_a_cluster_grows_while_data_are_read_and_shrinks_after_the_fit(adaptive:
     assert booster.sha256 == expected
     workers = booster.history["workers"]
     assert workers[0] > 1 and (workers.diff().dropna() >= 0).all(), "none is taken from the fit"
+    assert not losses(adaptive)
+    until(lambda: n_workers(adaptive) == 1)
+
+
+def test_a_cluster_without_workers_gets_one_for_a_fit(adaptive: Client, expected: str) -> None:
+    adaptive.cluster.adapt(minimum=0, maximum=2)
+    until(lambda: n_workers(adaptive) == 0)
+    lazy = dd.from_pandas(FRAME, npartitions=4)
+    booster = dboost.fit(lazy, "z", client=adaptive, callbacks=lambda now: time.sleep(0.1), **OPTIONS)
+    assert booster.sha256 == expected
+    assert not losses(adaptive)
+    until(lambda: n_workers(adaptive) == 0)
+
+
+def test_a_cluster_grows_until_all_rows_are_in_memory(adaptive: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "WORTH_KEEPING", 0)
+    rows = a_table(60_000)[["a", "b", "e", "z"]]
+    lazy = adaptive.persist(dd.from_pandas(rows, npartitions=24))  # nothing is left to do for Dask
+    adaptive.cluster.adapt(minimum=1, maximum=8, target_duration="1h")  # tasks want no further worker
+
+    def look(now: dboost.Iteration) -> None:
+        if now.iteration == 2:  # at the earliest then new workers receive partitions
+            needed.append(adaptive.run_on_scheduler(workers_needed))
+            until(lambda: n_workers(adaptive) == needed[0])
+        time.sleep(0.1)
+
+    needed: list[int] = []
+    options = OPTIONS | {"max_iter": 25}
+    booster = dboost.fit(lazy, "z", client=adaptive, callbacks=look, memory_limit="2MiB", **options)
+    assert booster.sha256 == dboost.fit(rows, "z", **options).sha256
+    history = booster.history
+    assert 2 < needed[0] < 8, "as many as the rows need, not as many as there can be"
+    assert history["bytes_read"].iloc[0] > 0
+    # The first worker's rows stay in files, most of whose blocks are now in its memory.
+    assert history["bytes_read"].iloc[-1] < history["bytes_read"].iloc[0] / 5
+    assert history["workers"].iloc[-1] == needed[0]
     assert not losses(adaptive)
     until(lambda: n_workers(adaptive) == 1)
 

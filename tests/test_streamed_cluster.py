@@ -16,10 +16,11 @@ from distributed import Client
 
 import dboost
 from dboost.distributed import worker_plugin
+from dboost.session import engines, shard_runner
 from dboost.session.memory_budget import Budget
 from dboost.session.partition_loader import PartitionBatch
 from dboost.shards import shard_spec
-from tests.helpers.clusters import Processes, a_table, held_rows, rows_in_files, stream_everything, threads_cluster
+from tests.helpers.clusters import Processes, a_table, held_rows, keep_blocks, rows_in_files, stream_everything, threads_cluster
 
 FRAME = a_table(3000)
 OPTIONS: dict[str, Any] = {"max_iter": 3, "progress": False, "max_leaf_nodes": 8, "features": ["a", "b", "c", "e"]}
@@ -61,6 +62,21 @@ def test_the_model_is_that_of_rows_in_memory(client: Client, streaming: None, ta
     client.sync(client.scheduler.identity)  # everything that belongs to the fit is released by then
     left = [path for folder in folders for path in folder.glob("dboost-*")]
     assert left == [] or all(not any(path.glob("codes")) for path in left)
+
+
+@pytest.mark.parametrize("n_staying", [None, 1])
+def test_blocks_that_stay_on_workers(
+    client: Client, streaming: None, monkeypatch: pytest.MonkeyPatch, n_staying: int | None
+) -> None:
+    """Blocks for which a worker has memory are read once: here all, or one for each thread."""
+    allowed = shard_runner.blocks_that_stay
+    monkeypatch.setattr(engines, "WORTH_KEEPING", 0)
+    monkeypatch.setattr(shard_runner, "blocks_that_stay", lambda *given: n_staying or allowed(*given))
+    settings = OPTIONS | {"sample_weight": "w", "subsample": 0.7}
+    booster = dboost.fit(lazily(), "y", client=client, memory_limit="64MiB", **settings)
+    assert booster.sha256 == dboost.fit(FRAME, "y", **settings).sha256
+    read = booster.history["bytes_read"].iloc[1:]
+    assert (read == 0).all() if n_staying is None else (read > 0).all()
 
 
 def test_rows_that_fit_stay_in_memory(client: Client) -> None:
@@ -185,11 +201,16 @@ def dying() -> Iterator[Processes]:
 
 
 @pytest.mark.slow
-def test_workers_die_and_come(dying: Processes) -> None:
-    """A killed worker's rows, also those of evaluation sets, are read again elsewhere; a new worker receives rows of others."""
+@pytest.mark.parametrize("stay", [False, True])
+def test_workers_die_and_come(dying: Processes, stay: bool) -> None:
+    """A killed worker's rows, also those of evaluation sets, are read again elsewhere; a new worker receives rows of others.
+
+    Blocks that stay in memory are then written, because the memory is needed for the other rows.
+    """
     client, options, held = dying.client, OPTIONS | {"max_iter": 12}, FRAME[:900]
     expected = dboost.fit(FRAME, "z", eval_set=held, **options)
     client.run(stream_everything)
+    client.run(keep_blocks, stay)
     dboost.fit(lazily(), "z", client=client, memory_limit="64MiB", **OPTIONS | {"max_iter": 1})
     victim = next(iter(dying.pids().values()))
 
@@ -203,7 +224,9 @@ def test_workers_die_and_come(dying: Processes) -> None:
     booster = dboost.fit(lazily(), "z", eval_set=sets, client=client, memory_limit="64MiB", callbacks=replace, **options)
     assert booster.sha256 == expected.sha256
     assert booster.history["eval_log_loss"].equals(expected.history["eval_log_loss"])
-    assert (booster.history["bytes_read"] > 0).all()
+    read = booster.history["bytes_read"]
+    assert (read > 0).all(), "at least of the evaluation set"
+    assert not stay or read.iloc[1] < read.iloc[5] / 2
 
 
 @pytest.mark.slow

@@ -169,6 +169,8 @@ class ClusterTable:
         self._connection.open_line()
         if spec.may_stream:
             engine.streams = self._log_files(spec) and spec.n_bites is None
+            if engine.streams:
+                self._need_workers(spec, n_rows)
         return engine
 
     def _log_files(self, spec: BuildSpec) -> bool:
@@ -179,6 +181,12 @@ class ClusterTable:
             limit = "what Dask lets their workers have" if spec.budget is None else f"memory_limit={spec.budget}"
             _log.info("%d rows do not fit %s and are %s files", n_rows, limit, how)
         return n_rows > 0
+
+    def _need_workers(self, spec: BuildSpec, n_rows: int) -> None:
+        """Request the workers whose memory holds all rows; they get partitions when they join (see `rebalance`)."""
+        n_held = min(self._partitions.ask(Session.most_rows_in_memory, spec))
+        if n_held:
+            self._connection.need_workers(-(-n_rows // n_held))
 
     def eval_sets(
         self, spec: BuildSpec, chosen: dict[str, tuple[int, float]], sets: Sequence[NamedSet], *, with_block: bool

@@ -260,6 +260,10 @@ class Connection:
                     self.memory_limits[address] = record.memory_limit
         return usable, unusable
 
+    def need_workers(self, n_workers: int) -> None:
+        """Have an adaptive cluster provide at least this many workers until the end of the fit, without waiting for them."""
+        self._call("dboost_need", n_workers=n_workers)
+
     def wait_for_usable(self) -> list[str]:
         """Return the usable workers, as soon as there is one.
 
@@ -385,6 +389,8 @@ class Connection:
     def _call(self, operation: str, **arguments: Any) -> dict[str, Any]:
         async def call() -> Any:
             scheduler: Any = self.client.scheduler
+            if scheduler is None:
+                raise DBoostError("the client was closed during the fit")
             remote: Callable[..., Any] = getattr(scheduler, operation)
             return await remote(fit=self.fit, **arguments)
 

@@ -103,6 +103,7 @@ class Reducer(SchedulerPlugin):
         self._versions: dict[str, WorkerVersion] = {}
         self._numbers = itertools.count(1)  # of calls of all fits; a lower number identifies messages of abandoned calls
         self.registry = FitRegistry()
+        scheduler.adaptive_target = self.adaptive_target  # type: ignore[method-assign]
         self._unpublish = publish(self.registry)
         show(self.registry, getattr(scheduler, "http_application", None))
         getattr(scheduler, "stream_handlers", {})["dboost-log"] = self.record_event
@@ -110,7 +111,9 @@ class Reducer(SchedulerPlugin):
             {
                 "dboost_open": self.open_fit,
                 "dboost_workers": self.usable_workers,
+                "dboost_need": self.need_workers,
                 "dboost_line": self.line,
+                "adaptive_target": self.adaptive_target,
                 "dboost_ask": self.ask,
                 "dboost_grow": self.grow_trees,
                 "dboost_move": self.move,
@@ -153,6 +156,12 @@ class Reducer(SchedulerPlugin):
     async def usable_workers(self, fit: str) -> dict[str, Any]:
         """Return the current workers, see `_records`; only new workers are pinged."""
         return {"status": OK, "workers": await self._records(known=True)}
+
+    async def need_workers(self, fit: str, n_workers: int) -> dict[str, Any]:
+        """Record how many workers a fit needs, see `adaptive_target`."""
+        if fit in self._fits:
+            self._fits[fit].n_workers_needed = n_workers
+        return {"status": OK}
 
     async def ask(self, fit: str, sessions: Sequence[Any], method: str, arguments: Any) -> dict[str, Any]:
         """Call a method of sessions. arguments : packed; bytes for all sessions, or a list of bytes."""
@@ -250,6 +259,15 @@ class Reducer(SchedulerPlugin):
         for name, fit in list(self._fits.items()):
             if fit.client == client:
                 self._run_in_background(self.end_fit(name))
+
+    def adaptive_target(self, target_duration: Any = None) -> int:
+        """Return how many workers an adaptive cluster should have: as Dask's tasks need, or more if a fit needs more.
+
+        Dask counts tasks, and sees none between the trees of a fit. Its adaptive clusters (in this process, by messages or by
+        HTTP) ask the scheduler for this number.
+        """
+        needed = max((fit.n_workers_needed for fit in self._fits.values()), default=0)
+        return max(Scheduler.adaptive_target(self._scheduler, target_duration), needed)
 
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[Any]) -> list[Any]:
         """Keep workers with rows, and workers that read them, when a cluster scales down."""
@@ -559,6 +577,7 @@ class Fit:
     lines: FitCalls | None  # None if connections do not allow lines
     workers: frozenset[str] = frozenset()  # all workers that the fit has called and that are still present
     cancelled: bool = False
+    n_workers_needed: int = 1  # at least; an adaptive cluster may have none when the fit begins
     #: Futures of pending `wait_for_replies` calls. Resolved when all replies arrived, one failed, the fit changed, or the
     #: liveness timeout expired.
     waiting_calls: set[asyncio.Future[bool]] = field(default_factory=set)

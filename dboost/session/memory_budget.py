@@ -98,8 +98,12 @@ class Budget:
         return int(max(self.sampled // (16 * min(n_rows, SAMPLE_ROWS + SAMPLE_ROWS // 8)), 1))
 
     def holds_rows(self, spec: ShardSpec, n_rows: int, n_threads: int) -> bool:
-        """Return whether the rows may stay in memory, beside the chunks from which they are encoded."""
-        return resident_bytes(spec, n_rows) + histogram_bytes(spec, n_threads) + self.reserve <= self.limit
+        """Return whether the rows may stay in memory; see `most_rows`."""
+        return n_rows <= self.most_rows(spec, n_threads)
+
+    def most_rows(self, spec: ShardSpec, n_threads: int) -> int:
+        """Return how many rows may stay in memory, beside the chunks from which they are encoded."""
+        return max(self.limit - self.reserve - histogram_bytes(spec, n_threads), 0) // resident_bytes(spec, 1)
 
     def histograms(self, spec: ShardSpec, n_rows: int, n_threads: int) -> int:
         """Return the bytes left for histograms beside the block buffers of streamed rows.

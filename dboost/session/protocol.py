@@ -276,6 +276,9 @@ class Session(Protocol):
     def in_files(self, batch: str, /) -> int:
         """Return how many training rows of a batch are in files."""
 
+    def most_rows_in_memory(self, batch: str, spec: BuildSpec, /) -> int:
+        """Return how many training rows this session would keep in memory, if its memory has a limit."""
+
     def hold_out(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, /) -> None:
         """Add the rows of a table to an evaluation set."""
 

@@ -27,7 +27,7 @@ from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble
 from dboost.session.batch_rows import BatchRows, starting_pieces
-from dboost.session.engines import FusedEngine
+from dboost.session.engines import FusedEngine, blocks_that_stay
 from dboost.session.protocol import BuildSpec, RefitStep, ReplayState
 from dboost.shards.apply_trees import add_grown_tree, leaves_of
 from dboost.shards.block_store import BlockStore, BlockWriter, StreamedShard
@@ -125,13 +125,20 @@ class StreamedRunner(ShardRunner):
     first, last : int
         Range of blocks, without `last`.
     batch, applied : as of `ShardRunner`
+    n_staying : int
+        Number of blocks that are resident in memory.
     """
 
     shard: StreamedShard
 
-    def __init__(self, files: ShardFiles, first: int, last: int, batch: str, applied: int) -> None:
-        super().__init__(StreamedShard(files.blocks, first, last), batch, applied)
-        self._files, self._bounds = files, (first, last)
+    def __init__(self, files: ShardFiles, first: int, last: int, batch: str, applied: int, n_staying: int) -> None:
+        super().__init__(StreamedShard(files.blocks, first, last, n_staying=n_staying), batch, applied)
+        self._files, self._bounds, self._n_staying = files, (first, last), n_staying
+
+    def unload(self) -> None:
+        """Release the memory of resident blocks, for rows that are added to the session."""
+        self.shard.unload()
+        self._n_staying = 0
 
     def keep(self, numbers: Sequence[int]) -> StreamedRunner | None:
         blocks = self._files.blocks
@@ -157,7 +164,7 @@ class StreamedRunner(ShardRunner):
             views = {name: block.codes.wide if name == "wide" else getattr(block, name) for name in names}
             writer.append(len(rows), {name: np.take(view, rows, axis=axes[name]) for name, view in views.items()})
         writer.finish()
-        return StreamedRunner(files, 0, files.blocks.n_blocks, self.batch, self.applied)
+        return StreamedRunner(files, 0, files.blocks.n_blocks, self.batch, self.applied, self._n_staying)
 
     def close(self) -> None:
         super().close()
@@ -237,18 +244,23 @@ def write_shard_files(rows: BatchRows, spec: BuildSpec, past: ReplayState, *, ro
 
 
 def streamed_runners(
-    rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, *, root: Path, n_threads: int
+    rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, *, root: Path, n_threads: int, staying_bytes: int
 ) -> list[StreamedRunner]:
-    """Write a batch to files, and return one runner per thread."""
+    """Write a batch to files, and return one runner per thread.
+
+    staying_bytes : memory for the histograms of a pass and for resident blocks.
+    """
     files = write_shard_files(rows, spec, past, root=root, n_threads=n_threads)
     if files is None:
         return []
     try:
         n_blocks = files.blocks.n_blocks
         n_runners = min(n_threads, n_blocks)
+        n_staying = blocks_that_stay(files.blocks, staying_bytes, spec.shard.max_leaves, n_runners)
+        bounds = [n_blocks * k // n_runners for k in range(n_runners + 1)]
         runners = [
-            StreamedRunner(files, n_blocks * k // n_runners, n_blocks * (k + 1) // n_runners, batch, past.applied)
-            for k in range(n_runners)
+            StreamedRunner(files, first, last, batch, past.applied, n_staying)
+            for first, last in zip(bounds, bounds[1:], strict=False)
         ]
         if past.applied >= 0:
             # Recompute the gradients after the last complete iteration; leaf values of zero change no score.

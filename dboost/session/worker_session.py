@@ -33,7 +33,7 @@ from dboost.session.batch_rows import BatchRows, global_row_ids
 from dboost.session.bites import ArcbitesEngine, FileBiteStore, InMemoryBiteStore, Iterations, SessionBites
 from dboost.session.engines import FusedEngine, StreamedEngine, Team, is_small
 from dboost.session.evaluation import WorkerEvalSets
-from dboost.session.memory_budget import Budget, check_rows_in_memory, limit_that_streams
+from dboost.session.memory_budget import MOST_ROWS, Budget, check_rows_in_memory, limit_that_streams
 from dboost.session.partition_loader import PartitionLoader
 from dboost.session.protocol import (
     BiteVisit,
@@ -142,11 +142,21 @@ class WorkerSession(PartitionLoader):
                 for runner in runners:
                     _replay(runner, past)
             self._runners += runners
-        elif limit_that_streams(asked, spare, spec.shard, rows.n_kept, self.n_rows, self._n_threads) is None:
-            rows.gather()
-            self._runners += self._in_memory(rows, batch, spec, past)
         else:
-            self._runners += streamed_runners(rows, batch, spec, past, root=self._folder, n_threads=self._n_threads)
+            limit = limit_that_streams(asked, spare, spec.shard, rows.n_kept, self.n_rows, self._n_threads)
+            for runner in self._runners:
+                if isinstance(runner, StreamedRunner):
+                    runner.unload()
+            if limit is None:
+                rows.gather()
+                self._runners += self._in_memory(rows, batch, spec, past)
+            else:
+                n_threads, staying = self._n_threads, 0
+                if not self._runners:
+                    staying = limit.histograms(spec.shard, rows.n_kept, n_threads) - limit.reserve
+                self._runners += streamed_runners(
+                    rows, batch, spec, past, root=self._folder, n_threads=n_threads, staying_bytes=staying
+                )
         rows.close()
         self._close_batch(batch)
         self._built.add(batch)
@@ -155,6 +165,11 @@ class WorkerSession(PartitionLoader):
         """Return how many training rows of a batch are in files."""
         streamed = (runner for runner in self._runners if runner.batch == batch and isinstance(runner, StreamedRunner))
         return self._bites.rows_in_files(batch) + sum(runner.n_rows for runner in streamed)
+
+    def most_rows_in_memory(self, batch: str, spec: BuildSpec) -> int:
+        """Return how many training rows this session would keep in memory, if its memory has a limit; for any batch."""
+        budget = spec.budget or self._spare
+        return MOST_ROWS if budget is None else budget.most_rows(spec.shard, self._n_threads)
 
     def _in_memory(self, rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState) -> list[ShardRunner]:
         runners: list[ShardRunner] = []

@@ -355,6 +355,15 @@ class StreamedShard:
         """
         return self._trees[output].sum_histograms(request)
 
+    def unload(self) -> None:
+        """Write resident blocks to the files, and stream them from now on."""
+        everything = [field.name for field in self.blocks.state.fields]
+        for buffer, block in zip(self._resident, self._resident_blocks, strict=True):
+            if buffer.is_resident:
+                self.blocks.state.write(block, buffer.state, everything)
+        self._blocks = range(self._resident_blocks.start, self._blocks.stop)
+        self._resident, self._resident_blocks = [], self._blocks[:0]
+
     def close(self) -> None:
         """Release the buffers; the files belong to the caller."""
         self._buffers, self._resident = (), []  # type: ignore[assignment]

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from distributed import Client, LocalCluster, Scheduler
 
+from dboost.session import engines
 from dboost.session.memory_budget import Budget
 from dboost.shards import shard_spec
 
@@ -168,6 +169,11 @@ def stream_everything() -> None:
     Budget.holds_rows = lambda *_: False  # type: ignore[method-assign, assignment]
     Budget.retained = 0  # type: ignore[method-assign, assignment]
     shard_spec.BLOCK_ROWS = 256
+
+
+def keep_blocks(stay: bool) -> None:
+    """Run on workers: blocks of streamed rows stay in memory however small the table, or not at all."""
+    engines.WORTH_KEEPING = 0 if stay else 2**60
 
 
 def at(iterations: int | set[int], action: Callable[[], Any]) -> Callable[[Any], None]:
