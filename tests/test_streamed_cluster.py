@@ -217,6 +217,7 @@ def test_workers_die_and_come(dying: Processes, stay: bool) -> None:
     def replace(now: dboost.Iteration) -> None:
         if now.iteration == 3:
             os.kill(victim, signal.SIGKILL)
+        if now.iteration == (7 if stay else 3):
             dying.add_worker()
             client.wait_for_workers(2, timeout=60)
 
@@ -225,8 +226,11 @@ def test_workers_die_and_come(dying: Processes, stay: bool) -> None:
     assert booster.sha256 == expected.sha256
     assert booster.history["eval_log_loss"].equals(expected.history["eval_log_loss"])
     read = booster.history["bytes_read"]
-    assert (read > 0).all(), "at least of the evaluation set"
-    assert not stay or read.iloc[1] < read.iloc[5] / 2
+    if stay:
+        assert (read.iloc[:2] == 0).all(), f"blocks have been read again: {read.tolist()}"
+        assert read.iloc[4] > 0, f"blocks stay beside the rows of the lost worker: {read.tolist()}"
+    else:
+        assert (read > 0).all()
 
 
 @pytest.mark.slow
