@@ -20,7 +20,16 @@ from dboost.session import engines, shard_runner
 from dboost.session.memory_budget import Budget
 from dboost.session.partition_loader import PartitionBatch
 from dboost.shards import shard_spec
-from tests.helpers.clusters import Processes, a_table, held_rows, keep_blocks, rows_in_files, stream_everything, threads_cluster
+from tests.helpers.clusters import (
+    Processes,
+    a_table,
+    held_rows,
+    keep_blocks,
+    rows_in_files,
+    stream_everything,
+    threads_cluster,
+    until,
+)
 
 FRAME = a_table(3000)
 OPTIONS: dict[str, Any] = {"max_iter": 3, "progress": False, "max_leaf_nodes": 8, "features": ["a", "b", "c", "e"]}
@@ -209,6 +218,7 @@ def test_workers_die_and_come(dying: Processes, stay: bool) -> None:
     """
     client, options, held = dying.client, OPTIONS | {"max_iter": 12}, FRAME[:900]
     expected = dboost.fit(FRAME, "z", eval_set=held, **options)
+    until(lambda: len(dying.pids()) == 2)  # the one that came in an earlier test, too
     client.run(stream_everything)
     client.run(keep_blocks, stay)
     dboost.fit(lazily(), "z", client=client, memory_limit="64MiB", **OPTIONS | {"max_iter": 1})
