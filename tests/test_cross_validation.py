@@ -231,6 +231,25 @@ def test_repeated_folds_divide_the_rows_differently() -> None:
     assert hashes(result)[:3] == hashes(dboost.cv(FRAME, "z", folds=3, **OPTIONS))
 
 
+@pytest.mark.parametrize("sizes", [np.full(30, 20), np.arange(1, 31)])
+def test_repeated_folds_of_groups(sizes: np.ndarray) -> None:
+    groups = np.repeat(np.arange(30), sizes)
+    n = len(groups)
+    found = split_rows(3, n, lambda: groups, groups=groups, repeats=4, is_classification=False, seed=0)
+    once = split_rows(3, n, lambda: groups, groups=groups, is_classification=False, seed=0)
+    assert [fold.uses.tolist() for fold in found[:3]] == [fold.uses.tolist() for fold in once]
+    divisions = [found[first : first + 3] for first in range(0, 12, 3)]
+    for folds in divisions:
+        assert sum((fold.uses == TEST).astype(int) for fold in folds).tolist() == [1] * n
+        assert all(len(np.unique(fold.uses[groups == group])) == 1 for fold in folds for group in range(30))
+        held = [int((fold.uses == TEST).sum()) for fold in folds]
+        assert max(held) - min(held) <= sizes.max()
+    assert len({tuple(sorted(fold.uses.tobytes() for fold in folds)) for folds in divisions}) == 4
+    shops = FRAME.assign(shop=np.arange(N) % 17)
+    result = dboost.cv(shops, "y", folds=3, repeats=2, groups="shop", **OPTIONS)
+    assert len(result.boosters) == 6 and not np.isnan(result.predictions).any()
+
+
 def test_columns_by_name_in_tables_of_every_kind(tmp_path: Path) -> None:
     shops = RNG.choice([f"shop {number}" for number in range(20)], N)
     weight = (np.arange(N) % 5 > 0).astype(np.float64)
@@ -265,7 +284,6 @@ def test_columns_by_name_in_tables_of_every_kind(tmp_path: Path) -> None:
         ({"repeats": 0}, "repeats=0 must be a number of at least 1"),
         ({"repeats": True}, "repeats=True must be"),
         ({"repeats": 2, "folds": GroupKFold(2)}, "repeats needs a number of folds, not GroupKFold"),
-        ({"repeats": 2, "groups": "a"}, "groups do not go together with repeats"),
         ({"time": "a", "groups": "a"}, "groups do not go together with time"),
         ({"time": "a", "repeats": 2}, "repeats do not go together with time"),
         ({"time": "a", "folds": [(np.arange(9), np.arange(9, 20))]}, "time needs a number of folds, not list"),

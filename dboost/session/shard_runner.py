@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -258,10 +259,7 @@ def streamed_runners(
         n_runners = min(n_threads, n_blocks)
         n_staying = blocks_that_stay(files.blocks, staying_bytes, spec.shard.max_leaves, n_runners)
         bounds = [n_blocks * k // n_runners for k in range(n_runners + 1)]
-        runners = [
-            StreamedRunner(files, first, last, batch, past.applied, n_staying)
-            for first, last in zip(bounds, bounds[1:], strict=False)
-        ]
+        runners = [StreamedRunner(files, first, last, batch, past.applied, n_staying) for first, last in pairwise(bounds)]
         if past.applied >= 0:
             # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
             zeros = np.zeros((spec.shard.n_outputs, spec.shard.max_leaves))

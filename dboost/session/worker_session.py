@@ -144,9 +144,9 @@ class WorkerSession(PartitionLoader):
             self._runners += runners
         else:
             limit = limit_that_streams(asked, spare, spec.shard, rows.n_kept, self.n_rows, self._n_threads)
-            for runner in self._runners:
-                if isinstance(runner, StreamedRunner):
-                    runner.unload()
+            for other in self._runners:
+                if isinstance(other, StreamedRunner):
+                    other.unload()
             if limit is None:
                 rows.gather()
                 self._runners += self._in_memory(rows, batch, spec, past)

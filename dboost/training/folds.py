@@ -102,9 +102,9 @@ def split_rows(
     for name, is_given in (("time", time is not None), ("repeats", repeats > 1)):
         if is_given and not is_number:
             raise ParameterError(f"{name} needs a number of folds, not {type(folds).__name__}: leave it out")
-        if is_given and groups is not None:
-            raise ParameterError(f"groups do not go together with {name}: leave one of them out")
     if is_number and time is not None:
+        if groups is not None:
+            raise ParameterError("groups do not go together with time: leave one of them out")
         if repeats > 1:
             raise ParameterError("repeats do not go together with time, which divides the rows in one way only")
         found = _ordered(int(folds), _per_row(time, n_rows, "time"))
@@ -112,7 +112,10 @@ def split_rows(
         found = []
         for repeat in range(repeats):
             own_seed = derive_seed(seed, _FOLDS, repeat) if repeat else derive_seed(seed, _FOLDS)
-            numbers = _numbered(int(folds), n_rows, targets, of_groups, is_classification, own_seed)
+            if of_groups is not None:
+                numbers = _grouped(int(folds), of_groups, own_seed, is_first=repeat == 0)
+            else:
+                numbers = _numbered(int(folds), n_rows, targets, is_classification, own_seed)
             found += [_of_test(numbers == fold) for fold in range(int(folds))]
     elif hasattr(folds, "split"):
         y = _plain(targets())
@@ -145,19 +148,11 @@ def _numbered(
     n_folds: int,
     n_rows: int,
     targets: Callable[[], Column],
-    groups: np.ndarray | None,
     is_classification: bool,
     seed: int,
 ) -> np.ndarray:
-    """Return the fold of each row: each class (or group) is shuffled by hashes and dealt out evenly."""
-    if not 2 <= n_folds <= n_rows:
-        raise ParameterError(f"folds={n_folds} must be at least 2 and at most the number of rows, {n_rows}")
-    if groups is not None:
-        _, of_row = np.unique(groups, return_inverse=True)
-        n_groups = int(of_row.max()) + 1
-        if n_groups < n_folds:
-            raise ParameterError(f"folds={n_folds} is more than the {n_groups} groups")
-        return _balanced(np.bincount(of_row), n_folds, seed)[of_row]
+    """Return the fold of each row: each class is shuffled by hashes and dealt out evenly."""
+    _check_number(n_folds, n_rows)
     order = np.argsort(hash_rows(seed, np.arange(n_rows)), kind="stable")
     if is_classification:
         target = targets()
@@ -185,14 +180,28 @@ def _ordered(n_folds: int, time: np.ndarray) -> list[FoldRows]:
     return [FoldRows(np.where(held, TEST, np.where(part < number, TRAIN, UNUSED))) for number, held in enumerate(is_held, 1)]
 
 
-def _balanced(sizes: np.ndarray, n_folds: int, seed: int) -> np.ndarray:
-    """Return the fold of each group: the largest first, each to the fold with the fewest rows so far."""
+def _grouped(n_folds: int, groups: np.ndarray, seed: int, *, is_first: bool) -> np.ndarray:
+    """Return the fold of each row, all rows of a group in the same one: each group to the fold with the fewest rows so far.
+
+    At first the largest groups come first. Repetitions take groups of at least half the size of the largest first, then those
+    of at least a quarter, and so on, each time in another order: so the folds differ also if all groups differ in size.
+    """
+    _check_number(n_folds, len(groups))
+    _, of_row, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    if len(sizes) < n_folds:
+        raise ParameterError(f"folds={n_folds} is more than the {len(sizes)} groups")
     n_rows = np.zeros(n_folds, np.int64)
     found = np.empty(len(sizes), np.int64)
-    for group in np.lexsort((hash_rows(seed, np.arange(len(sizes))), -sizes)).tolist():
+    order = -sizes if is_first else np.floor(np.log2(sizes.max() / sizes))
+    for group in np.lexsort((hash_rows(seed, np.arange(len(sizes))), order)).tolist():
         found[group] = fold = int(np.argmin(n_rows))
         n_rows[fold] += sizes[group]
-    return found
+    return found[of_row]
+
+
+def _check_number(n_folds: int, n_rows: int) -> None:
+    if not 2 <= n_folds <= n_rows:
+        raise ParameterError(f"folds={n_folds} must be at least 2 and at most the number of rows, {n_rows}")
 
 
 def _is_column(folds: Any) -> bool:
