@@ -24,8 +24,8 @@ from dboost.data import feature_block, predict_through
 from dboost.data.frame import is_lazy, is_path
 from dboost.errors import MissingExtraError, ParameterError
 from dboost.inspection.row_functions import lazy_pieces
-from dboost.inspection.tree_paths import check_counts, lay_out_paths, paths_of
-from dboost.kernels.shap import Paths, attribute, interact
+from dboost.inspection.tree_paths import check_counts, lay_out, paths_of
+from dboost.kernels.shap import Forest, attribute, attribute_paths, interact, interact_paths
 from dboost.model.ensemble import Ensemble
 from dboost.model.forest import FlatEnsemble, share_out
 
@@ -58,7 +58,7 @@ class Shapley:
         self._n_threads = n_threads
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_paths"}
+        return {name: value for name, value in self.__dict__.items() if name != "_forest"}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,34 +67,34 @@ class Shapley:
         return (p,) * (2 if self._interactions else 1) + ((k,) if k > 1 else ())
 
     @cached_property
-    def _paths(self) -> Paths:
-        return lay_out_paths(self._ensemble, 0, len(self._ensemble.trees), self._background)
+    def _forest(self) -> Forest:
+        return lay_out(self._ensemble, self._background, pairs=self._interactions and self._background is None)
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
         """Return the values of a block's rows: float64[n, *shape]."""
         matrix = np.ascontiguousarray(block, np.float32 if block.dtype == np.float32 else np.float64)
-        values = self._run(attribute, matrix, 1)
+        values = self._run(attribute if self._background is None else attribute_paths, matrix, 1)
         if self._interactions:
-            pairs = 0.5 * self._run(interact, matrix, 2)
+            pairs = 0.5 * self._run(interact if self._background is None else interact_paths, matrix, 2)
             j = np.arange(pairs.shape[1])
             pairs[:, j, j] = values - pairs.sum(axis=2)
             values = pairs
         return values if self._ensemble.n_outputs > 1 else values[..., 0]
 
     def _run(self, kernel: Callable[..., None], matrix: np.ndarray, n_axes: int) -> np.ndarray:
-        paths, k = self._paths, self._ensemble.n_outputs
-        found = np.zeros((len(matrix), *(len(paths.columns),) * n_axes, k))
-        if not len(paths.columns):
+        forest, k = self._forest, self._ensemble.n_outputs
+        found = np.zeros((len(matrix), *(len(forest.columns),) * n_axes, k))
+        if not len(forest.columns):
             return np.zeros((len(matrix), *(len(self._ensemble.features),) * n_axes, k))
 
         def work(start: int, stop: int) -> None:
-            kernel(paths, matrix, (start, stop), found)
+            kernel(forest, matrix, (start, stop), found)
 
-        share_out(work, len(matrix), 20 * len(paths.paths), self._n_threads)
-        if len(paths.columns) == len(self._ensemble.features):
+        share_out(work, len(matrix), 20 * max(len(forest.paths), len(forest.splits)), self._n_threads)
+        if len(forest.columns) == len(self._ensemble.features):
             return found
         values = np.zeros((len(matrix), *(len(self._ensemble.features),) * n_axes, k))
-        of_used_features: Any = (slice(None), *np.ix_(*(paths.columns,) * n_axes))
+        of_used_features: Any = (slice(None), *np.ix_(*(forest.columns,) * n_axes))
         values[of_used_features] = found
         return values
 

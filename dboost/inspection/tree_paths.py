@@ -1,4 +1,4 @@
-"""Root-to-leaf paths of trees, in the layout of the Shapley kernels (see `dboost.kernels.shap`).
+"""Edges and root-to-leaf paths of trees, in the layout of the Shapley kernels (see `dboost.kernels.shap`).
 
 The splits of a path on one feature become one element. For an unknown feature, an element has the fraction z of rows that
 follow the path: either of the training rows (the product of the fractions at the splits on the feature, by sums of Hessians:
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from dboost.errors import ParameterError
 from dboost.kernels import shap as kernels
-from dboost.kernels.shap import Paths
+from dboost.kernels.shap import Forest
 from dboost.model.ensemble import Ensemble, Tree
 
 
@@ -92,41 +93,142 @@ def paths_of(tree: Tree, by: str = "cover") -> Iterator[Path]:
             pending.append((child, elements | {feature: (int(edge), z * share[child])}))
 
 
-def lay_out_paths(ensemble: Ensemble, first_tree: int, last_tree: int, background: np.ndarray | None = None) -> Paths:
-    """Return the paths of some trees of an ensemble.
+def lay_out(ensemble: Ensemble, background: np.ndarray | None = None, *, pairs: bool = False) -> Forest:
+    """Return the trees of an ensemble as the Shapley kernels read them.
 
-    background : float32 or float64 [n, n_features], optional; makes the fractions interventional.
+    background : float32 or float64 [n, n_features], optional; makes the fractions interventional, for the kernels of paths.
+    pairs : whether the kernel of interactions of edges will be used.
     """
-    trees = ensemble.trees[first_tree:last_tree]
+    trees = ensemble.trees
     used = np.unique(np.concatenate([np.empty(0, np.int64), *(tree.feature[tree.feature >= 0] for tree in trees)]))
-    index_of = {int(column): i for i, column in enumerate(used)}
     levels = [ensemble.features[column].categories for column in used]
     n_levels = np.array([-1 if of_column is None else len(of_column) for of_column in levels], np.int64)
-    splits: list[tuple[float, int, bool, int, int]] = []
-    sets = [np.zeros(1, np.uint32)]
-    n_words = 1
-    records: list[tuple[int, int, int, int]] = []
+    ends = np.cumsum([0, *((tree.feature >= 0).sum() for tree in trees)])
+    splits, edges = np.zeros(ends[-1], kernels.SPLIT), np.zeros((ends[-1], 2), kernels.EDGE)
+    sets, n_words = [np.zeros(1, np.uint32)], 1
+    for tree, first in zip(trees, ends, strict=False):
+        nodes = np.flatnonzero(tree.feature >= 0)
+        children, share, into = np.stack([tree.left[nodes], tree.right[nodes]], axis=1), shares(tree), np.full(tree.n_nodes, -1)
+        into[children] = np.arange(2 * len(nodes)).reshape(-1, 2)
+        of_tree, of_edges = splits[first : first + len(nodes)], edges[first : first + len(nodes)]
+        of_tree["place"], of_tree["into"] = np.searchsorted(used, tree.feature[nodes]), into[nodes]
+        of_tree["threshold"], of_tree["missing_left"] = tree.threshold[nodes], tree.missing_left[nodes]
+        of_edges["fraction"] = share[children]
+        of_edges["value"] = np.where(tree.feature[children] < 0, tree.value[children], 1.0)
+        for i in np.flatnonzero(n_levels[of_tree["place"]] >= 0):
+            of_tree["word"][i] = n_words
+            sets.append(_left_words(tree, int(nodes[i]), int(n_levels[of_tree["place"][i]])))
+            n_words += len(sets[-1])
+    first_of = np.repeat(ends[:-1], np.diff(ends))
+    links = _Links(splits["place"], splits["into"], first_of)
+    edges = edges.reshape(-1)
+    edges["share"] = links.products(edges["fraction"])
+    n_edges = 2 * int(np.diff(ends).max(initial=0))
+    above, into = links.above, splits["into"]
+    at = 2 * first_of + above
+    splits["above_share"] = np.where(above < 0, 1.0, edges["share"][np.maximum(at, 0)])
+    splits["above"], splits["into"] = np.where(above < 0, n_edges, above), np.where(into < 0, n_edges, into)
+    others = np.empty(0, kernels.OTHER)
+    if pairs:
+        others, splits["first_other"], splits["last_other"] = links.others(edges["share"])
+    n_features = links.n_features()
+    records = np.zeros(len(trees), kernels.TREE)
+    records["first_split"], records["last_split"] = ends[:-1], ends[1:]
+    n_points = np.array([n_features[a:b].max(initial=0) + 1 for a, b in pairwise(ends)], np.int64) // 2
+    records["first_point"] = n_points * (n_points - 1) // 2
+    records["last_point"] = records["first_point"] + n_points
+    paths, elements = np.empty(0, kernels.PATH), np.empty(0, kernels.ELEMENT)
+    if background is not None:
+        paths, elements, records["first_path"], records["last_path"] = _lay_out_paths(ensemble, used, background)
+    points = _points(int(n_points.max(initial=1)))
+    return Forest(
+        used.astype(np.int64), n_levels, records, splits, edges, others, paths, elements, np.concatenate(sets), points, n_edges
+    )
+
+
+class _Links:
+    """For the splits of several trees, the edges above them; found for all splits at once, one level up after the other.
+
+    Parameters
+    ----------
+    place : int64[n], the split's feature
+    into : int64[n], the edge of the tree that leads to the split, or -1
+    first : int64[n], the first split of its tree
+    """
+
+    def __init__(self, place: np.ndarray, into: np.ndarray, first: np.ndarray) -> None:
+        self._place, self._into, self._first = place, into.copy(), first
+        #: int64[n], the edge above on the same feature, or -1.
+        self.above = np.full(len(place), -1, np.int64)
+        for splits, at, parents in self._climb():
+            found = (self.above[splits] < 0) & (place[parents] == place[splits])
+            self.above[splits[found]] = at[found]
+
+    def _climb(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield splits, an edge above each of them, and the split that it leaves; from the nearest edges to the root."""
+        splits, at = np.flatnonzero(self._into >= 0), self._into[self._into >= 0]
+        while len(splits):
+            parents = self._first[splits] + at // 2
+            yield splits, at, parents
+            at = self._into[parents]
+            splits, at = splits[at >= 0], at[at >= 0]
+
+    def products(self, fraction: np.ndarray) -> np.ndarray:
+        """Return the products of the edges' fractions along the edges above on the same feature: float64[2 n]."""
+        found = fraction.copy()
+        edges, at = np.arange(2 * len(self.above)), np.repeat(self.above, 2)
+        while len(edges):
+            edges, at = edges[at >= 0], at[at >= 0]
+            above = 2 * self._first[edges // 2] + at
+            found[edges] *= fraction[above]
+            at = self.above[above // 2]
+        return found
+
+    def n_features(self) -> np.ndarray:
+        """Return the number of features on the path down to each split, with that of the split: int64[n]."""
+        is_new = (self.above < 0).astype(np.int64)
+        found = is_new.copy()
+        for splits, _, parents in self._climb():
+            found[splits] += is_new[parents]
+        return found
+
+    def others(self, share: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the last edges of the other features above the splits, and the range of those of each split."""
+        lower = [self._place]
+        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for splits, at, parents in self._climb():
+            of_edge = self._place[parents]
+            is_last = ~np.any([places[splits] == of_edge for places in lower], axis=0)
+            parts.append((splits[is_last], at[is_last], parents[is_last]))
+            seen = np.full(len(self._place), -1, np.int64)
+            seen[splits] = of_edge
+            lower.append(seen)
+        n = len(self._place)
+        if not parts:
+            return np.empty(0, kernels.OTHER), np.zeros(n, np.int64), np.zeros(n, np.int64)
+        splits, at, parents = (np.concatenate(part) for part in zip(*parts, strict=True))
+        order = np.argsort(splits, kind="stable")
+        splits, at, parents = splits[order], at[order], parents[order]
+        found = np.empty(len(splits), kernels.OTHER)
+        found["edge"], found["place"], found["share"] = at, self._place[parents], share[2 * parents + at % 2]
+        return found, np.searchsorted(splits, np.arange(n)), np.searchsorted(splits, np.arange(n), "right")
+
+
+def _lay_out_paths(
+    ensemble: Ensemble, used: np.ndarray, background: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, list[int], list[int]]:
+    """Return the paths of an ensemble, their elements, and the range of paths of each tree."""
+    index_of = {int(column): i for i, column in enumerate(used)}
     paths: list[tuple[int, int, int, float]] = []
     edges, columns, z = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
-    n_elements, longest = 0, 1
-    for tree in trees:
-        first_split, first_path = len(splits), len(paths)
-        above = _edges_above(tree)
-        for node in np.flatnonzero(tree.feature >= 0):
-            column = index_of[int(tree.feature[node])]
-            word = 0
-            if n_levels[column] >= 0:
-                word = n_words
-                sets.append(_left_words(tree, int(node), int(n_levels[column])))
-                n_words += len(sets[-1])
-            splits.append((tree.threshold[node], column, tree.missing_left[node], word, above[node]))
-        answers = None if background is None else edge_answers(tree, background, ensemble)
+    n_elements, ends = 0, [0]
+    for tree in ensemble.trees:
+        answers = edge_answers(tree, background, ensemble)
         for path in paths_of(tree):
             m = len(path.features)
             if not m:
                 continue
             n_points = (m + 1) // 2
-            longest = max(longest, n_points)
             of_path = np.array([index_of[int(j)] for j in path.features])
             for value, of_elements in _versions(path, answers):
                 paths.append((n_elements, n_elements + m, n_points * (n_points - 1) // 2, value))
@@ -134,27 +236,14 @@ def lay_out_paths(ensemble: Ensemble, first_tree: int, last_tree: int, backgroun
                 columns.append(of_path)
                 z.append(of_elements)
                 n_elements += m
-        records.append((first_split, len(splits), first_path, len(paths)))
+        ends.append(len(paths))
     elements = np.empty(n_elements, kernels.ELEMENT)
     elements["edge"], elements["place"], elements["share"] = np.concatenate(edges), np.concatenate(columns), np.concatenate(z)
-    return Paths(
-        used.astype(np.int64),
-        n_levels,
-        np.array(records, kernels.TREE),
-        np.array(splits, kernels.SPLIT),
-        np.array(paths, kernels.PATH),
-        elements,
-        np.concatenate(sets),
-        _points(longest),
-        2 * max((tree.n_leaves - 1 for tree in trees), default=0),
-    )
+    return np.array(paths, kernels.PATH), elements, ends[:-1], ends[1:]
 
 
-def _versions(path: Path, answers: np.ndarray | None) -> Iterator[tuple[float, np.ndarray]]:
-    """Values and fractions of a path: those of the training rows, or one version per distinct decisions of background rows."""
-    if answers is None:
-        yield path.value, path.shares
-        return
+def _versions(path: Path, answers: np.ndarray) -> Iterator[tuple[float, np.ndarray]]:
+    """Yield a part of the path's value, and its fractions, for each of the distinct decisions of background rows."""
     decisions, counts = np.unique(answers[:, path.edges], axis=0, return_counts=True)
     for decision, count in zip(decisions, counts, strict=True):
         yield path.value * count / len(answers), decision.astype(np.float64)
