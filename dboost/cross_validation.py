@@ -300,11 +300,14 @@ class FoldSettings:
         Memory limit for all folds together.
     until : float
         Time (`time.perf_counter`) after which no iteration begins.
+    at_once : int
+        Number of cross-validations that run at the same time.
     """
 
     def __init__(
         self, learning: Mapping[str, Any], eval_metric: Any, early_stopping: EarlyStopping | None,
         callbacks: tuple[Callback, ...], progress: bool | None, n_threads: int, limit: int | None, until: float = math.inf,
+        at_once: int = 1,
     ) -> None:  # fmt: skip
         self._learning = {**learning} | rounds_of_rule(early_stopping, {**learning})
         if early_stopping is not None and early_stopping.eval_set not in (None, "validation"):
@@ -314,7 +317,7 @@ class FoldSettings:
         if self.parameters.arcbites is not None:
             raise ParameterError("cv does not take arcbites: each fold would visit other bites at the same time")
         self.eval_metric, self.early_stopping, self.callbacks, self.progress = eval_metric, early_stopping, callbacks, progress
-        self.n_threads, self.limit, self.until = n_threads, limit, until
+        self.n_threads, self.limit, self.until, self.at_once = n_threads, limit, until, at_once
 
     def parameters_on(self, data: Dataset) -> Parameters:
         """Return the parameters of learning with the number of bins of a data set."""
@@ -350,6 +353,7 @@ def cross_validate(
         budget=None if settings.limit is None else Budget(max(settings.limit // len(folds), 1)),
         early_stopping=settings.early_stopping,
         learning_rates=settings.learning_rates,
+        n_at_once=len(folds) * settings.at_once,
     )
     past = [state.history for state in states]
     means = FoldScores(len(folds), settings.callbacks, settings.progress, parameters.max_iter, settings.until, past)

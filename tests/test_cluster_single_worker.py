@@ -145,6 +145,39 @@ def test_tables_for_one_worker(n_values: int, n_threads: int, n_workers: int, ex
         assert not is_for_one_worker(n_values, n_threads, n_workers)
 
 
+@pytest.mark.parametrize(
+    ("n_values", "n_workers", "n_at_once", "expected"),
+    [
+        (10**12, 2, 2, True),  # as many fits as workers: rounds save nothing
+        (10**12, 6, 5, True),
+        (16_000_000, 8, 3, False),  # as of one fit with fewer than three workers
+        (14_000_000, 8, 3, True),
+        (8_100_000, 1000, 5, False),
+    ],
+)
+def test_fits_at_the_same_time(n_values: int, n_workers: int, n_at_once: int, expected: bool) -> None:
+    assert is_for_one_worker(n_values, 1, n_workers, n_at_once) is expected
+
+
+@pytest.mark.usefixtures("no_rounds")
+def test_folds_are_on_different_workers(client: Client) -> None:
+    frame = FRAME[["a", "b", "e", "z"]]
+    seen: list[dict[str, int]] = []
+
+    def look(now: dboost.Iteration) -> None:
+        if now.iteration == 3:
+            seen.append(client.run(held_rows))
+
+    options: dict[str, Any] = {"folds": 5, "max_iter": 6, "progress": False, "eval_metric": "roc_auc"}
+    with dask.config.set({"dboost.single-worker-values": 1}):  # a single fit would be divided
+        found = dboost.cv(dd.from_pandas(frame, npartitions=6), "z", client=client, callbacks=look, **options)
+    expected = dboost.cv(frame, "z", **options)
+    assert [booster.sha256 for booster in found.boosters] == [booster.sha256 for booster in expected.boosters]
+    assert found.scores.equals(expected.scores)
+    trained = 4 * len(frame) // 5
+    assert sorted(seen[0].values()) == [trained, 2 * trained, 2 * trained]
+
+
 def test_tables_that_a_worker_holds() -> None:
     assert is_held(1_000_000, 48_000_000) and is_held(10**12, 0)
     assert not is_held(1_000_000, 47_000_000)

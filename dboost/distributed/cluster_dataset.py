@@ -107,14 +107,18 @@ class ClusterRows:
 
     def fit(self, request: FitRequest) -> FitResult:
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
-            return fit(request, DatasetRows(self._table(connection, request.budget, request.n_threads), request, self.data))
+            table = self._table(connection, request.budget, request.n_threads, request.n_at_once)
+            return fit(request, DatasetRows(table, request, self.data))
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
             return refit_leaves(model, self._table(connection, None, options["n_threads"]), data=self.data, **options)
 
-    def _table(self, connection: Connection, budget: Budget | None, n_threads: int) -> ClusterTable:
-        return ClusterTable(connection, lambda: BinnedTasks(self.data, self.futures, self.filled, budget), n_threads)
+    def _table(self, connection: Connection, budget: Budget | None, n_threads: int, n_at_once: int = 1) -> ClusterTable:
+        def make_tasks() -> BinnedTasks:
+            return BinnedTasks(self.data, self.futures, self.filled, budget)
+
+        return ClusterTable(connection, make_tasks, n_threads, n_at_once=n_at_once)
 
     def targets(self) -> Column:
         return joined_targets(self._map(_target_of, [() for _ in self.futures]))

@@ -85,16 +85,24 @@ class ClusterTable:
         Threads of this process.
     name : str
         The table's name in messages.
+    n_at_once : int
+        Number of fits that run at the same time.
     """
 
     def __init__(
-        self, connection: Connection, make_tasks: Callable[[], ReadTasks], n_threads: int, name: str = _TRAINING
+        self,
+        connection: Connection,
+        make_tasks: Callable[[], ReadTasks],
+        n_threads: int,
+        name: str = _TRAINING,
+        n_at_once: int = 1,
     ) -> None:
         self._connection, self._make_tasks, self._n_threads, self._name = connection, make_tasks, n_threads, name
+        self._n_at_once = n_at_once
         self._unit_weights: bool | None = None
 
     def load(self) -> tuple[Feature, ...]:
-        self._partitions = PartitionedTable(self._connection, self._name, self._make_tasks())
+        self._partitions = PartitionedTable(self._connection, self._name, self._make_tasks(), n_at_once=self._n_at_once)
         return load_partitions(self._partitions)
 
     @property

@@ -62,6 +62,7 @@ class PartitionedTable:
     stages: list[Callable[[list[WorkerPartitions]], object]] = field(default_factory=list)
     fingerprints: dict[int, int] = field(default_factory=dict)  # of values, by partition
     n_outputs: int = 1  # trees of an iteration, once they are known
+    n_at_once: int = 1  # fits that run at the same time
     _n_trained: dict[int, int] | None = None
     _known: tuple[Feature, ...] | None = None
     _n_batches: int = 0
@@ -287,12 +288,13 @@ class PartitionedTable:
         """
         n_values = sum(self.lengths.values()) * len(self.source.plan.specs)
         limits, of_fit = self.connection.memory_limits, self.source.memory_limit
+        n_held = n_values * -(-self.n_at_once // max(len(n_threads), 1))  # on a worker
         fitting = sorted(
             worker
             for worker, n in n_threads.items()
             if worker in limits
-            and is_held(n_values, of_fit or limits[worker])
-            and is_for_one_worker(n_values * self.n_outputs, n, len(n_threads))
+            and (is_held(n_values, of_fit) if of_fit else is_held(n_held, limits[worker]))
+            and is_for_one_worker(n_values * self.n_outputs, n, len(n_threads), self.n_at_once)
         )
         with_rows = {entry.ref.worker for entry in self.worker_partitions}
         candidates = [worker for worker in fitting if worker in with_rows] or fitting

@@ -15,6 +15,10 @@ longer than the work that they divide. A round takes the same time on any number
 number. Per value, a worker takes 1.2 times as long in rounds as for whole trees. With several classes the work of an iteration
 may be worth more workers; their number is known only after loading, and the others then get rows as workers that join.
 
+Fits that run at the same time, such as the folds of a cross-validation, share the workers. If there are as many fits as
+workers, each grows its trees on one of them: no worker is idle, and there are no rounds. Then only the memory limits the size
+of the table.
+
 **During training** (`JoinedWorkers`). Workers that joined, and workers without rows after loading, receive partitions, which
 they read from the source while training continues. Between two trees the new shards apply the trees grown so far, and the
 previous owners drop these rows. The model does not depend on the location of rows.
@@ -109,12 +113,14 @@ _ROUNDS_COST = 1.2
 _VALUE_BYTES = 24
 
 
-def is_for_one_worker(n_values: int, n_threads: int, n_workers: int) -> bool:
+def is_for_one_worker(n_values: int, n_threads: int, n_workers: int, n_at_once: int = 1) -> bool:
     """Return whether a worker alone trains on a table as fast as all workers together do in rounds.
 
-    n_values : rows times features, times the trees of an iteration; n_threads : of the worker.
+    n_values : rows times features, times the trees of an iteration; n_threads : of the worker; n_at_once : number of fits that
+    run at the same time.
     """
-    saved = max(1.0 - _ROUNDS_COST / n_workers, 0.0)  # fraction of the time that all workers save, apart from the rounds
+    # Fraction of the time that a fit's part of the workers saves, apart from the rounds.
+    saved = max(1.0 - _ROUNDS_COST * n_at_once / n_workers, 0.0)
     most = single_worker_values() * n_threads
     return n_values > 0 and most > 0 and n_values * saved <= most
 

@@ -226,7 +226,8 @@ def tune(
         """Return the settings of one of the trials that run at the same time."""
         share = None if limit is None else max(limit // at_once, 1)
         of_trial = canonical(learning | dict(parameters))
-        return FoldSettings(of_trial, metric, stopping, tuple(more), False, max(threads // at_once, 1), share)
+        n_threads = max(threads // at_once, 1)
+        return FoldSettings(of_trial, metric, stopping, tuple(more), False, n_threads, share, at_once=at_once)
 
     checked = settings_of({}).parameters
     options = DataOptions(sample_weight, offset, features, categorical_features, client, memory_limit, n_threads)

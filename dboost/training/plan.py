@@ -301,6 +301,7 @@ class FitRequest:
     keep_summary: bool = True  # whether the model contains counts, categories without use and a summary of the rows
     time_limit: float | None = None  # seconds from `began` after which no iteration begins
     fold: Fold | None = None  # the fold of a cross-validation that is fitted
+    n_at_once: int = 1  # number of fits that run at the same time, of which this is one
     began: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
