@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost.shards.apply_trees import leaf_finder, leaves_of
+from dboost.shards.apply_trees import add_grown_tree, assign_leaves, leaves_of
 from dboost.trees.nodes import new_node_arrays
 from dboost.trees.tree_task import GrownTree
 from tests.helpers.tables import make_table
@@ -49,7 +49,24 @@ def test_labels_are_those_of_a_walk(bins: list[int], n: int, n_leaves: int, seed
     codes = table.stored()
     grown = a_tree(np.array(bins), np.array(categorical), n_leaves, seed)
     leaf = np.full(n, 255, np.uint8)
-    find = leaf_finder(codes, table.layout, grown)
+    find = assign_leaves(codes, table.layout, grown)
     find(leaf, min(cut, n), n)
     find(leaf, 0, min(cut, n))
     assert np.array_equal(leaf, leaves_of(codes, table.layout, grown))
+
+
+@pytest.mark.parametrize("bins", [[7, 40, 255], [7, 300, 20]], ids=["one byte", "two bytes"])
+@pytest.mark.parametrize("n_leaves", [2, 31, 40])
+def test_trees_are_added_to_many_rows_as_to_few(bins: list[int], n_leaves: int) -> None:
+    """Many rows are labelled first, by masks or tables; few follow the splits."""
+    n, categorical = 11_000, [True, False, False]
+    table = make_table(bins, n, categorical=categorical, seed=n_leaves)
+    codes, rng = table.stored(), np.random.default_rng(n_leaves)
+    grown = a_tree(np.array(bins), np.array(categorical), n_leaves, n_leaves)
+    values, raw = rng.normal(size=n_leaves), rng.normal(size=n)
+    many, few = raw.copy(), raw.copy()
+    add_grown_tree(codes, table.layout, grown, values, many, 5, n)
+    for first in range(5, n, 1000):
+        add_grown_tree(codes, table.layout, grown, values, few, first, min(first + 1000, n))
+    assert np.array_equal(many, few) and np.array_equal(many[:5], raw[:5])
+    assert len(np.unique(many - raw)) >= n_leaves

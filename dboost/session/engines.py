@@ -29,7 +29,7 @@ from dboost.kernels.rows import STRIPE
 from dboost.kernels.splits import SPLIT_SIZE, new_search_scratch
 from dboost.kernels.thread_barrier import ABORT, CONTROL_SIZE
 from dboost.losses.gradient_pass import new_pass_scratch
-from dboost.shards.apply_trees import leaf_finder
+from dboost.shards.apply_trees import assign_leaves
 from dboost.shards.block_store import BlockStore, StreamedShard
 from dboost.shards.shard import Shard, advance_rows
 from dboost.shards.statistics import merge_into_bins
@@ -276,7 +276,7 @@ class FusedEngine(TeamEngine):
             left_codes=self._team_buffers.left_codes,
         )
         if chosen is not None or (influence is not None and EXCLUDED_FRACTION * (n - int(grown.n_rows[0])) > n):
-            self._unrouted.append((leaf_finder(shard.bins, shard.bin_layout, grown), leaf))
+            self._unrouted.append((assign_leaves(shard.bins, shard.bin_layout, grown), leaf))
             if task.bin_merge is not None:
                 self.route_excluded()  # while the bins are those of this tree
         in_fine_bins(grown, task.bin_merge, shard.is_identity_bin_map)

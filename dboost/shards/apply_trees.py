@@ -39,13 +39,25 @@ class TreeDelta:
     output: int
 
 
+#: From this many rows on, labelling them with leaves is faster than following each to its leaf: with masks, and with tables for
+#: each leaf of the tree. Below, preparing the labelling takes longer.
+_ROWS_OF_MASKS, _ROWS_OF_TABLES = 4096, 256
+
+
 def add_grown_tree(
     codes: BinnedColumns, layout: BinLayout, grown: GrownTree, values: np.ndarray, raw: np.ndarray, first: int, last: int
 ) -> None:
     """Add leaf values (float64[n_leaves]) to the raw scores (float64[n_rows]) of rows first…last-1."""
-    # For splits, `leaf_of` holds values of an earlier, larger tree in the engine's buffer; they are never used.
-    of_node = values.take(grown.leaf_of[: grown.n_nodes], mode="clip")
-    add_tree(codes, layout, grown.nodes, grown.left_codes, of_node, first, last, raw)
+    least = _ROWS_OF_MASKS if grown.n_leaves <= MASK_LEAVES else _ROWS_OF_TABLES * grown.n_leaves
+    find = leaf_finder(codes, layout, grown) if last - first >= least else None
+    if find is None:
+        # For splits, `leaf_of` holds values of an earlier, larger tree in the engine's buffer; they are never used.
+        of_node = values.take(grown.leaf_of[: grown.n_nodes], mode="clip")
+        add_tree(codes, layout, grown.nodes, grown.left_codes, of_node, first, last, raw)
+        return
+    leaf = np.empty(last, np.uint8 if grown.n_leaves <= 256 else np.int32)
+    find(leaf, first, last)
+    raw[first:last] += values[leaf[first:last]]
 
 
 def add_iterations(
@@ -63,8 +75,11 @@ def add_iterations(
                 add_grown_tree(codes, layout, tree.grown, tree.values, of_output, begin, end)
 
 
-def leaf_finder(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Callable[[np.ndarray, int, int], None]:
-    """Return a function that writes the leaves of rows first…last-1 into an array of leaf numbers."""
+def leaf_finder(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Callable[[np.ndarray, int, int], None] | None:
+    """Return a function that writes the leaves of rows first…last-1 into an array of leaf numbers.
+
+    None if the tree tests codes of two bytes.
+    """
     n, nodes = grown.n_nodes, grown.nodes
     if grown.n_leaves <= MASK_LEAVES:
         mask_splits = new_mask_splits()
@@ -77,15 +92,8 @@ def leaf_finder(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Ca
     child, feature = nodes.child[:n], nodes.feature[:n]
     splits = np.flatnonzero(child >= 0)
     step = codes.row_of[np.maximum(feature, 0)]
-    if (step[splits] < 0).any():  # codes of two bytes
-        numbers = np.arange(grown.n_leaves, dtype=np.float64)
-
-        def slowly(leaf: np.ndarray, first: int, last: int) -> None:
-            reached = np.zeros(len(leaf))
-            add_grown_tree(codes, layout, grown, numbers, reached, first, last)
-            leaf[first:last] = reached[first:last]
-
-        return slowly
+    if (step[splits] < 0).any():
+        return None
     # Bytes if there are few nodes: then the table fits the fastest cache.
     follows = np.repeat(np.arange(n, dtype=np.uint8 if n <= 256 else np.int32)[:, None], 256, axis=1)
     for node in splits:
@@ -101,6 +109,17 @@ def leaf_finder(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Ca
     return lambda leaf, first, last: label_by_tables(
         codes.narrow, np.maximum(step, 0), follows, grown.leaf_of[:n], depth, first, last, leaf
     )
+
+
+def assign_leaves(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Callable[[np.ndarray, int, int], None]:
+    """Return `leaf_finder`, or for codes of two bytes a slower function that does the same."""
+
+    def slowly(leaf: np.ndarray, first: int, last: int) -> None:
+        reached, numbers = np.zeros(len(leaf)), np.arange(grown.n_leaves, dtype=np.float64)
+        add_grown_tree(codes, layout, grown, numbers, reached, first, last)
+        leaf[first:last] = reached[first:last]
+
+    return leaf_finder(codes, layout, grown) or slowly
 
 
 def leaves_of(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> np.ndarray:
