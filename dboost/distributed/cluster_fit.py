@@ -171,7 +171,9 @@ class ClusterTable:
         self._partitions.n_outputs = spec.shard.n_outputs
 
         def arguments() -> tuple[BuildSpec, ReplayState]:
-            return replace(spec, is_whole=self._partitions.has_single_worker), engine.past()
+            table = self._partitions
+            n_sharing = table.n_sharing(len(self._connection.client.nthreads()))
+            return replace(spec, is_whole=table.has_single_worker, n_sharing=n_sharing), engine.past()
 
         self._partitions.build(Session.build, arguments)
         self._connection.open_line()

@@ -288,7 +288,7 @@ class PartitionedTable:
         """
         n_values = sum(self.lengths.values()) * len(self.source.plan.specs)
         limits, of_fit = self.connection.memory_limits, self.source.memory_limit
-        n_held = n_values * -(-self.n_at_once // max(len(n_threads), 1))  # on a worker
+        n_held = n_values * self.n_sharing(len(n_threads))
         fitting = sorted(
             worker
             for worker, n in n_threads.items()
@@ -299,6 +299,10 @@ class PartitionedTable:
         with_rows = {entry.ref.worker for entry in self.worker_partitions}
         candidates = [worker for worker in fitting if worker in with_rows] or fitting
         return candidates[self.connection.number % len(candidates)] if candidates else None
+
+    def n_sharing(self, n_workers: int) -> int:
+        """Return how many of the fits at the same time are on a worker, if each is on one of `n_workers`."""
+        return -(-self.n_at_once // max(n_workers, 1))
 
     @property
     def has_single_worker(self) -> bool:

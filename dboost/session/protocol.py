@@ -58,6 +58,7 @@ class BuildSpec:
     may_stream: bool
     #: Whether one session has all rows: they are one shard for all of its threads, so that it can grow whole trees.
     is_whole: bool = False
+    n_sharing: int = 1  # fits on a worker at the same time, which divide its threads
 
     @property
     def layout(self) -> BinLayout:

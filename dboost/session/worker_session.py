@@ -178,7 +178,7 @@ class WorkerSession(PartitionLoader):
         for codes, target, weight, raw, kept_range in self._encoded(rows, batch, spec, 1 if spec.is_whole else None):
             shard = Shard(codes, spec.shard, target, weight, raw, ranges=runs_of(row_ids[kept_range]))
             in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
-            runner = InMemoryRunner(shard, batch, spec, self._n_threads)
+            runner = InMemoryRunner(shard, batch, spec, max(self._n_threads // spec.n_sharing, 1))
             _replay(runner, past)
             runners.append(runner)
         return runners
