@@ -4,8 +4,8 @@ The rows are binned once, by split points that all rows propose; a fold is one b
 So the fit of a fold differs from a fit on the same rows of the data set in nothing: it gives the same trees to the last bit.
 
 Each fold is fitted in a thread of its own. After every iteration all folds wait for each other (`FoldScores`), because early
-stopping, callbacks, the time limit and the progress display use the means of their scores. Folds of a data set on a cluster are on
-different workers (`distributed.rebalance`), or grow their trees on all workers: while the messages of one fold travel, the
+stopping, callbacks, the time limit and the progress display use the means of their scores. Folds of a data set on a cluster are
+on different workers (`distributed.rebalance`), or grow their trees on all workers: while the messages of one fold travel, the
 workers compute for another.
 """
 
