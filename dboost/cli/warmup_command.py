@@ -31,13 +31,18 @@ ON_CLUSTERS = ("columns of numbers", "categories", "categories of over 255 level
 FOR_LOSSES = ("columns of numbers", "categories")
 #: Parameters that prevent packed histograms, so that small tables use the kernels of large ones.
 UNPACKED = {"l1_regularization": 1e-9}
+#: Rows of an evaluation set to which trees are added in the way for many rows (`shards.apply_trees`).
+MANY_ROWS = 8192
 #: The shortest training.
 FEW: dict[str, Any] = {"max_iter": 2, "progress": False}
 
 
 def run(arguments: argparse.Namespace) -> None:
     start = time.perf_counter()
-    sample_rows(SAMPLE_ROWS + 1, 0)  # the kernel that samples large tables
+    # Kernels for many rows: samples of large tables, and evaluation sets.
+    sample_rows(SAMPLE_ROWS + 1, 0)
+    many = np.random.default_rng(0).standard_normal((MANY_ROWS, 2))
+    dboost.fit(many, many[:, 0], eval_set=(many, many[:, 0]), **FEW)
     # Rows on both workers: one that has all of them uses the kernels of a fit without a cluster.
     with dask.config.set({"dboost.single-worker-values": 0}), small_cluster() as cluster:
         for name, data in tables().items():
