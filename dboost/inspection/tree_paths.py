@@ -108,10 +108,9 @@ def lay_out(ensemble: Ensemble, background: np.ndarray | None = None, *, pairs: 
     sets, n_words = [np.zeros(1, np.uint32)], 1
     for tree, first in zip(trees, ends, strict=False):
         nodes = np.flatnonzero(tree.feature >= 0)
-        children, share, into = np.stack([tree.left[nodes], tree.right[nodes]], axis=1), shares(tree), np.full(tree.n_nodes, -1)
-        into[children] = np.arange(2 * len(nodes)).reshape(-1, 2)
+        children, share = np.stack([tree.left[nodes], tree.right[nodes]], axis=1), shares(tree)
         of_tree, of_edges = splits[first : first + len(nodes)], edges[first : first + len(nodes)]
-        of_tree["place"], of_tree["into"] = np.searchsorted(used, tree.feature[nodes]), into[nodes]
+        of_tree["place"], of_tree["into"] = np.searchsorted(used, tree.feature[nodes]), _edges_into_splits(tree)
         of_tree["threshold"], of_tree["missing_left"] = tree.threshold[nodes], tree.missing_left[nodes]
         of_edges["fraction"] = share[children]
         of_edges["value"] = np.where(tree.feature[children] < 0, tree.value[children], 1.0)
@@ -249,19 +248,11 @@ def _versions(path: Path, answers: np.ndarray) -> Iterator[tuple[float, np.ndarr
         yield path.value * count / len(answers), decision.astype(np.float64)
 
 
-def _edges_above(tree: Tree) -> np.ndarray:
-    """For each split, the last edge on its path that is on the same feature, or -1: int64[n_nodes]."""
-    above, number = np.full(tree.n_nodes, -1, np.int64), split_numbers(tree)
-    pending: list[tuple[int, dict[int, int]]] = [(0, {})]
-    while pending:
-        node, last = pending.pop()
-        feature = int(tree.feature[node])
-        if feature < 0:
-            continue
-        above[node] = last.get(feature, -1)
-        for child, side in ((int(tree.right[node]), 1), (int(tree.left[node]), 0)):
-            pending.append((child, last | {feature: int(2 * number[node] + side)}))
-    return above
+def _edges_into_splits(tree: Tree) -> np.ndarray:
+    """Return the edge that leads to each split, -1 for the root: int64[n_splits]."""
+    splits, into = np.flatnonzero(tree.feature >= 0), np.full(tree.n_nodes, -1, np.int64)
+    into[tree.left[splits]], into[tree.right[splits]] = 2 * np.arange(len(splits)), 2 * np.arange(len(splits)) + 1
+    return into[splits]
 
 
 def edge_answers(tree: Tree, matrix: np.ndarray, ensemble: Ensemble, features: list[int] | None = None) -> np.ndarray:
@@ -269,13 +260,14 @@ def edge_answers(tree: Tree, matrix: np.ndarray, ensemble: Ensemble, features: l
 
     features : only edges on these are computed (the others are True). Default: all.
     """
-    above, split = _edges_above(tree), np.flatnonzero(tree.feature >= 0)
+    split = np.flatnonzero(tree.feature >= 0)
+    above = _Links(tree.feature[split], _edges_into_splits(tree), np.zeros(len(split), np.int64)).above
     answers = np.ones((len(matrix), 2 * len(split)), np.bool_)
     for i, node in enumerate(split):
         if features is not None and tree.feature[node] not in features:
             continue
         left = goes_left(tree, int(node), matrix[:, tree.feature[node]], ensemble)
-        before = answers[:, above[node]] if above[node] >= 0 else np.True_
+        before = answers[:, above[i]] if above[i] >= 0 else np.True_
         answers[:, 2 * i], answers[:, 2 * i + 1] = left & before, ~left & before
     return answers
 
