@@ -3,7 +3,7 @@
 **Memory** is computed by the functions that the fit itself uses (`shards.shard_spec`, `session.memory_budget`): the bytes of a
 row, the histograms of a tree, the rule by which a worker keeps its rows in memory or streams them from files. While a worker
 loads its partitions it holds at most `RETAIN_BYTES` of raw values (further chunks are in files), and each thread one partition,
-as it was read and as plain columns. All columns are taken as numeric, with as many bins as are allowed: the most that a column
+as it was read and as plain columns; up to `TRIM_BYTES` that were freed are still the process's (`session.memory_trim`). All columns are taken as numeric, with as many bins as are allowed: the most that a column
 of up to 255 values or categories takes.
 
 **Minutes** follow the law of docs/scaling.md: cells of a worker × levels × time of a cell, and a fixed number of rounds. The
@@ -25,6 +25,7 @@ from dboost.errors import ParameterError
 from dboost.losses import Loss, by_name
 from dboost.params import Parameters
 from dboost.session.memory_budget import Budget, format_bytes, histogram_bytes, parse_memory_limit, resident_bytes
+from dboost.session.memory_trim import TRIM_BYTES
 from dboost.session.partition_loader import RETAIN_BYTES
 from dboost.shards.shard_spec import ShardSpec, plan_layout
 from dboost.training.plan import growth_policy_of, precision_of
@@ -247,7 +248,8 @@ class _Fit:
         reading = 2 * min(self.threads * one, max(raw, one))
         sampling = self.sample_bytes * n_rows // self.rows
         encoding = n_rows * (len(self.spec.layout.n_bins) + 8 * (1 + self.spec.n_outputs))
-        return min(raw, RETAIN_BYTES, self.spare.retained) + metadata + max(reading, sampling, encoding)
+        freed = min(raw, TRIM_BYTES)
+        return min(raw, RETAIN_BYTES, self.spare.retained) + metadata + max(reading, sampling, encoding) + freed
 
     @property
     def sample_bytes(self) -> int:

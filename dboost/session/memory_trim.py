@@ -2,7 +2,7 @@
 
 **While data are read**, partitions are allocated and freed, and the C library keeps the freed memory: a worker that had read
 112 MiB in eight partitions kept another 112 MiB. Dask measures the size of the process and counts this as memory in use.
-`trim_memory` calls glibc's ``malloc_trim``, after every `_EVERY` bytes read and when the raw values are dropped. A call takes a
+`trim_memory` calls glibc's ``malloc_trim``, after every `TRIM_BYTES` bytes read and when the raw values are dropped. A call takes a
 few milliseconds.
 
 **While trees grow**, the opposite is better. Every round allocates and frees a few hundred KiB of histograms and messages. If
@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable
 
 #: Bytes read between two calls of `malloc_trim`.
-_EVERY = 64 * 2**20
+TRIM_BYTES = 64 * 2**20
 #: Bytes of freed memory to keep at the end of a heap, and the size from which a freed array is returned to the system at once.
 _KEPT, _LARGE = 64 * 2**20, 4 * 2**20
 #: The parameters' numbers in glibc's malloc.h.
@@ -65,7 +65,7 @@ def keep_freed_memory() -> None:
 
 
 class TrimCounter:
-    """Call `trim_memory` after every `_EVERY` bytes read. Thread-safe."""
+    """Call `trim_memory` after every `TRIM_BYTES` bytes read. Thread-safe."""
 
     def __init__(self) -> None:
         self._n_bytes = 0
@@ -74,7 +74,7 @@ class TrimCounter:
     def add(self, n_bytes: int) -> None:
         with self._lock:
             self._n_bytes += n_bytes
-            due = self._n_bytes >= _EVERY
+            due = self._n_bytes >= TRIM_BYTES
             if due:
                 self._n_bytes = 0
         if due:
