@@ -3,8 +3,8 @@
 **Memory** is computed by the functions that the fit itself uses (`shards.shard_spec`, `session.memory_budget`): the bytes of a
 row, the histograms of a tree, the rule by which a worker keeps its rows in memory or streams them from files. While a worker
 loads its partitions it holds at most `RETAIN_BYTES` of raw values (further chunks are in files), and each thread one partition,
-as it was read and as plain columns; up to `TRIM_BYTES` that were freed are still the process's (`session.memory_trim`). All columns are taken as numeric, with as many bins as are allowed: the most that a column
-of up to 255 values or categories takes.
+as it was read and as plain columns. Up to `TRIM_BYTES` that were freed are still in the process (`session.memory_trim`). All
+columns are taken as numeric, with as many bins as are allowed: the most that a column of up to 255 values or categories takes.
 
 **Minutes** follow the law of docs/scaling.md: cells of a worker × levels × time of a cell, and a fixed number of rounds. The
 constants below were measured on one shared machine of two cores, so minutes tell an order of magnitude, within a factor of

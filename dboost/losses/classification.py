@@ -32,7 +32,9 @@ import numpy as np
 
 from dboost._lazy_import import is_a
 from dboost.errors import ParameterError
+from dboost.kernels import uncounted
 from dboost.kernels.exp_log32 import exp32, log1p32
+from dboost.kernels.exp_log64 import exp64, log64
 from dboost.losses.base import Loss
 from dboost.losses.gradient_pass import overloads_block_terms
 
@@ -69,6 +71,18 @@ def _log_loss_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
+@uncounted
+def _log_losses(y, raw, values):
+    """Set the losses of rows in float64; evaluation sets sum them up after every iteration."""
+    for i in range(values.size):
+        score = raw[i]
+        e = exp64(-abs(score))
+        # log(1 + e) of the rounded sum, and what rounding took away from e.
+        one_and_e = 1.0 + e
+        log_sum = log64(one_and_e) + (e - (one_and_e - 1.0)) / one_and_e
+        values[i] = (score if score > 0.0 else 0.0) - y[i] * score + log_sum
+
+
 class LogLoss(Loss):
     """Two-class log loss (binomial deviance)."""
 
@@ -81,7 +95,10 @@ class LogLoss(Loss):
         return LogLossTerms()
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.logaddexp(0.0, raw) - y * raw
+        raw = np.asarray(raw, np.float64)
+        values = np.empty(raw.shape)
+        _log_losses(np.broadcast_to(y, raw.shape).astype(np.float64, copy=False).ravel(), raw.ravel(), values.ravel())
+        return values
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return self.inverse_link(raw) - y

@@ -2,8 +2,8 @@
 
 **While data are read**, partitions are allocated and freed, and the C library keeps the freed memory: a worker that had read
 112 MiB in eight partitions kept another 112 MiB. Dask measures the size of the process and counts this as memory in use.
-`trim_memory` calls glibc's ``malloc_trim``, after every `TRIM_BYTES` bytes read and when the raw values are dropped. A call takes a
-few milliseconds.
+`trim_memory` calls glibc's ``malloc_trim``, after every `TRIM_BYTES` bytes read and when the raw values are dropped. A call
+takes a few milliseconds.
 
 **While trees grow**, the opposite is better. Every round allocates and frees a few hundred KiB of histograms and messages. If
 these were returned to the system each time, their pages would have to be cleared again. ``dboost.keep-freed-memory: true``
