@@ -136,6 +136,39 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_output_never_replaces_what_is_read_or_another_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = pd.DataFrame({"x": np.arange(60.0), "y": np.arange(60) % 2})
+    (tmp_path / "folder").mkdir()
+    data, part, model = tmp_path / "in.csv", tmp_path / "folder" / "a.parquet", tmp_path / "m.json"
+    table.to_csv(data, index=False)
+    table.to_parquet(part)
+    (tmp_path / "link.json").symlink_to(data)
+    dboost.fit(table, "y", max_iter=1).save(model)
+    before = {path: path.read_bytes() for path in (data, part, model)}
+    few, folds = ["--target", "y", "--set", "max_iter=1"], ["--folds", "2"]
+    for command, culprit in {
+        ("train", data, *few, "--output", data): "DATA",
+        ("train", data, *few, "--output", tmp_path / "link.json"): "DATA",
+        ("train", part, *few, "--eval", data, "--output", f"file://{data}"): "--eval",
+        ("train", data, *few, "--output", tmp_path / "n.json", "--history", tmp_path / "folder/../n.json"): "--output",
+        ("predict", model, tmp_path / "folder", "--output", part): "DATA",
+        ("predict", model, data, "--output", model.with_suffix(".parquet")): "",
+        ("inspect", model, "--html", model): "MODEL",
+        ("inspect", model, "--data", part, "--target", "y", "--html", part): "--data",
+        ("cv", data, *few, *folds, "--output", data): "DATA",
+        ("cv", data, *few, *folds, "--output", tmp_path / "s.csv", "--predictions", tmp_path / "s.csv"): "--output",
+        ("tune", data, *few, *folds, "--set", "l2_regularization=0.1..1", "--output", data): "DATA",
+    }.items():
+        code = main([str(part) for part in command])
+        printed = capsys.readouterr().err
+        assert (code, f"is also that of {culprit}, which it would replace" in printed) == ((2, True) if culprit else (0, False))
+        assert {path: path.read_bytes() for path in before} == before, command
+    # A model is continued in place.
+    dboost.fit(table, "y", max_iter=1).save(model)
+    assert main(["train", str(data), *few, "--start-from", str(model), "--output", str(model), "--quiet"]) == 0
+    assert dboost.load(model).n_iter_ == 2
+
+
 def test_outputs_are_checked_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "full").mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,46 @@ def test_all_files_in_order(folder: Path, path: str) -> None:
         for name in "abc":
             np.testing.assert_array_equal(got[name], rows()[name])
         np.testing.assert_array_equal(got["<target>"], rows()["y"])
+
+
+def test_hidden_and_unfinished_files_are_not_read(tmp_path: Path) -> None:
+    for path in ("a", "sub/c", "_temporary/0/a", ".staging/a", ".d", "_e"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        rows().to_parquet(tmp_path / f"{path}.parquet", index=False)
+        rows().drop(columns="c").to_csv(tmp_path / f"{path}.csv", index=False)
+    rows().to_parquet(tmp_path / "F.PARQUET", index=False)
+    (tmp_path / "_metadata").write_bytes(b"of some of the files, in an older version")
+    for kind, n_files in {"parquet": 2, "csv": 2}.items():
+        everywhere, shown, asked = (
+            len(content(open_table(f"{tmp_path}/{glob}.{kind}", "y"))["a"]) for glob in ("**/*", "*", "_*/**/*")
+        )
+        assert (everywhere, shown, asked) == (n_files * N, N, N)
+    for data in (tmp_path, f"{tmp_path}/", [tmp_path]):
+        with pytest.raises(DataError, match="both Parquet and CSV"):
+            open_table(data, "y")
+    for path in tmp_path.rglob("*.csv"):
+        path.unlink()
+    for data in (tmp_path, f"{tmp_path}/", [tmp_path]):
+        assert len(content(open_table(data, "y"))["a"]) == 3 * N
+    assert len(content(open_table(tmp_path / "_temporary", "y"))["a"]) == N, "asked for by name"
+
+
+def test_globs_of_folders_that_are_named_like_files(folder: Path) -> None:
+    for k, kind in enumerate(("parquet", "csv")):
+        (folder / kind).rename(folder / f"{k}.{kind}")
+        shutil.copytree(folder / f"{k}.{kind}", folder / f"again.{kind}")
+        assert len(content(open_table(f"{folder}/*.{kind}", "y"))["a"]) == 2 * N
+        assert len(content(open_table(f"{folder}/again.*", "y"))["a"]) == N
+        shutil.rmtree(folder / f"again.{kind}")
+
+
+def test_files_of_carriage_returns_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "BLOCK_BYTES", 200)
+    for end in ("\r", "\n", "\r\n"):
+        (tmp_path / "a.csv").write_bytes(rows().to_csv(index=False).replace("\n", end).encode())
+        got = content(open_table(tmp_path / "a.csv", "y"))
+        for name in "abc":
+            np.testing.assert_array_equal(got[name], rows()[name])
 
 
 def test_one_file_and_lists_of_files(folder: Path) -> None:

@@ -36,6 +36,7 @@ ELSEWHERE = {
 def run(arguments: argparse.Namespace) -> None:
     check_output(arguments.output, "--output", (".csv", ".parquet", ".json"))
     check_output(arguments.predictions, "--predictions", (".csv", ".parquet"))
+    outputs.check_separate({"--output": arguments.output, "--predictions": arguments.predictions}, {"DATA": arguments.data})
     known = settings.keywords(dboost.cv, ELSEWHERE)
     parameters = settings.gather(arguments.params, arguments.set, known, ELSEWHERE)
     if arguments.memory_limit is not None:

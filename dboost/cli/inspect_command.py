@@ -68,6 +68,8 @@ def _check(arguments: argparse.Namespace) -> None:
         outputs.check(arguments.html, "--html")
         if arguments.html.endswith("/"):
             raise ParameterError(f"--html {arguments.html} is a folder: name a file")
+        read = {"MODEL": arguments.model, "--data": arguments.data, "--drift": arguments.drift}
+        outputs.check_separate({"--html": arguments.html}, read)
     if arguments.json and arguments.html:
         raise ParameterError("--json prints, and --html writes a report: use one of them")
     if arguments.data and not (arguments.html or arguments.dependence):

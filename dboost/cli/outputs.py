@@ -8,9 +8,10 @@ object stores cannot rename folders.
 
 from __future__ import annotations
 
+import os
 import posixpath
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +19,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from dboost._storage_errors import is_failure, missing_bucket, reason, shown
+from dboost.data.paths import find_files
 from dboost.errors import DBoostError, ModelFileError, ParameterError
 from dboost.storage.atomic_write import try_writing
 
@@ -49,6 +51,43 @@ def check(path: str, option: str) -> None:
         try_writing(path)
     except ModelFileError as error:
         raise ParameterError(f"{option}: {error}") from error
+
+
+def check_separate(written: Mapping[str, str | None], read: Mapping[str, str | None]) -> None:
+    """Raise a `ParameterError` if two outputs are the same file, or if one is a file that the command reads.
+
+    Both are paths by option or argument; None if it is not given.
+    """
+    taken: dict[str, str] = {}
+    for option, path in read.items():
+        if path is not None:
+            taken |= dict.fromkeys(_files_of(path), option)
+    for option, path in written.items():
+        if path is None:
+            continue
+        (file,) = _same_name([path])
+        if file in taken:
+            raise ParameterError(
+                f"{option} {shown(path)} is also that of {taken[file]}, which it would replace: name another file"
+            )
+        taken[file] = option
+
+
+def _files_of(path: str) -> list[str]:
+    """Return the files that are read at a path, as far as they can be listed."""
+    try:
+        return _same_name([path, *find_files(path).urls.values()])
+    except DBoostError:  # the command itself will tell
+        return []
+
+
+def _same_name(paths: Sequence[str]) -> list[str]:
+    """Return the one name that each file has however its path is written."""
+    found = []
+    for path in paths:
+        files, name = fsspec.url_to_fs(path)
+        found.append(os.path.realpath(name) if isinstance(files, LocalFileSystem) else files.unstrip_protocol(name))
+    return found
 
 
 def _check_target(files: Any, name: str, path: str, option: str) -> None:

@@ -31,6 +31,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.output.lower().endswith(_OTHER_FORMATS):
         raise ParameterError(f"--output {arguments.output}: predictions are written as Parquet, so name it …parquet")
     outputs.check(arguments.output, "--output")
+    outputs.check_separate({"--output": arguments.output}, {"MODEL": arguments.model, "DATA": arguments.data})
     booster = dboost.load(arguments.model)
     if arguments.proba and booster.classes_ is None:
         raise ParameterError(f"--proba needs a model of classes; {arguments.model} predicts numbers")

@@ -35,6 +35,9 @@ def run(arguments: argparse.Namespace) -> None:
     outputs.check(arguments.output, "--output")
     if arguments.history:
         outputs.check(arguments.history, "--history")
+    outputs.check_separate(
+        {"--output": arguments.output, "--history": arguments.history}, {"DATA": arguments.data, "--eval": arguments.eval}
+    )
     if parameters.get("refit_leaves"):
         del parameters["progress"]  # there are no iterations to show
     if data_argument.check_target(arguments) and arguments.only_new:

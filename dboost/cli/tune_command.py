@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dboost.cli import arguments as settings
-from dboost.cli import data_argument, fold_arguments, search_space
+from dboost.cli import data_argument, fold_arguments, outputs, search_space
 from dboost.cli.cv_command import check_output
 from dboost.distributed.client import cluster_at
 from dboost.errors import ParameterError
@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.plot:
         check_output(arguments.plot, "--plot", (".svg", ".png", ".pdf"))
         canvas.style()  # matplotlib may be missing
+    outputs.check_separate({"--output": study_file, "--plot": arguments.plot}, {"DATA": arguments.data})
     space = {name: _distribution(one) for name, one in searched.items()}
     options = parameters if arguments.memory_limit is None else parameters | {"memory_limit": arguments.memory_limit}
     data, target = data_argument.rows_of(arguments)

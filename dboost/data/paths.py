@@ -39,6 +39,8 @@ _log = logging.getLogger("dboost")
 BLOCK_BYTES = 32 * 2**20
 #: Minimum bytes of a block if memory is limited; the reader converts larger partitions in slices anyway.
 LEAST_BLOCK_BYTES = 2**20
+#: Bytes that are read at once to find out whether lines of a CSV file end with line feeds, or with carriage returns only.
+_PIECE_BYTES = 2**16
 #: Maximum size of a row group as a multiple of the memory for the columns of a partition: the whole memory limit.
 LARGEST = 4
 #: Rows of the first file that determine which columns are text.
@@ -75,11 +77,11 @@ def open_path(path: Any, like: Sequence[Feature] | None = None, most_bytes: int 
         table = _table_format(path, most_bytes)
         if table is not None:
             return table
-        paths, parquet, text = _classified(path)
+        parquet, text = _classified(path)
         if parquet:
             if most_bytes is not None:
                 check_row_groups(parquet, LARGEST * most_bytes)
-            return _read_parquet(paths, parquet, most_bytes)
+            return _read_parquet(parquet, most_bytes)
         return _read_csv(text, _text_of(like), _block_bytes(most_bytes))
 
 
@@ -97,7 +99,7 @@ def open_with_text(
         Default: as `concurrent.futures` selects it.
     """
     with reading(path):
-        text = [] if is_table_format(path) or _table_path(path) else _classified(path)[2]
+        text = [] if is_table_format(path) or _table_path(path) else _classified(path)[1]
         if not text:
             return None
         blocks = list(_blocks(text, _block_bytes(most_bytes)))
@@ -135,17 +137,16 @@ def _items(path: Any) -> list[str]:
     return [os.fspath(item) for item in path] if isinstance(path, (list, tuple)) else [os.fspath(path)]
 
 
-def _classified(path: Any) -> tuple[list[str], list[str], list[str]]:
-    """Return the paths of a path or list, and the Parquet and CSV files there; one of the two lists is empty."""
-    paths = _items(path)
-    found = [file for item in paths for file in _existing_files(item)]
+def _classified(path: Any) -> tuple[list[str], list[str]]:
+    """Return the Parquet and the CSV files of a path or list; one of the two lists is empty."""
+    found = [file for item in _items(path) for file in _existing_files(item)]
     parquet = [file for file in found if file.lower().endswith(_PARQUET)]
     text = [file for file in found if file.lower().endswith(_CSV)]
     if parquet and text:
         raise DataError(f"{_shown(path)} holds both Parquet and CSV files: name one kind")
     if not (parquet or text):
         raise DataError(f"{_shown(path)} is neither Parquet nor CSV: its name must end in .parquet, .csv or .csv.gz")
-    return paths, parquet, text
+    return parquet, text
 
 
 def _text_of(like: Sequence[Feature] | None) -> set[str]:
@@ -242,12 +243,26 @@ def _files(path: str) -> list[str]:
     if fs.exists(root) and not fs.isdir(root):
         return [fs.unstrip_protocol(root)]
     in_folder = fs.isdir(root)
-    names = fs.find(root) if in_folder else fs.glob(root)
+    names = fs.find(root) if in_folder else _matches(fs, root)
     if in_folder:
         _check_plain(path, names)
-    kept = [name for name in names if name.lower().endswith(_PARQUET + _CSV)]
-    shown = [name for name in kept if not _hidden(name[len(root) :] if in_folder else name.rpartition("/")[2])]
+    # What is hidden counts only below the folder, or where a glob has wildcards, and unless the glob asks for such names.
+    n_fixed = len(root.rstrip("/").split("/")) if in_folder else len(_MAGIC.split(root)[0].split("/")) - 1
+    asked = tuple(part[0] for part in root.split("/")[n_fixed:] if part.startswith(("_", ".")))
+    shown = [
+        name
+        for name in names
+        if name.lower().endswith(_PARQUET + _CSV)
+        and not any(part.startswith(("_", ".")) and not part.startswith(asked) for part in name.split("/")[n_fixed:])
+    ]
     return [fs.unstrip_protocol(name) for name in sorted(shown, key=natural_sort_key)]
+
+
+def _matches(fs: Any, glob: str) -> list[str]:
+    """Return the files that match a glob, and those in folders that match it and are named like a file, as Dask writes them."""
+    found = fs.glob(glob, detail=True)
+    folders = [name for name, info in found.items() if info["type"] == "directory" and name.lower().endswith(_PARQUET + _CSV)]
+    return list({name for name, info in found.items() if info["type"] != "directory"}.union(*map(fs.find, folders)))
 
 
 def _check_plain(folder: str, names: list[str]) -> None:
@@ -267,15 +282,12 @@ def _check_plain(folder: str, names: list[str]) -> None:
         )
 
 
-def _hidden(name: str) -> bool:
-    return any(part.startswith(("_", ".")) for part in name.split("/"))
-
-
-def _read_parquet(paths: list[str], files: list[str], most_bytes: int | None) -> dd.DataFrame:
-    fs, root = fsspec.url_to_fs(paths[0])
-    how: dict[str, Any] = {} if most_bytes is None else {"split_row_groups": "adaptive", "blocksize": most_bytes}
-    if len(paths) == 1 and fs.isdir(root):
-        return dd.read_parquet(paths[0], **how)  # as a folder, so that Dask finds columns in the names of subfolders
+def _read_parquet(files: list[str], most_bytes: int | None) -> dd.DataFrame:
+    # Of a folder, Dask would also read hidden files and unfinished ones in `_temporary`, and not those that a `_metadata` file
+    # does not list.
+    how: dict[str, Any] = {"ignore_metadata_file": True}
+    if most_bytes is not None:
+        how |= {"split_row_groups": "adaptive", "blocksize": most_bytes}
     if files == sorted(files, key=natural_sort_key):
         return dd.read_parquet(files, **how)
     return dd.concat([dd.read_parquet(file, **how) for file in files])  # Dask would sort the files
@@ -331,12 +343,16 @@ def _is_text(column: pd.Series) -> bool:
 
 
 def _cut(file: str, block_bytes: int) -> list[tuple[int, int | None]]:
-    """Return start and length of each block of a file; a compressed file is one block."""
+    """Return start and length of each block of a file; one block if it is compressed or has no line feeds in the first one."""
     if not file.lower().endswith(".csv"):
         return [(0, None)]
     fs, name = fsspec.url_to_fs(file)
-    size = fs.size(name)
-    return [(start, block_bytes) for start in range(0, max(size or 0, 1), block_bytes)]
+    size = fs.size(name) or 0
+    if size > block_bytes:
+        with fs.open(name, "rb") as stream:
+            if not any(b"\n" in stream.read(_PIECE_BYTES) for _ in range(0, block_bytes, _PIECE_BYTES)):
+                return [(0, None)]
+    return [(start, block_bytes) for start in range(0, max(size, 1), block_bytes)]
 
 
 def read_csv_block(
