@@ -78,11 +78,9 @@ def test_hidden_and_unfinished_files_are_not_read(tmp_path: Path) -> None:
         rows().drop(columns="c").to_csv(tmp_path / f"{path}.csv", index=False)
     rows().to_parquet(tmp_path / "F.PARQUET", index=False)
     (tmp_path / "_metadata").write_bytes(b"of some of the files, in an older version")
-    for kind, n_files in {"parquet": 2, "csv": 2}.items():
-        everywhere, shown, asked = (
-            len(content(open_table(f"{tmp_path}/{glob}.{kind}", "y"))["a"]) for glob in ("**/*", "*", "_*/**/*")
-        )
-        assert (everywhere, shown, asked) == (n_files * N, N, N)
+    for kind in ("parquet", "csv"):
+        for glob, n_files in {"**/*": 2, "*": 1, "_*/**/*": 1}.items():
+            assert len(content(open_table(f"{tmp_path}/{glob}.{kind}", "y"))["a"]) == n_files * N
     for data in (tmp_path, f"{tmp_path}/", [tmp_path]):
         with pytest.raises(DataError, match="both Parquet and CSV"):
             open_table(data, "y")
@@ -91,6 +89,77 @@ def test_hidden_and_unfinished_files_are_not_read(tmp_path: Path) -> None:
     for data in (tmp_path, f"{tmp_path}/", [tmp_path]):
         assert len(content(open_table(data, "y"))["a"]) == 3 * N
     assert len(content(open_table(tmp_path / "_temporary", "y"))["a"]) == N, "asked for by name"
+
+
+def test_rows_with_more_fields_than_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header, *lines = rows().to_csv(index=False).splitlines()
+    file = tmp_path / "a.csv"
+    file.write_text("\n".join([header, *(f"{line}," for line in lines)]))
+    np.testing.assert_array_equal(content(open_table(file, "y"))["a"], rows()["a"])  # an empty field at the end
+    for block_bytes in (2**20, 200):
+        monkeypatch.setattr(paths, "BLOCK_BYTES", block_bytes)
+        for k in (0, 1, 30):
+            file.write_text("\n".join([header, *lines[:k], f"{lines[k]},7", *lines[k + 1 :]]))
+            for features in (None, ["a"]):
+                with pytest.raises(DataError, match=r"a\.csv: .*fields"):
+                    open_table(file, "y", features=features)
+
+
+def test_headers_of_several_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "BLOCK_BYTES", 200)
+    body = rows().to_csv(index=False)
+    for start, name in (("\n\n", "a"), ("\ufeff", "a"), ("", '"first\nname"')):
+        (tmp_path / "a.csv").write_text(start + body.replace("a,b,c,y", f"{name},b,c,y"), encoding="utf-8")
+        got = content(open_table(tmp_path / "a.csv", "y"))
+        np.testing.assert_array_equal(got[name.strip('"')], rows()["a"])
+        np.testing.assert_array_equal(got["<target>"], rows()["y"])
+
+
+def test_headers_that_repeat_a_name(tmp_path: Path) -> None:
+    for header in ("a,b,a,y", '"a",b,a,y', "\ufeffa,b,a,y\r"):
+        (tmp_path / "a.csv").write_text(f"{header}\n1,2,3,4\n5,6,7,8\n", encoding="utf-8")
+        with pytest.raises(DataError, match=r"a\.csv has several columns named 'a'"):
+            open_table(tmp_path / "a.csv", "y")
+
+
+def test_integers_of_any_size_are_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    big = np.where(np.arange(N) < N // 2, "99999999999999999999999", np.arange(N).astype(str))
+    for values in (
+        big,
+        big[::-1],
+        np.where(np.arange(N) == 35, "-9223372036854775809", big),
+        np.where(np.arange(N) < 3, "", big),
+    ):
+        rows().assign(a=values).to_csv(tmp_path / "a.csv", index=False)
+        expected = pd.to_numeric(pd.Series(values), errors="coerce").astype(float)
+        for block_bytes in (2**20, 200):
+            monkeypatch.setattr(paths, "BLOCK_BYTES", block_bytes)
+            np.testing.assert_array_equal(content(open_table(tmp_path / "a.csv", "y"))["a"], expected)
+
+
+def test_parquet_files_with_other_columns(tmp_path: Path) -> None:
+    whole, part, last = rows()[["a", "b", "y"]], rows()[["a", "y"]], rows().iloc[:0]
+    booster = dboost.fit(whole, "y", max_iter=1)
+    few = dboost.fit(part, "y", max_iter=1)
+    for first, second in ((whole, part), (part, whole)):
+        for k, one in enumerate((first, second, last)):
+            one.to_parquet(tmp_path / f"part-{k}.parquet")
+        message = r"part-[01]\.parquet has no column 'b', which .*part-[01]\.parquet has"
+        with pytest.raises(DataError, match=message):
+            dboost.fit(tmp_path, "y", max_iter=1)
+        with pytest.raises(DataError, match=message), threads_cluster(1) as client:
+            dboost.fit(tmp_path, "y", max_iter=1, client=client)
+        with pytest.raises(DataError, match="has no column 'b'"):
+            booster.predict(tmp_path).compute()
+        assert dboost.fit(tmp_path, "y", features=["a"], max_iter=1).features == few.features
+        assert len(few.predict(tmp_path).compute()) == 2 * N
+    # A file with other kinds of values in a column, also as a dictionary.
+    for kind in (str, "category"):
+        whole.to_parquet(tmp_path / "part-1.parquet")
+        whole.assign(a=rows()["c"].astype(kind)).to_parquet(tmp_path / "part-0.parquet")
+        with pytest.raises(DataError, match=r"column 'a' holds text in .*part-0\.parquet, but not in .*part-1\.parquet"):
+            dboost.fit(tmp_path, "y", max_iter=1)
+        assert len(dboost.fit(tmp_path, "y", features=["b"], max_iter=1).predict(tmp_path).compute()) == 2 * N
 
 
 def test_globs_of_folders_that_are_named_like_files(folder: Path) -> None:

@@ -10,12 +10,14 @@ a line break inside quotes must not fall on a block boundary.
 
 from __future__ import annotations
 
+import csv
 import io
 import logging
 import os
 import posixpath
 import re
-from collections.abc import Container, Iterator, Sequence
+import warnings
+from collections.abc import Collection, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,8 +41,12 @@ _log = logging.getLogger("dboost")
 BLOCK_BYTES = 32 * 2**20
 #: Minimum bytes of a block if memory is limited; the reader converts larger partitions in slices anyway.
 LEAST_BLOCK_BYTES = 2**20
-#: Bytes that are read at once to find out whether lines of a CSV file end with line feeds, or with carriage returns only.
+#: Bytes that are read at once from the end of a Parquet file, and from a CSV file to find out how its lines end.
 _PIECE_BYTES = 2**16
+#: Parquet files whose metadata are read at the same time.
+_FOOTERS_AT_ONCE = 32
+#: Names of columns in which pandas stores an index without a name.
+_INDEX_LEVEL = re.compile(r"__index_level_\d+__")
 #: Maximum size of a row group as a multiple of the memory for the columns of a partition: the whole memory limit.
 LARGEST = 4
 #: Rows of the first file that determine which columns are text.
@@ -54,7 +60,12 @@ _PARQUET = (".parquet", ".parq", ".pq")
 _CSV = (".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zip", ".csv.zst")
 
 
-def open_path(path: Any, like: Sequence[Feature] | None = None, most_bytes: int | None = None) -> dd.DataFrame:
+def open_path(
+    path: Any,
+    like: Sequence[Feature] | None = None,
+    most_bytes: int | None = None,
+    columns: Collection[str] | None = None,
+) -> dd.DataFrame:
     """Return a lazy frame of the rows of a file, folder, glob, URL, or list of files, in the order of the file names.
 
     Parameters
@@ -66,12 +77,14 @@ def open_path(path: Any, like: Sequence[Feature] | None = None, most_bytes: int 
     most_bytes : int, optional
         Target size of a partition: row groups of Parquet files are not joined beyond it, and blocks of CSV files are not
         longer (but at least `LEAST_BLOCK_BYTES`).
+    columns : collection of str, optional
+        Columns that are used. Parquet files may differ in other columns. Default: those of `like`, or all.
 
     Raises
     ------
     DataError
         If there is no file (which is also a FileNotFoundError), a folder has no data files, the files are neither Parquet nor
-        CSV, or a row group is too large. The message names the path.
+        CSV, Parquet files differ in a column that is used, or a row group is too large. The message names the path.
     """
     with reading(path):
         table = _table_format(path, most_bytes)
@@ -79,8 +92,9 @@ def open_path(path: Any, like: Sequence[Feature] | None = None, most_bytes: int 
             return table
         parquet, text = _classified(path)
         if parquet:
-            if most_bytes is not None:
-                check_row_groups(parquet, LARGEST * most_bytes)
+            if columns is None and like is not None:
+                columns = [one.name for one in like]
+            check_parquet(parquet, None if most_bytes is None else LARGEST * most_bytes, columns)
             return _read_parquet(parquet, most_bytes)
         return _read_csv(text, _text_of(like), _block_bytes(most_bytes))
 
@@ -293,23 +307,70 @@ def _read_parquet(files: list[str], most_bytes: int | None) -> dd.DataFrame:
     return dd.concat([dd.read_parquet(file, **how) for file in files])  # Dask would sort the files
 
 
-def check_row_groups(files: list[str], most: int) -> None:
-    """Raise a DataError if a row group, the smallest unit that can be read, is larger than `most` bytes."""
+def check_parquet(files: Sequence[str], most: int | None, columns: Collection[str] | None) -> None:
+    """Raise a DataError if Parquet files differ in a column, or if a row group is too large.
+
+    Dask reads the columns of the first file from all files, and nothing smaller than a row group.
+
+    most : largest size of a row group in bytes; None for any.
+    columns : those that must be in all files with rows, or in none, and be text in all or in none; None for all columns.
+    """
+    if most is None and (len(files) == 1 or (columns is not None and not columns)):
+        return
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
+        for file, groups in zip(files, threads.map(_footer, files), strict=True):
+            sizes = [groups.row_group(k).total_byte_size for k in range(groups.num_row_groups)]
+            for k, size in enumerate(sizes):
+                if most is not None and size > most:
+                    raise DataError(
+                        f"row group {k} of {_shown(file)} has {size / 2**20:.1f} MiB, which is more than memory_limit allows "
+                        f"({most / 2**20:.1f} MiB): write the file in smaller row groups, or raise the limit"
+                    )
+            if file == files[0]:
+                expected = _is_text_of(groups)
+            if groups.num_rows:
+                _check_same_columns((files[0], expected), (file, _is_text_of(groups)), columns)
+
+
+def _footer(file: str) -> Any:
+    """Return the metadata of a Parquet file."""
     from pyarrow import parquet as pq
 
-    for file in files:
-        with reading(file), fsspec.open(file, "rb") as stream:
-            groups = pq.read_metadata(stream)
-        for k in range(groups.num_row_groups):
-            size = groups.row_group(k).total_byte_size
-            if size > most:
-                raise DataError(
-                    f"row group {k} of {_shown(file)} has {size / 2**20:.1f} MiB, which is more than memory_limit allows "
-                    f"({most / 2**20:.1f} MiB): write the file in smaller row groups, or raise the limit"
-                )
+    fs, name = fsspec.url_to_fs(file)
+    with reading(file), fs.open(name, "rb", block_size=_PIECE_BYTES) as stream:
+        return pq.read_metadata(stream)
+
+
+def _is_text_of(footer: Any) -> dict[str, bool | None]:
+    """Return for each column of a Parquet file whether it is text; None if all its values are missing."""
+    found: dict[str, bool | None] = {}
+    for field in footer.schema.to_arrow_schema():
+        of_values = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        is_text = pa.types.is_string(of_values) or pa.types.is_large_string(of_values)
+        if not _INDEX_LEVEL.fullmatch(field.name):
+            found[field.name] = None if pa.types.is_null(of_values) else is_text
+    return found
+
+
+def _check_same_columns(
+    first: tuple[str, dict[str, bool | None]], other: tuple[str, dict[str, bool | None]], columns: Collection[str] | None
+) -> None:
+    for (here, mine), (there, theirs) in ((first, other), (other, first)):
+        for name, is_text in mine.items():
+            if columns is not None and name not in columns:
+                continue
+            if name not in theirs:
+                raise DataError(f"{_shown(there)} has no column {name!r}, which {_shown(here)} has")
+            if is_text and theirs[name] is False:
+                raise DataError(f"column {name!r} holds text in {_shown(here)}, but not in {_shown(there)}")
 
 
 def _read_csv(files: list[str], as_text: Container[str], block_bytes: int) -> dd.DataFrame:
+    with reading(files[0]), fsspec.open(files[0], "rb", compression="infer") as stream:
+        names = next(csv.reader(io.StringIO(_header(stream).decode("utf-8-sig").strip("\r\n"), newline="")), [])
+    repeated = [name for k, name in enumerate(names) if name and name in names[:k]]
+    if repeated:  # pandas would rename them
+        raise DataError(f"{_shown(files[0])} has several columns named {repeated[0]!r}")
     with reading(files[0]), fsspec.open(files[0], "rb", compression="infer") as stream:
         sample = _parse(stream, [], n_rows=SAMPLE_ROWS)
     text = [name for name in sample if name in as_text or _is_text(sample[name])]
@@ -360,22 +421,40 @@ def read_csv_block(
 ) -> pd.DataFrame:
     """Return the rows whose lines begin in ``[start, start + length)`` of a file, with the columns of its header."""
     with reading(file), fsspec.open(file, "rb", compression="infer") as stream:
-        header = stream.readline() if start else b""
+        header = _header(stream) if start else b""
         block = read_block(stream, start, length, delimiter=b"\n")
-        return _parse(io.BytesIO(header + block), text, columns)
+        frame = _parse(io.BytesIO(header + block), text)
+        return frame if columns is None else frame[columns]
 
 
-def _parse(stream: Any, text: list[str], columns: list[str] | None = None, n_rows: int | None = None) -> pd.DataFrame:
-    types = {name: "str" for name in text if columns is None or name in columns}
-    # With low_memory, pandas determines the type of a column by pieces, which need not agree.
-    frame = pd.read_csv(stream, dtype=types, usecols=columns, nrows=n_rows, low_memory=False)
+def _header(stream: Any) -> bytes:
+    """Return the lines up to the end of the header; a name in quotes may contain line feeds."""
+    header = b""
+    for line in stream:
+        header += line
+        if header.strip() and header.count(b'"') % 2 == 0:
+            break
+    return header
+
+
+def _parse(stream: Any, text: list[str], n_rows: int | None = None) -> pd.DataFrame:
+    with warnings.catch_warnings():
+        # Without `index_col`, a row with more fields than the header would shift its values by a column; with `usecols`, pandas
+        # does not count fields. An empty field at the end of each row is allowed.
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        try:
+            # With low_memory, pandas determines the type of a column by pieces, which need not agree.
+            frame = pd.read_csv(stream, dtype=dict.fromkeys(text, "str"), index_col=False, nrows=n_rows, low_memory=False)
+        except pd.errors.ParserWarning:
+            raise pd.errors.ParserError("there are rows with more fields than the header") from None
+    types = set(text)
     for name in frame:
         if name in types or pd.api.types.is_numeric_dtype(frame[name].dtype):
             continue
         numbers = _as_numbers(frame[name])
         if numbers is not None:
             frame[name] = numbers
-    return frame if columns is None else frame[columns]
+    return frame
 
 
 #: Truth values as pandas reads them, with their numbers.
@@ -386,9 +465,9 @@ def _as_numbers(column: pd.Series) -> pd.Series | None:
     """Return a column as float64 if it has only numbers and truth values; else None.
 
     Pandas reads truth values beside numbers as text, and beside missing values as objects; in blocks of their own they are
-    numbers.
+    numbers. It reads integers beyond 64 bits as objects.
     """
-    if pd.api.types.infer_dtype(column, skipna=True) == "boolean":
+    if pd.api.types.infer_dtype(column, skipna=True) in ("boolean", "integer"):  # integers beyond 64 bits are objects
         return column.astype(np.float64)
     if not _is_text(column):
         return None

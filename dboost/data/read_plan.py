@@ -154,6 +154,15 @@ def _check_kinds(spec: Any, names: tuple[str, ...], named: bool, like: tuple[Fea
             )
 
 
+def used_columns(features: Sequence[Any] | None, like: Sequence[Feature] | None, roles: dict[str, Any]) -> set[str] | None:
+    """Return the names of the columns that are read, as far as the user names them; None if all are read.
+
+    Parameters as of `make_read_plan`.
+    """
+    chosen = features if like is None else [one.name for one in like]
+    return None if chosen is None else {name for name in (*chosen, *roles.values()) if isinstance(name, str)}
+
+
 def columns_like(
     names: tuple[str, ...], named: bool, like: tuple[Feature, ...], model_named: bool | None = None
 ) -> tuple[str, ...] | tuple[int, ...]:

@@ -29,7 +29,7 @@ from dboost.data.binning import Binning
 from dboost.data.chunk import CategoryColumn, CategoryIndex, Chunk, Column, apply, without_unused
 from dboost.data.frame import as_frame, is_lazy, is_path
 from dboost.data.partition import ROLES, check_columns, fingerprint, read_partition, read_slices, role_column
-from dboost.data.read_plan import ReadPlan, binned_plan, make_read_plan
+from dboost.data.read_plan import ReadPlan, binned_plan, make_read_plan, used_columns
 from dboost.data.row_metadata import (
     DataIssue,
     MetadataRows,
@@ -459,7 +459,8 @@ def open_table(
 
     how = path, like, options.most_bytes
     try:
-        table = read(open_path(*how))
+        given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
+        table = read(open_path(*how, used_columns(features, like, given)))
     except ColumnKindsError:
         again = open_with_text(*how, options.n_threads)
         if again is None:

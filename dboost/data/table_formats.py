@@ -29,7 +29,7 @@ from dask.utils import natural_sort_key
 
 from dboost._lazy_import import is_a, pa, pd
 from dboost._storage_errors import shown
-from dboost.data.paths import LARGEST, check_row_groups, reading
+from dboost.data.paths import LARGEST, check_parquet, reading
 from dboost.errors import DataError, MissingExtraError
 
 #: Bytes of the columns of a partition, unless memory is limited.
@@ -140,7 +140,7 @@ def _of_delta(table: Any, most_bytes: int | None) -> dd.DataFrame:
     if not files:
         raise DataError(f"the Delta table {name_of(table)} has no rows")
     if most_bytes is not None:
-        check_row_groups([file.url for file, _ in files], LARGEST * most_bytes)
+        check_parquet([file.url for file, _ in files], LARGEST * most_bytes, ())
     limit = PARTITION_BYTES if most_bytes is None else most_bytes
     parts = [part for file, size in files for part in _delta_parts(file, size, limit, most_bytes is None)]
     return dd.from_map(

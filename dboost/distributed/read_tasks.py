@@ -25,7 +25,7 @@ from dboost.config import liveness_timeout, worker_timeout
 from dboost.data.dask_collections import in_place
 from dboost.data.frame import Frame, as_frame, collected, is_lazy, is_path, library
 from dboost.data.partition import ROLES, check_columns
-from dboost.data.read_plan import ReadPlan, make_read_plan
+from dboost.data.read_plan import ReadPlan, make_read_plan, used_columns
 from dboost.data.table import separate_roles
 from dboost.distributed.connection import Connection
 from dboost.distributed.messages import READING, pack
@@ -96,7 +96,8 @@ class ReadTasks:
             from dboost.data.paths import open_path, open_with_text
 
             path, most_bytes = data, None if budget is None else budget.chunk
-            data = open_path(path, like, most_bytes)
+            roles = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
+            data = open_path(path, like, most_bytes, used_columns(features, like, roles))
 
             def again() -> ReadTasks | None:
                 frame = open_with_text(path, like, most_bytes)
