@@ -171,6 +171,22 @@ def test_globs_of_folders_that_are_named_like_files(folder: Path) -> None:
         shutil.rmtree(folder / f"again.{kind}")
 
 
+def test_names_that_look_like_globs(tmp_path: Path) -> None:
+    names = ("a[1]", "a1", "b*", "b", "bc", "d?", "de", "e]", "f[", "[g]", "h[!x]")
+    for k, name in enumerate(names):
+        rows().assign(a=k).to_parquet(tmp_path / f"{name}.parquet")
+        rows().assign(a=k).to_csv(tmp_path / f"{name}.csv", index=False)
+    for kind in ("parquet", "csv"):
+        for k, name in enumerate(names):
+            assert content(open_table(tmp_path / f"{name}.{kind}", "y"))["a"].tolist() == [k] * N
+        for some in ([4, 0, 2], [0, 1, 2]):
+            found = content(open_table([tmp_path / f"{names[k]}.{kind}" for k in some], "y"))["a"]
+            assert found.tolist() == np.repeat(some, N).tolist()
+    for path in tmp_path.glob("*.csv"):
+        path.unlink()
+    assert sorted(set(content(open_table(tmp_path, "y"))["a"])) == list(range(len(names)))
+
+
 def test_files_of_carriage_returns_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "BLOCK_BYTES", 200)
     for end in ("\r", "\n", "\r\n"):

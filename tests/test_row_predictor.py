@@ -206,6 +206,19 @@ def predict_rows_signatures() -> list[Any]:
     return list(getattr(predict_rows, "signatures", []))
 
 
+@pytest.mark.parametrize("categorical", [False, True])
+def test_masked_values_are_missing(categorical: bool) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 5, (300, 2)).astype(float)
+    booster = dboost.fit(X, X[:, 1] + 0.1 * X[:, 0], max_iter=4, categorical_features=[1] if categorical else None)
+    rows = np.ma.masked_equal(X[:20], 2)
+    assert rows.mask.any()
+    expected = booster.predict(rows)
+    assert not np.array_equal(expected, booster.predict(X[:20]))
+    np.testing.assert_array_equal(booster.predictor()(rows), expected)
+    np.testing.assert_array_equal([booster.predictor()(row) for row in rows], expected)
+
+
 def test_threads_share_a_predictor() -> None:
     booster = Booster(numeric(4, n_outputs=3, n_leaves=31, n_iterations=20))
     predictor = booster.predictor("probability")

@@ -302,9 +302,10 @@ def _read_parquet(files: list[str], most_bytes: int | None) -> dd.DataFrame:
     how: dict[str, Any] = {"ignore_metadata_file": True}
     if most_bytes is not None:
         how |= {"split_row_groups": "adaptive", "blocksize": most_bytes}
+    escaped = [_MAGIC.sub(r"[\g<0>]", file) for file in files]  # Dask takes the names of a list for globs
     if files == sorted(files, key=natural_sort_key):
-        return dd.read_parquet(files, **how)
-    return dd.concat([dd.read_parquet(file, **how) for file in files])  # Dask would sort the files
+        return dd.read_parquet(escaped, **how)
+    return dd.concat([dd.read_parquet([file], **how) for file in escaped])  # Dask would sort the files
 
 
 def check_parquet(files: Sequence[str], most: int | None, columns: Collection[str] | None) -> None:

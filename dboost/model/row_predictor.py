@@ -130,7 +130,9 @@ class RowPredictor:
             table = pd.DataFrame([dict(row)])
         elif isinstance(row, list | tuple | np.ndarray):
             is_row = np.ndim(row) == 1 if isinstance(row, np.ndarray) else not any(map(_is_row, row))
-            if is_row:
+            if is_row and isinstance(row, np.ma.MaskedArray):
+                table = row[None]
+            elif is_row:
                 table = np.empty((1, len(row)), object)
                 table[0] = row
         else:
