@@ -6,6 +6,7 @@ only where Dask is used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from dboost.errors import ParameterError
 
 _DEFAULTS = yaml.safe_load(Path(__file__).with_name("dboost.yaml").read_text("utf-8"))
 dask.config.update_defaults(_DEFAULTS)
+#: Seconds of the longest duration; some system calls refuse longer ones.
+_LONGEST = 1e8
 
 
 def liveness_timeout() -> float:
@@ -38,22 +41,22 @@ def lease_seconds() -> float:
 
 def gather_bytes() -> int:
     """Bytes of a round, over all workers, below which histograms are reduced in the scheduler's process."""
-    return int(_number("gather-bytes", parse_bytes, lambda n: n >= 0, 'a size, such as "3MiB"'))
+    return _whole(_number("gather-bytes", parse_bytes, lambda n: n >= 0, 'a size, such as "3MiB"'))
 
 
 def owner_bytes() -> int:
     """Bytes of a round for each feature owner, where histograms are reduced by feature."""
-    return int(_number("owner-bytes", parse_bytes, lambda n: n > 0, 'a size, such as "4MiB"'))
+    return _whole(_number("owner-bytes", parse_bytes, lambda n: n > 0, 'a size, such as "4MiB"'))
 
 
 def fan_in() -> int:
     """Number of sessions from which a process collects answers in a round; more form a tree."""
-    return int(_number("fan-in", int, lambda n: n >= 2 and n == int(n), "a whole number from 2 on"))
+    return _whole(_number("fan-in", float, lambda n: n >= 2 and (n == math.inf or n == int(n)), "a whole number from 2 on"))
 
 
 def metric_rows() -> int:
     """Rows of an evaluation set that may come to the client for a metric that is a function of all rows."""
-    return int(_number("metric-rows", float, lambda n: n >= 0, "a number of rows"))
+    return _whole(_number("metric-rows", float, lambda n: n >= 0, "a number of rows"))
 
 
 def imbalance(persisted: bool) -> float:
@@ -64,7 +67,7 @@ def imbalance(persisted: bool) -> float:
 
 def single_worker_values() -> int:
     """Values (rows times features) for each thread of a worker up to which a table is trained on by one worker."""
-    return int(_number("single-worker-values", float, lambda n: n >= 0, "a number of values"))
+    return _whole(_number("single-worker-values", float, lambda n: n >= 0, "a number of values"))
 
 
 def keep_freed_memory() -> bool:
@@ -90,7 +93,12 @@ def _get(key: str) -> Any:
 
 
 def _positive_seconds(key: str) -> float:
-    return _number(key, parse_timedelta, lambda seconds: seconds > 0, 'a duration, such as "10s" or "2 minutes"')
+    return _number(key, parse_timedelta, lambda seconds: 0 < seconds <= _LONGEST, 'a duration, such as "10s" or "2 minutes"')
+
+
+def _whole(number: float) -> int:
+    """Return a number as an integer; infinity, for no limit, as a large one."""
+    return int(min(number, 2.0**62))
 
 
 def _number(key: str, parse: Callable[[Any], float], is_valid: Callable[[float], bool], expected: str) -> float:

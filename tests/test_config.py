@@ -56,7 +56,7 @@ def test_sizes(given: object, n_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("key", "given"),
     [
-        *(("worker-timeout", given) for given in ("10min", "soon", "", None, [], "0s", "-3s")),
+        *(("worker-timeout", given) for given in ("10min", "soon", "", None, [], "0s", "-3s", float("inf"), "1e12s")),
         *(("gather-bytes", given) for given in ("much", None, [], "-3B")),
         *(("owner-bytes", given) for given in ("0B", True)),
         *(("single-worker-values", given) for given in ("many", -1, None, "nan")),
@@ -68,6 +68,14 @@ def test_sizes(given: object, n_bytes: int) -> None:
 def test_invalid_values_are_refused_by_key(key: str, given: object) -> None:
     with dask.config.set({f"dboost.{key}": given}), pytest.raises(ParameterError, match=rf"^dboost\.{key}="):
         READERS[key]()
+
+
+@pytest.mark.parametrize("given", [float("inf"), "inf"])
+@pytest.mark.parametrize("key", ["single-worker-values", "metric-rows", "fan-in"])
+def test_infinity_is_no_limit(key: str, given: object) -> None:
+    with dask.config.set({f"dboost.{key}": given}):
+        found = READERS[key]()
+    assert isinstance(found, int) and found > 10**18
 
 
 def test_the_file_has_a_comment_for_each_key() -> None:

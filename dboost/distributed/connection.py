@@ -14,23 +14,25 @@ import os
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from typing import Any
 
 import dask
-from distributed import Client, LocalCluster, get_worker, worker_client
+from distributed import Client, Future, LocalCluster, get_worker, worker_client
+from distributed.worker import thread_state
 
 from dboost.config import liveness_timeout, uses_lines, worker_timeout
 from dboost.distributed.line import Line
-from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack
+from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, FitCancelled, LostWorkers, Timing, pack
 from dboost.distributed.reducer import Reducer
 from dboost.distributed.tree_rounds import GrowOrder
-from dboost.distributed.worker_calls import open_line
+from dboost.distributed.worker_calls import open_line, run_on
 from dboost.distributed.worker_choice import WorkerChoice, WorkerRecord
 from dboost.errors import DBoostError, InputTypeError
 from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
+from dboost.storage.block_file import StorageError
 from dboost.trees.tree_task import GrownTree
 from dboost.version import __version__
 
@@ -137,6 +139,13 @@ def version_error(address: str, record: WorkerRecord) -> DBoostError | None:
     return None
 
 
+class ClientClosed(DBoostError):
+    """The client was closed during a fit."""
+
+    def __init__(self) -> None:
+        super().__init__("the client was closed during the fit")
+
+
 _numbers = count()
 
 
@@ -191,6 +200,7 @@ class Connection:
         self.memory_limits: dict[str, int] = {}
         self._line: Line | None = None
         self._n_calls = 0
+        self._released = ExitStack()
         try:
             reply = self._call("dboost_open", client_id=client.id)
             if reply["version"] != __version__:
@@ -234,6 +244,35 @@ class Connection:
             _, self._line = client.sync(opened)
         except OSError as error:
             raise DBoostError(f"the connection to the scheduler was lost: {error}") from error
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the client was closed."""
+        return self.client.status in ("closing", "closed")
+
+    def cancel(self, futures: Sequence[Future], reason: str) -> None:
+        """Cancel tasks; do nothing if the client was closed, which cancels them."""
+        with suppress(ClientClosed):
+            self._run(lambda: self.client.cancel(list(futures), asynchronous=True, reason=reason))
+
+    def _run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Run a coroutine on the client's event loop. `Client.sync` would wait forever if the client is closed meanwhile.
+
+        Raises
+        ------
+        ClientClosed
+        """
+        try:
+            if self.is_closed:
+                raise ClientClosed
+            loop: Any = self.client.loop
+            return run_on(loop.asyncio_loop, work())
+        except FitCancelled:
+            raise ClientClosed from None
+        except Exception as error:
+            if not self.is_closed or isinstance(error, DBoostError):
+                raise
+            raise ClientClosed from error
 
     @property
     def is_confined(self) -> bool:
@@ -325,13 +364,14 @@ class Connection:
         self._check_not_lost(refs)
         return unpack(self._call("dboost_grow", sessions=list(refs), order=pack(order))["trees"])
 
-    def remove_unresponsive(self) -> tuple[list[str], dict[str, tuple[int, int]]]:
+    def remove_unresponsive(self) -> tuple[list[str], dict[str, tuple[int, int]], dict[str, str]]:
         """Remove unresponsive workers that this fit waits for.
 
-        Return the addresses of the remaining workers, and for paused ones the bytes in use and the limit.
+        Return the addresses of the remaining workers, for paused ones the bytes in use and the limit, and for tasks of the fit
+        that none may run their restrictions.
         """
         reply = self._call("dboost_remove_unresponsive")
-        return list(reply["workers"]), dict(reply["paused"])
+        return list(reply["workers"]), dict(reply["paused"]), dict(reply["unrunnable"])
 
     def abandon(self, refs: Sequence[SessionRef]) -> None:
         """Mark sessions as lost, and have their workers release them if they still exist."""
@@ -369,10 +409,14 @@ class Connection:
             self._line.close()
 
     def __enter__(self) -> Connection:
+        if _in_task() and hasattr(thread_state, "start_time"):
+            # Free the worker's thread for other tasks, including those that read partitions, also if the caller gave a client.
+            self._released.enter_context(worker_client())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.end("done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
+        with self._released:
+            self.end("done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
 
     def _call_on_line(self, line: Line, kind: int, arguments: tuple[Any, ...]) -> Any:
         self._n_calls += 1
@@ -390,7 +434,7 @@ class Connection:
         async def call() -> Any:
             scheduler: Any = self.client.scheduler
             if scheduler is None:
-                raise DBoostError("the client was closed during the fit")
+                raise ClientClosed
             remote: Callable[..., Any] = getattr(scheduler, operation)
             return await remote(fit=self.fit, **arguments)
 
@@ -398,7 +442,7 @@ class Connection:
             if self._line is not None and operation in _ON_LINES:
                 reply = self._call_on_line(self._line, _ON_LINES.index(operation), tuple(arguments.values()))
             else:
-                reply = self.client.sync(call)
+                reply = self._run(call)
         except OSError as error:
             raise DBoostError(f"the connection to the scheduler was lost: {error}") from error
         if reply is None or "status" not in reply:
@@ -409,6 +453,8 @@ class Connection:
             raise LostWorkers(lost)
         if reply["status"] == FAILED:
             what = unpack(reply["error"])
+            if isinstance(what, StorageError) and reply["worker"]:
+                raise StorageError(f"worker {reply['worker']}: {what}") from what
             if isinstance(what, DBoostError):
                 raise what
             where = f"worker {reply['worker']}" if reply["worker"] else "the reducer"

@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed.protocol import pickle as dask_pickle
 
-from dboost.session.protocol import SessionRef
+from dboost.session.protocol import SessionRef, unpack
 
 #: Name of both plugins, and prefix of all calls and log topics.
 NAME = "dboost"
@@ -72,9 +72,13 @@ def pack(message: Any) -> bytes:
     return dask_pickle.dumps(message)
 
 
-def pack_error(error: Exception) -> bytes:
-    """Pickle an error; if that fails, a RuntimeError with its type and text."""
+def pack_error(error: BaseException) -> bytes:
+    """Pickle an error; a RuntimeError with its type and text if it cannot be pickled and unpickled, or would end a process."""
     try:
-        return pack(error)
+        if isinstance(error, Exception):
+            packed = pack(error)
+            unpack(packed)  # fails if the error's type is made by other arguments than it keeps
+            return packed
     except Exception:
-        return pack(RuntimeError(f"{type(error).__name__}: {error}"))
+        pass
+    return pack(RuntimeError(f"{type(error).__name__}: {error}"))

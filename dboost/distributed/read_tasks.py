@@ -9,6 +9,7 @@ Data in the client's memory are split into partitions, which are sent with their
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import queue
 import time
@@ -27,7 +28,7 @@ from dboost.data.frame import Frame, as_frame, collected, is_lazy, is_path, libr
 from dboost.data.partition import ROLES, check_columns
 from dboost.data.read_plan import ReadPlan, make_read_plan, used_columns
 from dboost.data.table import separate_roles
-from dboost.distributed.connection import Connection
+from dboost.distributed.connection import ClientClosed, Connection
 from dboost.distributed.messages import READING, pack
 from dboost.distributed.worker_plugin import here
 from dboost.errors import DataError, DBoostError
@@ -233,7 +234,7 @@ class ReadTasks:
             failure = self._failure(connection, unread.number, unread.error)
             raise failure from (failure.__cause__ if failure is unread.error else unread.error)
         finally:
-            connection.client.cancel(list(futures), reason="loading ended")
+            connection.cancel(futures, reason="loading ended")
 
     def _failure(self, connection: Connection, i: int, error: BaseException | None) -> DBoostError:
         """Return the error to raise for a partition that could not be read."""
@@ -259,7 +260,7 @@ class ReadTasks:
         except TimeoutError:
             return None
         finally:
-            connection.client.cancel(futures, reason="the columns are known")
+            connection.cancel(futures, reason="the columns are known")
         return found if isinstance(found, DataError) else None
 
 
@@ -333,10 +334,21 @@ def _receipts(connection: Connection, waiting: dict[Future, int], events: _ReadE
         if future.status == "error":
             raise _ReadFailed(waiting[future], future.exception())
         if future.cancelled():
-            raise DBoostError(f"the task that reads partition {waiting[future]} was cancelled")
+            if connection.is_closed:
+                raise ClientClosed
+            raise DBoostError(f"the task that reads partition {waiting[future]} was cancelled: {_reason(future)}")
         n_left -= 1
         events.record(len(waiting) - n_left)
     return _gather(connection, waiting)
+
+
+def _reason(future: Future) -> str:
+    """Return why a task was cancelled, as Dask tells: for instance because data were lost that no task can compute again."""
+    try:
+        future.result(timeout=liveness_timeout())
+    except (Exception, asyncio.CancelledError) as error:
+        return str(error)
+    return "it is not known why"
 
 
 class _Wait:
@@ -352,15 +364,23 @@ class _Wait:
         Raises
         ------
         DBoostError
-            When there was no worker for `dboost.worker-timeout`, or all were paused at their memory limits.
+            When there was no worker for `dboost.worker-timeout`, or all were paused at their memory limits, or none may run a
+            task that the others wait for.
         """
-        here, paused = self._connection.remove_unresponsive()
-        if set(here) - set(paused):  # a worker can run tasks
+        here, paused, unrunnable = self._connection.remove_unresponsive()
+        if set(here) - set(paused) and not unrunnable:  # a worker can run tasks
             self._seconds = 0.0
             return here
         self._seconds += liveness_timeout()
         if self._seconds >= worker_timeout():
             seconds, lost = f"{worker_timeout():.0f} s", self._connection.attempts.summary()
+            if here and unrunnable:
+                key, allowed = min(unrunnable.items())
+                where = allowed or "workers that are not there"
+                raise DBoostError(
+                    f"for {seconds} no worker may run {len(unrunnable)} of the tasks that supply the data, such as {key!r}, "
+                    f"which is restricted to {where}{lost}: persist the data, or prepare the data set, again"
+                )
             if not here:
                 raise DBoostError(f"no worker has come for {seconds}, so the data cannot be read{lost}")
             usage = ", ".join(

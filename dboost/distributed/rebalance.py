@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 
 from dboost.config import liveness_timeout, single_worker_values
 from dboost.distributed.read_tasks import Receipt
-from dboost.errors import DataError
+from dboost.errors import DBoostError
 from dboost.session.protocol import SessionRef
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class JoinedWorkers:
         worker_partitions = [WorkerPartitions(self._batch, ref, tuple(sorted(numbers))) for ref, numbers in by_session.items()]
         try:
             self._table.reassign(worker_partitions)
-        except DataError as error:
+        except DBoostError as error:  # such as a full disk of a new worker
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:

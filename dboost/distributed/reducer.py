@@ -277,20 +277,26 @@ class Reducer(SchedulerPlugin):
     async def remove_unresponsive(self, fit: str) -> dict[str, Any]:
         """Remove unresponsive workers that this fit waits for, so that Dask runs their tasks elsewhere.
 
-        Return the remaining workers, and for paused ones the bytes in use and the limit.
+        Return the remaining workers, for paused ones the bytes in use and the limit, and for tasks that read or supply its
+        partitions and that no worker may run, which workers or resources they are restricted to.
         """
         self._scheduler.idle_since = None
-        await self._remove_unresponsive(sorted(self._awaited(fit)))
+        awaited, unrunnable = self._awaited(fit)
+        await self._remove_unresponsive(sorted(awaited))
         workers = self._scheduler.workers
         paused = {
             address: (int(state.metrics.get("memory", 0)), int(state.memory_limit or 0))
             for address, state in workers.items()
             if state.status == Status.paused
         }
-        return {"status": OK, "workers": list(workers), "paused": paused}
+        return {"status": OK, "workers": list(workers), "paused": paused, "unrunnable": unrunnable}
 
-    def _awaited(self, fit: str) -> set[str]:
-        """Return the workers that have sessions of a fit, read its partitions, or compute or hold their inputs."""
+    def _awaited(self, fit: str) -> tuple[set[str], dict[str, str]]:
+        """Return the workers that have sessions of a fit, read its partitions, or compute or hold their inputs.
+
+        Also return the tasks among these that no worker may run, with their restrictions.
+        """
+        unrunnable: dict[str, str] = {}
         known = self._fits.get(fit)
         found = set() if known is None else {worker for worker in known.workers if worker in self._scheduler.workers}
         prefix = f"{READING}{fit}"
@@ -300,12 +306,19 @@ class Reducer(SchedulerPlugin):
             task = tasks.pop()
             if task.processing_on is not None:
                 found.add(task.processing_on.address)
+            if task.state == "no-worker":
+                allowed = [
+                    *(task.worker_restrictions or ()),
+                    *(task.host_restrictions or ()),
+                    *(task.resource_restrictions or ()),
+                ]
+                unrunnable[str(task.key)] = ", ".join(sorted(map(str, allowed)))
             found |= {state.address for state in task.who_has or ()}
             if task.state != "memory":
                 upstream = set(task.dependencies) - seen
                 seen |= upstream
                 tasks += upstream
-        return found
+        return found, unrunnable
 
     # Implementation.
 

@@ -266,7 +266,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 return OK, answer
         except MissingPartitions:
             return UNKNOWN, b""
-        except Exception as error:  # any error is raised in the client
+        except BaseException as error:  # any error is raised in the client; SystemExit would end the worker
             if self.known(fit, session) is None:
                 return UNKNOWN, b""
             return FAILED, pack_error(error)
