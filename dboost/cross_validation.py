@@ -21,6 +21,7 @@ from dboost.data.frame import is_path
 from dboost.data.paths import open_path
 from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.metrics.named import names_of
 from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters
 from dboost.session.memory_budget import Budget, parse_memory_limit
 from dboost.session.row_selection import FoldRows
@@ -314,6 +315,8 @@ class FoldSettings:
             raise ParameterError(f"early_stopping: cv has no evaluation set {early_stopping.eval_set!r}, only held-out rows")
         self.learning_rates = schedule_of(self._learning)
         self.parameters = make_parameters(self._learning)
+        if "train_loss" in names_of(eval_metric, self.parameters.loss_name):
+            raise ParameterError("a metric of cv may not be called 'train_loss', like the training loss in the scores")
         if self.parameters.arcbites is not None:
             raise ParameterError("cv does not take arcbites: each fold would visit other bites at the same time")
         self.eval_metric, self.early_stopping, self.callbacks, self.progress = eval_metric, early_stopping, callbacks, progress

@@ -126,3 +126,66 @@ def test_a_metric_without_functions_is_refused() -> None:
         Metric("m", len, 3, float)  # type: ignore[arg-type]
     with pytest.raises(dboost.ParameterError, match="name must be a text"):
         Metric("", len, max, float)
+
+
+def loss(y: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> float:
+    """Return a metric that becomes the column "train_loss" of an evaluation set "train"."""
+    return -mean_gap(y, prediction, weight)
+
+
+UNREAD = "a path that is not read"
+RATE, COMPUTE = (Metric(name, lambda y, p, w: 1.0, max, float) for name in ("rate", "compute"))
+
+
+@pytest.mark.parametrize(
+    ("sets", "metrics", "message"),
+    [
+        (
+            ["train"],
+            loss,
+            "'loss' of evaluation set 'train' would be the column 'train_loss' of the history, which is a",
+        ),
+        (["x", "learning"], ["r2", RATE], "metric 'rate' of evaluation set 'learning' would be the column 'learning_rate'"),
+        (["seconds"], COMPUTE, "metric 'compute' of evaluation set 'seconds' would be the column 'seconds_compute'"),
+        (
+            ["a", "a_mean"],
+            ["mean_squared_error", "squared_error"],
+            "'squared_error' of evaluation set 'a_mean' .* 'a_mean_squared_error' .* is metric 'mean_squared_error' of .* 'a':",
+        ),
+        ([1, "1"], "r2", "names of evaluation sets must differ as text: 1, '1'"),
+    ],
+)
+def test_columns_of_the_history_have_one_value_each(client: Client, sets: list[Any], metrics: Any, message: str) -> None:
+    options = OPTIONS | {"eval_set": dict.fromkeys(sets, only("y", HELD)), "eval_metric": metrics}
+    for where in ({}, {"client": client}):
+        with pytest.raises(dboost.ParameterError, match=message):
+            dboost.fit(UNREAD, "y", **where, **options)
+
+
+def test_evaluation_sets_may_be_called_like_the_first_part_of_a_column() -> None:
+    sets = dict.fromkeys(["train", "seconds", "a", "a_mean"], only("y", HELD))
+    metrics = ["mean_squared_error", "mean_squared_error", "r2"]
+    booster = dboost.fit(only("y", TRAIN), "y", eval_set=sets, eval_metric=metrics, **OPTIONS)
+    for column in (f"{name}_{metric}" for name in sets for metric in metrics):
+        assert booster.ensemble.metrics[column] == tuple(booster.history[column])
+    assert booster.history["seconds_r2"].equals(booster.history["a_r2"])
+
+
+def test_a_function_does_not_replace_the_score_of_an_estimator() -> None:
+    X, y = only("y", TRAIN).drop(columns="y"), TRAIN["y"]
+    same = Metric("squared_error", lambda y, p, w: -1.0, max, float)
+    for settings, name in (({"eval_metric": same}, "squared_error"), ({"eval_metric": score, "scoring": "r2"}, "score")):
+        model = dboost.DBoostRegressor(max_iter=2, early_stopping=True, **settings)
+        with pytest.raises(dboost.ParameterError, match=f"a function is called '{name}', like the metric that the estimator"):
+            model.fit(X, y, eval_set={"other": (X, y)})
+
+
+def score(y: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> float:
+    return -1.0
+
+
+def test_no_metric_of_cv_is_called_like_the_training_loss(client: Client) -> None:
+    metric = Metric("train_loss", lambda y, p, w: 1.0, max, float)
+    for where in ({}, {"client": client}):
+        with pytest.raises(dboost.ParameterError, match="a metric of cv may not be called 'train_loss'"):
+            dboost.cv(UNREAD, "y", eval_metric=["r2", metric], **where, **OPTIONS)

@@ -21,6 +21,7 @@ from dboost.data.paths import no_files_error
 from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.storage.atomic_write import write_whole
+from dboost.training.callbacks import NOT_SCORES
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -132,10 +133,3 @@ def _summary(booster: Any, path: str) -> str:
     scores = [f", {name} {value:.5g}" for name, value in values if name not in NOT_SCORES and value == value]
     stopped = f" (the best of {history['iteration'].max()})" if booster.best_iteration and len(history) else ""
     return f"{booster.n_iter_} iterations{stopped}{''.join(scores)}; saved as {path}"
-
-
-#: Columns of the history that are not scores.
-NOT_SCORES = {
-    "iteration", "learning_rate", "bite", "visit", "seconds", "rows_kept", "bytes_read", "workers", "seconds_compute",
-    "seconds_reduce", "seconds_wait",
-}  # fmt: skip

@@ -7,7 +7,7 @@ class, the areas under curves from those by distinct score, R² from sums withou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -299,6 +299,22 @@ _OF_LOSS: dict[type[Loss], tuple[MetricReduction, ...]] = {
 }
 
 
+def names_of(wanted: Any, loss_name: str) -> list[str]:
+    """Return the names of metrics before the loss is known; none for an iterator, which `find_metrics` can read only once."""
+    if isinstance(wanted, Iterator):
+        return []
+    return [
+        spec.name if isinstance(spec, Metric) else of_function(spec).name if callable(spec) else str(spec)
+        for spec in _specs(wanted, loss_name)
+    ]
+
+
+def _specs(wanted: Any, loss_name: str) -> list[Any]:
+    if wanted is None:
+        return [loss_name]
+    return [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else list(wanted)
+
+
 def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
     """Return metrics: names, `Metric` records or functions of the rows (one, several, or None for the loss itself).
 
@@ -313,12 +329,8 @@ def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
     others = _NUMBERS if not loss.is_classification else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES
     known = {metric.name: metric for metric in (own, *_OF_LOSS.get(type(loss), ()), *others)}
     ranked = () if loss.is_classification and loss.n_outputs > 1 else RANKING
-    if wanted is None:
-        specs = [loss.name]
-    else:
-        specs = [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else list(wanted)
     found: list[MetricReduction] = []
-    for spec in specs:
+    for spec in _specs(wanted, loss.name):
         if isinstance(spec, Metric):
             found.append(spec.reduction())
         elif callable(spec) and not isinstance(spec, type):

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dboost.data import Table, open_table
-from dboost.errors import DataError, InputTypeError
+from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.kernels.histograms import BinLayout
 from dboost.losses import Loss
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
@@ -66,6 +66,8 @@ def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any, Any]]:
         return
     if isinstance(eval_set, dict):
         items = [(str(name), one) for name, one in eval_set.items()]
+        if len(dict(items)) < len(items):
+            raise ParameterError(f"names of evaluation sets must differ as text: {', '.join(map(repr, eval_set))}")
     elif isinstance(eval_set, list) and all(isinstance(one, tuple) or _is_table(one) for one in eval_set):
         items = [("eval" if len(eval_set) == 1 else f"eval_{i}", one) for i, one in enumerate(eval_set)]
     else:

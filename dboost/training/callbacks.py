@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from dboost.training.plan import FitPlan
 
 
+#: Columns of the history that are neither losses nor metrics.
+NOT_SCORES = frozenset((
+    "iteration", "learning_rate", "bite", "visit", "seconds", "rows_kept", "bytes_read", "workers", "seconds_compute",
+    "seconds_reduce", "seconds_wait",
+))  # fmt: skip
+
+
 @dataclass
 class Iteration:
     """Argument of callbacks, which are called after each iteration.

@@ -43,7 +43,16 @@ from dboost.training.arcbites import run_arcbites
 from dboost.training.callbacks import OBSERVERS, Callback, Progress, StoppingRule
 from dboost.training.initial_score import target_stats
 from dboost.training.loop import BoostingLoop, assemble
-from dboost.training.plan import FitPlan, FitRequest, RowsDescription, make_plan, requested, stopping_rule
+from dboost.training.plan import (
+    FitPlan,
+    FitRequest,
+    RowsDescription,
+    check_columns,
+    make_plan,
+    requested,
+    stopping_rule,
+    with_own_metrics,
+)
 from dboost.training.validation_split import (
     ValidationPlan,
     held_out_rows_of,
@@ -104,7 +113,8 @@ def _prepare(
     validation, chosen = rows.assign(target, ensemble_so_far)
     metrics = find_metrics(request.eval_metric, target.loss)
     stopping = stopping_rule(parameters, validation.early_stopping, request, metrics)
-    metrics += [metric for metric in validation.metrics if metric.name not in {known.name for known in metrics}]
+    metrics = with_own_metrics(metrics, validation.metrics)
+    check_columns([*chosen, *(name for name, *_ in request.eval_sets)], [metric.name for metric in metrics])
     if request.checkpoint is not None:
         settings = requested(parameters, request, metrics, stopping)
         warm_start = request.checkpoint.resume(warm_start, features, target, parameters, settings)

@@ -32,7 +32,7 @@ from dboost.session.protocol import Engine
 from dboost.session.warm_start import WarmStart
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import fine_bin_hessians
-from dboost.training.callbacks import Callback, Iteration, Progress
+from dboost.training.callbacks import NOT_SCORES, Callback, Iteration, Progress
 from dboost.training.leaf_values import LeafEstimator
 from dboost.training.learning_rates import checked_rate
 from dboost.training.plan import precision_of
@@ -386,9 +386,6 @@ def _gain_unit(task: TreeTask) -> float:
     return 0.5 * task.scales[1] / task.scales[0] ** 2
 
 
-_NOT_METRICS = ("iteration", "learning_rate", "seconds", "rows_kept", "bytes_read", "workers", "bite", "visit")
-
-
 def assemble(
     empty: Ensemble,
     loop: BoostingLoop,
@@ -469,7 +466,7 @@ def _with_source(model: Ensemble, source: dict[str, Any], warm_start: WarmStart)
 
 def metrics_of(history: list[dict[str, Any]]) -> dict[str, tuple[float, ...]]:
     """Return the metrics of a history by name, one value per record."""
-    names = [name for name in history[0] if name not in _NOT_METRICS and not name.startswith("seconds")] if history else []
+    names = [name for name in history[0] if name not in NOT_SCORES] if history else []
     return {name: tuple(record[name] for record in history) for name in names}
 
 

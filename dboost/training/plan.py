@@ -35,7 +35,7 @@ from dboost.errors import InputTypeError, ParameterError
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
 from dboost.losses import Loss
 from dboost.metrics.metric import MetricReduction
-from dboost.metrics.named import ALIASES
+from dboost.metrics.named import ALIASES, names_of
 from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble
 from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, EarlyStopping, Parameters
@@ -48,7 +48,7 @@ from dboost.session.target import Target
 from dboost.session.transport import NamedSet
 from dboost.session.warm_start import COLD_START, WarmStart
 from dboost.shards.shard_spec import ShardSpec, plan_layout
-from dboost.training.callbacks import Callback, RecordOf, StoppingRule
+from dboost.training.callbacks import NOT_SCORES, Callback, RecordOf, StoppingRule
 from dboost.training.initial_score import TargetStats
 from dboost.training.learning_rates import LearningRates
 from dboost.training.validation_split import MakeValidationPlan
@@ -306,6 +306,7 @@ class FitRequest:
 
     def __post_init__(self) -> None:
         _check_early_stopping(self)
+        check_columns([name for name, *_ in self.eval_sets], names_of(self.eval_metric, self.parameters.loss_name))
         if not isinstance(self.keep_summary, bool):
             raise ParameterError(f"keep_summary={self.keep_summary!r} must be True or False")
         if self.parameters.arcbites is not None and self.warm_start.model is not None and not self.warm_start.is_new_source:
@@ -593,6 +594,38 @@ def _check_early_stopping(request: FitRequest) -> None:
     holds_out = request.fold is not None or (parameters.arcbites is not None and parameters.arcbites.is_watched)
     if parameters.early_stopping_rounds is not None and not request.eval_sets and not holds_out:
         raise ParameterError("early_stopping_rounds needs an eval_set")
+
+
+def check_columns(eval_sets: Sequence[str], metrics: Sequence[str]) -> None:
+    """Raise ParameterError if a metric of an evaluation set and other values have the same column in the history."""
+    taken = dict.fromkeys((*NOT_SCORES, "train_loss"), "a column that every history may have")
+    for name in eval_sets:
+        for metric in dict.fromkeys(metrics):  # one metric may be given twice
+            column, values = f"{name}_{metric}", f"metric {metric!r} of evaluation set {name!r}"
+            if column in taken:
+                raise ParameterError(
+                    f"{values} would be the column {column!r} of the history, which is {taken[column]}: "
+                    "give the evaluation set or the metric another name"
+                )
+            taken[column] = values
+
+
+def with_own_metrics(metrics: Sequence[MetricReduction], own: Sequence[MetricReduction]) -> list[MetricReduction]:
+    """Return the user's metrics, and those of an estimator that are not among them.
+
+    Raises
+    ------
+    ParameterError
+        If a function of the user has the name of a metric of the estimator.
+    """
+    known = {metric.name: metric for metric in metrics}
+    for metric in own:
+        if metric.name in known and known[metric.name].spec != metric.spec:
+            raise ParameterError(
+                f"eval_metric: a function is called {metric.name!r}, like the metric that the estimator computes: give it "
+                "another name"
+            )
+    return [*metrics, *(metric for metric in own if metric.name not in known)]
 
 
 def _with_columns(

@@ -209,7 +209,7 @@ def _training(context: ReportContext) -> dict[str, Any]:
     booster, history = context.booster, context.booster.history
     facts: list[tuple[str, Any]] = []
     for column in history.columns:
-        if column.startswith("seconds"):
+        if column.startswith("seconds") and column not in context.ensemble.metrics:
             what = column.removeprefix("seconds").replace("_", " ").strip()
             facts.append((f"seconds, {what}" if what else "seconds in iterations", float(history[column].sum())))
     if "bytes_read" in history and history["bytes_read"].sum() > 0:
