@@ -32,6 +32,7 @@ from dboost.training.fit import FitResult, available_threads
 from dboost.training.folds import BinnedRows, FoldScores, FoldState, MetricName, fit_folds, mean_of, metric_names, split_rows
 from dboost.training.learning_rates import schedule_of
 from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule
+from dboost.training.prepared_folder import is_prepared
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +112,10 @@ def cv(
 
     Parameters
     ----------
-    data : dboost.Dataset, or a table as in `dboost.fit`
+    data : dboost.Dataset, the path of its folder, or a table as in `dboost.fit`
         A table is prepared first (`dboost.prepare`).
     target : str, or one value per row
-        Not needed for a `Dataset`.
+        Not needed for a `Dataset` and its folder.
     folds : int, splitter of scikit-learn, iterable of (train, test), or one value per row, optional
         Default: 5, or those of `start_from`.
         A number divides the rows at random (by `random_state`), each class evenly. Pairs hold positions or masks; a row that is
@@ -258,6 +259,9 @@ def folded(data: Any, target: Any, division: FoldOptions, options: DataOptions, 
         the rows.
     """
     shaping = options.shaping
+    if not isinstance(data, Dataset) and is_prepared(data):
+        data = Dataset(data)
+        target = ... if isinstance(target, str) and target == data.target else target
     if isinstance(data, Dataset):
         given = shaping | {"target": None if target is ... else target}
         given["client"] = None if data.is_stored else given["client"]

@@ -187,9 +187,10 @@ def test_folds_of_every_kind() -> None:
     numbers = np.arange(N) % 3
     by_values = dboost.cv(FRAME, "y", folds=numbers, **OPTIONS)
     by_column = dboost.cv(FRAME.assign(part=numbers), "y", folds="part", **OPTIONS | {"features": [*FEATURES]})
+    by_text = dboost.cv(FRAME, "y", folds=pd.Series(np.array(list("abc"), object)[numbers], dtype=object), **OPTIONS)
     masks = [(numbers != k, numbers == k) for k in range(3)]
     by_masks = dboost.cv(FRAME, "y", folds=masks, **OPTIONS)
-    for other in (by_column, by_masks):
+    for other in (by_column, by_masks, by_text):
         assert [one.sha256 for one in other.boosters] == [one.sha256 for one in by_values.boosters]
     only = FRAME[[*FEATURES, "y"]].assign(part=numbers)
     all_features = dboost.cv(only, "y", folds="part", max_iter=2, progress=False)
@@ -291,6 +292,9 @@ def test_columns_by_name_in_tables_of_every_kind(tmp_path: Path) -> None:
         ({"time": "nothing"}, "no column 'nothing', which was given as time"),
         ({"groups": "b"}, "column 'b', which was given as groups, has missing values"),
         ({"time": np.arange(3)}, "time has shape"),
+        ({"time": np.where(np.arange(N) == 5, np.nan, 1.0 * np.arange(N))}, f"time has missing values in 1 of {N} .* in row 5"),
+        ({"time": np.array(["2024-01-01", "NaT"] * (N // 2), "datetime64[D]")}, f"time has missing values in {N // 2} of {N}"),
+        ({"groups": np.where(np.arange(N) == 5, np.nan, 1.0)}, "groups has missing values in 1 of"),
     ],
 )
 def test_divisions_that_do_not_go_together(given: dict[str, Any], message: str) -> None:
@@ -315,10 +319,16 @@ def test_divisions_that_do_not_go_together(given: dict[str, Any], message: str) 
         ("nothing", "no column 'nothing'"),
         (2.5, "must be a number, pairs"),
         ([(np.array([0.5]), np.array([1.0]))], "positions or by a mask"),
+        (
+            np.where(np.arange(N) > N - 3, np.nan, np.arange(N) % 3),
+            f"folds has missing values in 2 of {N} rows .* in row {N - 2}:",
+        ),
+        (pd.Series(np.where(np.arange(N) == 7, None, "a"), dtype=object), "folds has missing values in 1 of .* in row 7: fill"),
+        ([None, *["a", "b"] * (N // 2)][:N], "folds has missing values in 1 .* in row 0"),
     ],
 )
 def test_folds_that_do_not_match_the_rows(folds: Any, message: str) -> None:
-    with pytest.raises((ParameterError, InputTypeError), match=message):
+    with pytest.raises((DataError, ParameterError, InputTypeError), match=message):
         dboost.cv(FRAME, "y", folds=folds, **OPTIONS)
 
 
@@ -357,6 +367,18 @@ def test_a_data_set_is_read_once_for_many() -> None:
     again = dboost.cv(FRAME, "t", folds=3, learning_rate=0.3, **OPTIONS | {"max_iter": 3, "max_leaf_nodes": 31})
     assert [booster.sha256 for booster in other.boosters] == [booster.sha256 for booster in again.boosters]
     assert one.best_score != other.best_score
+
+
+def test_the_folder_of_a_data_set_is_taken_by_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "prepared"
+    dboost.prepare(FRAME, "t", features=FEATURES, path=folder)
+    options = {"folds": 2, "max_iter": 2, "progress": False}
+    expected = hashes(dboost.cv(dboost.Dataset(folder), **options))
+    assert hashes(dboost.cv(str(folder), **options)) == hashes(dboost.cv(folder, "t", **options)) == expected
+    for more in ({"target": "z"}, {"target": FRAME["t"]}, {"sample_weight": "w"}):
+        with pytest.raises(ParameterError, match="belongs to dboost"):
+            dboost.cv(folder, **more, **options)
+    assert dboost.fit(folder, "t", max_iter=1).n_iter_ == 1
 
 
 def test_a_memory_limit_and_other_threads_change_nothing() -> None:

@@ -117,6 +117,13 @@ def test_a_study_is_reproducible_and_reads_the_rows_once(monkeypatch: pytest.Mon
     assert best.user_attrs["std"] == at["std"].item()
 
 
+def test_the_folder_of_a_data_set_is_taken_by_its_path(tmp_path: Path) -> None:
+    folder, options = tmp_path / "prepared", {"folds": 2, "max_iter": 3, "metric": "auc", "trials": 2}
+    dboost.prepare(FRAME, "z", features=FEATURES, path=folder)
+    studies = [tune(data, SPACE, **options) for data in (folder, str(folder), dboost.Dataset(folder))]
+    assert outcome(studies[0]) == outcome(studies[1]) == outcome(studies[2])
+
+
 def test_several_trials_at_once_and_the_direction_of_the_loss() -> None:
     most: list[int] = []
 

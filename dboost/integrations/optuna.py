@@ -143,11 +143,11 @@ def tune(
 
     Parameters
     ----------
-    data : dboost.Dataset, or a table as in `dboost.fit`
+    data : dboost.Dataset, the path of its folder, or a table as in `dboost.fit`
     space : mapping of str to optuna.distributions.BaseDistribution
         What is searched: distributions by the names of parameters of learning.
     target : str, or one value per row
-        Not needed for a `Dataset`.
+        Not needed for a `Dataset` and its folder.
     trials : int, default 50
         Trials of the study that have ended, pruned ones and those of earlier calls included.
     time_limit : float or str, optional

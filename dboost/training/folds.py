@@ -22,8 +22,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dboost._lazy_import import pd
 from dboost.data import CategoryColumn, Column
-from dboost.errors import DBoostError, FitInterrupted, InputTypeError, ParameterError
+from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ParameterError
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
 from dboost.session.row_selection import TEST, TRAIN, UNUSED, FoldRows
@@ -95,6 +96,8 @@ def split_rows(
     ------
     ParameterError, InputTypeError
         If the folds do not match the rows, or a fold has no row to train on or to hold out.
+    DataError
+        If folds, groups or times of rows are missing.
     """
     of_groups = None if groups is None else _per_row(groups, n_rows, "groups")
     is_number = isinstance(folds, int | np.integer) and not isinstance(folds, bool)
@@ -208,15 +211,24 @@ def _check_number(n_folds: int, n_rows: int) -> None:
 def _is_column(folds: Any) -> bool:
     """Whether folds are one value per row."""
     if hasattr(folds, "ndim"):
-        return folds.ndim == 1 and getattr(folds, "dtype", np.dtype(object)).kind != "O"
+        if folds.ndim != 1 or hasattr(folds, "compute") or getattr(folds, "dtype", np.dtype(object)).kind != "O":
+            return bool(folds.ndim == 1)
+        return len(folds) > 0 and not isinstance(next(iter(folds)), list | tuple | np.ndarray)
     return isinstance(folds, list | tuple) and bool(folds) and not isinstance(folds[0], list | tuple | np.ndarray)
 
 
 def _per_row(values: Any, n_rows: int, name: str) -> np.ndarray:
+    """Return one value per row as an array, without missing values."""
     found = np.asarray(values.compute() if hasattr(values, "compute") else values)
     if found.shape != (n_rows,):
         raise ParameterError(
             f"{name} has shape {found.shape}, but the data have {n_rows} rows of positive weight: give one value for each"
+        )
+    is_missing = pd.isna(found)
+    if is_missing.any():
+        raise DataError(
+            f"{name} has missing values in {np.count_nonzero(is_missing)} of {n_rows} rows of positive weight, first in row "
+            f"{np.argmax(is_missing)}: fill them, or remove the rows"
         )
     return found
 
