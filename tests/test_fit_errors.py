@@ -92,6 +92,8 @@ DATA: list[tuple[Callable[[], Any], str]] = [
     (lambda: fit(eval_set=FRAME[:0]), "evaluation set 'eval': the data have no rows"),
     (lambda: fit(eval_set=(FRAME, "y", FRAME["w"] * 0)), "evaluation set 'eval': sample_weight is zero in every row"),
     (lambda: fit(sample_weight="w", eval_set=FRAME[["y", *FEATURES]]), "evaluation set 'eval': .* no column 'w'"),
+    (lambda: fit(eval_set=(FRAME, "x")), "evaluation set 'eval': target='x' is a feature of the model"),
+    (lambda: fit(eval_set=(FRAME, "y", "x")), "evaluation set 'eval': sample_weight='x' is a feature of the model"),
     (lambda: fit(target="grade", eval_set=FRAME.assign(grade="best")), "set 'eval': .* class .* has not: 'best'"),
     (lambda: fit(eval_set=FRAME.assign(y="much")), "evaluation set 'eval': the target holds categories or text"),
     (lambda: fit(eval_set=FRAME.assign(x="much")), "evaluation set 'eval': .*'x' holds text"),

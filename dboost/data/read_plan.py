@@ -108,7 +108,7 @@ def make_read_plan(
     Raises
     ------
     DataError
-        If a column is missing, or no feature is left.
+        If a column is missing, no feature is left, or a role names a feature of `like`.
     ParameterError
         If `features` or `categorical_features` do not match the table.
     """
@@ -119,6 +119,8 @@ def make_read_plan(
     if like is not None:
         if features is not None:
             raise ParameterError("features cannot be chosen again: the model's own are used")
+        if named:
+            _check_roles(given, like)
         columns = columns_like(free, named, like)
         found = names if named else tuple(feature.name for feature in like)
         _check_kinds(categorical_features, tuple(map(str, columns)) if named else found, named, like)
@@ -140,6 +142,16 @@ def make_read_plan(
         all_names=names if named and features is None and like is None else None,
         extend_categories=extend_categories,
     )
+
+
+def _check_roles(given: dict[str, str | None], like: tuple[Feature, ...]) -> None:
+    """Raise a DataError if the target, the weights or the offsets are a feature of the model."""
+    wanted = tuple(feature.name for feature in like)
+    if wanted == array_names(len(wanted)):  # the columns may be selected by position
+        return
+    for role, name in given.items():
+        if name in wanted:
+            raise DataError(f"{role}={name!r} is a feature of the model")
 
 
 def _check_kinds(spec: Any, names: tuple[str, ...], named: bool, like: tuple[Feature, ...]) -> None:
