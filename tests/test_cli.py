@@ -492,6 +492,13 @@ def test_inspect_writes_a_report(here: Path, capsys: pytest.CaptureFixture[str])
     )
     before = files(here)
     assert status_of("inspect", "model.json", "--html", "report.html", "--data", "nowhere.parquet") == 2
+    for column, options in {
+        "sample_weight='a'": ("--target", "price", "--weight", "a"),
+        "target='shop'": ("--target", "shop"),
+    }.items():
+        capsys.readouterr()
+        assert status_of("inspect", "model.json", "--html", "report.html", "--data", "rows.parquet", *options) == 2
+        assert f"{column} is a feature of the model" in capsys.readouterr().err
     assert files(here) == before
 
 
@@ -533,6 +540,33 @@ def test_what_cannot_be_used_leaves_nothing_behind(
     assert complaint in said[0]
     assert shown.out == ""
     assert files(here) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (TRAIN, "--eval"),
+        (TRAIN, "--target"),
+        (TRAIN, "--start-from/--init-model"),
+        (TRAIN, "--workers"),
+        (("predict", "model.json", "rows.csv"), "--output"),
+        (("inspect", "model.json"), "--data"),
+        (("prepare", "rows.csv", "--target", "price", "--output", "kept"), "--memory-limit"),
+        (("cv", "rows.csv", "--target", "price"), "--folds"),
+        (("tune", "rows.csv", "--target", "price", "--output", "study"), "--trials"),
+        (("tune", "rows.csv", "--target", "price", "--output", "study"), "--params"),
+        (("demo",), "--output"),
+    ],
+)
+def test_an_option_with_one_value_is_given_once(
+    here: Path, command: tuple[str, ...], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(here)
+    names = option.split("/")
+    with pytest.raises(SystemExit) as stopped:  # 5 is the default of --folds: a value like any other
+        main([*command, names[0], "5", f"{names[-1]}=3"])
+    assert stopped.value.code == 2 and files(here) == before
+    assert f"dboost: {option} takes one value, but is given more than once (see dboost" in capsys.readouterr().err
 
 
 def test_predicting_needs_the_columns_of_the_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,11 @@ NAMED = "features=[a, b, c, kind]"
 SMALL = ["--set", "max_leaf_nodes=8", "--set", NAMED]
 
 
+def with_defaults(arguments: tuple[str, ...], defaults: dict[str, str]) -> list[str]:
+    """Return the arguments with options that they lack: an option with a value may be given once."""
+    return [*arguments, *(f"{option}={value}" for option, value in defaults.items() if option not in arguments)]
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder with the file rows.parquet, which is the current one."""
@@ -190,7 +195,7 @@ def test_cv_of_prepared_rows(here: Path) -> None:
     ],
 )
 def test_what_cv_cannot_use(here: Path, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = complaint(capsys, "cv", "rows.parquet", "--target", "z", *arguments)
+    said = complaint(capsys, "cv", "rows.parquet", *with_defaults(arguments, {"--target": "z"}))
     assert message in said and said.count("\n") == 1
     assert [path.name for path in here.iterdir()] == ["rows.parquet"]
 
@@ -307,7 +312,7 @@ def test_the_assignment_that_cannot_be_searched_is_named(
         (("--set", "max_iter=2..3", "--output", "nowhere/study"), "there is no folder nowhere"),
         (("--set", "max_iter=2..3", "--output", "nowhere/"), "there is no folder nowhere/"),
         (("--set", "max_iter=2..3", "--output", "s3://bucket/study"), "a study is kept in a local file"),
-        (("--set", "max_iter=2..3", "--output", "rows.parquet"), "rows.parquet exists and is no study"),
+        (("--set", "max_iter=2..3", "--output", "rows.parquet"), "--output rows.parquet is also that of DATA"),
         (("--set", "max_iter=2..3", "--plot", "p.bmp"), "the name must end in .svg or .png or .pdf"),
         (("--set", "max_iter=2..3", "--metric", "r2"), "eval_metric 'r2' does not go with loss 'log_loss'"),
         (("--set", "max_iter=2..3", "--time-limit", "soon"), "time_limit='soon' must be a positive number"),
@@ -321,7 +326,7 @@ def test_the_assignment_that_cannot_be_searched_is_named(
 )
 def test_what_tune_cannot_use(here: Path, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = Path("rows.parquet").read_bytes()
-    said = complaint(capsys, "tune", "rows.parquet", "--target", "z", "--output", "study", *arguments)
+    said = complaint(capsys, "tune", "rows.parquet", *with_defaults(arguments, {"--target": "z", "--output": "study"}))
     assert message in said and said.count("\n") == 1
     assert Path("rows.parquet").read_bytes() == before
     assert not Path("study").exists()
@@ -415,8 +420,8 @@ def test_the_plot_has_the_trials_and_the_best_so_far(greater_is_better: bool) ->
 
 
 def test_halving_prints_each_trial_and_the_best(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [*TUNE, "--output", "study", "--trials", "9", "--halving", "3", "--min-iterations", "3"]
-    assert main(command) == 0
+    command = [*TUNE, "--output", "study", "--trials", "9", "--halving", "3", "--min-iterations"]
+    assert main([*command, "3"]) == 0
     said = capsys.readouterr()
     study = study_in("study")
     options = {"metric": "auc", "folds": 2, "max_iter": 20, "features": FEATURES, "halving": 3, "min_iterations": 3}
@@ -429,7 +434,7 @@ def test_halving_prints_each_trial_and_the_best(here: Path, capsys: pytest.Captu
     assert [trial.params for trial in study.trials[:3]] == [trial.params for trial in expected.trials]
     assert len(said.err.splitlines()) == 9 and said.err.count("pruned after iteration 6") == 6
     assert "9 trials: " in said.out and said.out.splitlines()[-1].startswith("dboost train rows.parquet")
-    assert "study with other settings (halving)" in complaint(capsys, *command, "--min-iterations", "2")
+    assert "study with other settings (halving)" in complaint(capsys, *command, "2")
 
 
 def test_no_time_for_a_trial(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,8 +30,26 @@ DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
 DEFAULT_MODEL = "model.json"
 
 
+class _OneValue(argparse.Action):
+    """Store the value of an option; an option that is repeated is an error, where argparse would use its last value."""
+
+    _is_given = False  # the parser is made for each command line
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        if self._is_given:
+            parser.error(f"{'/'.join(self.option_strings)} takes one value, but is given more than once")
+        self._is_given = True
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with error messages of one line."""
+    """An ArgumentParser with error messages of one line, whose options with a value may be given once."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.register("action", None, _OneValue)  # that of `add_argument` without action=
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"dboost: {message} (see {self.prog} --help)\n")
