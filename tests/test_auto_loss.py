@@ -46,11 +46,26 @@ def test_a_few_integers_may_be_classes(n: int, kind: type) -> None:
         assert f"{n} different integers" in text and "loss='squared_error'" in text and "loss='log_loss'" in text
 
 
+@pytest.mark.parametrize("kind", [int, float])
+@pytest.mark.parametrize("value", [0, 1])
+def test_one_class_is_taken_as_a_number_with_a_warning(value: int, kind: type) -> None:
+    y = np.full(200, value, kind)
+    with pytest.warns(UserWarning, match=f"the target is {value} in all rows and is taken as a number: .* rows of both"):
+        booster = dboost.fit(X, y, max_iter=2, progress=False)
+    assert booster.loss.name == "squared_error" and (booster.predict(X) == value).all()
+    for fit in (lambda: dboost.fit(X, y, loss="log_loss"), lambda: dboost.DBoostClassifier().fit(X, y)):
+        with pytest.raises(
+            dboost.DataError, match=f"the target has one class only .{value}.*; a classifier needs at least two"
+        ):
+            fit()
+
+
 def test_who_names_a_loss_is_not_warned() -> None:
     y = np.arange(200) % 5
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dboost.fit(X, y, loss="squared_error", max_iter=2, progress=False)
+        dboost.fit(X, 0 * y, loss="squared_error", max_iter=2, progress=False)
         dboost.fit(X, y, loss="log_loss", max_iter=2, progress=False)
         DBoostRegressor(max_iter=2).fit(X, y)
 

@@ -248,6 +248,12 @@ def _tell_choice(loss_name: str, classes: tuple[Level, ...] | None, values: np.n
             "loss='log_loss' if they are classes",
             stacklevel=2,
         )
+    elif loss_name == "squared_error" and values.tolist() in ([0.0], [1.0]):
+        warnings.warn(
+            f"the target is {values[0]:g} in all rows and is taken as a number: give loss='squared_error' to say so; if 0 and "
+            "1 are classes, rows of both are needed",
+            stacklevel=2,
+        )
 
 
 def choose_target(scans: Sequence[TargetScan], parameters: Parameters) -> Target:
