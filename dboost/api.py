@@ -86,7 +86,8 @@ def fit(
         Name of the column of weights, or the weights. Default: 1.
     offset : str, or one value per row, optional
         Where each row's raw score starts, in addition to the best constant: for example log exposure with loss="poisson".
-        `Booster.predict` uses an offset of 0 unless it is given another. Default: 0.
+        `Booster.predict` uses an offset of 0 unless it is given another. Default: 0. With more than two classes it has no
+        effect, with a warning: it would be added to the scores of all classes, which changes no probability.
     features : sequence of str, optional
         Columns to use. Default: all but target, weight and offset.
     categorical_features : "from_dtype", None, mask, indices or names, default "from_dtype"

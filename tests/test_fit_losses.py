@@ -151,7 +151,8 @@ def test_exposure() -> None:
 def test_an_offset_of_several_classes_changes_nothing() -> None:
     y = np.digitize(SIGNAL, [-0.5, 0.5])
     plain = dboost.fit(X, y, loss="log_loss", max_iter=2)
-    moved = dboost.fit(X, y, loss="log_loss", max_iter=2, offset=np.linspace(-3, 3, N))
+    with pytest.warns(UserWarning, match="offset has no effect on a model of 3 classes"):
+        moved = dboost.fit(X, y, loss="log_loss", max_iter=2, offset=np.linspace(-3, 3, N))
     assert plain.predict_proba(X) == pytest.approx(moved.predict_proba(X), abs=1e-6)
 
 

@@ -12,6 +12,7 @@ it from exact sums of the rows' first and second derivatives, with one call per 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
@@ -103,7 +104,12 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStat
     mean, classes = 0.0, np.empty(0)
     magnitude: float | None
     if isinstance(loss, SoftmaxLogLoss):
-        # The same offset on the raw scores of all classes changes no probability.
+        if sizes.has_offset and not continues:
+            warnings.warn(
+                f"offset has no effect on a model of {loss.n_outputs} classes: the same number is added to the scores of all "
+                "classes of a row, which changes no probability",
+                stacklevel=2,
+            )
         fractions = [
             reduce(ExactSum.merge, of_class) for of_class in zip(*ask(_class_weights, loss.n_outputs, weight_unit), strict=True)
         ]
