@@ -1164,7 +1164,8 @@ def from_xgboost(model: Any, levels: dict[str, Sequence[Level] | int] | None = N
     Parameters
     ----------
     model : xgboost.Booster, estimator of xgboost, or path or URL of a model file
-        JSON is read without XGBoost; a binary file (UBJ) needs it installed.
+        JSON is read without XGBoost; a binary file (UBJ) needs it installed. An early-stopped estimator, or a file that it
+        saved, is converted up to its best iteration, and a `xgboost.Booster` with all trees, as XGBoost predicts.
     levels : dict of column names (f0, f1, … for unnamed columns), optional
         The levels of categorical columns in the order of their codes, or their number if the codes are the levels.
         Required if the model does not contain them (before XGBoost 3.1, and for matrices).
@@ -1176,7 +1177,8 @@ def from_xgboost(model: Any, levels: dict[str, Sequence[Level] | int] | None = N
     Raises
     ------
     ParameterError
-        Naming what cannot be converted: other boosters, objectives or several targets; or the column whose levels are needed.
+        Naming what cannot be converted: other boosters, objectives, several targets, or a base_score without a finite raw
+        score; or the column whose levels are needed.
     ModelFileError
         Naming the file that does not exist or is not a model.
 

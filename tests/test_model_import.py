@@ -102,6 +102,64 @@ def test_xgboosts_other_boosters() -> None:
     np.testing.assert_allclose(dboost.from_xgboost(estimator).predict(plain), estimator.predict(plain), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("base_score", [0.0, 0.2, 0.8, 1.0, 3.0])
+@pytest.mark.parametrize("objective", [*OBJECTIVES, "binary:logitraw"])
+def test_base_scores_of_xgboost(objective: str, base_score: float) -> None:
+    target, more = OBJECTIVES.get(objective, ("late", {}))
+    X, y = table()
+    settings = QUIET | {"objective": objective, "base_score": base_score} | more
+    try:
+        theirs = xgboost.train(settings, xgboost.DMatrix(X, y[target], enable_categorical=True), 3)
+    except xgboost.core.XGBoostError:
+        assert (objective == "binary:logistic" and base_score == 3.0) or (objective == "reg:gamma" and base_score == 0.0)
+        return
+    if base_score == 0.0 and objective in ("count:poisson", "reg:tweedie"):  # log(0)
+        with pytest.raises(ParameterError, match=r"base_score .*0E0.*, whose raw score is not a finite number"):
+            dboost.from_xgboost(theirs)
+        return
+    expected = theirs.predict(xgboost.DMatrix(X, enable_categorical=True), output_margin=True)
+    np.testing.assert_allclose(dboost.from_xgboost(theirs).predict(X, raw_score=True), expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("target", ["y", "late", "grade"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"num_parallel_tree": 3, "subsample": 0.5}, {"booster": "dart", "rate_drop": 0.5}],
+    ids=["plain", "forests", "dart"],
+)
+def test_early_stopped_estimators_of_xgboost(target: str, more: dict[str, Any], tmp_path: Path) -> None:
+    (X, y), (new, of_new) = table(n=200), table(seed=1, n=200)
+    kind = xgboost.XGBRegressor if target == "y" else xgboost.XGBClassifier
+    settings = {"n_estimators": 60, "early_stopping_rounds": 3, "learning_rate": 1.0, "enable_categorical": True}
+    theirs = kind(**settings, **QUIET | more).fit(X, y[target], eval_set=[(new, of_new[target])], verbose=False)
+    booster = theirs.get_booster()
+    assert theirs.best_iteration + 1 < booster.num_boosted_rounds()
+    expected = theirs.predict(new, output_margin=True)
+    assert not np.allclose(
+        booster.predict(xgboost.DMatrix(new, enable_categorical=True), output_margin=True), expected, atol=1e-3
+    )
+    ours = dboost.from_xgboost(theirs)
+    np.testing.assert_allclose(ours.predict(new, raw_score=True), expected, rtol=1e-4, atol=1e-5)
+    theirs.save_model(tmp_path / "estimator.json")
+    assert dboost.from_xgboost(tmp_path / "estimator.json") == ours
+    booster.save_model(tmp_path / "booster.json")
+    for whole in (booster, tmp_path / "booster.json"):  # a Booster predicts with all trees
+        expected = booster.predict(xgboost.DMatrix(new, enable_categorical=True), output_margin=True)
+        np.testing.assert_allclose(dboost.from_xgboost(whole).predict(new, raw_score=True), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("keep_training_booster", [False, True])
+def test_early_stopped_models_of_lightgbm(keep_training_booster: bool) -> None:
+    (X, y), (new, of_new) = table(n=200), table(seed=1, n=200)
+    rows = lightgbm.Dataset(X, y["y"])
+    theirs = lightgbm.train(
+        SMALL | {"learning_rate": 0.5}, rows, 60, valid_sets=[lightgbm.Dataset(new, of_new["y"], reference=rows)],
+        callbacks=[lightgbm.early_stopping(3, verbose=False)], keep_training_booster=keep_training_booster,
+    )  # fmt: skip
+    assert 0 < theirs.best_iteration < 60
+    np.testing.assert_allclose(dboost.from_lightgbm(theirs).predict(new), theirs.predict(new), rtol=1e-10)
+
+
 def test_float64_rows_are_decided_as_xgboost_decides() -> None:
     """Rows at the values where rounding to float32 changes the side of a split."""
     bounds = np.array([0.1, 1.0, -1.0, 1 + 2.0**-23, 1e-45, 16_777_216.0, 3.4e38], np.float32)

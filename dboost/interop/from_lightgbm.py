@@ -5,6 +5,8 @@ missing ones go right. A missing number follows the split's default direction ("
 values in training), whose direction follows from t. If zeros count as missing (``zero_as_missing``), a split can be converted
 only if both have the same direction.
 
+An early-stopped model is converted up to its best iteration, with which LightGBM predicts.
+
 Leaf values include the learning rate, DART's weights and the average of the target, so predictions agree to the rounding of
 float64.
 """
@@ -75,7 +77,7 @@ def _text(model: Any) -> tuple[str, str]:
     booster = getattr(model, "booster_", model)
     if not hasattr(booster, "model_to_string"):
         raise ParameterError(f"expected a Booster or an estimator of LightGBM, or a file, got {type(model).__name__}")
-    return booster.model_to_string(num_iteration=-1), "the model of LightGBM"
+    return booster.model_to_string(), "the model of LightGBM"
 
 
 def _parse(text: str, levels: Levels, name: str) -> Ensemble:

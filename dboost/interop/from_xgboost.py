@@ -8,7 +8,11 @@ depending on which way the tie is rounded. So float64 rows reach the same leaves
 and for matrices, the user gives them, since a code in no set goes left in XGBoost, while here an unknown level is missing.
 
 **Sums.** Leaf values are float32, and are added in float64: predictions agree to the rounding of float32 sums. The base score
-is a prediction; the raw score follows by the link. The weights of DART trees are multiplied into the leaf values.
+is a prediction; the raw score follows by the link, which XGBoost computes in float32. The weights of DART trees are multiplied
+into the leaf values.
+
+**Early stopping.** An estimator predicts with the iterations up to its best one, so only these are converted; a file that an
+estimator saved is treated like the estimator. A `Booster` predicts with all of its trees.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
 from dboost.storage.atomic_write import read_whole
 
-#: Loss and link of each objective.
+#: Loss and link of each objective. "margin": the base score is a raw score already.
 _OBJECTIVES = {
     "reg:squarederror": ("squared_error", "identity"),
     "reg:linear": ("squared_error", "identity"),
@@ -46,7 +50,7 @@ _OBJECTIVES = {
     "reg:gamma": ("gamma", "exp"),
     "reg:tweedie": ("tweedie", "exp"),
     "binary:logistic": ("log_loss", "sigmoid"),
-    "binary:logitraw": ("log_loss", "sigmoid"),
+    "binary:logitraw": ("log_loss", "margin"),
     "multi:softprob": ("log_loss", "softmax"),
     "multi:softmax": ("log_loss", "softmax"),
 }
@@ -63,6 +67,7 @@ def from_xgboost(model: Any, levels: Levels) -> Ensemble:
         If the file cannot be read.
     """
     content, name = _content(model)
+    is_estimator = hasattr(model, "get_booster")
     try:
         learner = content["learner"]
         booster = learner["gradient_booster"]
@@ -80,8 +85,8 @@ def from_xgboost(model: Any, levels: Levels) -> Ensemble:
         trees = [
             (int(output), _tree(tree, weight, features, link, name))
             for tree, output, weight in zip(forest["trees"], forest["tree_info"], weights, strict=True)
-        ]
-        baseline = _baseline(parameters["base_score"], link, n_outputs)
+        ][: _n_trees(learner, forest, n_outputs, is_estimator)]
+        baseline = _baseline(parameters["base_score"], link, n_outputs, name)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         if isinstance(error, ParameterError):
             raise
@@ -136,10 +141,30 @@ def _loss(objective: dict[str, Any], name: str) -> tuple[str, dict[str, Any], st
     return loss, options, link
 
 
-def _baseline(stored: str, link: str, n_outputs: int) -> np.ndarray:
-    score = np.atleast_1d(np.asarray(json.loads(stored), np.float64)).astype(np.float32).astype(np.float64)
-    raw = np.log(score) if link == "exp" else np.log(score) - np.log1p(-score) if link == "sigmoid" else score
-    return np.broadcast_to(raw, (n_outputs,)).copy()
+def _n_trees(learner: dict[str, Any], forest: dict[str, Any], n_outputs: int, is_estimator: bool) -> int | None:
+    """The number of trees that the model predicts with; None for all."""
+    attributes = learner.get("attributes", {})
+    # Estimators write the attribute "scikit_learn" to their files.
+    if "best_iteration" not in attributes or not (is_estimator or "scikit_learn" in attributes):
+        return None
+    per_iteration = n_outputs * max(1, int(forest["gbtree_model_param"]["num_parallel_tree"]))
+    return (int(attributes["best_iteration"]) + 1) * per_iteration
+
+
+def _baseline(stored: str, link: str, n_outputs: int, name: str) -> np.ndarray:
+    score = np.atleast_1d(np.asarray(json.loads(stored), np.float32))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if link == "exp":
+            raw = np.log(score)
+        elif link == "sigmoid":
+            # XGBoost's bounds and formula; in float32 the result for 1 - 1e-6 differs by 0.06 from that in float64.
+            bounded = np.clip(score, np.float32(1e-6), np.float32(1) - np.float32(1e-6))
+            raw = 0 - np.log(1 / bounded - 1)
+        else:
+            raw = score
+    if not np.isfinite(raw).all():
+        raise ParameterError(f"{name} has the base_score {stored}, whose raw score is not a finite number")
+    return np.broadcast_to(raw, (n_outputs,)).astype(np.float64)
 
 
 def _features(
