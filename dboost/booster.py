@@ -996,7 +996,8 @@ class Booster:
     def to_treelite(self) -> treelite.Model:
         """Return the model as a `treelite.Model`, for compilers and servers that read those.
 
-        The exported model reads rows of `to_matrix`. Thresholds and leaves are float64.
+        The exported model reads rows of `to_matrix`. Thresholds, leaves and sums are float64. ``treelite.gtil`` computes the
+        probabilities of three or more classes in float32.
 
         Raises
         ------

@@ -69,7 +69,10 @@ def test_every_loss_with_its_link(name: str, models: Callable[[str], Booster], t
     matrix, expected = np.asarray(booster.to_matrix(test)), answers(booster, test)
     assert np.isnan(matrix).any()
     np.testing.assert_allclose(by_xgboost(booster, matrix, tmp_path), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(by_treelite(booster, matrix).reshape(expected.shape), expected, rtol=1e-6)
+    of_float64 = 1e-6 if name == "softmax" else 1e-13  # treelite computes the softmax in float32
+    np.testing.assert_allclose(by_treelite(booster, matrix).reshape(expected.shape), expected, rtol=of_float64)
+    raw = np.asarray(booster.predict(test, raw_score=True))
+    np.testing.assert_allclose(by_treelite(booster, matrix, pred_margin=True).reshape(raw.shape), raw, rtol=1e-13, atol=1e-14)
     outputs = by_onnx(booster, matrix, tmp_path)
     assert outputs[-1].dtype == np.float32
     if booster.classes_ is None:
@@ -152,12 +155,52 @@ def test_xgboost_reads_frames_as_they_are(tmp_path: Path) -> None:
         ]
         found = model.predict(xgboost.DMatrix(frame, enable_categorical=True))
         np.testing.assert_allclose(found, booster.predict(test), rtol=1e-5, atol=1e-6)
-    counted = frame.assign(kind=pd.Categorical(test["kind"].cat.codes.astype(np.int64) * 5 + 5))
-    booster = dboost.fit(counted, counted["x"], max_iter=2)
-    booster.to_xgboost_json(tmp_path / "model.json")
-    model = xgboost.Booster(model_file=tmp_path / "model.json")
-    with pytest.raises(xgboost.core.XGBoostError, match="doesn't match"):  # instead of taking the code for the number
-        model.predict(xgboost.DMatrix(counted, enable_categorical=True))
+
+
+LEVELS: dict[str, tuple[list[Any], bool]] = {
+    "gap": ([5, 6, 7, 8, 11], True),
+    "from 0": ([0, 1, 2, 3, 4], True),
+    "negative": ([-3, -2, 0, 1, 2], True),
+    "not exact in float32": ([3, 4, 5, 2**24 + 1, 2**40], True),
+    "text": (["a", "b", "c", "d", "e"], True),
+    "long list": ([0, 1, 2, 3, 70_000], False),
+    "beyond ASCII": (["a", "b", "c", "d", "é"], False),
+}
+
+
+@pytest.mark.parametrize(("name", "named"), [*((name, True) for name in LEVELS), ("gap", False), ("beyond ASCII", False)])
+@pytest.mark.parametrize("with_text", [False, True])
+def test_xgboost_reads_or_rejects_the_categories_of_frames(name: str, with_text: bool, named: bool, tmp_path: Path) -> None:
+    """Whatever the order of a frame's categories; `to_matrix` always works."""
+    xgboost = pytest.importorskip("xgboost", "3.1")
+    levels, is_read = LEVELS[name]
+    rng = np.random.default_rng(0)
+    codes = rng.integers(5, size=500)
+    frame = pd.DataFrame({"c": pd.Categorical.from_codes(codes, levels), "x": rng.normal(size=500)})
+    if with_text:
+        frame["town"] = pd.Categorical(rng.choice(["Aalst", "Gent"], 500))
+    y = codes % 2 * 3 + frame["x"]
+    data = frame if named else frame.to_numpy(dtype=object)
+    categorical = "from_dtype" if named else [0, 2][: 1 + with_text]
+    booster = dboost.fit(data, y, max_iter=5, categorical_features=categorical)
+    expected = booster.predict(data)
+    found = by_xgboost(booster, np.asarray(booster.to_matrix(data)), tmp_path)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    model = xgboost.Booster(model_file=tmp_path / "model.xgb.json")
+    for order in (levels, levels[::-1], levels[2:] + levels[:2]):
+        rows = frame.assign(c=frame["c"].cat.reorder_categories(order))
+        if is_read:
+            np.testing.assert_allclose(
+                model.predict(xgboost.DMatrix(rows, enable_categorical=True)), expected, rtol=1e-5, atol=1e-6
+            )
+        else:
+            # XGBoost fails to decode text beyond ASCII while it writes its message.
+            with pytest.raises(ValueError, match=r"doesn't match|not in the training set|codec can't decode"):
+                model.predict(xgboost.DMatrix(rows, enable_categorical=True))
+    if is_read and isinstance(levels[0], int) and max(levels) < 2**31:
+        rows = frame.assign(c=frame["c"].cat.rename_categories(frame["c"].cat.categories.astype(np.int32)))
+        with pytest.raises(xgboost.core.XGBoostError, match="doesn't match"):
+            model.predict(xgboost.DMatrix(rows, enable_categorical=True))
 
 
 def test_models_without_trees(tmp_path: Path, models: Callable[[str], Booster]) -> None:
@@ -211,6 +254,21 @@ def test_thresholds_that_are_values_of_the_data_stay_exact(tmp_path: Path) -> No
     np.testing.assert_allclose(by_onnx(booster, X, tmp_path)[0], booster.predict(X), rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(by_xgboost(booster, X, tmp_path), booster.predict(X), rtol=ROUNDING, atol=ROUNDING)
     np.testing.assert_allclose(by_treelite(booster, X)[:, 0], booster.predict(X), rtol=1e-13)
+
+
+def test_values_beyond_the_range_of_float32_are_infinities_in_onnx(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = (rng.choice([-1.0, 1.0], 2000) * 10.0 ** rng.uniform(30, 100, 2000))[:, None]
+    y = np.searchsorted([-1e60, -1e35, 1e35, 1e60], X[:, 0]).astype(float)
+    booster = dboost.fit(X, y, loss="squared_error", max_iter=5)
+    assert np.abs(booster.to_frame()["threshold"].dropna()).max() > 1e40
+    with np.errstate(over="ignore"):
+        as_read = X.astype(np.float32).astype(np.float64)
+    beyond = np.isinf(as_read[:, 0])
+    assert beyond.any() and not beyond.all()
+    found = by_onnx(booster, as_read, tmp_path)[0]
+    np.testing.assert_allclose(found[beyond], booster.predict(as_read[beyond]), rtol=1e-6)
+    np.testing.assert_allclose(found[~beyond], booster.predict(X[~beyond]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("labels", [[False, True], ["no", "yes"], [3, 5], [2.0, 5.0], ["a", "b", "c"]])

@@ -10,9 +10,10 @@ XGBoost differs in four ways:
 * **The base score** is a prediction in float32, from which XGBoost computes the raw score. It is set to the prediction of raw
   score 0, and the baseline is added to the leaves of the first iteration, so that nothing is rounded twice.
 
-XGBoost (3.1 and later) reads frames directly: the file contains the levels, so that XGBoost finds the codes of a frame's
-categories. It refuses frames with a categorical column whose levels are numbers with gaps, or text beyond ASCII; matrices of
-`to_matrix` always work.
+XGBoost (3.1 and later) reads frames directly: the file contains the levels, and XGBoost replaces a frame's categories by their
+positions in this list. XGBoost does not change matrices, so a level's position must be its number in `to_matrix`: for levels
+that are their own numbers, the list is 0, 1, …, up to the largest level. XGBoost refuses frames with a categorical column whose
+levels the file cannot contain; matrices of `to_matrix` always work.
 
 Leaf values and their sums are float32 in XGBoost. An exponential loss (p = sigmoid(2 F)) becomes binary:logistic with doubled
 leaf values. The Huber loss becomes reg:squarederror with the same predictions: its δ changes between iterations, which no
@@ -26,10 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from dboost.interop.export import away_from_missing, nearest_float32, response_of, with_baseline
+from dboost.interop.export import away_from_missing, nearest_float32, numbers_of_levels, response_of, with_baseline
 from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble, Tree
-from dboost.schema import Feature
+from dboost.schema import MAX_LEVELS, Feature
 
 _SQUARED: dict[str, Any] = {"name": "reg:squarederror", "reg_loss_param": {"scale_pos_weight": "1"}}
 #: The prediction for the raw score 0.
@@ -59,7 +60,7 @@ def dumps(ensemble: Ensemble, loss: Loss) -> bytes:
             "feature_types": ["c" if feature.is_categorical else "float" for feature in features],
             "gradient_booster": {
                 "model": {
-                    **({"cats": _categories(features)} if ensemble.named else {}),
+                    "cats": _categories(features),
                     "gbtree_model_param": {"num_parallel_tree": "1", "num_trees": str(len(trees))},
                     "iteration_indptr": list(range(0, len(trees) + 1, n_outputs)),
                     "tree_info": [i % n_outputs for i in range(len(trees))],
@@ -101,27 +102,39 @@ def _objective(response: str, ensemble: Ensemble) -> dict[str, Any]:
 
 
 def _categories(features: tuple[Feature, ...]) -> dict[str, Any]:
-    """Levels of text in Arrow's layout, whole numbers from 0 on as 64-bit integers; nothing for other features.
-
-    Text beyond ASCII is omitted, because XGBoost counts characters and reads bytes.
-    """
+    """The levels of all features: text in Arrow's layout, whole numbers as 64-bit integers."""
     encoded: list[dict[str, Any]] = []
     ends, in_order = [0], list[int]()
     for feature in features:
-        levels = list(feature.categories or ())
-        of_feature: dict[str, Any] = {"offsets": [], "values": []}
-        if levels and all(isinstance(level, str) and level.isascii() for level in levels):
-            text = [str(level).encode() for level in levels]
-            offsets = np.cumsum([0, *map(len, text)]).tolist()
-            of_feature = {"offsets": offsets, "values": np.frombuffer(b"".join(text), np.int8).tolist()}
-        elif levels and levels == list(range(len(levels))) and all(type(level) is int for level in levels):
-            of_feature = {"type": _INT64, "values": levels}
+        levels = _positions(feature)
+        if levels and isinstance(levels[0], int):
+            encoded.append({"type": _INT64, "values": levels})
         else:
-            levels = []
-        encoded.append(of_feature)
+            text = [str(level).encode() for level in levels]
+            offsets = np.cumsum([0, *map(len, text)]).tolist() if text else []
+            encoded.append({"offsets": offsets, "values": np.frombuffer(b"".join(text), np.int8).tolist()})
         ends.append(ends[-1] + len(levels))
         in_order += sorted(range(len(levels)), key=levels.__getitem__)
     return {"enc": encoded, "feature_segments": ends, "sorted_idx": in_order}
+
+
+def _positions(feature: Feature) -> list[Any]:
+    """The levels of a feature, all text or all integers, each at the position of its number in `to_matrix`.
+
+    Levels that the file cannot contain are replaced by one empty text. Without any levels, XGBoost would take the codes of a
+    frame for those of the model; with this one it refuses the frame.
+    """
+    levels, numbers = list(feature.categories or ()), numbers_of_levels(feature)
+    if not levels:
+        return []
+    if all(isinstance(level, str) for level in levels):
+        # XGBoost counts the characters of a frame's text but reads bytes.
+        return levels if all(str(level).isascii() for level in levels) else [""]
+    if numbers.tolist() == levels:
+        return list(range(int(numbers.max()) + 1)) if numbers.max() < MAX_LEVELS else [""]
+    if all(type(level) is int and abs(level) < 2**63 for level in levels):
+        return levels
+    return [""]
 
 
 def _tree(number: int, tree: Tree | None, value: np.ndarray, features: tuple[Feature, ...]) -> dict[str, Any]:
