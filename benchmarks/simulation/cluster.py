@@ -382,6 +382,7 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
         # The few real rows stand for many.
         dask.config.set({"dboost.lines": simulated.lines, "dboost.single-worker-values": 0}),
         patch.object(Connection, "open_line", lambda self: None),
+        patch.object(Connection, "_run", lambda self, work: self.client.sync(work)),
         patch.object(reducer, "FitCalls", lambda guard, numbers: SimulatedFitCalls(simulated, numbers)),
         patch.object(relay, "LineCalls", lambda guard: SimulatedCalls(simulated, guard._line.address)),
         patch.object(reducer, "run_on", run_on),
