@@ -278,7 +278,8 @@ class TestSettingsOfABatch:
     ) -> None:
         arrive(1)
         self.killed(monkeypatch, "--set", "learning_rate=0.2", "--set", "features=[a,b]")
-        assert main((*COMMAND, "--set", "learning_rate=0.2", "--set", "features=[a,b]", *options)) == 2
+        command = (*COMMAND[:2], *COMMAND[4:]) if options[0] == "--target" else COMMAND
+        assert main((*command, "--set", "learning_rate=0.2", "--set", "features=[a,b]", *options)) == 2
         assert f"trained on 1 file with {said}: finish" in capsys.readouterr().err
 
     @pytest.mark.parametrize("n_settled", [0, 1])
@@ -293,7 +294,7 @@ class TestSettingsOfABatch:
         self.killed(monkeypatch, "--set", "max_iter=4", "--set", "checkpoint_every=1", *kept)
         (folder,) = Path("kept").iterdir()
         assert main((*COMMAND, "--set", "max_iter=2", *kept)) == 2
-        assert main((*COMMAND[:-2], "--set", "max_iter=2", "--discard-batch", *kept, "--output", "new.json")) == 2
+        assert main((*COMMAND[:4], "--set", "max_iter=2", "--discard-batch", *kept, "--output", "new.json")) == 2
         assert "needs --only-new" in capsys.readouterr().err
         assert folder.exists()
         for _ in range(2):  # without an unfinished batch there is nothing to discard
