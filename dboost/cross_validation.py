@@ -407,7 +407,7 @@ def _with_values(
     if not named:
         return division, options.features
     what = ", ".join(f"{name}={column!r}" for name, column in named.items())
-    table = open_path(data, columns=()) if is_path(data) else data  # whoever reads it checks the columns
+    table = open_path(data, columns=()) if is_path(data) else data  # the fit checks the columns
     if not hasattr(table, "columns") or not hasattr(table, "__getitem__"):
         raise InputTypeError(f"{what} names a column, but the data have no columns: give one value per row")
     names = [str(name) for name in getattr(table, "column_names", table.columns)]

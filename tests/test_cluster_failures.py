@@ -36,6 +36,7 @@ from tests.helpers.clusters import (
     at,
     held_fits,
     held_rows,
+    impatient,
     scheduler_plugin,
 )
 
@@ -334,7 +335,7 @@ from distributed.cli.dask_worker import main
 class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == "dboost.distributed.worker_plugin":
-            time.sleep(6)
+            time.sleep(10)
 
 sys.meta_path.insert(0, Slow())
 main()
@@ -344,7 +345,7 @@ main()
 @pytest.mark.slow
 def test_a_worker_that_starts_slowly_is_waited_for(cluster: Processes, expected: str) -> None:
     before = cluster.addresses()
-    with cluster.impatient():
+    with impatient(cluster.client, "3s"):  # on a busy machine the new worker imports for seconds without answering
         worker = subprocess.Popen(
             [sys.executable, "-c", SLOW_START, cluster.address, "--no-nanny", "--no-dashboard"],
             stdout=subprocess.DEVNULL,
