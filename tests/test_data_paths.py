@@ -95,7 +95,8 @@ def test_rows_with_more_fields_than_the_header(tmp_path: Path, monkeypatch: pyte
     header, *lines = rows().to_csv(index=False).splitlines()
     file = tmp_path / "a.csv"
     file.write_text("\n".join([header, *(f"{line}," for line in lines)]))
-    np.testing.assert_array_equal(content(open_table(file, "y"))["a"], rows()["a"])  # an empty field at the end
+    with pytest.raises(DataError, match=r"a\.csv: .*more fields than the header \(a comma at the end"):
+        open_table(file, "y")
     for block_bytes in (2**20, 200):
         monkeypatch.setattr(paths, "BLOCK_BYTES", block_bytes)
         for k in (0, 1, 30):

@@ -16,11 +16,11 @@ import logging
 import os
 import posixpath
 import re
-import warnings
 from collections.abc import Collection, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import dask.dataframe as dd
@@ -424,8 +424,23 @@ def read_csv_block(
     with reading(file), fsspec.open(file, "rb", compression="infer") as stream:
         header = _header(stream) if start else b""
         block = read_block(stream, start, length, delimiter=b"\n")
-        frame = _parse(io.BytesIO(header + block), text)
+        content = io.BytesIO(header + block)
+        _check_first_row(content)
+        frame = _parse(content, text)
         return frame if columns is None else frame[columns]
+
+
+def _check_first_row(content: io.BytesIO) -> None:
+    """Raise an error if the first row has more fields than the header: pandas would take the first fields for an index.
+
+    It checks the other rows itself.
+    """
+    start = (_header(content) + _header(content)).decode("utf-8-sig", errors="replace")
+    content.seek(0)
+    with suppress(csv.Error):  # a field of more than 128 KiB
+        first = list(islice(filter(None, csv.reader(io.StringIO(start, newline=""))), 2))
+        if len(first) == 2 and len(first[1]) > len(first[0]):
+            raise pd.errors.ParserError("there are rows with more fields than the header (a comma at the end of each row?)")
 
 
 def _header(stream: Any) -> bytes:
@@ -439,15 +454,9 @@ def _header(stream: Any) -> bytes:
 
 
 def _parse(stream: Any, text: list[str], n_rows: int | None = None) -> pd.DataFrame:
-    with warnings.catch_warnings():
-        # Without `index_col`, a row with more fields than the header would shift its values by a column; with `usecols`, pandas
-        # does not count fields. An empty field at the end of each row is allowed.
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        try:
-            # With low_memory, pandas determines the type of a column by pieces, which need not agree.
-            frame = pd.read_csv(stream, dtype=dict.fromkeys(text, "str"), index_col=False, nrows=n_rows, low_memory=False)
-        except pd.errors.ParserWarning:
-            raise pd.errors.ParserError("there are rows with more fields than the header") from None
+    # With low_memory, pandas determines the type of a column by pieces, which need not agree. With `usecols`, it does not count
+    # the fields of a row.
+    frame = pd.read_csv(stream, dtype=dict.fromkeys(text, "str"), nrows=n_rows, low_memory=False)
     types = set(text)
     for name in frame:
         if name in types or pd.api.types.is_numeric_dtype(frame[name].dtype):
