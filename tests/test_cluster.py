@@ -185,7 +185,7 @@ def _enough(iteration: dboost.Iteration) -> None:
 
 def test_rows_that_lie_on_one_worker_are_shared_out(client: Client) -> None:
     frame = FRAME[["a", "b", "y"]]
-    (one, *_) = client.scheduler_info()["workers"]
+    (one, *_) = client.nthreads()
     persisted = client.persist(dd.from_pandas(frame, npartitions=12), workers=[one])
     rows: dict[str, int] = {}
 

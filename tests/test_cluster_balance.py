@@ -54,7 +54,7 @@ def fit(client: Client | None, data: Any, target: Any, **options: Any) -> tuple[
 
 
 def on_one_worker(client: Client, data: Any) -> Any:
-    (one, *_) = client.scheduler_info(n_workers=-1)["workers"]
+    (one, *_) = client.nthreads()
     persisted = client.persist(data, workers=[one], allow_other_workers=True)
     for future in futures_of(persisted, client=client):
         assert future.exception() is None
@@ -146,7 +146,7 @@ def test_unequal_partitions_are_read_once(client: Client) -> None:
 
 
 def test_persisted_partitions_stay_unless_that_is_gross(client: Client) -> None:
-    one, two, three = client.scheduler_info(n_workers=-1)["workers"]
+    one, two, three = client.nthreads()
     where = [one] * 5 + [two] * 4 + [three] * 3  # the fullest worker has 1.25 times its fraction
     parts = [
         client.submit(lambda k: FRAME[["a", "y"]].iloc[250 * k : 250 * (k + 1)], k, workers=[worker], pure=False)

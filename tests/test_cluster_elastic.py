@@ -78,7 +78,7 @@ def test_workers_without_rows_may_go(client: Client, expected: str) -> None:
     assert dboost.fit(one, "z", client=client, callbacks=look, **OPTIONS).sha256 == expected
     (home,) = (address for address, rows in held[0].items() if rows)
     assert sorted([*chosen[0], home]) == sorted(held[0])
-    assert list(client.scheduler_info(n_workers=-1)["workers"]) == [home]
+    assert list(client.nthreads()) == [home]
 
 
 def test_a_scheduler_that_ends_when_idle_does_not_end_in_a_fit(client: Client, expected: str) -> None:
@@ -116,7 +116,7 @@ def workers_needed(dask_scheduler: Any = None) -> int:
 
 
 def n_workers(client: Client) -> int:
-    return len(client.scheduler_info(n_workers=-1)["workers"])
+    return len(client.nthreads())
 
 
 #: The cluster that grows while data are read.

@@ -85,7 +85,7 @@ def test_a_worker_is_killed_while_training(cluster: Processes, expected: str, de
     kill = at(5, lambda: after(delay, lambda: os.kill(victim, signal.SIGKILL)))
     booster = dboost.fit(lazily(), "z", client=cluster.client, callbacks=kill, **OPTIONS)
     assert booster.sha256 == expected
-    assert len(cluster.client.scheduler_info(n_workers=-1)["workers"]) == 2
+    assert len(cluster.client.nthreads()) == 2
 
 
 @pytest.mark.slow
@@ -314,7 +314,7 @@ def test_a_worker_that_cannot_take_part_is_named(cluster: Processes, sabotage: s
     )
     try:
         cluster.client.wait_for_workers(len(before) + 1, timeout=60)
-        (address,) = set(cluster.client.scheduler_info(n_workers=-1)["workers"]) - before
+        (address,) = set(cluster.client.nthreads()) - before
         complaint = f"worker {address} {COMPLAINTS[sabotage]}"
         with pytest.raises(dboost.DBoostError, match=complaint):
             dboost.fit(lazily(), "z", client=cluster.client, workers=[*before, address], **OPTIONS)
@@ -323,7 +323,7 @@ def test_a_worker_that_cannot_take_part_is_named(cluster: Processes, sabotage: s
     finally:
         worker.kill()
         worker.wait()
-        while len(cluster.client.scheduler_info(n_workers=-1)["workers"]) > len(before):
+        while len(cluster.client.nthreads()) > len(before):
             time.sleep(0.05)
 
 

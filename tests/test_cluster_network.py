@@ -71,4 +71,4 @@ def test_a_fit_over_slow_links_one_of_which_is_cut(hosts: Hosts, client: Client)
     with impatient(client):
         assert dboost.fit(lazy, "z", client=client, callbacks=pull, **options).sha256 == expected
     assert cut.is_set()
-    assert len(client.scheduler_info(n_workers=-1)["workers"]) == N_HOSTS - 1
+    assert len(client.nthreads()) == N_HOSTS - 1

@@ -91,9 +91,9 @@ def test_rows_change_no_sides_when_a_worker_goes(target: str) -> None:
     alone = kind(**options).fit(FRAME[COLUMNS], FRAME[target], FRAME["w"])
     lazy = dd.from_pandas(FRAME, npartitions=6)
     with threads_cluster(3, 1) as client:
-        leave = at(3, lambda: client.retire_workers([next(iter(client.scheduler_info(n_workers=-1)["workers"]))]))
+        leave = at(3, lambda: client.retire_workers([next(iter(client.nthreads()))]))
         model = kind(client=client, callbacks=[leave], **options).fit(lazy[COLUMNS], lazy[target], lazy["w"])
-        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
+        assert len(client.nthreads()) == 2
     assert model.booster_.sha256 == alone.booster_.sha256
     assert np.array_equal(model.validation_score_, alone.validation_score_)
 
@@ -119,7 +119,7 @@ def test_data_that_change_during_a_fit_are_an_error(tmp_path: Path, change: Any,
         def disturb() -> None:
             for path in paths:
                 change(pd.read_parquet(path)).to_parquet(path)
-            client.retire_workers([next(iter(client.scheduler_info(n_workers=-1)["workers"]))])
+            client.retire_workers([next(iter(client.nthreads()))])
 
         model = DBoostRegressor(max_iter=9, early_stopping=True, client=client, callbacks=[at(3, disturb)])
         with pytest.raises(dboost.DataError, match=complaint):

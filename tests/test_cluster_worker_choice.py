@@ -46,8 +46,8 @@ def workers_of(client: Client, seen: list[set[str]]) -> Any:
 
 
 def test_only_chosen_workers_have_rows(client: Client, expected: str) -> None:
-    addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
-    names = {a: str(w["name"]) for a, w in client.scheduler_info(n_workers=-1)["workers"].items()}
+    addresses = sorted(client.nthreads())
+    names = client.run(lambda dask_worker: str(dask_worker.name))
     for chosen in ([addresses[1]], addresses[:2], names[addresses[2]], [int(names[addresses[0]])]):
         seen: list[set[str]] = []
         model = dboost.fit(lazily(), TARGET, client=client, workers=chosen, callbacks=workers_of(client, seen), **OPTIONS)
@@ -58,7 +58,7 @@ def test_only_chosen_workers_have_rows(client: Client, expected: str) -> None:
 
 
 def test_persisted_rows_move_to_the_chosen_workers(client: Client, expected: str) -> None:
-    address = sorted(client.scheduler_info(n_workers=-1)["workers"])[0]
+    address = sorted(client.nthreads())[0]
     data = client.persist(lazily())
     seen: list[set[str]] = []
     model = dboost.fit(data, TARGET, client=client, workers=[address], callbacks=workers_of(client, seen), **OPTIONS)
@@ -194,7 +194,7 @@ def test_a_cancelled_fit_ends() -> None:
 
 
 def test_estimators_take_a_choice_of_workers(client: Client, expected: str) -> None:
-    address = sorted(client.scheduler_info(n_workers=-1)["workers"])[1]
+    address = sorted(client.nthreads())[1]
     seen: list[set[str]] = []
     model = dboost.DBoostClassifier(
         client=client, workers=address, callbacks=workers_of(client, seen), early_stopping=False, random_state=0, **OPTIONS

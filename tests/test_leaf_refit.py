@@ -189,7 +189,7 @@ def test_workers_may_be_lost_meanwhile() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(PartitionedTable, "ask", losing)
             assert saved(old.refit_leaves(cut(NEW, [100, 200, 300, 400]), "grade", client=client)) == expected
-        assert n_asked > 20 and len(client.scheduler_info()["workers"]) == 1
+        assert n_asked > 20 and len(client.nthreads()) == 1
 
 
 def test_the_summary_is_that_of_the_new_rows() -> None:

@@ -141,7 +141,7 @@ def test_all_that_belongs_to_rows_is_in_files(client: Client, streaming: None) -
 def test_what_lies_on_one_worker_moves_with_all_that_belongs_to_it(client: Client, streaming: None) -> None:
     """Target, weight and offset of a partition that moves to another worker move with it, from file to file."""
     frame = FRAME.fillna({"d": 0.0})
-    one = min(client.scheduler_info(n_workers=-1)["workers"])
+    one = min(client.nthreads())
     persisted = client.persist(dd.from_pandas(frame, npartitions=6), workers=[one])
     held: list[int] = []
     for target, options in (("t", {"sample_weight": "w"}), ("y", {"offset": "d"})):
@@ -160,7 +160,7 @@ def test_partitions_larger_than_their_share(
     """They are read in slices, also those that move to another worker; a warm start reads slices too."""
     monkeypatch.setattr(Budget, "chunk", property(lambda _: 4096))
     frame = FRAME.fillna({"d": 0.0})
-    one = min(client.scheduler_info(n_workers=-1)["workers"])
+    one = min(client.nthreads())
     persisted = client.persist(dd.from_pandas(frame, npartitions=6), workers=[one])
     given: list[int] = []
     give = PartitionBatch.give
@@ -262,7 +262,7 @@ def test_workers_with_bites_in_files_die_and_come(dying: Processes) -> None:
         if now.iteration == 10:
             os.kill(victim, signal.SIGKILL)
             deadline = time.monotonic() + 60
-            while address in client.scheduler_info(n_workers=-1)["workers"]:
+            while address in client.nthreads():
                 assert time.monotonic() < deadline, "the scheduler does not notice that a worker was killed"
                 time.sleep(0.05)
             dying.add_worker()
