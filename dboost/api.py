@@ -22,24 +22,27 @@ from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.model import model_file as storage
 from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters
 from dboost.session.evaluation import named_sets
-from dboost.session.memory_budget import Budget, parse_memory_limit, reading_within
+from dboost.session.memory import Budget, parse_memory_limit, reading_within
 from dboost.session.warm_start import WarmStart, check_options, checked_source_name, idle_in_refit, keywords_for, without_model
 from dboost.storage.spool import PrivateDirectory
-from dboost.training.callbacks import Callback
+from dboost.training.callbacks import Callback, schedule_of
 from dboost.training.checkpoint import checkpoint_in
-from dboost.training.dataset_files import check_place
+from dboost.training.dataset_rows import check_place
 from dboost.training.fit import FitResult, available_threads, fit_table, interruptible_reading
 from dboost.training.fit import fit as fit_rows
-from dboost.training.learning_rates import schedule_of
 from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule
-from dboost.training.prepared_dataset import PreparedDataset, PreparedRows, propose_within, scan_table, write_binned
-from dboost.training.prepared_folder import (
+from dboost.training.prepared_dataset import (
+    PreparedDataset,
+    PreparedRows,
     check_same,
     check_same_model,
     describe,
     is_prepared,
     named_roles,
     open_folder,
+    propose_within,
+    scan_table,
+    write_binned,
     write_folder,
 )
 

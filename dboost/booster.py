@@ -20,19 +20,18 @@ import numpy as np
 from dboost import losses
 from dboost._lazy_import import late, pd
 from dboost.data import ReadOptions, feature_block, open_table, predict_through
-from dboost.data.frame import is_lazy, is_path
+from dboost.data.partition import is_lazy, is_path
 from dboost.data.predict_io import like_input, predict_from
 from dboost.distributed.client import client_for
 from dboost.errors import InputTypeError, ParameterError
 from dboost.losses import Loss
 from dboost.losses.classification import cheapest, read_costs
 from dboost.model import model_file
-from dboost.model.ensemble import Ensemble, drop_source, to_frame, truncate
-from dboost.model.forest import FlatEnsemble
+from dboost.model.ensemble import Ensemble, FlatEnsemble, drop_source, to_frame, truncate
 from dboost.model.row_predictor import RowPredictor
 from dboost.schema import Feature, Level
-from dboost.session.transport import LocalTable
 from dboost.session.warm_start import checked_decay, checked_source_name
+from dboost.session.worker_session import LocalTable
 from dboost.storage.atomic_write import write_whole
 from dboost.training.fit import available_threads
 from dboost.training.leaf_refit import refit_leaves

@@ -17,22 +17,21 @@ import pandas as pd
 from dboost.api import prepare
 from dboost.booster import Booster
 from dboost.data import CategoryColumn, Column
-from dboost.data.frame import is_path
+from dboost.data.partition import is_path
 from dboost.data.paths import open_path
 from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.metrics.named import names_of
 from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters
-from dboost.session.memory_budget import Budget, parse_memory_limit
-from dboost.session.row_selection import FoldRows
+from dboost.session.memory import Budget, parse_memory_limit
+from dboost.session.row_samples import FoldRows
 from dboost.session.target import Target, choose_target, scan_target
-from dboost.training.callbacks import Callback, StoppingRule
+from dboost.training.callbacks import Callback, StoppingRule, schedule_of
 from dboost.training.checkpoint import first_difference, plain
 from dboost.training.fit import FitResult, available_threads
 from dboost.training.folds import BinnedRows, FoldScores, FoldState, MetricName, fit_folds, mean_of, metric_names, split_rows
-from dboost.training.learning_rates import schedule_of
 from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule
-from dboost.training.prepared_folder import is_prepared
+from dboost.training.prepared_dataset import is_prepared
 
 
 @dataclass(frozen=True, eq=False)

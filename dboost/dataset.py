@@ -18,16 +18,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from dboost._storage_errors import shown
 from dboost.distributed.client import client_for
-from dboost.errors import DataFileMissingError, InputTypeError, ParameterError
+from dboost.errors import DataFileMissingError, InputTypeError, ParameterError, shown
 from dboost.schema import Feature
-from dboost.session.memory_budget import format_bytes, reading_within
+from dboost.session.memory import format_bytes, reading_within
 from dboost.storage.spool import PrivateDirectory
-from dboost.training.dataset_files import StoredDataset, is_stored, read_description
-from dboost.training.dataset_rows import DatasetDescription, LocalRows
+from dboost.training.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
 from dboost.training.folds import BinnedRows
-from dboost.training.prepared_folder import is_prepared, open_folder
+from dboost.training.prepared_dataset import is_prepared, open_folder
 
 
 def _nothing() -> None:

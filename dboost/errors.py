@@ -3,10 +3,21 @@
 Every error derives from `DBoostError`, and from Python's corresponding class: an invalid value is also a `ValueError`, a wrong
 type also a `TypeError`. So code that was written for scikit-learn catches them. Messages name the column, rows, partition,
 worker or file.
+
+**Object stores.** Files are opened by fsspec, so a store is a URL, and its library reads credentials from the environment
+(``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, a profile, the role of the machine). dboost has no parameters for credentials, so
+that none appear in a log or a model. A URL may contain some, such as ``https://user:password@host/rows`` or a signed
+``?X-Amz-Signature=…``; `shown` removes them, and every message passes its paths through it.
+
+The libraries of stores raise errors that are not `OSError`. They are recognized by their package, since importing it takes
+about 1 s.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from typing import Any
 
 
@@ -53,3 +64,92 @@ class FitInterrupted(KeyboardInterrupt):
         super().__init__(message)
         self.ensemble = ensemble
         self.iterations = iterations
+
+
+#: Packages of stores; their errors concern the storage, not dboost.
+_PACKAGES = {"botocore", "aiobotocore", "boto3", "s3fs", "aiohttp", "gcsfs", "google", "adlfs", "azure", "requests"}
+_REASONS = {
+    "NoCredentialsError": "there are no credentials in the environment (such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)",
+    "PartialCredentialsError": "the credentials in the environment are not complete",
+    "NoAuthHandlerFound": "there are no credentials in the environment",
+    "PermissionError": "access is denied; the credentials in the environment do not open it",
+}
+#: The extra that installs the library of a store.
+_EXTRAS = {"s3fs": "s3", "gcsfs": "gcs"}
+_PASSING = {
+    "EndpointConnectionError",
+    "ConnectTimeoutError",
+    "ReadTimeoutError",
+    "ConnectionClosedError",
+    "HTTPClientError",
+    "ClientConnectorError",
+    "ServerDisconnectedError",
+    "ServerTimeoutError",
+}
+_USER = re.compile(r"(?<=://)[^/@\s]*@")
+_SIGNED = re.compile(r"(\bhttps?://[^?\s\"']*)\?[^\s\"']*")
+
+
+def is_failure(error: BaseException) -> bool:
+    """Return whether an error means that a file or its storage cannot be used, as opposed to a bug in the program."""
+    return isinstance(error, OSError | EOFError | ValueError | ImportError) or _package(error) in _PACKAGES
+
+
+def is_of_store(error: BaseException) -> bool:
+    """Return whether the library of a store raised the error."""
+    return _package(error) in _PACKAGES
+
+
+def is_passing(error: BaseException | None) -> bool:
+    """Return whether an error or its cause may be temporary: the storage did not respond, or was overloaded."""
+    if error is None:
+        return False
+    busy = isinstance(error, OSError) and error.errno in (
+        errno.EBUSY,
+        errno.ECONNREFUSED,
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+    )
+    silent = isinstance(error, ConnectionError | TimeoutError) or (is_of_store(error) and type(error).__name__ in _PASSING)
+    return busy or silent or is_passing(error.__cause__)
+
+
+def reason(error: BaseException) -> str:
+    """Return why a file cannot be used: a clause without secrets, to follow "cannot read …:"."""
+    text = getattr(error, "strerror", None) or str(error)
+    # For local files strerror describes denied access.
+    known = None if getattr(error, "filename", None) else _REASONS.get(type(error).__name__)
+    if isinstance(error, ImportError):
+        library = next((library for library in _EXTRAS if library in str(text)), None)
+        known = None
+        if library is not None:
+            known = f"{library} is not installed; it comes with the extra: pip install 'dboost[{_EXTRAS[library]}]'"
+    return known or shown(" ".join(str(text).split())) or type(error).__name__
+
+
+def shown(path: Any) -> str:
+    """Return a path or URL, or a text that contains some, without passwords and signatures."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else str(path)
+    return _SIGNED.sub(r"\1", _USER.sub("", text))
+
+
+def missing_bucket(filesystem: Any, path: str) -> str | None:
+    """Return the bucket of a path in a store if it does not exist.
+
+    Only a store has a name before the first slash. If the credentials allow writing objects but not inspecting the bucket,
+    return None: writing will then succeed or fail.
+    """
+    bucket, slash, _ = path.partition("/")
+    if not (bucket and slash) or ":" in bucket:
+        return None
+    try:
+        filesystem.info(bucket)  # exists() returns False for any failure
+    except FileNotFoundError:
+        return bucket
+    except PermissionError:
+        pass
+    return None
+
+
+def _package(error: BaseException) -> str:
+    return type(error).__module__.partition(".")[0]

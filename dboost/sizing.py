@@ -1,9 +1,9 @@
 """Workers, memory and minutes of a fit, from the size of the table: `dboost.plan`.
 
-**Memory** is computed by the functions that the fit itself uses (`shards.shard_spec`, `session.memory_budget`): the bytes of a
+**Memory** is computed by the functions that the fit itself uses (`shards.shard_spec`, `session.memory`): the bytes of a
 row, the histograms of a tree, the rule by which a worker keeps its rows in memory or streams them from files. While a worker
 loads its partitions it holds at most `RETAIN_BYTES` of raw values (further chunks are in files), and each thread one partition,
-as it was read and as plain columns. Up to `TRIM_BYTES` that were freed are still in the process (`session.memory_trim`). All
+as it was read and as plain columns. Up to `TRIM_BYTES` that were freed are still in the process (`session.memory`). All
 columns are taken as numeric, with as many bins as are allowed: the most that a column of up to 255 values or categories takes.
 
 **Minutes** follow the law of docs/scaling.md: cells of a worker × levels × time of a cell, and a fixed number of rounds. The
@@ -24,8 +24,7 @@ from dboost.data.binning import SAMPLE_ROWS
 from dboost.errors import ParameterError
 from dboost.losses import Loss, by_name
 from dboost.params import Parameters
-from dboost.session.memory_budget import Budget, format_bytes, histogram_bytes, parse_memory_limit, resident_bytes
-from dboost.session.memory_trim import TRIM_BYTES
+from dboost.session.memory import TRIM_BYTES, Budget, format_bytes, histogram_bytes, parse_memory_limit, resident_bytes
 from dboost.session.partition_loader import RETAIN_BYTES
 from dboost.shards.shard_spec import ShardSpec, plan_layout
 from dboost.training.plan import growth_policy_of, precision_of

@@ -24,8 +24,7 @@ from dboost.session.warm_start import WarmStart
 from dboost.shards.arcbite_rows import bite_sizes, bites_of
 from dboost.training.arcbites import order_of_visits
 from dboost.training.fit import fit_table
-from dboost.training.plan import FitRequest
-from dboost.training.validation_split import held_out_rows_of
+from dboost.training.plan import FitRequest, held_out_rows_of
 from dboost.trees.tree_task import VISITS, derive_seed, hash_rows
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost import ArcBites, DBoostClassifier, DBoostRegressor
 from dboost.session import bites as arcbite_store
-from dboost.session.memory_budget import Budget
+from dboost.session.memory import Budget
 from dboost.shards import arcbite_rows
 from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
 from tests.helpers.examples import examples

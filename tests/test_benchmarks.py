@@ -34,7 +34,7 @@ from benchmarks import (
 from benchmarks.__main__ import main
 from benchmarks.engines import ENGINES, Settings
 from benchmarks.workloads import WORKLOADS
-from dboost.session.memory_budget import Budget
+from dboost.session.memory import Budget
 from tests.helpers import real_data
 from tests.test_docs import cell
 

@@ -26,9 +26,9 @@ from distributed import Client
 import dboost
 from dboost import DataError, ModelFileError, ParameterError
 from dboost.session.engines import FusedEngine
-from dboost.session.memory_budget import Budget
+from dboost.session.memory import Budget
 from dboost.shards import shard_spec
-from dboost.shards.statistics import random_numbers, row_fingerprint
+from dboost.shards.shard import random_numbers, row_fingerprint
 from dboost.storage import atomic_write
 from dboost.training import checkpoint
 from tests.helpers.clusters import Processes, threads_cluster

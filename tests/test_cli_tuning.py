@@ -19,11 +19,11 @@ from pyarrow import csv
 from sklearn.model_selection import TimeSeriesSplit
 
 import dboost
-from dboost.cli import main, search_space
+from dboost.cli import main, tune_command
 from dboost.cli.arguments import literal
-from dboost.cli.search_space import Range
+from dboost.cli.tune_command import Range
 from dboost.inspection.plots.canvas import detached
-from dboost.inspection.plots.trials import plot_trials
+from dboost.inspection.plots.performance import plot_trials
 from tests.helpers.clusters import ROOT, Processes, held_fits, scheduler_plugin, until
 
 optuna = pytest.importorskip("optuna", reason="optuna is not installed (dboost[optuna])")
@@ -272,7 +272,7 @@ def test_cv_on_a_cluster(here: Path) -> None:
     ],
 )
 def test_values_that_are_searched(text: str, expected: Any) -> None:
-    found = search_space.parse(text)
+    found = tune_command.parse(text)
     assert found == expected
     if isinstance(found, Range):
         assert type(found.low) is type(found.high) is type(expected.low)

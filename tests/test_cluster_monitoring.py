@@ -19,11 +19,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import dboost
-from dboost.distributed import reducer
-from dboost.distributed.monitoring import prometheus
-from dboost.distributed.monitoring.dashboard import _finite, page
-from dboost.distributed.monitoring.prometheus import Collector, WorkMeter
-from dboost.distributed.monitoring.status import _POINTS, _REMEMBERED, Curve, FitRegistry
+from dboost.distributed import prometheus, reducer
+from dboost.distributed.dashboard import _finite, page
+from dboost.distributed.prometheus import Collector, WorkMeter
+from dboost.distributed.status import _POINTS, _REMEMBERED, Curve, FitRegistry
 from dboost.losses import Loss
 from tests.helpers.clusters import a_table, threads_cluster, until
 

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.distributed import worker_plugin
-from dboost.distributed.round_sums import RoundSums, SumMemory
-from dboost.distributed.worker_calls import Branch, tree_of
+from dboost.distributed.worker_calls import Branch, RoundSums, SumMemory, tree_of
 from dboost.losses import Loss
 from dboost.session.protocol import SessionRef
 from dboost.session.protocol import unpack as unpacked

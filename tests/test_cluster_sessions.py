@@ -28,7 +28,7 @@ from distributed.core import Status
 import dboost
 from dboost.distributed import connection as attempts
 from dboost.distributed import worker_plugin
-from dboost.distributed.cluster_engine import ClusterEngine
+from dboost.distributed.cluster_fit import ClusterEngine
 from dboost.distributed.connection import Connection
 from dboost.distributed.reducer import Reducer
 from tests.helpers.clusters import SABOTAGE, Processes, a_table, at, held_fits, held_rows, scheduler_plugin, session_names

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.data import open_table
-from dboost.session.memory_budget import Budget
-from dboost.session.row_selection import NumberedRows
+from dboost.session.memory import Budget
+from dboost.session.row_samples import NumberedRows
 from dboost.shards import shard_spec
 from tests.helpers.clusters import a_table, at, threads_cluster
 from tests.helpers.examples import examples

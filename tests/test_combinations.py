@@ -35,7 +35,7 @@ from hypothesis import event, given, settings
 import dboost
 from dboost import Booster, DBoostError
 from dboost.session import engines as fused_engine
-from dboost.session.memory_budget import Budget
+from dboost.session.memory import Budget
 from dboost.shards import shard_spec
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.combinations import AGAIN, CATEGORICAL, EMPTY, Draw, draws

@@ -19,7 +19,7 @@ from dboost.errors import ParameterError
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.session import engines as fused_engine
-from dboost.trees.feature_sampling import feature_constraints_of, mark_children, mark_root, new_feature_paths
+from dboost.trees.split_finder import feature_constraints_of, mark_children, mark_root, new_feature_paths
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters

@@ -21,7 +21,7 @@ from sklearn.model_selection import GroupKFold, RepeatedKFold, StratifiedKFold, 
 import dboost
 from dboost import DataError, EarlyStopping, FitInterrupted, InputTypeError, ParameterError
 from dboost.losses import Loss
-from dboost.session.row_selection import TEST, TRAIN
+from dboost.session.row_samples import TEST, TRAIN
 from dboost.training.folds import split_rows
 from tests.helpers.clusters import ROOT
 

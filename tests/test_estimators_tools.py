@@ -321,7 +321,7 @@ def test_estimators_work_without_scikit_learns_callbacks() -> None:
     code = """
 import sys
 sys.modules["sklearn.callback"] = None
-import dboost.estimators.fit_hooks as hooks
+import dboost.estimators.estimator as hooks
 assert hooks.N_FRAMES == 0
 estimator = type("Estimator", (hooks.CallbackSupportMixin,), {"fit": hooks.with_callbacks(lambda self: 3)})()
 made = hooks.FitHooks(estimator, None, None, None, 5)

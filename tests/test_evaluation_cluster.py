@@ -15,7 +15,7 @@ from distributed import Client
 
 import dboost
 from dboost.distributed import worker_plugin
-from dboost.session.memory_budget import Budget
+from dboost.session.memory import Budget
 from dboost.shards import shard_spec
 from tests.helpers.clusters import held_fits, threads_cluster
 from tests.helpers.fits import NUMERIC, cut, mixed_frame

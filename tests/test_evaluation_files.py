@@ -13,7 +13,7 @@ import pytest
 
 import dboost
 from dboost.session import evaluation
-from dboost.session.memory_budget import Budget
+from dboost.session.memory import Budget
 from dboost.shards import shard_spec
 from tests.helpers.fits import NUMERIC, cut, mixed_frame, saved
 

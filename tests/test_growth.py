@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.distributed.line import Message, packed
-from dboost.distributed.round_sums import RoundSums, SumMemory
+from dboost.distributed.worker_calls import RoundSums, SumMemory
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.kernels.rows import STRIPE
 from dboost.params import Parameters

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.kernels import or_empty, quantile_keys
 from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS, count_influence, count_near
-from dboost.metrics.quantiles import find_cut
+from dboost.metrics.exact import find_cut
 from dboost.shards.shard import Near
 from tests.helpers.compiled import compiled
 from tests.helpers.fits import cut, saved

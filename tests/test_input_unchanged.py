@@ -12,12 +12,11 @@ from dboost.data import open_table
 from dboost.losses import SquaredError
 from dboost.metrics.named import find_metrics
 from dboost.params import make_parameters
-from dboost.session.memory_budget import Budget
-from dboost.session.row_selection import Draw
+from dboost.session.memory import Budget
+from dboost.session.row_samples import Draw
 from dboost.training.callbacks import StoppingRule
 from dboost.training.fit import fit_table
-from dboost.training.plan import FitRequest, stopping_rule
-from dboost.training.validation_split import ValidationPlan
+from dboost.training.plan import FitRequest, ValidationPlan, stopping_rule
 from tests.helpers.fits import FEATURES, mixed_frame
 
 FRAME = mixed_frame(400)

@@ -13,7 +13,7 @@ from numba import njit
 from dboost.kernels import exp_log32, exp_log64
 from dboost.losses import gradient_pass
 from dboost.losses.gradient_pass import BLOCK
-from dboost.metrics.exact_sum import FINE, TOTAL_BITS, ExactSum, as_float, total, unit_for
+from dboost.metrics.exact import FINE, TOTAL_BITS, ExactSum, as_float, total, unit_for
 from tests.helpers.compiled import compiled
 
 add_exactly = compiled(gradient_pass.add_exactly)

@@ -13,7 +13,7 @@ from dboost.kernels import or_empty
 from dboost.kernels import rows as kernels
 from dboost.kernels.histograms import PAIR, TRIPLE, Packing
 from dboost.kernels.rows import select_rows
-from dboost.metrics.exact_sum import unit_for
+from dboost.metrics.exact import unit_for
 from dboost.training.loop import _scale
 from tests.helpers.compiled import compiled
 from tests.helpers.naive import rows as naive

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "dboost"
 
 #: From the lowest layer to the highest.
 LAYERS: list[set[str]] = [
-    {"errors", "schema", "version", "_lazy_import", "_storage_errors"},
+    {"errors", "schema", "version", "_lazy_import"},
     {"config"},
     {"params"},
     {"kernels"},
@@ -177,7 +177,7 @@ def test_the_reader_of_parameters_sees(source: str, counts: dict[str, int]) -> N
         ("dboost.trees.grower", "from dboost.shards.shard import Shard", "trees must not import shards"),
         ("dboost.training.loop", "import dboost", "training must not import __init__"),
         ("dboost.training.loop", "from distributed import Client", "only ['distributed'] may import distributed"),
-        ("dboost.distributed.cluster_engine", "from distributed import Client", ""),
+        ("dboost.distributed.cluster_fit", "from distributed import Client", ""),
         ("dboost.inspection.plots", "def draw():\n    import matplotlib.pyplot", ""),
         ("dboost.inspection.plots", "import matplotlib.pyplot as plt", "inside the function"),
         ("dboost.cli.train_command", "def draw():\n    import matplotlib", "may import matplotlib"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from dboost.cli.lease import BusyError, Lease
+from dboost.cli.ledger import BusyError, Lease
 from dboost.errors import ModelFileError
 from dboost.storage import atomic_write
 from tests.helpers.object_store import served
@@ -167,7 +167,7 @@ def test_a_frozen_run_notices_that_its_lease_was_taken_over(tmp_path: Path) -> N
 
 def test_a_run_that_is_suspended_within_a_renewal_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = abandoned(f"{tmp_path}/model.json", seconds=0.2)
-    monkeypatch.setattr("dboost.cli.lease.read_whole", lambda path: (time.sleep(0.3), atomic_write.read_whole(path))[1])
+    monkeypatch.setattr("dboost.cli.ledger.read_whole", lambda path: (time.sleep(0.3), atomic_write.read_whole(path))[1])
     with pytest.raises(BusyError):
         lease.renew()
 
@@ -179,7 +179,7 @@ def test_a_store_that_fails_for_a_moment_ends_no_run(tmp_path: Path, monkeypatch
             def fail(path: str) -> bytes:
                 raise ModelFileError("slow down")
 
-            patch.setattr("dboost.cli.lease.read_whole", fail)
+            patch.setattr("dboost.cli.ledger.read_whole", fail)
             time.sleep(SHORT / 2)
             lease.check()
             time.sleep(SHORT)

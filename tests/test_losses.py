@@ -44,8 +44,8 @@ from dboost.losses.gradient_pass import (
     update_all_gradients,
     update_gradients,
 )
-from dboost.metrics.exact_sum import ExactSum, unit_for
-from dboost.training.initial_score import TargetStats, target_stats
+from dboost.metrics.exact import ExactSum, unit_for
+from dboost.training.leaf_values import TargetStats, target_stats
 
 
 @dataclass(frozen=True)

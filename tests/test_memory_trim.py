@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from dboost.errors import ParameterError
-from dboost.session import memory_trim
-from dboost.session.memory_trim import TrimCounter, keep_freed_memory, trim_memory
+from dboost.session import memory
+from dboost.session.memory import TrimCounter, keep_freed_memory, trim_memory
 
 
 def test_what_was_freed_is_given_back() -> None:
-    if memory_trim._trim() is None:
+    if memory._trim() is None:
         pytest.skip("this C library cannot be asked")
     process = psutil.Process()
     # Too small to be mapped individually, and every hundredth is kept: the library can return nothing from the end of the heap.
@@ -32,7 +32,7 @@ def test_what_was_freed_is_given_back() -> None:
 
 def test_only_when_enough_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[None] = []
-    monkeypatch.setattr(memory_trim, "trim_memory", lambda: times.append(None))
+    monkeypatch.setattr(memory, "trim_memory", lambda: times.append(None))
     tally = TrimCounter()
     for expected in (0, 0, 0, 1, 1, 1, 1, 2):
         tally.add(16 * 2**20)
@@ -40,7 +40,7 @@ def test_only_when_enough_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_trim, "_trim", lambda: None)
+    monkeypatch.setattr(memory, "_trim", lambda: None)
     trim_memory()
 
 
@@ -68,9 +68,9 @@ def test_the_allocator_is_changed_only_where_that_is_asked_for(
 
 
 def test_the_allocator_takes_what_it_is_told() -> None:
-    if memory_trim._trim() is None:
+    if memory._trim() is None:
         pytest.skip("this C library cannot be asked")
-    code = "import ctypes; from dboost.session import memory_trim as g; m = ctypes.CDLL(None).mallopt; "
+    code = "import ctypes; from dboost.session import memory as g; m = ctypes.CDLL(None).mallopt; "
     code += "print(m(g._M_TRIM_THRESHOLD, g._KEPT), m(g._M_MMAP_THRESHOLD, g._LARGE))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "1 1\n"
 

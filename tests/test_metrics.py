@@ -16,7 +16,7 @@ from sklearn import metrics as reference
 from dboost.errors import ParameterError
 from dboost.losses import LogLoss, Loss, SquaredError
 from dboost.losses.classification import SoftmaxLogLoss
-from dboost.metrics.exact_sum import FINE, ExactSum, unit_for
+from dboost.metrics.exact import FINE, ExactSum, unit_for
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import ALIASES, find_metrics
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost import Booster
 from dboost.errors import ModelFileError
-from dboost.model import compact_file, model_file
+from dboost.model import model_file
 from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.forests import random_ensemble
 from tests.helpers.small_models import BY_HAND, SMALL, same
@@ -133,7 +133,7 @@ def test_what_is_not_compressed_is_refused() -> None:
     data = b"no zlib"
     with pytest.raises(ModelFileError, match="cannot be decompressed"):
         model_file.loads(b"dboost arrays, version 1\n" + hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
-    assert compact_file.is_compact(b"dboost arrays, version 1\n") and not compact_file.is_compact(model_file.dumps(SMALL))
+    assert model_file.is_compact(b"dboost arrays, version 1\n") and not model_file.is_compact(model_file.dumps(SMALL))
 
 
 def test_a_bomb_is_refused_before_it_fills_the_memory() -> None:
@@ -167,7 +167,7 @@ def test_models_that_hardly_take_room_are_written_so_that_they_can_be_read(monke
     leaf = random_ensemble(0, n_iterations=1, n_leaves=1).trees[0]
     model = replace(SMALL, trees=(leaf,) * 2000)
     compressed = model_file.dumps_compact(model)
-    monkeypatch.setattr(compact_file, "_SMALL", 50_000)
+    monkeypatch.setattr(model_file, "_SMALL", 50_000)
     with pytest.raises(ModelFileError, match="decompress to more than"):
         model_file.loads(compressed)
     data = model_file.dumps_compact(model)

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 import dboost
-from dboost import _storage_errors as storage_errors
+from dboost import errors
 from dboost.cli import main
 from dboost.data.paths import open_path
 from dboost.errors import DataError, ModelFileError
@@ -177,8 +177,8 @@ def test_what_may_pass() -> None:
     inner = TimeoutError("slow")
     outer = DataError("cannot read")
     outer.__cause__ = inner
-    assert storage_errors.is_passing(outer) and storage_errors.is_passing(OSError(errno.EBUSY, "Slow down"))
-    assert not storage_errors.is_passing(FileNotFoundError("gone")) and not storage_errors.is_passing(PermissionError("no"))
+    assert errors.is_passing(outer) and errors.is_passing(OSError(errno.EBUSY, "Slow down"))
+    assert not errors.is_passing(FileNotFoundError("gone")) and not errors.is_passing(PermissionError("no"))
 
 
 def test_access_denied_is_said_of_the_place(store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_access_denied_is_said_of_the_place(store: fsspec.AbstractFileSystem, mo
     with pytest.raises(DataError, match="cannot read s3://lake/rows: access is denied"):
         dboost.fit("s3://lake/rows", "y")
     # A user who may not list the bucket may still be allowed to write into it.
-    assert storage_errors.missing_bucket(store, "lake/model.json") is None
+    assert errors.missing_bucket(store, "lake/model.json") is None
 
 
 @pytest.mark.parametrize("denied", ["pipe_file", "rm_file"])
@@ -224,7 +224,7 @@ def test_addresses_are_shown_without_what_is_secret() -> None:
         "folder/a?b.csv": "folder/a?b.csv",
         "user@example/rows": "user@example/rows",
     }.items():
-        assert storage_errors.shown(address) == shown
+        assert errors.shown(address) == shown
     with pytest.raises(DataError) as error:
         open_path("ftp://me:word@127.0.0.1:1/rows.csv")
     assert "word" not in str(error.value)

@@ -28,7 +28,7 @@ if module:
     del errno.EDQUOT
     ctypes.CDLL = library
 import dboost, dboost.distributed.worker_plugin, dboost.distributed.reducer
-from dboost.session.memory_trim import keep_freed_memory, trim_memory
+from dboost.session.memory import keep_freed_memory, trim_memory
 dask.config.set({"dboost.keep-freed-memory": True})
 trim_memory()
 keep_freed_memory()

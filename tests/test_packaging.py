@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import dboost
-from dboost._storage_errors import _EXTRAS
+from dboost.errors import _EXTRAS
 from tests.helpers.installed import ROOT, needs_an_index
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

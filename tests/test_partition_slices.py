@@ -16,9 +16,9 @@ import pytest
 
 import dboost
 from dboost.data import ReadOptions, open_table, paths
-from dboost.data.frame import as_frame
+from dboost.data.partition import as_frame
 from dboost.data.paths import open_path
-from dboost.session.memory_budget import Budget
+from dboost.session.memory import Budget
 from dboost.shards import shard_spec
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 

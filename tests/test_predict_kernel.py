@@ -15,9 +15,17 @@ from dboost.kernels.predict import (
     predict_traversal,
     scratch_for,
 )
-from dboost.model import forest as layouts
-from dboost.model.ensemble import Ensemble
-from dboost.model.forest import FlatEnsemble, floor_to_float32, lay_out_forest
+from dboost.model.ensemble import (
+    Ensemble,
+    FlatEnsemble,
+    _Forest,
+    _PageConditions,
+    _paged,
+    _walked,
+    floor_to_float32,
+    lay_out_forest,
+    traversal_forest,
+)
 from dboost.schema import Feature
 from tests.helpers.forests import random_ensemble, random_rows, random_tree
 from tests.helpers.naive import trees as naive
@@ -38,16 +46,16 @@ ensembles = st.builds(
 def ask_both(ensemble: Ensemble, rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return scores and leaves by either kernel, and the scores by the one for single rows."""
     answers = {}
-    forest = layouts._Forest(ensemble.trees, ensemble.features)
-    pages = layouts._paged(forest, layouts._PageConditions(forest), rows.dtype)
-    for laid, kernel in ((pages, predict_quickscorer), (layouts._walked(forest, rows.dtype), predict_traversal)):
+    forest = _Forest(ensemble.trees, ensemble.features)
+    pages = _paged(forest, _PageConditions(forest), rows.dtype)
+    for laid, kernel in ((pages, predict_quickscorer), (_walked(forest, rows.dtype), predict_traversal)):
         scores = np.tile(ensemble.baseline, (len(rows), 1))
         leaves = np.full((len(rows), len(ensemble.trees)), -1, np.int32)
         room = scratch_for(laid.columns, laid.n_levels, rows.dtype)
         kernel(laid, rows, (0, len(rows)), (0, len(ensemble.trees)), scores, leaves, room)
         answers[kernel.__name__] = scores, leaves
     scores = np.tile(ensemble.baseline, (len(rows), 1))
-    laid = layouts.traversal_forest(ensemble.trees, ensemble.features)
+    laid = traversal_forest(ensemble.trees, ensemble.features)
     predict_rows(laid, rows.astype(np.float64), (0, len(ensemble.trees)), scores)
     answers["predict_rows"] = scores, leaves
     return answers
@@ -95,7 +103,7 @@ def test_single_precision_reaches_the_leaves_of_double(seed: int, rows_seed: int
 
 @pytest.mark.parametrize("n_rows", [0, 1, 63, 64, 65, 1000])
 def test_neither_threads_nor_neighbours_change_a_bit(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dboost.model.forest.WORTH_A_THREAD", 10)
+    monkeypatch.setattr("dboost.model.ensemble.WORTH_A_THREAD", 10)
     ensemble = random_ensemble(1, n_iterations=10, n_leaves=31, n_outputs=2)
     rows = random_rows(2, ensemble, n_rows)
     flat = FlatEnsemble(ensemble)
@@ -156,9 +164,9 @@ def test_the_cheaper_layout_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kind(small) is QuickScorerForest
     assert kind(random_ensemble(1, n_leaves=3000)) is TraversalForest
     assert kind(random_ensemble(1, n_leaves=300, lean=1.0)) is QuickScorerForest
-    monkeypatch.setattr("dboost.model.forest.MAX_LEAVES", 299)
+    monkeypatch.setattr("dboost.model.ensemble.MAX_LEAVES", 299)
     assert kind(random_ensemble(1, n_leaves=300, lean=1.0)) is TraversalForest
-    monkeypatch.setattr("dboost.model.forest.MAX_TABLE_WORDS", 10)
+    monkeypatch.setattr("dboost.model.ensemble.MAX_TABLE_WORDS", 10)
     assert kind(small) is TraversalForest
     assert kind(random_ensemble(1, n_leaves=31, with_categories=False)) is QuickScorerForest
 

@@ -15,8 +15,8 @@ import dboost
 from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import Residuals, collect_keys, count_digits, next_keys
 from dboost.losses import Quantile
-from dboost.metrics.quantiles import FEW, exact_level, find_quantiles, find_size, from_keys, rank_unit
-from dboost.shards.statistics import concatenated
+from dboost.metrics.exact import FEW, exact_level, find_quantiles, find_size, from_keys, rank_unit
+from dboost.shards.shard import concatenated
 
 FLOATS = st.floats(-1e300, 1e300) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324])
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 
 from dboost import DataError, DBoostClassifier, DBoostRegressor, ParameterError
-from dboost.session.row_selection import DigitRequest, Draw, DrawnRows, find_bounds, in_proportion
+from dboost.session.row_samples import DigitRequest, Draw, DrawnRows, find_bounds, in_proportion
 from dboost.trees.tree_task import hash_rows
 
 

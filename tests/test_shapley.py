@@ -121,7 +121,7 @@ def test_shares_that_vanish() -> None:
 
 @pytest.mark.parametrize("n_rows", [0, 1, 63, 65, 500])
 def test_neither_threads_nor_neighbours_change_a_bit(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dboost.model.forest.WORTH_A_THREAD", 10)
+    monkeypatch.setattr("dboost.model.ensemble.WORTH_A_THREAD", 10)
     ensemble = random_ensemble(1, n_iterations=4, n_leaves=15, n_outputs=2)
     rows = random_rows(2, ensemble, n_rows)
     for interactions in (False, True):

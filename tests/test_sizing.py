@@ -18,7 +18,7 @@ import dboost
 from dboost import sizing
 from dboost.params import Parameters
 from dboost.session import worker_session
-from dboost.session.memory_budget import histogram_bytes, resident_bytes
+from dboost.session.memory import histogram_bytes, resident_bytes
 from dboost.session.partition_loader import RETAIN_BYTES
 
 ROOT = Path(__file__).parent.parent

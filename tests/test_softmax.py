@@ -13,15 +13,14 @@ import dboost
 from dboost.kernels.histograms import TRIPLE
 from dboost.losses import SoftmaxLogLoss, by_name, from_dict
 from dboost.losses.gradient_pass import new_pass_scratch
-from dboost.metrics.exact_sum import FINE, unit_for
+from dboost.metrics.exact import FINE, unit_for
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.params import Parameters
 from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Shard, advance_rows
-from dboost.trees.finished_tree import leaf_values
 from dboost.trees.nodes import ANY_ORDER, GrowthPolicy
-from dboost.trees.tree_task import TreeTask, split_params_of
+from dboost.trees.tree_task import TreeTask, leaf_values, split_params_of
 from tests.helpers.sharded_engine import ShardedEngine
 from tests.helpers.tables import make_table, spec_of
 

@@ -18,11 +18,10 @@ from sklearn.metrics import log_loss, mean_squared_error
 import dboost
 from dboost.data import binning
 from dboost.errors import DataError, ParameterError
-from dboost.kernels.split_candidates import quantile_fine_bins
+from dboost.kernels.bins import quantile_fine_bins
 from dboost.session import engines as fused_engine
-from dboost.shards.shard import BinnedColumns, Shard
+from dboost.shards.shard import BinnedColumns, Shard, fine_bin_hessians, merge_into_bins
 from dboost.shards.shard_spec import plan_layout
-from dboost.shards.statistics import fine_bin_hessians, merge_into_bins
 from dboost.trees.bin_proposal import FINE_BINS_PER_BIN, BinMerge
 from dboost.trees.tree_task import RowSubset, Sample
 from tests.helpers.clusters import threads_cluster

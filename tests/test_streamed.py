@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.session import engines
-from dboost.session.memory_budget import Budget, parse_memory_limit
+from dboost.session.memory import Budget, parse_memory_limit
 from dboost.shards import shard_spec
 from dboost.shards.block_store import BlockStore
 from tests.helpers.examples import examples

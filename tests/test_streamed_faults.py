@@ -18,7 +18,7 @@ import pytest
 
 import dboost
 from dboost.session.engines import StreamedEngine
-from dboost.session.memory_budget import Budget
+from dboost.session.memory import Budget
 from dboost.shards import shard_spec
 
 ROOT = Path(__file__).parent.parent
@@ -31,7 +31,7 @@ CHILD = """
     import resource, signal, sys, dask, numpy as np
     import dboost
     from dboost.shards import shard_spec as blocks
-    from dboost.session.memory_budget import Budget
+    from dboost.session.memory import Budget
     Budget.holds_rows = lambda *_: False
     blocks.BLOCK_ROWS = 1024
     dask.config.set({"temporary-directory": sys.argv[1]})

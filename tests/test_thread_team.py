@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from dboost.kernels.thread_barrier import ABORT, CONTROL_SIZE, barrier
+from dboost.kernels.simd import ABORT, CONTROL_SIZE, barrier
 from dboost.session.engines import Team
 
 

@@ -29,14 +29,13 @@ from benchmarks.simulation.clock import CountedLoop, run_on
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.network import Host, Line, Network, Wire
 from dboost.data import dask_collections
-from dboost.data.read_plan import ReadPlan
-from dboost.distributed import reducer, relay, worker_calls
+from dboost.data.partition import ReadPlan
+from dboost.distributed import reducer, worker_calls
 from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
 from dboost.distributed.connection import Connection
 from dboost.distributed.line import Message
 from dboost.distributed.read_tasks import ReadTasks, Receipt
-from dboost.distributed.relay import Relay
-from dboost.distributed.worker_calls import METHODS, Branch
+from dboost.distributed.worker_calls import METHODS, Branch, Relay
 from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.kernels.histograms import PAIR
 from dboost.session.protocol import SessionRef, unpack
@@ -384,7 +383,7 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
         patch.object(Connection, "open_line", lambda self: None),
         patch.object(Connection, "_run", lambda self, work: self.client.sync(work)),
         patch.object(reducer, "FitCalls", lambda guard, numbers: SimulatedFitCalls(simulated, numbers)),
-        patch.object(relay, "LineCalls", lambda guard: SimulatedCalls(simulated, guard._line.address)),
+        patch.object(worker_calls, "LineCalls", lambda guard: SimulatedCalls(simulated, guard._line.address)),
         patch.object(reducer, "run_on", run_on),
         patch.object(worker_calls, "run_on", run_on),
     ):

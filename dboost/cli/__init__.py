@@ -18,9 +18,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dboost._storage_errors import is_of_store, is_passing, reason, shown
 from dboost.cli.arguments import parse
-from dboost.errors import DataError, DriftWarning, InputTypeError, ModelFileError, ParameterError
+from dboost.errors import (
+    DataError,
+    DriftWarning,
+    InputTypeError,
+    ModelFileError,
+    ParameterError,
+    is_of_store,
+    is_passing,
+    reason,
+    shown,
+)
 
 #: Warnings that come from files in this folder are those of dboost.
 _PACKAGE = Path(__file__).parent.parent

@@ -195,13 +195,13 @@ def _warmup(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def _rows(command: argparse.ArgumentParser) -> None:
-    """Add DATA and --target of a command that takes a table or a prepared data set; see `data_argument`."""
+    """Add DATA and --target of a command that takes a table or a prepared data set; see `data_arguments`."""
     command.add_argument("data", metavar="DATA", help=f"{DATA}; or a folder of dboost prepare")
     command.add_argument("--target", metavar="COL", help="the column to predict; a folder of dboost prepare has one")
 
 
 def _folds(command: argparse.ArgumentParser) -> None:
-    """Add the options that divide the rows; see `fold_arguments`."""
+    """Add the options that divide the rows; see `data_arguments`."""
     does = "number of folds; column:NAME: each value of this column is a fold; ordered:N: N folds, each of which trains on the "
     does += "rows before those that it holds out [%(default)s]"
     command.add_argument("--folds", metavar="N", type=_fold_text, default=5, help=does)

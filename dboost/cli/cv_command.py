@@ -21,7 +21,8 @@ from rich.table import Table
 
 import dboost
 from dboost.cli import arguments as settings
-from dboost.cli import data_argument, fold_arguments, outputs
+from dboost.cli import outputs
+from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_keywords, rows_of
 from dboost.distributed.client import cluster_at
 from dboost.errors import ParameterError
 from dboost.storage.atomic_write import write_whole
@@ -29,7 +30,7 @@ from dboost.storage.atomic_write import write_whole
 #: Why keywords of `dboost.cv` cannot be set.
 ELSEWHERE = {
     **{name: why for name, why in settings.ELSEWHERE.items() if name != "eval_set"},
-    **fold_arguments.ELSEWHERE,
+    **FOLD_KEYWORDS,
 }
 
 
@@ -41,8 +42,8 @@ def run(arguments: argparse.Namespace) -> None:
     parameters = settings.gather(arguments.params, arguments.set, known, ELSEWHERE)
     if arguments.memory_limit is not None:
         parameters["memory_limit"] = arguments.memory_limit
-    data, target = data_argument.rows_of(arguments)
-    division = fold_arguments.keywords(arguments)
+    data, target = rows_of(arguments)
+    division = fold_keywords(arguments)
     with cluster_at(arguments.scheduler, arguments.workers) as client:
         parameters |= target | division | {"client": client, "progress": not arguments.quiet}
         result = dboost.cv(data, **parameters)

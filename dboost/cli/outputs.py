@@ -18,9 +18,8 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from dboost._storage_errors import is_failure, missing_bucket, reason, shown
 from dboost.data.paths import find_files
-from dboost.errors import DBoostError, ModelFileError, ParameterError
+from dboost.errors import DBoostError, ModelFileError, ParameterError, is_failure, missing_bucket, reason, shown
 from dboost.storage.atomic_write import try_writing
 
 

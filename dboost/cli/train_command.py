@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 import dboost
-from dboost._storage_errors import is_passing, shown
 from dboost.cli import arguments as settings
-from dboost.cli import data_argument, outputs
+from dboost.cli import outputs
+from dboost.cli.data_arguments import check_target
 from dboost.cli.ledger import model_settings, open_ledger
 from dboost.data.paths import no_files_error
 from dboost.distributed.client import cluster_at
-from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.errors import DataError, InputTypeError, ParameterError, is_passing, shown
 from dboost.storage.atomic_write import write_whole
 from dboost.training.callbacks import NOT_SCORES
 
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     if parameters.get("refit_leaves"):
         del parameters["progress"]  # there are no iterations to show
-    if data_argument.check_target(arguments) and arguments.only_new:
+    if check_target(arguments) and arguments.only_new:
         raise ParameterError(f"--only-new looks for new files of a table, and {arguments.data} holds prepared data")
     if arguments.only_new:
         _train_on_new(arguments, parameters)

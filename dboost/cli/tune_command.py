@@ -2,6 +2,10 @@
 
 The study is kept in the file ``--output``; the same command continues it after it was stopped or killed. The last line printed
 is the ``dboost train`` command that trains with the best parameters on all rows.
+
+Values of ``--set`` are ranges, lists of choices, and values that stay the same in all trials. ``LOW..HIGH`` is a range, of
+integers if both ends are integers; ``log:LOW..HIGH`` is one whose logarithm is searched evenly; ``A,B,C`` are choices.
+Everything else, also in brackets or quotes, is a value as in the other commands.
 """
 
 from __future__ import annotations
@@ -10,8 +14,11 @@ import argparse
 import io
 import json
 import math
+import re
 import shlex
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +27,105 @@ from rich.console import Console
 from rich.table import Table
 
 from dboost.cli import arguments as settings
-from dboost.cli import data_argument, fold_arguments, outputs, search_space
+from dboost.cli import outputs
+from dboost.cli.arguments import key_and_value, literal
 from dboost.cli.cv_command import check_output
+from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_columns, fold_keywords, rows_of
 from dboost.distributed.client import cluster_at
 from dboost.errors import ParameterError
 from dboost.inspection.plots import canvas
-from dboost.inspection.plots.trials import plot_trials
+from dboost.inspection.plots.performance import plot_trials
 from dboost.integrations.optuna import optuna, tune
 from dboost.storage.atomic_write import write_whole
+
+#: A choice: what Optuna can store.
+Choice = bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, which are both integers or both floats."""
+
+    low: int | float
+    high: int | float
+    log: bool = False
+
+
+def divide(assignments: Iterable[str]) -> tuple[list[str], dict[str, Range | list[Choice]]]:
+    """Return the assignments of single values, and what is searched; the last of equal keys wins.
+
+    Raises
+    ------
+    ParameterError
+        Naming the assignment.
+    """
+    last = {key_and_value(assignment)[0]: assignment for assignment in assignments}
+    fixed: list[str] = []
+    searched: dict[str, Range | list[Choice]] = {}
+    for key, assignment in last.items():
+        try:
+            found = parse(key_and_value(assignment)[1])
+        except ValueError as error:
+            raise ParameterError(f"--set {assignment}: {error}") from None
+        if found is None:
+            fixed.append(assignment)
+        else:
+            searched[key] = found
+    return fixed, searched
+
+
+def parse(text: str) -> Range | list[Choice] | None:
+    """Return a range or a list of choices; None for a single value.
+
+    Raises
+    ------
+    ValueError
+        For a range or a list that cannot be searched.
+
+    Examples
+    --------
+    >>> parse("8..128"), parse("log:0.01..1"), parse("best_first,depth_wise"), parse("0.1")
+    (Range(low=8, high=128, log=False), Range(low=0.01, high=1.0, log=True), ['best_first', 'depth_wise'], None)
+    """
+    text = text.strip()
+    if text[:1] in ("[", "{", '"', "'"):
+        return None
+    log, _, rest = text.rpartition("log:")
+    if ".." in rest or text.startswith("log:"):
+        if log:
+            raise ValueError("a range is LOW..HIGH or log:LOW..HIGH")
+        return _range(rest, text.startswith("log:"))
+    if "," not in text:
+        return None
+    choices = [literal(item) for item in text.split(",") if item.strip()]
+    if len(choices) < 2 or len(choices) != len(text.split(",")):
+        raise ValueError("a list of choices is A,B or longer, without empty places")
+    for i, choice in enumerate(choices):
+        if not isinstance(choice, bool | int | float | str | None):
+            raise ValueError(f"a choice is a number or a word, not {choice!r}")
+        if choice in choices[:i]:
+            raise ValueError(f"{choice!r} is there twice")
+    return choices
+
+
+def _range(text: str, log: bool) -> Range:
+    ends = re.fullmatch(r"(.+?)\.\.(.+)", text)
+    numbers = [literal(end) for end in ends.groups()] if ends else []
+    if not numbers or not all(_is_number(number) for number in numbers):
+        raise ValueError("a range is LOW..HIGH or log:LOW..HIGH, with two numbers")
+    low, high = numbers
+    if not low < high:
+        raise ValueError(f"{low} is not below {high}")
+    if log and low <= 0:
+        raise ValueError(f"{low} has no logarithm: the range must begin above 0")
+    if isinstance(low, int) and isinstance(high, int):
+        return Range(low, high, log)
+    return Range(float(low), float(high), log)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
 
 #: Number of trials in the table.
 SHOWN = 10
@@ -38,7 +136,7 @@ ELSEWHERE = {
     "space": "give ranges by --set",
     "trials": "use --trials",
     "time_limit": "use --time-limit",
-    **fold_arguments.ELSEWHERE,
+    **FOLD_KEYWORDS,
     "metric": "use --metric",
     "eval_metric": "use --metric",
     "at_once": "use --at-once",
@@ -53,7 +151,7 @@ ELSEWHERE = {
 
 def run(arguments: argparse.Namespace) -> None:
     known = settings.keywords(tune, ELSEWHERE)
-    fixed, searched = search_space.divide(arguments.set)
+    fixed, searched = divide(arguments.set)
     parameters = settings.gather(arguments.params, fixed, known, ELSEWHERE)
     for name in searched:
         settings.check_key(name, "in --set", known, ELSEWHERE)
@@ -67,8 +165,8 @@ def run(arguments: argparse.Namespace) -> None:
     outputs.check_separate({"--output": study_file, "--plot": arguments.plot}, {"DATA": arguments.data})
     space = {name: _distribution(one) for name, one in searched.items()}
     options = parameters if arguments.memory_limit is None else parameters | {"memory_limit": arguments.memory_limit}
-    data, target = data_argument.rows_of(arguments)
-    division = fold_arguments.keywords(arguments)
+    data, target = rows_of(arguments)
+    division = fold_keywords(arguments)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with cluster_at(arguments.scheduler, arguments.workers) as client:
         try:
@@ -99,7 +197,7 @@ def run(arguments: argparse.Namespace) -> None:
     if not arguments.quiet:
         console.print(_table(study, metric))
         console.print(_counts(study, study_file), soft_wrap=True)
-    if fold_arguments.columns(arguments):  # which are no features
+    if fold_columns(arguments):  # which are no features
         parameters.setdefault("features", study.user_attrs["features"])
     console.print(train_command(arguments, parameters, study.best_trial), soft_wrap=True)
 
@@ -115,7 +213,7 @@ def _study_file(path: str) -> str:
     return path
 
 
-def _distribution(searched: search_space.Range | list[search_space.Choice]) -> Any:
+def _distribution(searched: Range | list[Choice]) -> Any:
     if isinstance(searched, list):
         return optuna.distributions.CategoricalDistribution(searched)
     is_whole = isinstance(searched.low, int)

@@ -29,10 +29,8 @@ import pandas as pd
 from dask.base import tokenize
 from dask.core import flatten, get_dependencies, reverse_dict
 
-from dboost.data.frame import array_names, is_path, library, names_of, one_dimensional
-from dboost.data.partition import ROLES
+from dboost.data.partition import ROLES, array_names, columns_like, is_path, library, names_of, one_dimensional
 from dboost.data.predict_io import NAME, Predictor, like_input
-from dboost.data.read_plan import columns_like
 from dboost.errors import DataError, DBoostError, InputTypeError
 
 

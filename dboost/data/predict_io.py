@@ -22,9 +22,18 @@ import numpy.typing as npt
 
 from dboost._lazy_import import is_a, nw, pa, pd
 from dboost.data.chunk import CategoryColumn, CategoryIndex, Column
-from dboost.data.frame import as_frame, collected, is_lazy, is_path, is_plain, kind_of
-from dboost.data.partition import read_partition
-from dboost.data.read_plan import ReadPlan, column_spec, columns_like
+from dboost.data.partition import (
+    ReadPlan,
+    as_frame,
+    collected,
+    column_spec,
+    columns_like,
+    is_lazy,
+    is_path,
+    is_plain,
+    kind_of,
+    read_partition,
+)
 from dboost.errors import DataError, DBoostError, InputTypeError
 from dboost.schema import Feature
 

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from dboost.data.chunk import CategoryColumn, CategoryIndex, Column, apply
-from dboost.data.partition import ROLES
-from dboost.data.read_plan import ReadPlan
+from dboost.data.partition import ROLES, ReadPlan
 from dboost.errors import DataError
 from dboost.schema import Feature, Level
 from dboost.storage.spool import Spool

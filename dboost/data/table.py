@@ -24,12 +24,32 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data.binned_partition import BinnedPartition, DecodedColumns
 from dboost.data.binning import Binning
-from dboost.data.chunk import CategoryColumn, CategoryIndex, Chunk, Column, apply, without_unused
-from dboost.data.frame import as_frame, is_lazy, is_path
-from dboost.data.partition import ROLES, check_columns, fingerprint, read_partition, read_slices, role_column
-from dboost.data.read_plan import ReadPlan, binned_plan, make_read_plan, used_columns
+from dboost.data.chunk import (
+    BinnedPartition,
+    CategoryColumn,
+    CategoryIndex,
+    Chunk,
+    Column,
+    DecodedColumns,
+    apply,
+    without_unused,
+)
+from dboost.data.partition import (
+    ROLES,
+    ReadPlan,
+    as_frame,
+    binned_plan,
+    check_columns,
+    fingerprint,
+    is_lazy,
+    is_path,
+    make_read_plan,
+    read_partition,
+    read_slices,
+    role_column,
+    used_columns,
+)
 from dboost.data.row_metadata import (
     DataIssue,
     MetadataRows,

@@ -1,7 +1,7 @@
 """A data set on the workers of a cluster: read and binned once, for many fits.
 
 `prepare_on_cluster` reads the partitions as a fit does, to find the features and the split points, and then makes a task for
-each partition that returns it as a `data.binned_partition.BinnedPartition`. Dask holds the results: it spills them to disk when
+each partition that returns it as a `data.chunk.BinnedPartition`. Dask holds the results: it spills them to disk when
 a worker runs short of memory, and computes those of a lost worker again from their source. While the split points are found it
 also holds the raw partitions, so the source is read once.
 
@@ -21,32 +21,34 @@ import numpy as np
 from distributed import Client, Future
 
 from dboost.data import CategoryColumn, Column
-from dboost.data.binned_partition import BinnedPartition
+from dboost.data.chunk import BinnedPartition
 from dboost.data.dask_collections import in_place
-from dboost.data.partition import ROLES, read_partition
-from dboost.data.read_plan import binned_plan
+from dboost.data.partition import ROLES, binned_plan, read_partition
+from dboost.distributed.client import WorkerChoice
 from dboost.distributed.cluster_fit import ClusterTable
 from dboost.distributed.connection import Connection, current_client
 from dboost.distributed.messages import pack
 from dboost.distributed.read_tasks import ReadTasks, finished, rows_alone
-from dboost.distributed.worker_choice import WorkerChoice
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 from dboost.model.ensemble import Ensemble
-from dboost.session.memory_budget import Budget
+from dboost.session.memory import Budget
 from dboost.session.protocol import unpack
-from dboost.session.reference_sample import reference_rows, values_of
-from dboost.session.row_selection import FoldRows
+from dboost.session.row_samples import FoldRows, reference_rows, values_of
 from dboost.session.warm_start import COLD_START
 from dboost.shards.encode import bin_chunk
 from dboost.shards.shard_spec import NARROW_BINS
-from dboost.training.dataset_files import StoredDataset, new_version, read_part, write_description, write_part
 from dboost.training.dataset_rows import (
     DatasetDescription,
     DatasetRows,
     FoldScoresOfPartition,
+    StoredDataset,
     joined_scores,
     joined_targets,
+    new_version,
+    read_part,
     scores_of_partition,
+    write_description,
+    write_part,
 )
 from dboost.training.fit import FitResult, SessionRows, fit, starts_of
 from dboost.training.leaf_refit import refit_leaves

@@ -24,12 +24,12 @@ from distributed import Client, Future, LocalCluster, get_worker, worker_client
 from distributed.worker import thread_state
 
 from dboost.config import liveness_timeout, uses_lines, worker_timeout
+from dboost.distributed.client import WorkerChoice, WorkerRecord
 from dboost.distributed.line import Line
 from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, FitCancelled, LostWorkers, Timing, pack
 from dboost.distributed.reducer import Reducer
 from dboost.distributed.tree_rounds import GrowOrder
 from dboost.distributed.worker_calls import open_line, run_on
-from dboost.distributed.worker_choice import WorkerChoice, WorkerRecord
 from dboost.errors import DBoostError, InputTypeError
 from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
 from dboost.storage.block_file import StorageError

@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from dboost.config import imbalance
-from dboost.data.read_plan import ReadPlan
+from dboost.data.partition import ReadPlan
 from dboost.data.row_metadata import MetadataRows
 from dboost.distributed.connection import Connection
 from dboost.distributed.messages import LostWorkers
@@ -30,7 +30,7 @@ from dboost.schema import Feature
 from dboost.session.partition_loader import PartitionStats
 from dboost.session.protocol import Session, SessionRef
 from dboost.session.target import Target
-from dboost.session.transport import ByPartitions
+from dboost.session.worker_session import ByPartitions
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

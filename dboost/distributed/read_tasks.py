@@ -24,16 +24,26 @@ from distributed import Future
 from dboost._lazy_import import is_a, pa
 from dboost.config import liveness_timeout, worker_timeout
 from dboost.data.dask_collections import in_place
-from dboost.data.frame import Frame, as_frame, collected, is_lazy, is_path, library
-from dboost.data.partition import ROLES, check_columns
-from dboost.data.read_plan import ReadPlan, make_read_plan, used_columns
+from dboost.data.partition import (
+    ROLES,
+    Frame,
+    ReadPlan,
+    as_frame,
+    check_columns,
+    collected,
+    is_lazy,
+    is_path,
+    library,
+    make_read_plan,
+    used_columns,
+)
 from dboost.data.table import separate_roles
 from dboost.distributed.connection import ClientClosed, Connection
 from dboost.distributed.messages import READING, pack
 from dboost.distributed.worker_plugin import here
 from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature
-from dboost.session.memory_budget import Budget, format_bytes
+from dboost.session.memory import Budget, format_bytes
 from dboost.session.protocol import SessionRef, unpack
 from dboost.version import __version__
 

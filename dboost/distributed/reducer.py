@@ -32,6 +32,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dboost.config import fan_in, liveness_timeout, uses_lines, worker_timeout
+from dboost.distributed.dashboard import show
 from dboost.distributed.feature_exchange import choose_owners
 from dboost.distributed.line import Line
 from dboost.distributed.messages import (
@@ -53,11 +54,9 @@ from dboost.distributed.messages import (
     pack,
     pack_error,
 )
-from dboost.distributed.monitoring.dashboard import show
-from dboost.distributed.monitoring.prometheus import publish
-from dboost.distributed.monitoring.status import FitRegistry
 from dboost.distributed.plugin_factory import WorkerPluginFactory
-from dboost.distributed.relay import answers_of
+from dboost.distributed.prometheus import publish
+from dboost.distributed.status import FitRegistry
 from dboost.distributed.tree_rounds import GrowOrder, TreeRounds
 from dboost.distributed.worker_calls import (
     FitCalls,
@@ -65,12 +64,13 @@ from dboost.distributed.worker_calls import (
     MessageCalls,
     WorkerCalls,
     accept_line,
+    answers_of,
     flat,
     open_worker_line,
     run_on,
     tree_of,
 )
-from dboost.session.memory_trim import keep_freed_memory
+from dboost.session.memory import keep_freed_memory
 from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
 from dboost.version import __version__
 

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from dboost.distributed.messages import LostWorkers, Timing
-from dboost.distributed.round_sums import RoundSums, SumMemory
-from dboost.distributed.worker_calls import Branch, WorkerCalls
+from dboost.distributed.worker_calls import Branch, RoundSums, SumMemory, WorkerCalls
 from dboost.kernels.histograms import BinLayout
 from dboost.session.protocol import FeatureOwner, FeatureSearch, Session, SessionRef, pack_round, unpack
 from dboost.trees.bin_proposal import in_fine_bins
@@ -68,7 +67,7 @@ class TreeRounds:
     ) -> tuple[list[GrownTree], Timing]:
         """Grow the trees of an order, in the order of its tasks; their splits refer to fine bins.
 
-        branches : of the tree of all sessions (see `relay`).
+        branches : of the tree of all sessions (see `worker_calls`).
         owners : sessions that search ranges of features; empty if the histograms are gathered here.
 
         Raises

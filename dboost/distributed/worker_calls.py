@@ -6,8 +6,8 @@ loop. Both are used by the thread of a fit in the scheduler's process, not by th
 ways: with all answers, with the error of a worker, with the lost sessions, or because the fit was cancelled.
 
 **Trees of sessions.** Beyond `dboost.fan-in` sessions, lines lead to some of them only, each of which passes a call on to
-others, and answers for all of them (`distributed.relay`): no process exchanges messages with more than that many others. A
-`Branch` is a session with those below it. Workers that pass calls on use `LineCalls`, too.
+others, and answers for all of them: no process exchanges messages with more than that many others. A `Branch` is a session with
+those below it. Workers that pass calls on use `LineCalls`, too.
 
 **Liveness on lines.** The thread waits for all lines at once. A worker that dies closes its line, which is noticed at once. If
 nothing arrives for the liveness timeout, the workers that have not answered, and those below them, are pinged by Dask's
@@ -15,6 +15,20 @@ messages, and removed if they do not answer (`LivenessCheck`). `Fit.wake` interr
 or the fit is cancelled.
 
 After a call that failed, the other workers still answer. The number of a message tells such answers from those of later calls.
+
+**Sums of answers** are exact, so the order in which answers arrive does not matter.
+
+**Relays** are sessions that pass a call on to others, and answer for all of them. With many workers the process that calls them
+all is what limits a round: it sends as many messages as there are workers, and receives the histograms of all of them. So the
+sessions form a tree (`tree_of`) with at most `dboost.fan-in` branches at each session. A request travels down the tree. On the
+way back, each session adds the histograms of those below to its own, so every process receives those of a few others only. Sums
+of integers are exact in any order, so the model does not depend on the tree. Other calls are passed on in the same way, and
+their answers are collected.
+
+A request that is to be passed on has the sessions below as its buffer. Answers have the same form on every level.
+
+Relays do not decide that a worker is lost, because the reducer does: it pings all workers of a branch that does not answer, and
+repeats the call without the lost ones. A relay that still waits for one of them gives up as soon as the next request arrives.
 """
 
 from __future__ import annotations
@@ -23,6 +37,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import itertools
+import math
 import selectors
 import socket
 import time
@@ -30,12 +45,136 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 from distributed.comm import connect
 
 from dboost.config import liveness_timeout
 from dboost.distributed.line import Line, Message, can_detach, detach
-from dboost.distributed.messages import FAILED, LOST, OK, STALE, UNKNOWN, UNSUPPORTED, FitCancelled, LostWorkers, WorkerFailed
-from dboost.session.protocol import SESSION_METHODS, SessionRef, pack_round, unpack
+from dboost.distributed.messages import (
+    FAILED,
+    LOST,
+    OK,
+    STALE,
+    UNKNOWN,
+    UNSUPPORTED,
+    FitCancelled,
+    LostWorkers,
+    WorkerFailed,
+    pack_error,
+)
+from dboost.kernels import kernel
+from dboost.session.protocol import SESSION_METHODS, Session, SessionRef, pack_round, unpack
+from dboost.trees.grower import RoundHistograms
+from dboost.trees.split_finder import BestSplits, merge_best_splits
+
+
+class TreeSums:
+    """The sums of a round's answers for one tree. buffer : for the histograms."""
+
+    def __init__(self, buffer: np.ndarray) -> None:
+        self.histograms = buffer
+        self.n_rows = np.zeros((0, 2), np.int64)
+        self.leaf_sums: np.ndarray | None = None
+        self._is_empty = True
+
+    def add(self, answer: RoundHistograms) -> None:
+        """Add an answer; its arrays may be views of a buffer that the next message reuses."""
+        if answer.histograms.size:
+            _add_up(answer.histograms.ravel(), self.histograms.ravel(), self._is_empty)
+        self.n_rows = answer.n_rows.copy() if self._is_empty else self.n_rows + answer.n_rows
+        if answer.leaf_sums is not None:
+            self.leaf_sums = answer.leaf_sums.copy() if self.leaf_sums is None else self.leaf_sums + answer.leaf_sums
+        self._is_empty = False
+
+
+class SumMemory:
+    """Memory for the sums of a round, which the next round reuses."""
+
+    def __init__(self) -> None:
+        self._sums = np.empty(0)
+        self._n_used = 0
+
+    def reuse(self) -> None:
+        """Begin a round: the arrays of the last one are no longer needed."""
+        if self._n_used > self._sums.size:
+            self._sums = np.empty(2 * self._n_used)
+        self._n_used = 0
+
+    def take(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Return an array: float64[shape]."""
+        first, self._n_used = self._n_used, self._n_used + math.prod(shape)
+        return self._sums[first : self._n_used].reshape(shape) if self._n_used <= self._sums.size else np.empty(shape)
+
+
+class RoundSums:
+    """The sums of a round's answers. memory : which they use until the next round.
+
+    Attributes
+    ----------
+    trees : {output: TreeSums}
+    best : {output: BestSplits}
+        Merged over the feature owners.
+    rows : {SessionRef: list of int}
+        Numbers of training rows of a session and of those below it, in their order.
+    compute : float
+        Seconds of the slowest session.
+    seconds : float
+        Of adding up.
+    """
+
+    def __init__(self, memory: SumMemory) -> None:
+        memory.reuse()
+        self._memory = memory
+        self.trees: dict[int, TreeSums] = {}
+        self.best: dict[int, BestSplits] = {}
+        self.rows: dict[SessionRef, list[int]] = {}
+        self.compute = 0.0
+        self.seconds = 0.0
+
+    def add(self, ref: SessionRef, message: Message) -> None:
+        """Add an answer of `Session.round_histograms`, or the sum of several sessions' answers."""
+        began = time.perf_counter()
+        answers, n_rows, seconds = message.unpack()
+        self.add_answer(ref, answers, n_rows if isinstance(n_rows, list) else [n_rows], seconds)
+        self.seconds += time.perf_counter() - began
+
+    def add_best(self, ref: SessionRef, message: Message) -> None:
+        """Add an answer of the exchange among feature owners; see `add`."""
+        began = time.perf_counter()
+        answers, found, n_rows, seconds = message.unpack()
+        self.add_answer(ref, answers, [n_rows], seconds)
+        for output, best in found.items():
+            self.best[output] = merge_best_splits([self.best[output], best]) if output in self.best else best
+        self.seconds += time.perf_counter() - began
+
+    def add_answer(self, ref: SessionRef, answers: Mapping[int, RoundHistograms], rows: list[int], seconds: float) -> None:
+        """Add the histograms and the numbers of rows of a session and of those below it; there are none without rows."""
+        for output, answer in answers.items():
+            if output not in self.trees:
+                self.trees[output] = TreeSums(self._memory.take(answer.histograms.shape))
+            self.trees[output].add(answer)
+        self.rows[ref] = rows
+        self.compute = max(self.compute, seconds)
+
+    def merged(self, narrow: np.ndarray) -> dict[int, RoundHistograms]:
+        """Return the histograms for sending. narrow : int32[...], with room for all of them (`RoundHistograms.compact`)."""
+        merged: dict[int, RoundHistograms] = {}
+        for output, tree in self.trees.items():
+            merged[output] = RoundHistograms(tree.histograms, tree.n_rows, tree.leaf_sums).compact(narrow)
+            narrow = narrow[tree.histograms.size :]
+        return merged
+
+
+@kernel
+def _add_up(part: Any, sums: Any, is_first: Any) -> None:
+    """Add integers (int32 or float64) to float64 sums."""
+    if is_first:
+        for k in range(part.size):
+            sums[k] = part[k]
+    else:
+        for k in range(part.size):
+            sums[k] += part[k]
+
 
 Result = TypeVar("Result")
 
@@ -399,3 +538,126 @@ async def accept_line(comm: Any) -> Line | None:
             raise TimeoutError(f"{comm.peer_address} does not receive the reply that opens a line")
         await asyncio.sleep(0.001)
     return None if comm.stream is None else detach(comm)
+
+
+#: Calls a method of the own session; returns status, and answer or error.
+Execute = Callable[[], tuple[str, Any]]
+
+
+class Relay:
+    """One end of a line on a worker, and the lines to the sessions below.
+
+    Parameters
+    ----------
+    line : Line
+        From the reducer, or from another relay.
+    here : SessionRef
+        The session that answers on this line.
+    open_lines : callable
+        Opens lines to sessions; returns each, or the error.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        here: SessionRef,
+        open_lines: Callable[[Sequence[SessionRef]], Mapping[SessionRef, Line | BaseException]],
+    ) -> None:
+        self._line, self._here, self._open_lines = line, here, open_lines
+        self._calls = LineCalls(self)
+        self._next: Message | None = None
+        self._is_closed = False
+        self._passed_on, self._branches = b"", tuple[Branch, ...]()
+        self._memory = SumMemory()
+        self._narrow = np.empty(0, np.int32)
+
+    def receive(self) -> Message:
+        """Wait for the next request."""
+        message, self._next = self._next, None
+        return self._line.receive() if message is None else message
+
+    def call(self, message: Message, execute: Execute) -> tuple[str, Any]:
+        """Pass a request on, execute it here, and return the status and the common answer, or the error."""
+        try:
+            branches = self._branches_of(message)
+            self._calls.send(message.number, message.kind, dict.fromkeys(branches, message.content))
+            status, answer = execute()
+            if status != OK:
+                return status, (self._here.worker, answer)
+            if METHODS[message.kind] == Session.round_histograms.__name__:
+                return OK, self._summed(message, answer)
+            answers = {self._here: answer}
+
+            def collect(ref: SessionRef, reply: Message) -> None:
+                answers.update(answers_of(ref, reply, branches))
+
+            self._calls.receive(message.number, branches, collect)
+            return OK, answers
+        except LostWorkers as lost:
+            return LOST, lost.sessions
+        except WorkerFailed as failed:
+            return FAILED, (failed.address, failed.error)
+        except FitCancelled:
+            return STALE, b""
+        except Exception as error:  # any error is raised in the client
+            return FAILED, (self._here.worker, pack_error(error))
+
+    def _branches_of(self, message: Message) -> tuple[Branch, ...]:
+        """Return the branches below, with lines to them."""
+        if message.buffers[0] != self._passed_on:
+            self._passed_on = bytes(message.buffers[0])
+            self._branches = tree_of(*unpack(self._passed_on))
+        missing = self._calls.missing(branch.ref for branch in self._branches)
+        if missing:
+            opened = self._open_lines(missing)
+            for ref, line in opened.items():
+                if isinstance(line, Line):
+                    self._calls.add(ref, line)
+            for line in opened.values():
+                if isinstance(line, BaseException):
+                    raise line
+        return self._branches
+
+    def _summed(self, message: Message, answer: Any) -> tuple[Any, list[int], float]:
+        """Add the answers of the branches to the own one."""
+        histograms, n_rows, seconds = answer
+        sums = RoundSums(self._memory)
+        sums.add_answer(self._here, histograms, [n_rows], seconds)
+        self._calls.receive(message.number, self._branches, sums.add)
+        size = sum(tree.histograms.size for tree in sums.trees.values())
+        if size > self._narrow.size:
+            self._narrow = np.empty(max(size, 2 * self._narrow.size), np.int32)
+        rows = [n for ref in (self._here, *(branch.ref for branch in self._branches)) for n in sums.rows[ref]]
+        return sums.merged(self._narrow), rows, sums.compute
+
+    def close(self) -> None:
+        """Close all lines."""
+        self._calls.close()
+        self._line.close()
+
+    # `Guard`: the reducer gives up a call by sending another one, or by closing the line.
+
+    def fileno(self) -> int:
+        return self._line.fileno()
+
+    def clear(self) -> None:
+        try:
+            if self._next is None:
+                self._next = self._line.poll()
+        except OSError:
+            self._is_closed = True
+
+    def check(self, refs: Sequence[SessionRef]) -> None:
+        if self._line.has_received:
+            self.clear()
+        if self._next is not None or self._is_closed:
+            raise FitCancelled
+
+    def check_silent(self, refs: Sequence[SessionRef]) -> None:
+        """Wait on, because the reducer pings silent workers."""
+
+
+def answers_of(ref: SessionRef, message: Message, branches: Sequence[Branch]) -> dict[SessionRef, bytes]:
+    """Return the packed answers that a branch has sent, by session."""
+    is_relay = any(branch.ref == ref and branch.below for branch in branches)
+    return unpack(message.content) if is_relay else {ref: bytes(message.content)}

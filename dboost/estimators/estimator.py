@@ -7,6 +7,11 @@ are checked before data are read, with the messages of scikit-learn where it has
 With ``refit_leaves=True``, `fit` and `partial_fit` add no trees but estimate the leaf values of a model again: of `start_from`,
 or in `partial_fit` of the estimator's own model. The arguments about trees and early stopping have no effect then, because they
 may describe how the model was trained; arguments that would change the rows or have no meaning are refused.
+
+**Callbacks of scikit-learn** (`estimator.set_callbacks(...)`, with scikit-learn 1.9 or newer): a fit is a task, and each of its
+iterations a subtask. `FitHooks` is a callback of dboost's own kind that calls the hooks of scikit-learn's callbacks at the end
+of an iteration, and at the begin of the next one. If the fit stops early, the last subtask is one that was never trained; it
+ends without data, as in scikit-learn's own estimators.
 """
 
 from __future__ import annotations
@@ -27,24 +32,100 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dboost.booster import Booster, as_booster
 from dboost.data import Table, open_table
-from dboost.data.frame import is_lazy, is_path
+from dboost.data.partition import is_lazy, is_path
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError
-from dboost.estimators.fit_hooks import N_FRAMES, CallbackSupportMixin, FitHooks, with_callbacks
 from dboost.estimators.validation import EarlyStoppingPolicy
+from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters, canonical, make_parameters
 from dboost.session.evaluation import named_sets
-from dboost.session.memory_budget import Budget, parse_memory_limit, reading_within
-from dboost.session.row_selection import HELD_OUT, WATCHED
+from dboost.session.memory import Budget, parse_memory_limit, reading_within
+from dboost.session.row_samples import HELD_OUT, WATCHED
 from dboost.session.target import loss_for
 from dboost.session.warm_start import WarmStart, check_loss, check_options, checked_source_name, idle_in_refit
-from dboost.training.callbacks import Callback
+from dboost.training.callbacks import Callback, Iteration, schedule_of
 from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import available_threads, fit_table
-from dboost.training.learning_rates import schedule_of
 from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit
-from dboost.training.prepared_folder import named_roles
+from dboost.training.prepared_dataset import named_roles
+
+try:
+    from sklearn.callback import CallbackSupportMixin, with_callbacks
+
+    #: Frames that `with_callbacks` adds to the stack, for the place that warnings name.
+    N_FRAMES = 1
+except ImportError:  # scikit-learn before 1.9 has no callbacks
+    N_FRAMES = 0
+
+    class CallbackSupportMixin:  # type: ignore[no-redef]
+        """Adds nothing."""
+
+    def with_callbacks(method: Any) -> Any:
+        """Return the method."""
+        return method
+
+
+class FitHooks:
+    """Calls the hooks of a fit; an instance is a callback of `dboost.fit`.
+
+    Parameters
+    ----------
+    estimator : DBoostRegressor or DBoostClassifier
+    X, y, sample_weight
+        As in the estimator's `fit`; the hooks get them.
+    n_iterations : int
+        The largest number of iterations that the fit may add.
+    """
+
+    def __init__(self, estimator: Any, X: Any, y: Any, sample_weight: Any, n_iterations: int) -> None:
+        self._estimator, self._n_left = estimator, n_iterations
+        metadata = None if sample_weight is None else {"sample_weight": sample_weight}
+        self._data: dict[str, Any] = {"X": X, "y": y, "metadata": metadata}
+        self._task: Any = None
+        self._fit: Any = None
+        if hasattr(estimator, "_init_callback_context"):
+            self._fit = estimator._init_callback_context(max_subtasks=n_iterations)
+            self._fit.call_on_fit_task_begin(estimator=estimator, **self._data)
+        if self.is_needed:
+            self._begin_iteration(lambda: None)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the estimator has callbacks."""
+        return self._fit is not None and hasattr(self._estimator, "_skl_callbacks")
+
+    def __call__(self, iteration: Iteration) -> bool:
+        """End the task of an iteration; return whether a callback stops the fit."""
+
+        def fitted() -> dict[str, Any]:
+            return self._attributes(iteration.model())
+
+        stops = self._task.call_on_fit_task_end(estimator=self._estimator, **self._data, reconstruction_attributes=fitted)
+        self._task = None
+        if not stops:
+            self._begin_iteration(fitted)
+        return bool(stops)
+
+    def close(self) -> None:
+        """End the tasks of a fit that has succeeded."""
+        if self._task is not None:
+            self._task.call_on_fit_task_end(estimator=self._estimator)
+        if self._fit is not None:
+            self._fit.call_on_fit_task_end(estimator=self._estimator, **self._data, reconstruction_attributes=dict)
+
+    def _begin_iteration(self, fitted: Any) -> None:
+        if self._n_left > 0:
+            self._n_left -= 1
+            self._task = self._fit.subcontext(task_name="iteration")
+            self._task.call_on_fit_task_begin(estimator=self._estimator, **self._data, reconstruction_attributes=fitted)
+
+    def _attributes(self, ensemble: Ensemble) -> dict[str, Any]:
+        """Return the attributes that a fit would have set with this model."""
+        fitted = copy.copy(self._estimator)
+        loss = fitted._loss()
+        fitted._set_model(Booster(ensemble, loss=None if isinstance(loss, str) else loss))
+        return {name: value for name, value in vars(fitted).items() if name.endswith("_") and not name.startswith("_")}
 
 
 def _is_flag(value: Any) -> bool:

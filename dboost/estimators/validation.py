@@ -1,6 +1,6 @@
 """Validation of an estimator's training: class weights, validation rows, scores and early stopping.
 
-All of this depends on the number of rows per class, so it is decided after counting (see `training.validation_split`). The
+All of this depends on the number of rows per class, so it is decided after counting (see `training.plan`). The
 numbers of the rows determine which are held out: no rows are copied, and on a cluster they stay on their workers.
 
 `scorer_metric` makes a metric of training from a scikit-learn scorer. A scorer calls an estimator's predictions, so it gets a
@@ -24,12 +24,11 @@ from dboost.booster import Booster
 from dboost.errors import DataError, ParameterError
 from dboost.metrics.metric import MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
-from dboost.model.ensemble import Ensemble
-from dboost.model.forest import FlatEnsemble
-from dboost.session.row_selection import HELD_OUT, WATCHED, Draw, in_proportion
+from dboost.model.ensemble import Ensemble, FlatEnsemble
+from dboost.session.row_samples import HELD_OUT, WATCHED, Draw, in_proportion
 from dboost.session.target import Target
 from dboost.training.callbacks import StoppingRule
-from dboost.training.validation_split import ValidationPlan
+from dboost.training.plan import ValidationPlan
 from dboost.trees.tree_task import HOLD_OUT, WATCH, derive_seed
 
 #: "auto" means early stopping above this number of rows.
@@ -64,7 +63,7 @@ class EarlyStoppingPolicy:
         return self.sign * np.array([before.get(column, np.nan), *later])
 
     def make_validation_plan(self, counts: Sequence[int], target: Target, assemble: Callable[[], Ensemble]) -> ValidationPlan:
-        """Return the plan, given the numbers of rows per class; see `training.validation_split`."""
+        """Return the plan, given the numbers of rows per class; see `training.plan`."""
         settings = self.estimator
         weight = _class_weight(counts, target, getattr(settings, "class_weight", None))
         n_rows = sum(counts)

@@ -14,14 +14,13 @@ import numpy as np
 
 from dboost._lazy_import import pd
 from dboost.data import CategoryColumn, Table, open_table
-from dboost.data.frame import is_lazy, is_path
+from dboost.data.partition import is_lazy, is_path
 from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.inspection.row_functions import lazy_pieces
 from dboost.model.data_summary import n_rows_of
-from dboost.model.ensemble import Ensemble, number_of
-from dboost.model.forest import FlatEnsemble
+from dboost.model.ensemble import Ensemble, FlatEnsemble, number_of
 from dboost.schema import Level
-from dboost.session.reference_sample import summary_of, values_of
+from dboost.session.row_samples import summary_of, values_of
 
 #: Rows that are counted at a time.
 _CHUNK_ROWS = 65_536

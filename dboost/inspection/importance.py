@@ -35,11 +35,10 @@ from dboost._lazy_import import pd
 from dboost.data import ReadOptions, Table, open_table
 from dboost.errors import ParameterError
 from dboost.inspection.row_functions import at_least_one
-from dboost.inspection.tree_paths import check_counts
+from dboost.inspection.shapley import check_counts
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
-from dboost.model.ensemble import Ensemble
-from dboost.model.forest import FlatEnsemble
+from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.session.target import Target, encode_like
 from dboost.session.warm_start import row_matrices
 

@@ -20,12 +20,11 @@ import numpy as np
 
 from dboost import losses
 from dboost.data import feature_block, open_table
-from dboost.data.frame import is_lazy, is_path
+from dboost.data.partition import is_lazy, is_path
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
-from dboost.model.ensemble import Ensemble
-from dboost.model.forest import FlatEnsemble
+from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.schema import Feature
 from dboost.session.target import Target, encode_like
 from dboost.session.warm_start import row_matrices
@@ -193,8 +192,8 @@ def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any],
     import dask.array as da
 
     from dboost.data import dask_collections as lazy
+    from dboost.data.partition import columns_like
     from dboost.data.paths import open_path
-    from dboost.data.read_plan import columns_like
 
     if is_path(data):
         data = open_path(data, ensemble.features)

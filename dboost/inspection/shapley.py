@@ -10,24 +10,313 @@ known:
 
 Interaction values split a row's values further, into a symmetric matrix whose rows add up to the values: half of the pairwise
 interactions off the diagonal, main effects on it. `dboost.kernels.shap` explains the method.
+
+**Layouts.** The kernels read trees as edges or as root-to-leaf paths. The splits of a path on one feature become one element.
+For an unknown feature, an element has the fraction z of rows that follow the path: either of the training rows (the product of
+the fractions at the splits on the feature, by sums of Hessians: "path-dependent"), or of the rows of a background table
+("interventional"). A single background row follows an edge or does not, so z is 0 or 1; rows with equal decisions along a path
+are merged into one path with the corresponding fraction of the leaf's value, so the work grows with the number of distinct
+decisions, not with the number of background rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from dboost.data import feature_block, predict_through
-from dboost.data.frame import is_lazy, is_path
+from dboost.data.partition import is_lazy, is_path
 from dboost.errors import MissingExtraError, ParameterError
 from dboost.inspection.row_functions import lazy_pieces
-from dboost.inspection.tree_paths import check_counts, lay_out, paths_of
+from dboost.kernels import shap as kernels
 from dboost.kernels.shap import Forest, attribute, attribute_paths, interact, interact_paths
-from dboost.model.ensemble import Ensemble
-from dboost.model.forest import FlatEnsemble, share_out
+from dboost.model.ensemble import Ensemble, FlatEnsemble, Tree, share_out
+
+
+@dataclass(frozen=True, eq=False)
+class Path:
+    """The path to one leaf of a tree."""
+
+    #: Value of the leaf.
+    value: float
+    #: int64[m], features with splits on the path, ascending.
+    features: np.ndarray
+    #: int64[m], the last edge on each feature: twice the split's number, plus 1 to the right.
+    edges: np.ndarray
+    #: float64[m], fraction of training rows that follow the path at the splits on each feature.
+    shares: np.ndarray
+
+
+def split_numbers(tree: Tree) -> np.ndarray:
+    """Return the number of the split at each node, from 0 in node order: int64[n_nodes], undefined in leaves."""
+    return np.cumsum(tree.feature >= 0) - 1
+
+
+def has_counts(ensemble: Ensemble) -> bool:
+    """Return whether counts of training rows are in the model, as opposed to a fit with ``keep_summary=False``."""
+    if all(source.get("rows") is not None for source in ensemble.sources):
+        return True
+    return all(tree.n_nodes == 1 or tree.cover[0] > 0 or tree.count[0] > 0 for tree in ensemble.trees)
+
+
+def check_counts(ensemble: Ensemble, what: str, instead: str) -> None:
+    """Raise ParameterError if the model has no counts. what : needs them; instead : what the user may do."""
+    if not has_counts(ensemble):
+        raise ParameterError(
+            f"{what} weights branches by their training rows, but the model was trained with keep_summary=False and contains "
+            f"no counts: {instead}"
+        )
+
+
+def shares(tree: Tree, by: str = "cover") -> np.ndarray:
+    """Return the fraction of its parent's training rows in each node: float64[n_nodes], 1 at the root.
+
+    by : "cover" (sums of Hessians) or "count". Where the children's sum is 0, counts are used, then 0.5.
+    """
+    share = np.ones(tree.n_nodes)
+    split = np.flatnonzero(tree.feature >= 0)
+    left, right = tree.left[split], tree.right[split]
+    part = np.full(len(split), 0.5)
+    for amount in (tree.count, tree.cover if by == "cover" else tree.count):
+        both = (amount[left] + amount[right]).astype(np.float64)
+        np.divide(amount[left], both, out=part, where=both > 0)
+    share[left], share[right] = part, 1.0 - part
+    return share
+
+
+def paths_of(tree: Tree, by: str = "cover") -> Iterator[Path]:
+    """Yield the paths to the leaves, from left to right."""
+    number, share = split_numbers(tree), shares(tree, by)
+    pending: list[tuple[int, dict[int, tuple[int, float]]]] = [(0, {})]
+    while pending:
+        node, elements = pending.pop()
+        feature = int(tree.feature[node])
+        if feature < 0:
+            items = sorted(elements.items())
+            yield Path(
+                float(tree.value[node]),
+                np.array([j for j, _ in items], np.int64),
+                np.array([edge for _, (edge, _) in items], np.int64),
+                np.array([z for _, (_, z) in items]),
+            )
+            continue
+        z = elements[feature][1] if feature in elements else 1.0
+        for child, edge in ((int(tree.right[node]), 2 * number[node] + 1), (int(tree.left[node]), 2 * number[node])):
+            pending.append((child, elements | {feature: (int(edge), z * share[child])}))
+
+
+def lay_out(ensemble: Ensemble, background: np.ndarray | None = None, *, pairs: bool = False) -> Forest:
+    """Return the trees of an ensemble as the Shapley kernels read them.
+
+    background : float32 or float64 [n, n_features], optional; makes the fractions interventional, for the kernels of paths.
+    pairs : whether the kernel of interactions of edges will be used.
+    """
+    trees = ensemble.trees
+    used = np.unique(np.concatenate([np.empty(0, np.int64), *(tree.feature[tree.feature >= 0] for tree in trees)]))
+    levels = [ensemble.features[column].categories for column in used]
+    n_levels = np.array([-1 if of_column is None else len(of_column) for of_column in levels], np.int64)
+    ends = np.cumsum([0, *((tree.feature >= 0).sum() for tree in trees)])
+    splits, edges = np.zeros(ends[-1], kernels.SPLIT), np.zeros((ends[-1], 2), kernels.EDGE)
+    sets, n_words = [np.zeros(1, np.uint32)], 1
+    for tree, first in zip(trees, ends, strict=False):
+        nodes = np.flatnonzero(tree.feature >= 0)
+        children, share = np.stack([tree.left[nodes], tree.right[nodes]], axis=1), shares(tree)
+        of_tree, of_edges = splits[first : first + len(nodes)], edges[first : first + len(nodes)]
+        of_tree["place"], of_tree["into"] = np.searchsorted(used, tree.feature[nodes]), _edges_into_splits(tree)
+        of_tree["threshold"], of_tree["missing_left"] = tree.threshold[nodes], tree.missing_left[nodes]
+        of_edges["fraction"] = share[children]
+        of_edges["value"] = np.where(tree.feature[children] < 0, tree.value[children], 1.0)
+        for i in np.flatnonzero(n_levels[of_tree["place"]] >= 0):
+            of_tree["word"][i] = n_words
+            sets.append(_left_words(tree, int(nodes[i]), int(n_levels[of_tree["place"][i]])))
+            n_words += len(sets[-1])
+    first_of = np.repeat(ends[:-1], np.diff(ends))
+    links = _Links(splits["place"], splits["into"], first_of)
+    edges = edges.reshape(-1)
+    edges["share"] = links.products(edges["fraction"])
+    n_edges = 2 * int(np.diff(ends).max(initial=0))
+    above, into = links.above, splits["into"]
+    at = 2 * first_of + above
+    splits["above_share"] = np.where(above < 0, 1.0, edges["share"][np.maximum(at, 0)])
+    splits["above"], splits["into"] = np.where(above < 0, n_edges, above), np.where(into < 0, n_edges, into)
+    others = np.empty(0, kernels.OTHER)
+    if pairs:
+        others, splits["first_other"], splits["last_other"] = links.others(edges["share"])
+    n_features = links.n_features()
+    records = np.zeros(len(trees), kernels.TREE)
+    records["first_split"], records["last_split"] = ends[:-1], ends[1:]
+    n_points = np.array([n_features[a:b].max(initial=0) + 1 for a, b in pairwise(ends)], np.int64) // 2
+    records["first_point"] = n_points * (n_points - 1) // 2
+    records["last_point"] = records["first_point"] + n_points
+    paths, elements = np.empty(0, kernels.PATH), np.empty(0, kernels.ELEMENT)
+    if background is not None:
+        paths, elements, records["first_path"], records["last_path"] = _lay_out_paths(ensemble, used, background)
+    points = _points(int(n_points.max(initial=1)))
+    return Forest(
+        used.astype(np.int64), n_levels, records, splits, edges, others, paths, elements, np.concatenate(sets), points, n_edges
+    )
+
+
+class _Links:
+    """For the splits of several trees, the edges above them; found for all splits at once, one level up after the other.
+
+    Parameters
+    ----------
+    place : int64[n], the split's feature
+    into : int64[n], the edge of the tree that leads to the split, or -1
+    first : int64[n], the first split of its tree
+    """
+
+    def __init__(self, place: np.ndarray, into: np.ndarray, first: np.ndarray) -> None:
+        self._place, self._into, self._first = place, into.copy(), first
+        #: int64[n], the edge above on the same feature, or -1.
+        self.above = np.full(len(place), -1, np.int64)
+        for splits, at, parents in self._climb():
+            found = (self.above[splits] < 0) & (place[parents] == place[splits])
+            self.above[splits[found]] = at[found]
+
+    def _climb(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield splits, an edge above each of them, and the split that it leaves; from the nearest edges to the root."""
+        splits, at = np.flatnonzero(self._into >= 0), self._into[self._into >= 0]
+        while len(splits):
+            parents = self._first[splits] + at // 2
+            yield splits, at, parents
+            at = self._into[parents]
+            splits, at = splits[at >= 0], at[at >= 0]
+
+    def products(self, fraction: np.ndarray) -> np.ndarray:
+        """Return the products of the edges' fractions along the edges above on the same feature: float64[2 n]."""
+        found = fraction.copy()
+        edges, at = np.arange(2 * len(self.above)), np.repeat(self.above, 2)
+        while len(edges):
+            edges, at = edges[at >= 0], at[at >= 0]
+            above = 2 * self._first[edges // 2] + at
+            found[edges] *= fraction[above]
+            at = self.above[above // 2]
+        return found
+
+    def n_features(self) -> np.ndarray:
+        """Return the number of features on the path down to each split, with that of the split: int64[n]."""
+        is_new = (self.above < 0).astype(np.int64)
+        found = is_new.copy()
+        for splits, _, parents in self._climb():
+            found[splits] += is_new[parents]
+        return found
+
+    def others(self, share: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the last edges of the other features above the splits, and the range of those of each split."""
+        lower = [self._place]
+        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for splits, at, parents in self._climb():
+            of_edge = self._place[parents]
+            is_last = ~np.any([places[splits] == of_edge for places in lower], axis=0)
+            parts.append((splits[is_last], at[is_last], parents[is_last]))
+            seen = np.full(len(self._place), -1, np.int64)
+            seen[splits] = of_edge
+            lower.append(seen)
+        n = len(self._place)
+        if not parts:
+            return np.empty(0, kernels.OTHER), np.zeros(n, np.int64), np.zeros(n, np.int64)
+        splits, at, parents = (np.concatenate(part) for part in zip(*parts, strict=True))
+        order = np.argsort(splits, kind="stable")
+        splits, at, parents = splits[order], at[order], parents[order]
+        found = np.empty(len(splits), kernels.OTHER)
+        found["edge"], found["place"], found["share"] = at, self._place[parents], share[2 * parents + at % 2]
+        return found, np.searchsorted(splits, np.arange(n)), np.searchsorted(splits, np.arange(n), "right")
+
+
+def _lay_out_paths(
+    ensemble: Ensemble, used: np.ndarray, background: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, list[int], list[int]]:
+    """Return the paths of an ensemble, their elements, and the range of paths of each tree."""
+    index_of = {int(column): i for i, column in enumerate(used)}
+    paths: list[tuple[int, int, int, float]] = []
+    edges, columns, z = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
+    n_elements, ends = 0, [0]
+    for tree in ensemble.trees:
+        answers = edge_answers(tree, background, ensemble)
+        for path in paths_of(tree):
+            m = len(path.features)
+            if not m:
+                continue
+            n_points = (m + 1) // 2
+            of_path = np.array([index_of[int(j)] for j in path.features])
+            for value, of_elements in _versions(path, answers):
+                paths.append((n_elements, n_elements + m, n_points * (n_points - 1) // 2, value))
+                edges.append(path.edges)
+                columns.append(of_path)
+                z.append(of_elements)
+                n_elements += m
+        ends.append(len(paths))
+    elements = np.empty(n_elements, kernels.ELEMENT)
+    elements["edge"], elements["place"], elements["share"] = np.concatenate(edges), np.concatenate(columns), np.concatenate(z)
+    return np.array(paths, kernels.PATH), elements, ends[:-1], ends[1:]
+
+
+def _versions(path: Path, answers: np.ndarray) -> Iterator[tuple[float, np.ndarray]]:
+    """Yield a part of the path's value, and its fractions, for each of the distinct decisions of background rows."""
+    decisions, counts = np.unique(answers[:, path.edges], axis=0, return_counts=True)
+    for decision, count in zip(decisions, counts, strict=True):
+        yield path.value * count / len(answers), decision.astype(np.float64)
+
+
+def _edges_into_splits(tree: Tree) -> np.ndarray:
+    """Return the edge that leads to each split, -1 for the root: int64[n_splits]."""
+    splits, into = np.flatnonzero(tree.feature >= 0), np.full(tree.n_nodes, -1, np.int64)
+    into[tree.left[splits]], into[tree.right[splits]] = 2 * np.arange(len(splits)), 2 * np.arange(len(splits)) + 1
+    return into[splits]
+
+
+def edge_answers(tree: Tree, matrix: np.ndarray, ensemble: Ensemble, features: list[int] | None = None) -> np.ndarray:
+    """Return whether rows follow each edge and those above it on the same feature: bool[n, n_edges].
+
+    features : only edges on these are computed (the others are True). Default: all.
+    """
+    split = np.flatnonzero(tree.feature >= 0)
+    above = _Links(tree.feature[split], _edges_into_splits(tree), np.zeros(len(split), np.int64)).above
+    answers = np.ones((len(matrix), 2 * len(split)), np.bool_)
+    for i, node in enumerate(split):
+        if features is not None and tree.feature[node] not in features:
+            continue
+        left = goes_left(tree, int(node), matrix[:, tree.feature[node]], ensemble)
+        before = answers[:, above[i]] if above[i] >= 0 else np.True_
+        answers[:, 2 * i], answers[:, 2 * i + 1] = left & before, ~left & before
+    return answers
+
+
+def goes_left(tree: Tree, node: int, x: np.ndarray, ensemble: Ensemble) -> np.ndarray:
+    """Return whether values of a split's feature go left: bool[n]."""
+    levels = ensemble.features[tree.feature[node]].categories
+    if levels is None:
+        return np.where(np.isnan(x), bool(tree.missing_left[node]), x <= tree.threshold[node])
+    left = np.zeros(len(levels) + 1, np.bool_)
+    left[tree.categories[node]] = True
+    left[-1] = tree.missing_left[node]
+    known = (x >= 0) & (x < len(levels))
+    return left[np.where(known, x, len(levels)).astype(np.int64)]
+
+
+def _left_words(tree: Tree, node: int, n_levels: int) -> np.ndarray:
+    """Bit mask of the codes that go left; the last bit stands for missing values."""
+    bits = np.zeros((n_levels // 32 + 1) * 32, np.bool_)
+    bits[tree.categories[node]] = True
+    bits[n_levels] = tree.missing_left[node]
+    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def _points(longest: int) -> np.ndarray:
+    """Gauss–Legendre points and weights on (0, 1), for 1, 2, …, `longest` points one after another."""
+    points = np.empty(longest * (longest + 1) // 2, kernels.POINT)
+    for n in range(1, longest + 1):
+        t, weight = np.polynomial.legendre.leggauss(n)
+        here = slice(n * (n - 1) // 2, n * (n + 1) // 2)
+        points["t"][here], points["weight"][here] = (t + 1) / 2, weight / 2
+    return points
 
 
 def expected_value(ensemble: Ensemble) -> np.ndarray:

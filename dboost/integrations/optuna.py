@@ -25,13 +25,13 @@ from dboost.cross_validation import CVResult, DataOptions, FoldOptions, FoldSett
 from dboost.data import CategoryColumn, Column
 from dboost.errors import DataError, FitInterrupted, InputTypeError, MissingExtraError, ParameterError
 from dboost.params import ALIASES, EarlyStopping, Parameters, canonical, make_parameters
-from dboost.session.memory_budget import parse_memory_limit
+from dboost.session.memory import parse_memory_limit
 from dboost.training.callbacks import Callback, Iteration
 from dboost.training.dataset_rows import LocalRows
 from dboost.training.fit import available_threads
 from dboost.training.folds import metric_names
 from dboost.training.plan import parse_time_limit
-from dboost.training.prepared_folder import describe
+from dboost.training.prepared_dataset import describe
 
 try:
     import fcntl

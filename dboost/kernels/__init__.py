@@ -44,7 +44,7 @@ import numpy as np
 from numba.core import event
 from numba.extending import intrinsic
 
-from dboost.kernels.pipeline import KernelCompiler
+from dboost.kernels.compilation import KernelCompiler
 
 #: Whether kernels run as Python, as `NUMBA_DISABLE_JIT=1` asks for.
 INTERPRETED = bool(getattr(numba.config, "DISABLE_JIT", 0))
@@ -111,7 +111,7 @@ def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def _cache_of(function: Callable[..., Any], counts_references: bool) -> Any:
-    from dboost.kernels.cache_files import KernelCache
+    from dboost.kernels.compilation import KernelCache
 
     return KernelCache(function, _STAMP, counts_references)
 

@@ -26,7 +26,7 @@ For pairs, w of every other feature above the edge is one more factor. So the wo
 number of elements of all paths.
 
 **Paths.** z of background rows differs from leaf to leaf, since equal decisions are merged for each path (see
-`inspection.tree_paths`). `attribute_paths` and `interact_paths` evaluate each path by itself.
+`inspection.shapley`). `attribute_paths` and `interact_paths` evaluate each path by itself.
 
 The kernels process 64 rows side by side: whether a row follows an edge is a number, 1.0 or 0.0, computed once per split (an
 edge below another split on the same feature is only followed if that one is), and all else are multiplications and additions of

@@ -3,7 +3,7 @@
 * `prefetch` requests a cache line ahead of its use. The rows of a tree node are scattered over the table; without prefetching
   the histogram kernel waits for memory two thirds of its time.
 * `atomic_add`, `atomic_load`, `yield_processor` are the parts of the barrier at which the threads of a team meet (see
-  `barrier.py`).
+  `barrier`).
 * `bits_to_float32`, `bits_to_float64`, `float64_to_bits` reinterpret bits, for exponential and logarithm (`exp_log32.py`) and
   for scores (`splits.py`).
 * `keep_where_left`, `note_leaves` and `pick` process 64 rows side by side, for prediction (`predict.py`).
@@ -13,6 +13,12 @@ A compiler does not reliably turn a plain loop over 64 rows into vector instruct
 faster and is always vectorised. It also holds the rows' masks in registers from one condition to the next; loading and storing
 them would take longer than the comparison. `pick` is a selection that must not become a jump: no processor can predict to which
 child a row goes.
+
+**Barrier.** All threads of a team run the same kernel (each on its own stripes of rows, then on its own features) and wait for
+each other at barriers. A waiting thread spins for a few microseconds, then yields the processor between tests. A thread that
+fails sets the abort flag, so that no other thread waits for ever.
+
+``control[0]`` counts arrivals, ``control[8]`` is the abort flag (a cache line apart).
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from dboost.kernels import instruction
+from dboost.kernels import instruction, internal
 
 #: System call that lets another thread run.
 _YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
@@ -273,3 +279,25 @@ def pick(typingctx, condition, if_true, if_false):
         return picked
 
     return signature, codegen
+
+
+#: Length of the int64 control array.
+CONTROL_SIZE = 16
+ABORT = 8
+
+
+@internal
+def barrier(control, n_threads, epoch):
+    """Wait for the other threads. Return the next epoch, or -1 when the team was aborted."""
+    if n_threads == 1:
+        return epoch if atomic_load(control, ABORT) == 0 else np.int64(-1)
+    epoch += n_threads
+    atomic_add(control, 0, np.int64(1))
+    looks = 0
+    while atomic_load(control, 0) < epoch:
+        if atomic_load(control, ABORT) != 0:
+            return np.int64(-1)
+        looks += 1
+        if looks > 2000:
+            yield_processor()
+    return epoch

@@ -18,7 +18,7 @@ import numpy as np
 
 from dboost.errors import ParameterError
 from dboost.losses import Loss
-from dboost.metrics.exact_sum import unit_for
+from dboost.metrics.exact import unit_for
 
 
 @dataclass(frozen=True)

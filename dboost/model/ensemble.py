@@ -1,4 +1,4 @@
-"""`Ensemble`: a trained model as data; `Tree`: a regression tree as arrays; models derived from a model; a table of nodes.
+"""`Ensemble`: a trained model as data; `Tree`: a regression tree as arrays; models derived from a model; predictions.
 
 The raw score of a row is ``baseline[k]`` plus the values of the leaves that the row reaches in the trees of output k. There is
 one output for regression and two classes, and one per class for K > 2 classes; an iteration has one tree per output, in class
@@ -19,6 +19,13 @@ widened model (`widen`) gives every row the same score as before.
 
 A model is a sum of trees, so trees can be removed (`truncate`, `drop_source`). Later trees were fitted to the residuals of
 earlier ones: without its last trees a model equals an earlier state of itself, without trees in the middle it equals none.
+
+**Prediction.** `FlatEnsemble` has the trees in the layout of the prediction kernels (`dboost.kernels.predict`). The layout for
+a float dtype is made at the first prediction from a matrix of that dtype; rows are divided among threads. A row's score is
+``((baseline + value) + value) + …`` in float64, in the order of the trees, as in training.
+
+Thresholds are float64. For a float32 value x, ``x <= t`` is equivalent to ``x <= t'`` where t' is the largest float32 that is
+not above t; so a float32 matrix is compared in float32 and reaches the same leaves as in float64.
 """
 
 from __future__ import annotations
@@ -26,7 +33,9 @@ from __future__ import annotations
 import difflib
 import math
 import operator
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +43,9 @@ import numpy as np
 
 from dboost._lazy_import import pd
 from dboost.errors import ParameterError
+from dboost.kernels import predict as kernels
+from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, scratch_for
+from dboost.kernels.simd import LANES
 from dboost.schema import Feature, Level
 
 
@@ -372,3 +384,339 @@ def to_frame(ensemble: Ensemble) -> pd.DataFrame:
             "value": joined("value", np.float64),
         }
     )
+
+
+#: Number of rows × trees per thread from which on a thread saves time.
+WORTH_A_THREAD = 100_000
+
+Range = tuple[int, int]
+
+
+class FlatEnsemble:
+    """Predicts with the trees of an ensemble; may be used by several threads at once.
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+    """
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        self._ensemble = ensemble
+        self._forests: dict[np.dtype, QuickScorerForest | TraversalForest] = {}
+
+    def raw_scores(self, matrix: np.ndarray, iterations: Range | None = None, n_threads: int | None = None) -> np.ndarray:
+        """Return the raw scores of the rows of a matrix.
+
+        Parameters
+        ----------
+        matrix : float32 or float64 [n, n_features]
+            A block of `dboost.data.feature_block`: codes of the levels in categorical columns.
+        iterations : (first, last), optional
+            Only the trees of these iterations, without the last one. Default: all.
+        n_threads : int, optional
+            Default: all processors that this process may use.
+
+        Returns
+        -------
+        float64[n, n_outputs]
+        """
+        scores = np.tile(np.asarray(self._ensemble.baseline, np.float64), (len(matrix), 1))
+        self.add_to(scores, matrix, iterations, n_threads)
+        return scores
+
+    def staged_raw_scores(self, matrix: np.ndarray, n_threads: int | None = None) -> Iterator[np.ndarray]:
+        """Yield raw scores after one iteration, after two, …; each adds one iteration's trees to the previous scores."""
+        scores = self.raw_scores(matrix, (0, 0))
+        for iteration in range(self._ensemble.n_iterations):
+            self.add_to(scores, matrix, (iteration, iteration + 1), n_threads)
+            yield scores.copy()
+
+    def add_to(
+        self, scores: np.ndarray, matrix: np.ndarray, iterations: Range | None = None, n_threads: int | None = None
+    ) -> None:
+        """Add the leaf values of some iterations to raw scores (float64[n, n_outputs]) in place."""
+        self._run(matrix, iterations, n_threads, scores, np.empty((len(matrix), 0), np.int32))
+
+    def leaves(self, matrix: np.ndarray, iterations: Range | None = None, n_threads: int | None = None) -> np.ndarray:
+        """Return the leaf that each row reaches in each tree, numbered from left to right: int32[n, n_trees]."""
+        first, last = self._trees(iterations)
+        leaves = np.empty((len(matrix), last - first), np.int32)
+        self._run(matrix, iterations, n_threads, np.zeros((len(matrix), self._ensemble.n_outputs)), leaves)
+        return leaves
+
+    def _trees(self, iterations: Range | None) -> Range:
+        first, last = iterations or (0, self._ensemble.n_iterations)
+        return first * self._ensemble.n_outputs, last * self._ensemble.n_outputs
+
+    def _run(
+        self,
+        matrix: np.ndarray,
+        iterations: Range | None,
+        n_threads: int | None,
+        scores: np.ndarray,
+        leaves: np.ndarray,
+    ) -> None:
+        width = len(self._ensemble.features)
+        if matrix.ndim != 2 or matrix.shape[1] != width:
+            raise ValueError(f"expected a matrix of {width} columns, got one of shape {matrix.shape}")
+        trees = self._trees(iterations)
+        if trees[0] == trees[1]:
+            return
+        exact_in_single = matrix.dtype.kind == "f" and matrix.dtype.itemsize <= 4
+        matrix = np.ascontiguousarray(matrix, np.float32 if exact_in_single else np.float64)
+        forest = self._forest(matrix.dtype)
+        kernel = predict_quickscorer if isinstance(forest, QuickScorerForest) else predict_traversal
+
+        def work(start: int, stop: int) -> None:
+            scratch = scratch_for(forest.columns, forest.n_levels, matrix.dtype)
+            kernel(forest, matrix, (start, stop), trees, scores, leaves, scratch)
+
+        share_out(work, len(matrix), trees[1] - trees[0], n_threads)
+
+    def _forest(self, precision: np.dtype) -> QuickScorerForest | TraversalForest:
+        # Two threads may both make the layout, with equal results.
+        if precision not in self._forests:
+            self._forests[precision] = lay_out_forest(self._ensemble.trees, self._ensemble.features, precision)
+        return self._forests[precision]
+
+
+def share_out(work: Callable[[int, int], None], n_rows: int, n_trees: int, n_threads: int | None) -> None:
+    """Call ``work(start, stop)`` for ranges of rows, on several threads if that saves time."""
+    if n_threads is None:
+        n_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n_threads = min(n_threads, n_rows * n_trees // WORTH_A_THREAD)
+    if n_threads <= 1:
+        return work(0, n_rows)
+    # Whole blocks, and more ranges than threads, so that a slow thread does not delay the others.
+    length = -(-n_rows // (4 * n_threads * LANES)) * LANES
+    starts = range(0, n_rows, length)
+    with ThreadPoolExecutor(n_threads) as pool:
+        for _ in pool.map(work, starts, [min(start + length, n_rows) for start in starts]):
+            pass
+
+
+#: Number of numeric conditions, and of categorical lookups, that take as long as one step of a traversal.
+CONDITIONS_PER_STEP = 20
+LOOKUPS_PER_STEP = 4
+#: Trees with more leaves are traversed, and so are forests whose lookup tables would have more words.
+MAX_LEAVES = 4_096
+MAX_TABLE_WORDS = 1 << 24
+
+_PAGE = 32
+_ALL = (1 << _PAGE) - 1
+
+
+def lay_out_forest(
+    trees: Sequence[Tree], features: tuple[Feature, ...], precision: np.dtype
+) -> QuickScorerForest | TraversalForest:
+    """Return the faster layout of the trees, for matrices of the given float dtype."""
+    forest = _Forest(trees, features)
+    if (forest.n_leaves > MAX_LEAVES).any():
+        return _walked(forest, precision)
+    conditions = _PageConditions(forest)
+    steps = conditions.is_numeric.sum() / CONDITIONS_PER_STEP + len(conditions.looked_up) / LOOKUPS_PER_STEP
+    n_words = int((forest.n_levels[conditions.looked_up] + np.int64(1)).sum())
+    if steps > forest.depth.sum() or n_words > MAX_TABLE_WORDS:
+        return _walked(forest, precision)
+    return _paged(forest, conditions, precision)
+
+
+def traversal_forest(trees: Sequence[Tree], features: tuple[Feature, ...]) -> TraversalForest:
+    """Return the traversal layout of the trees for float64, which `dboost.kernels.predict.predict_rows` reads."""
+    return _walked(_Forest(trees, features), np.dtype(np.float64))
+
+
+class _Forest:
+    """The nodes of all trees in concatenated arrays.
+
+    Attributes
+    ----------
+    feature, threshold, missing_left, is_leaf : as in `Tree`, [n_nodes of all trees]
+    leaf : int64[n_nodes]
+        Number of the first leaf at or below a node, within its tree.
+    right : int64[n_nodes]
+        Right child among all nodes; in a leaf the leaf itself.
+    tree : int64[n_nodes]
+    n_leaves, depth, first_node, first_value : int64[n_trees]
+    columns : int64[n_used]
+        The features with splits, numeric ones first.
+    n_numeric : int
+        Number of numeric ones.
+    n_levels : uint32[n_used - n_numeric]
+    column_index : int64[n_nodes]
+        Index of a split's feature in `columns`.
+    values : float64[n_leaves of all trees]
+    """
+
+    def __init__(self, trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
+        self._trees = trees
+        none = np.empty(0)
+        self.feature = np.concatenate([none, *(tree.feature for tree in trees)]).astype(np.int64)
+        self.threshold = np.concatenate([none, *(tree.threshold for tree in trees)])
+        self.missing_left = np.concatenate([none, *(tree.missing_left for tree in trees)]).astype(np.bool_)
+        n_nodes = np.array([tree.n_nodes for tree in trees], np.int64)
+        n = len(self.feature)
+        self.tree = np.repeat(np.arange(len(trees)), n_nodes)
+        self.first_node = np.cumsum(n_nodes) - n_nodes
+        self.is_leaf = self.feature < 0
+        self.n_leaves = np.bincount(self.tree[self.is_leaf], minlength=len(trees))
+        self.first_value = np.cumsum(self.n_leaves) - self.n_leaves
+        self.leaf: np.ndarray = np.cumsum(self.is_leaf) - self.is_leaf - self.first_value[self.tree]
+        right = np.concatenate([none, *(tree.right for tree in trees)]).astype(np.int64)
+        self.right = np.where(self.is_leaf, np.arange(n), right + self.first_node[self.tree])
+        self.depth = self._depths()
+        self.values = np.concatenate([none, *(tree.value for tree in trees)])[self.is_leaf]
+
+        used = np.unique(self.feature[~self.is_leaf])
+        is_categorical = np.array([features[column].is_categorical for column in used], np.bool_)
+        self.columns = np.concatenate([used[~is_categorical], used[is_categorical]])
+        self.n_numeric = int((~is_categorical).sum())
+        levels = [features[column].categories or () for column in self.columns[self.n_numeric :]]
+        self.n_levels = np.array([len(of_column) for of_column in levels], np.uint32)
+        index_of = np.zeros(len(features), np.int64)
+        index_of[self.columns] = np.arange(len(self.columns))
+        self.column_index = np.where(self.is_leaf, 0, index_of[self.feature] if n else 0)
+
+    def _depths(self) -> np.ndarray:
+        """Number of splits on each tree's longest path, computed level by level for all trees."""
+        depth = np.zeros(len(self.first_node), np.int64)
+        at = self.first_node[~self.is_leaf[self.first_node]] if len(depth) else self.first_node
+        level = 0
+        while len(at):
+            level += 1
+            depth[self.tree[at]] = level
+            below = np.concatenate((at + 1, self.right[at]))
+            at = below[~self.is_leaf[below]]
+        return depth
+
+    def goes_left(self, node: int, n_codes: int) -> np.ndarray:
+        """Return which codes a categorical split sends left; the last one stands for missing values."""
+        left = np.zeros(n_codes, np.bool_)
+        tree = int(self.tree[node])
+        left[self._trees[tree].categories[node - int(self.first_node[tree])]] = True
+        left[-1] = self.missing_left[node]
+        return left
+
+
+class _PageConditions:
+    """The pairs of a split and a page of which the split can exclude leaves.
+
+    The pages of a tree are stored from the last to the first.
+
+    Attributes
+    ----------
+    page, node : int64[n]
+        Number of the page, and the split.
+    keep : int64[n]
+        Mask of the page's leaves that remain possible if a row goes right: all but those under the left child.
+    is_numeric : bool[n]
+    n_pages, first_page : int64[n_trees]
+    looked_up, lookup_page : int64[n_lookups]
+        The categorical columns (counted from the first one) with splits on each page.
+    """
+
+    def __init__(self, forest: _Forest) -> None:
+        split = np.flatnonzero(~forest.is_leaf)
+        first, last = forest.leaf[split], forest.leaf[forest.right[split]]  # leaves under the left child
+        first_page, last_page = first // _PAGE, (last - 1) // _PAGE
+        n_conditions = last_page - first_page + 1
+        of = np.repeat(np.arange(len(split)), n_conditions)
+        page = first_page[of] + np.arange(len(of)) - np.repeat(np.cumsum(n_conditions) - n_conditions, n_conditions)
+        low, high = np.clip((first[of] - page * _PAGE, last[of] - page * _PAGE), 0, _PAGE)
+        self.keep = _ALL - ((1 << high) - (1 << low))
+        self.node = split[of]
+        self.n_pages = -(-forest.n_leaves // _PAGE)
+        self.first_page = np.cumsum(self.n_pages) - self.n_pages
+        tree = forest.tree[self.node]
+        self.page = self.first_page[tree] + self.n_pages[tree] - 1 - page
+        self.is_numeric = forest.column_index[self.node] < forest.n_numeric
+        column = forest.column_index[self.node] - forest.n_numeric
+        self.lookup_page, self.looked_up = self._lookups(column)
+
+    def _lookups(self, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        categorical = ~self.is_numeric
+        width = int(column.max(initial=0)) + 1
+        return np.divmod(np.unique(self.page[categorical] * width + column[categorical]), width)
+
+
+def _paged(forest: _Forest, conditions: _PageConditions, precision: np.dtype) -> QuickScorerForest:
+    """The QuickScorer layout."""
+    numbers = np.arange(int(conditions.n_pages.sum()) + 1)
+    numeric = np.flatnonzero(conditions.is_numeric)
+    node = conditions.node[numeric]
+    numeric = numeric[np.lexsort((forest.missing_left[node], conditions.page[numeric]))]
+    node, page = conditions.node[numeric], conditions.page[numeric]
+    numeric_conditions = np.empty(len(numeric), kernels.condition(precision))
+    numeric_conditions["threshold"] = _floor(forest.threshold[node], precision)
+    numeric_conditions["start"] = forest.column_index[node] * LANES
+    numeric_conditions["keep"] = conditions.keep[numeric]
+    begin = np.searchsorted(page, numbers)
+
+    pages = np.empty(len(numbers) - 1, kernels.PAGE)
+    tree = np.repeat(np.arange(len(forest.n_leaves)), conditions.n_pages)
+    pages["first_leaf"] = _PAGE * (conditions.first_page[tree] + conditions.n_pages[tree] - 1 - numbers[:-1])
+    pages["begin"], pages["end"] = begin[:-1], begin[1:]
+    pages["missing_left"] = begin[1:] - np.bincount(page[forest.missing_left[node]], minlength=len(numbers) - 1)
+    first_lookup = np.searchsorted(conditions.lookup_page, numbers)
+    pages["first_lookup"], pages["last_lookup"] = first_lookup[:-1], first_lookup[1:]
+
+    lookups = np.empty(len(conditions.looked_up), kernels.LOOKUP)
+    n_codes = forest.n_levels[conditions.looked_up] + np.int64(1)
+    lookups["start"] = conditions.looked_up * LANES
+    lookups["table"] = starts = np.cumsum(n_codes) - n_codes
+    table = np.full(int(n_codes.sum()), _ALL, np.uint32)
+    width = len(forest.n_levels) + 1
+    key = conditions.lookup_page * width + conditions.looked_up
+    for k in np.flatnonzero(~conditions.is_numeric):
+        split = int(conditions.node[k])
+        i = int(np.searchsorted(key, conditions.page[k] * width + forest.column_index[split] - forest.n_numeric))
+        part = table[starts[i] : starts[i] + n_codes[i]]
+        part[~forest.goes_left(split, len(part))] &= np.uint32(conditions.keep[k])
+
+    trees = np.empty(len(forest.n_leaves), kernels.QUICKSCORER_TREE)
+    trees["first_page"], trees["last_page"] = conditions.first_page, conditions.first_page + conditions.n_pages
+    trees["first_value"] = forest.first_value
+    return QuickScorerForest(forest.columns, forest.n_levels, trees, pages, numeric_conditions, lookups, table, forest.values)
+
+
+def _walked(forest: _Forest, precision: np.dtype) -> TraversalForest:
+    """The traversal layout."""
+    categorical = np.flatnonzero((forest.column_index >= forest.n_numeric) & ~forest.is_leaf)
+    nodes = np.empty(len(forest.feature), kernels.node(precision))
+    nodes["threshold"] = _floor(forest.threshold, precision)
+    nodes["start"] = (2 * forest.column_index + forest.missing_left) * LANES
+    nodes["start"][categorical] = 0
+    nodes["right"], nodes["leaf"] = forest.right, forest.leaf
+    node_sets = np.zeros(len(nodes), kernels.NODE_SET)
+    # The first set is empty, for nodes that are not categorical: it contains no code.
+    sets = [np.zeros(max(forest.n_levels, default=0) // 32 + 1, np.uint32)]
+    n_words = len(sets[0])
+    for at in categorical.tolist():
+        column = forest.column_index[at] - forest.n_numeric
+        node_sets[at] = column * LANES, n_words
+        sets.append(_mask_words(forest.goes_left(at, int(forest.n_levels[column]) + 1)))
+        n_words += len(sets[-1])
+    trees = np.empty(len(forest.n_leaves), kernels.TRAVERSAL_TREE)
+    trees["root"], trees["depth"], trees["first_value"] = forest.first_node, forest.depth, forest.first_value
+    trees["has_sets"] = np.bincount(forest.tree[categorical], minlength=len(trees)) > 0
+    return TraversalForest(
+        forest.columns, forest.n_levels, trees, nodes, node_sets, np.concatenate(sets), forest.values
+    )  # fmt: skip
+
+
+def floor_to_float32(values: np.ndarray) -> np.ndarray:
+    """Return the largest float32 that is not above each value (NaN stays NaN)."""
+    with np.errstate(over="ignore"):
+        rounded = np.asarray(values).astype(np.float32)
+        return np.where(rounded > values, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+
+
+def _floor(thresholds: np.ndarray, precision: np.dtype) -> np.ndarray:
+    return floor_to_float32(thresholds) if precision == np.float32 else thresholds
+
+
+def _mask_words(bits: np.ndarray) -> np.ndarray:
+    """Pack booleans into uint32 words, lowest bit first."""
+    padded = np.zeros((len(bits) // 32 + 1) * 32, np.bool_)
+    padded[: len(bits)] = bits
+    return np.packbits(padded, bitorder="little").view("<u4").astype(np.uint32)

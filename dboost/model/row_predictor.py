@@ -17,8 +17,7 @@ import numpy as np
 from dboost._lazy_import import pd
 from dboost.errors import DataError, InputTypeError
 from dboost.kernels.predict import predict_rows
-from dboost.model.ensemble import Ensemble
-from dboost.model.forest import Range, traversal_forest
+from dboost.model.ensemble import Ensemble, Range, traversal_forest
 from dboost.schema import NUMBERS, TEXT, TRUTH_VALUES, Feature
 
 #: Types of values that have the kind of the levels of a feature; NumPy's other integers and floats are numbers, too.

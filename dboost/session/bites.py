@@ -25,8 +25,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dboost.session.batch_rows import StartingRows
 from dboost.session.engines import FusedEngine, Team, choose_threads, is_small
+from dboost.session.partition_loader import StartingRows
 from dboost.session.protocol import BiteVisit, BuildSpec
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.arcbite_rows import Bite, BiteFiles, FileBite, InMemoryBite, bite_sizes, bites_of, joined_bites

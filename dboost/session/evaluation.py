@@ -33,10 +33,10 @@ from dboost.kernels.histograms import BinLayout
 from dboost.losses import Loss
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
-from dboost.model.forest import FlatEnsemble
-from dboost.session.batch_rows import BatchRows
+from dboost.model.ensemble import FlatEnsemble
 from dboost.session.engines import Team
-from dboost.session.memory_budget import Budget, MemoryReservation, reading_within
+from dboost.session.memory import Budget, MemoryReservation, reading_within
+from dboost.session.partition_loader import BatchRows
 from dboost.session.protocol import BuildSpec
 from dboost.session.target import encode_chunk
 from dboost.session.warm_start import add_block, matrix_of, row_matrix

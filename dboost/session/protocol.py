@@ -2,8 +2,8 @@
 
 The boosting loop calls an `Engine`, which trains on the rows of this process or of all workers of a cluster. Everything else
 that happens to rows is a method of `Session`: one session does the work of one process for one fit. A transport calls it
-directly in this process (`session.transport.LocalTable`) or sends the call to a worker (`distributed.partitioned_table`). Both
-transports take the name of the method from this protocol, so mypy checks the caller and the implementation.
+directly in this process (`session.worker_session.LocalTable`) or sends the call to a worker (`distributed.partitioned_table`).
+Both transports take the name of the method from this protocol, so mypy checks the caller and the implementation.
 
 `BuildSpec` and the other records are frozen. All sessions of a fit receive equal records.
 """
@@ -20,7 +20,7 @@ import numpy as np
 from dboost.data.binning import Binning
 from dboost.kernels.histograms import BinLayout
 from dboost.metrics.metric import LossMagnitude
-from dboost.session.memory_budget import Budget
+from dboost.session.memory import Budget
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart
 from dboost.shards.apply_trees import TreeDelta
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dboost.model.ensemble import Ensemble
     from dboost.schema import Feature
     from dboost.session.partition_loader import Numbered, PartitionStats
-    from dboost.session.row_selection import DigitRequest, RowAssignment
+    from dboost.session.row_samples import DigitRequest, RowAssignment
     from dboost.trees.grower import RoundHistograms, RoundRequest
     from dboost.trees.split_finder import BestSplits, SiblingPair
 
@@ -46,7 +46,7 @@ class BuildSpec:
     target: Target  # loss and classes; contains no rows
     baseline: np.ndarray  # float64[n_outputs]
     warm_start: WarmStart  # the model whose trees are included in the first scores
-    magnitude: float  # approximate upper bound of the loss of a row, see `training.initial_score.TargetStats`
+    magnitude: float  # approximate upper bound of the loss of a row, see `training.leaf_values.TargetStats`
     spread: float  # approximate upper bound of the error of a prediction
     #: Global id of each partition's first row among all rows of positive weight.
     starts: dict[int, int]

@@ -24,8 +24,7 @@ from dboost.data import CategoryColumn, Chunk, Table
 from dboost.data.binning import Binning
 from dboost.errors import DataError, ParameterError
 from dboost.losses import Loss, from_dict, is_custom
-from dboost.model.ensemble import Ensemble, widen
-from dboost.model.forest import FlatEnsemble, Range
+from dboost.model.ensemble import Ensemble, FlatEnsemble, Range, widen
 from dboost.schema import Feature
 from dboost.session.target import Target
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dboost.kernels.assign_leaves import (
+from dboost.kernels.histograms import BinLayout
+from dboost.kernels.predict import (
     BLOCK,
     MASK_LEAVES,
     N_PLANES,
@@ -21,7 +22,6 @@ from dboost.kernels.assign_leaves import (
     new_mask_splits,
     prepare_masks,
 )
-from dboost.kernels.histograms import BinLayout
 from dboost.kernels.rows import add_tree
 from dboost.shards.shard import BinnedColumns
 from dboost.trees.tree_task import GrownTree

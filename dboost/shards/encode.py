@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from dboost.data import CategoryColumn, Chunk, Column, Table
-from dboost.data.binned_partition import BinnedPartition, DecodedColumns
 from dboost.data.binning import FEW, Binning, distinct_values, padded_edges
-from dboost.data.chunk import CategoryIndex, apply
+from dboost.data.chunk import BinnedPartition, CategoryIndex, DecodedColumns, apply
 from dboost.errors import DataError
 from dboost.kernels.bins import encode_column, encode_matrix, fill_tiles
 from dboost.kernels.histograms import BinLayout

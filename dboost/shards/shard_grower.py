@@ -18,8 +18,7 @@ from dboost.kernels import kernel, or_empty
 from dboost.kernels.histograms import add_records, flush
 from dboost.kernels.rows import add_leaves, label_rows, quantise, split_records
 from dboost.losses.gradient_pass import new_pass_scratch
-from dboost.shards.shard import Shard, advance_rows
-from dboost.shards.statistics import merge_into_bins
+from dboost.shards.shard import Shard, advance_rows, merge_into_bins
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import GradientStats, TreeTask
 

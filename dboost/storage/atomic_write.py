@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dboost._lazy_import import fsspec, is_a
-from dboost._storage_errors import is_failure, reason, shown
-from dboost.errors import MissingExtraError, ModelFileError
+from dboost.errors import MissingExtraError, ModelFileError, is_failure, reason, shown
 
 
 class FileMissingError(ModelFileError, FileNotFoundError):

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.metrics.exact_sum import merged_float, total
+from dboost.metrics.exact import merged_float, total
 from dboost.params import ADAPTIVE, CYCLIC, ArcBites
 from dboost.session.protocol import BiteEngine
 from dboost.shards.arcbite_rows import bite_sizes

@@ -34,30 +34,27 @@ from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.evaluation import EvalSet
 from dboost.session.protocol import Engine, Session
-from dboost.session.reference_sample import ReferenceSample, warn_of_drift, with_summary
-from dboost.session.row_selection import DigitRequest
+from dboost.session.row_samples import DigitRequest, ReferenceSample, warn_of_drift, with_summary
 from dboost.session.target import Target, TargetScan, choose_target, continued, target_for, target_of
-from dboost.session.transport import LocalTable, NamedSet, SessionTable
 from dboost.session.warm_start import WarmStart, check_continues
+from dboost.session.worker_session import LocalTable, NamedSet, SessionTable
 from dboost.training.arcbites import run_arcbites
 from dboost.training.callbacks import OBSERVERS, Callback, Progress, StoppingRule
-from dboost.training.initial_score import target_stats
+from dboost.training.leaf_values import target_stats
 from dboost.training.loop import BoostingLoop, assemble
 from dboost.training.plan import (
     FitPlan,
     FitRequest,
     RowsDescription,
+    ValidationPlan,
     check_columns,
+    held_out_rows_of,
     make_plan,
+    needs_test_set,
     requested,
     stopping_rule,
-    with_own_metrics,
-)
-from dboost.training.validation_split import (
-    ValidationPlan,
-    held_out_rows_of,
-    needs_test_set,
     warn_held_out,
+    with_own_metrics,
 )
 from dboost.trees.bin_proposal import fine_bins_of
 

@@ -1,6 +1,6 @@
 """Folds of a data set, and fits on all of them at the same time.
 
-The rows are binned once, by split points that all rows propose; a fold is one byte per row (`session.row_selection.FoldRows`).
+The rows are binned once, by split points that all rows propose; a fold is one byte per row (`session.row_samples.FoldRows`).
 So the fit of a fold differs from a fit on the same rows of the data set in nothing: it gives the same trees to the last bit.
 
 Each fold is fitted in a thread of its own. After every iteration all folds wait for each other (`FoldScores`), because early
@@ -27,7 +27,7 @@ from dboost.data import CategoryColumn, Column
 from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ParameterError
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
-from dboost.session.row_selection import TEST, TRAIN, UNUSED, FoldRows
+from dboost.session.row_samples import TEST, TRAIN, UNUSED, FoldRows
 from dboost.session.target import Target
 from dboost.session.warm_start import COLD_START
 from dboost.training.callbacks import Callback, Iteration, Progress

@@ -5,8 +5,8 @@ and Hessians follow from the scores of the previous trees with their new leaf va
 exact sums, or a quantile of the rows' residuals, by the same `LeafEstimator` and with the same parameters as in the fit. So a
 refit on the training data reproduces the model.
 
-The rows are in this process or on a cluster (`session.transport.SessionTable`). The results of sessions are merged by exact
-sums and maxima, so leaf values do not depend on the partitions.
+The rows are in this process or on a cluster (`session.worker_session.SessionTable`). The results of sessions are merged by
+exact sums and maxima, so leaf values do not depend on the partitions.
 
 With ``decay`` a leaf value is ``decay · old + (1 - decay) · new``; leaves without rows keep the old value.
 """
@@ -22,19 +22,18 @@ import numpy as np
 
 from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.losses import Loss
-from dboost.metrics.exact_sum import unit_for
+from dboost.metrics.exact import unit_for
 from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters, make_parameters
 from dboost.session.protocol import RefitOrder, RefitStep, Session
-from dboost.session.reference_sample import with_summary
-from dboost.session.transport import SessionTable
+from dboost.session.row_samples import with_summary
 from dboost.session.warm_start import WarmStart, check_continues, keywords_for
-from dboost.shards.statistics import leaf_totals
+from dboost.session.worker_session import SessionTable
+from dboost.shards.shard import leaf_totals
 from dboost.training.dataset_rows import DatasetDescription, DatasetRows, check_thresholds
 from dboost.training.fit import SessionRows, interruptible_reading
-from dboost.training.initial_score import TargetStats, target_stats
-from dboost.training.leaf_values import LeafEstimator
+from dboost.training.leaf_values import LeafEstimator, TargetStats, target_stats
 from dboost.training.loop import in_rows
 from dboost.training.plan import FitRequest
 from dboost.trees.tree_task import GradientStats, RowSubset

@@ -1,10 +1,10 @@
-"""Leaf values of a grown tree, and the gradients after it was added to the scores.
+"""Constants that minimize the loss: the initial score of a model, and the leaf values of a grown tree.
 
 **Leaf estimation.** The parameter ``step`` selects the method:
 
 * ``"leaf"`` (TreeBoost): each leaf gets its own constant, by the loss's `leaf_statistic`. Newton steps use the exact leaf sums
   of the grown tree; with ``criterion="gradient"`` (least squares) the Hessian sums are requested separately. Quantiles of the
-  residuals take about four, at most ten calls over all rows for all leaves together (`metrics.quantiles`); Huber's step takes
+  residuals take about four, at most ten calls over all rows for all leaves together (`metrics.exact`); Huber's step takes
   one more.
 * ``"line_search"`` (Friedman 2001, Algorithm 1): the least-squares tree is multiplied by the factor that minimizes the loss,
   the root of an exact sum over the rows, with one call per step of the search.
@@ -21,24 +21,357 @@ are excluded from growing a tree and from its leaf values. Two more calls find t
 the minimum lies, so two bounds enclose it; a Newton step beyond them is replaced by bisection. As long as one bound is missing,
 the step is limited to a length that grows fourfold: the curvature of an exponential far from its minimum leads to steps in the
 thousands. At a kink, where the curvature is zero, the method is bisection.
+
+**Initial score** (baseline prediction) and the units of exact sums. `target_stats` works with statistics of the training rows
+only. ``ask(function, *arguments)`` calls ``function(y, weight, offset, *arguments)`` for each row subset, in this process or on
+workers, and returns the list of results. The results are merged exactly (maxima, sums of integers), so the statistics do not
+depend on the partitions. The first call returns sizes, which determine the units of exact sums; the second one returns the
+sums.
+
+For most losses the initial score follows from the mean of the target. With offsets, or for a custom loss, Newton's method finds
+it from exact sums of the rows' first and second derivatives, with one call per step.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from dboost.losses import Huber, LogLoss, Loss, SoftmaxLogLoss
-from dboost.metrics.exact_sum import merged_float, unit_for
-from dboost.metrics.quantiles import exact_level, find_cut, find_quantiles, find_size, rank_unit
+from dboost.errors import DataError, ParameterError
+from dboost.kernels import or_empty
+from dboost.kernels.quantile_keys import Residuals, count_digits, next_keys
+from dboost.losses import Huber, LogLoss, Loss, SoftmaxLogLoss, is_custom, register
+from dboost.losses.base import check_derivatives
+from dboost.metrics.exact import (
+    ExactSum,
+    exact_level,
+    find_cut,
+    find_quantiles,
+    find_size,
+    merged_float,
+    rank_unit,
+    total,
+    unit_for,
+)
 from dboost.params import Parameters
-from dboost.shards import statistics
-from dboost.trees.finished_tree import bounded, leaf_values, newton_steps
-from dboost.trees.tree_task import GradientStats, Leaves, RowSubset
+from dboost.shards.shard import (
+    concatenated,
+    influence_digits,
+    leaf_clipped,
+    leaf_digits,
+    leaf_keys,
+    leaf_next,
+    line_slopes,
+    loss_hessian_sums,
+    size_digits,
+    size_keys,
+    size_next,
+)
+from dboost.trees.tree_task import GradientStats, Leaves, RowSubset, bounded, leaf_values, newton_steps
+
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
+#: ``ask(function, *arguments)`` returns ``function(y, weight, offset, *arguments)`` of each row subset.
+Ask = Callable[..., list[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class TargetStats:
+    """Statistics of the training target, known before the first tree."""
+
+    baseline: np.ndarray  # float64[n_outputs], the constant raw scores of least loss
+    loss: Loss  # with its parameters that depend on the rows (Huber's δ)
+    total_weight: float  # of all rows
+    max_weight: float
+    magnitude: float  # approximate upper bound of a row's loss
+    spread: float  # largest distance of a target from the mean
+    loss_unit: float  # unit of exact sums of the weighted loss
+    integer_weights: bool  # whether all weights are integers, so that a row of weight n counts as n rows
+    #: Of a model that is continued: the ratio of its loss on these rows to that of the best constant. 0 for perfect
+    #: predictions, 1 for a model no better than a constant, above 1 for a worse one; infinite if the best constant predicts
+    #: all rows.
+    unexplained: float | None = None
+    too_large: str = "targets"  # the input that an error names if the first gradients are infinite
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Number of rows and ranges of their values; merged by sums, minima and maxima."""
+
+    n_rows: int
+    max_weight: float
+    lowest: float  # smallest target
+    highest: float  # largest target
+    has_offset: bool
+    is_whole: bool  # whether all weights are integers of at most 2**20
+    n_counted: float  # sum of integer weights, i.e. the number of rows that they count as
+
+    def merge(self, other: Sizes) -> Sizes:
+        return Sizes(
+            self.n_rows + other.n_rows,
+            max(self.max_weight, other.max_weight),
+            min(self.lowest, other.lowest),
+            max(self.highest, other.highest),
+            self.has_offset or other.has_offset,
+            self.is_whole and other.is_whole,
+            self.n_counted + other.n_counted,
+        )
+
+
+def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStats:
+    """Compute the statistics from targets, weights and offsets of all training rows.
+
+    continues : whether a model is continued (default False). Then the offsets are its raw scores (used for a single output
+    only), the baseline is unused and zero, and targets that determine no initial score are allowed.
+
+    Raises
+    ------
+    DataError
+        When no constant minimizes the loss of these targets.
+    ParameterError
+        When the derivatives of a custom loss are wrong.
+    """
+    if is_custom(loss):
+        messages = [message for message in ask(_check_loss, loss) if message is not None]
+        if messages:
+            raise ParameterError(messages[0])
+        register(loss)
+    sizes = reduce(Sizes.merge, ask(_sizes))
+    # A row of integer weight n counts as n rows of weight 1 in sums and their units.
+    n, max_weight = (int(sizes.n_counted), 1.0) if sizes.is_whole else (sizes.n_rows, sizes.max_weight)
+    weight_unit = unit_for(max_weight, n)
+    mean, classes = 0.0, np.empty(0)
+    magnitude: float | None
+    if isinstance(loss, SoftmaxLogLoss):
+        if sizes.has_offset and not continues:
+            warnings.warn(
+                f"offset has no effect on a model of {loss.n_outputs} classes: the same number is added to the scores of all "
+                "classes of a row, which changes no probability",
+                stacklevel=2,
+            )
+        fractions = [
+            reduce(ExactSum.merge, of_class) for of_class in zip(*ask(_class_weights, loss.n_outputs, weight_unit), strict=True)
+        ]
+        weights = reduce(ExactSum.merge, fractions).finish()
+        classes = np.array([class_weight.finish() for class_weight in fractions]) / weights
+        baseline = np.zeros(loss.n_outputs) if continues else loss.best_constants(_smoothed(classes, weights))
+        spread, magnitude = 1.0, loss.magnitude(0.0, 0.0)
+    else:
+        target_unit = unit_for(max(abs(sizes.lowest), abs(sizes.highest)) * max_weight, n)
+        answers = ask(_sums, target_unit, weight_unit, sizes.is_whole)
+        of_targets, of_weights = (reduce(ExactSum.merge, of) for of in zip(*answers, strict=True))
+        weights = of_weights.finish()
+        mean = of_targets.finish() / weights
+        if not math.isfinite(mean):
+            raise DataError("the targets (or their weights) are so large that their sum is infinite; scale them down")
+        if loss.target_range == "non-negative" and not mean > 0 and not continues:
+            raise DataError(f"loss={loss.name!r} requires non-negative y and sum(y) > 0: all targets are 0")
+        best = 0.0 if continues else _best_constant(loss, ask, mean, weights, sizes.has_offset, rank_unit(max_weight, n))
+        if isinstance(loss, Huber):
+            loss = loss.with_delta(_delta(ask, loss, best, rank_unit(max_weight, n)))
+        baseline = np.array([best])
+        spread, magnitude = max(mean - sizes.lowest, sizes.highest - mean), None
+        if not sizes.has_offset:
+            magnitude = loss.magnitude(mean, spread)
+        if magnitude is None:
+            largest = ask(_largest_loss, loss, best)
+            magnitude, spread = (max(of) for of in zip(*largest, strict=True))
+            # A positive lower limit: a sum of zeros needs a unit, too.
+            magnitude, spread = max(magnitude, 1e-200), max(spread, 1e-200)
+            if continues:  # all rows may have a small loss at first
+                magnitude = max(magnitude, loss.magnitude(mean, spread) or 0.0)
+    loss_unit = unit_for(magnitude * max_weight, n, spare_bits=10)
+    unexplained = _unexplained(loss, ask, mean, classes, rank_unit(max_weight, n)) if continues else None
+    too_large = _too_large(loss, mean, sizes, continues)
+    return TargetStats(
+        baseline, loss, weights, sizes.max_weight, magnitude, spread, loss_unit, sizes.is_whole, unexplained, too_large
+    )
+
+
+def _too_large(loss: Loss, mean: float, sizes: Sizes, continues: bool) -> str:
+    """Return the input to name if the first gradients are infinite: targets or weights if these alone are sufficient."""
+    steepest = 1.0
+    if not loss.is_classification:
+        y = np.array([sizes.lowest, sizes.highest])
+        with np.errstate(all="ignore"):
+            at = np.nan_to_num(loss.link(np.array([mean, mean])), posinf=0.0, neginf=0.0)
+            steepest = float(np.abs(loss.gradient(y, at)).max())
+    if not steepest <= _LARGEST_FLOAT32:
+        return "targets"
+    if not steepest * sizes.max_weight <= _LARGEST_FLOAT32 or not (sizes.has_offset or continues):
+        return "weights" if steepest <= 1.0 else "targets times the weights" if sizes.max_weight > 1.0 else "targets"
+    beside = " or weights" if sizes.max_weight > 1.0 else ""
+    return f"scores of the model to continue (or offsets{beside})" if continues else f"offsets{beside}"
+
+
+def _unexplained(loss: Loss, ask: Ask, mean: float, classes: np.ndarray, unit: float) -> float:
+    """See `TargetStats`. mean : of the target; classes : float64[n_outputs], fractions of the weight; unit : of ranks."""
+
+    def alone(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return ask(_without_offset, function, *arguments)
+
+    with np.errstate(divide="ignore"):
+        if isinstance(loss, SoftmaxLogLoss):
+            best = np.log(np.maximum(classes, 1e-300))
+        else:
+            if loss.is_classification and not 0 < mean < 1:
+                return math.inf
+            best = np.array([_best_constant(loss, alone, mean, 1.0, False, unit)])
+    of_model = merged_float(ask(_total_loss, loss, np.zeros(loss.n_outputs)))
+    if not np.isfinite(best).all():
+        return math.inf
+    of_constant = merged_float(alone(_total_loss, loss, best))
+    return of_model / of_constant if of_constant > 0 else math.inf
+
+
+def _without_offset(
+    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, function: Callable[..., Any], *arguments: Any
+) -> Any:
+    return function(y, weight, None, *arguments)
+
+
+def _total_loss(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss, at: np.ndarray) -> int | None:
+    """Return the exact sum of the weighted losses with raw scores offset + `at` (float64[n_outputs])."""
+    raw = np.repeat(at[:, None], len(y), axis=1)
+    if offset is not None:
+        raw += offset
+    with np.errstate(all="ignore"):
+        losses = loss.value(y, raw[0] if len(at) == 1 else raw.T)
+    return total(losses if weight is None else losses * weight)
+
+
+def _smoothed(fractions: np.ndarray, weights: float) -> np.ndarray:
+    """Return the classes' fractions of the weight; if a class has no rows, with one row of each class added (Laplace)."""
+    return fractions if fractions.all() else (fractions * weights + 1.0) / (weights + len(fractions))
+
+
+def _best_constant(loss: Loss, ask: Ask, mean: float, weights: float, has_offset: bool, unit: float) -> float:
+    """Return the constant of least loss over all rows; weights : total weight."""
+    if loss.leaf_statistic != "newton":
+        return _quantile(ask, loss.level, unit)
+    if loss.is_classification:
+        mean = float(_smoothed(np.array([mean, 1.0 - mean]), weights)[0])
+    best = loss.best_constant(mean)
+    if best is None or has_offset:
+        best = minimize_convex(lambda at: _slopes(ask, loss, at), best or 0.0)
+    return best
+
+
+def _check_loss(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss) -> str | None:
+    return check_derivatives(loss, y) if len(y) else None
+
+
+def _quantile(ask: Ask, level: float, unit: float) -> float:
+    """Return the quantile of targets minus offsets over all rows."""
+    found = find_quantiles(
+        lambda *digits: reduce(np.add, ask(_digits, 0.0, False, unit, *digits)),
+        lambda keys: reduce(np.minimum, ask(_next, 0.0, False, keys)),
+        exact_level(level),
+        1,
+    )
+    return float(found[0])
+
+
+def _delta(ask: Ask, loss: Huber, best: float, unit: float) -> float:
+    """Return Huber's first δ, a quantile of the absolute residuals."""
+    return find_size(
+        exact_level(loss.alpha),
+        lambda *digits: reduce(np.add, ask(_digits, best, True, unit, *digits)),
+        lambda keys: reduce(np.minimum, ask(_next, best, True, keys)),
+    )
+
+
+def _digits(
+    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, unit: float, *digits: Any
+) -> np.ndarray:
+    counts = np.zeros((1, 256), np.int64)
+    count_digits(_residuals(y, weight, offset, at, sizes), *digits, unit, counts)
+    return counts
+
+
+def _next(
+    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, keys: np.ndarray
+) -> np.ndarray:
+    following = np.full(1, ~np.uint64(0))
+    next_keys(_residuals(y, weight, offset, at, sizes), keys, following)
+    return following
+
+
+def _residuals(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool) -> Residuals:
+    """Return the residuals of all rows, or their absolute values, as one group."""
+    ungrouped, all_rows = or_empty(None, "uint8"), or_empty(None, "int64")
+    return Residuals(y, _raw_scores(y, offset, at), or_empty(weight, "float64"), ungrouped, sizes, all_rows, 0, len(y))
+
+
+def _slopes(ask: Ask, loss: Loss, at: float) -> tuple[float, float]:
+    """Return first and second derivative of the total weighted loss with respect to a constant added to all offsets."""
+    slope, curvature = map(merged_float, zip(*ask(_derivatives, loss, at), strict=True))
+    return slope, curvature
+
+
+def _derivatives(
+    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss, at: float
+) -> tuple[int | None, int | None]:
+    raw = _raw_scores(y, offset, at)
+    with np.errstate(over="ignore", invalid="ignore"):
+        gradient, hessian = loss.gradient(y, raw), loss.hessian(y, raw)
+        if weight is not None:
+            gradient, hessian = gradient * weight, hessian * weight
+    return total(gradient), total(hessian)
+
+
+def _largest_loss(
+    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss, at: float
+) -> tuple[float, float]:
+    """Return the largest loss, and the largest distance between target and prediction."""
+    if not len(y):
+        return 0.0, 0.0
+    raw = _raw_scores(y, offset, at)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.abs(loss.value(y, raw)).max()), float(np.abs(loss.inverse_link(raw) - y).max())
+
+
+def _raw_scores(y: np.ndarray, offset: np.ndarray | None, at: float) -> np.ndarray:
+    return np.full(len(y), at) if offset is None else offset + at
+
+
+def _sizes(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None) -> Sizes:
+    if not len(y):
+        return Sizes(0, 0.0, np.inf, -np.inf, False, True, 0.0)
+    has_offset = offset is not None
+    if weight is None:
+        return Sizes(len(y), 1.0, float(y.min()), float(y.max()), has_offset, True, float(len(y)))
+    is_whole = bool((weight == np.rint(weight)).all() and weight.max() <= 2.0**20)
+    n_counted = float(weight.sum()) if is_whole else 0.0
+    return Sizes(len(y), float(weight.max()), float(y.min()), float(y.max()), has_offset, is_whole, n_counted)
+
+
+def _sums(
+    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, target_unit: float, weight_unit: float, is_whole: bool
+) -> tuple[ExactSum, ExactSum]:
+    """Return the sums of the weighted target and of the weights."""
+    if weight is None:
+        return ExactSum.of(y, target_unit), ExactSum(weight_unit, float(len(y)) * weight_unit)
+    with np.errstate(over="ignore", invalid="ignore"):  # `target_stats` raises an error for infinite sums
+        targets = ExactSum.of(y, target_unit, weight) if is_whole else ExactSum.of(y * weight, target_unit)
+    return targets, ExactSum.of(weight, weight_unit)
+
+
+def _class_weights(
+    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, n_classes: int, weight_unit: float
+) -> list[ExactSum]:
+    """Return the total weight of each class."""
+    if weight is None:
+        counts = np.bincount(y.astype(np.int64), minlength=n_classes)
+        return [ExactSum(weight_unit, float(count) * weight_unit) for count in counts]
+    return [ExactSum.of(weight[y == k], weight_unit) for k in range(n_classes)]
+
 
 #: Enough to bisect all floats between any two bounds.
 _MOST_STEPS = 1100
@@ -135,11 +468,9 @@ class LeafEstimator:
         if isinstance(self._loss, Huber):
             self._delta = find_size(
                 exact_level(self._loss.alpha),
-                lambda *digits: reduce(np.add, self._map_shards(statistics.size_digits, self._rank_unit, *digits)),
-                lambda keys: reduce(np.minimum, self._map_shards(statistics.size_next, keys)),
-                lambda *digits: reduce(
-                    statistics.concatenated, self._map_shards(statistics.size_keys, self._rank_unit, *digits)
-                ),
+                lambda *digits: reduce(np.add, self._map_shards(size_digits, self._rank_unit, *digits)),
+                lambda keys: reduce(np.minimum, self._map_shards(size_next, keys)),
+                lambda *digits: reduce(concatenated, self._map_shards(size_keys, self._rank_unit, *digits)),
                 self._n_counted,
             )
             stats = self._advance(np.zeros_like(values), self._loss.terms_with(self._delta))
@@ -170,7 +501,7 @@ class LeafEstimator:
         assert self._influence is not None
         return find_cut(
             self._influence[output],
-            lambda *digits: reduce(np.add, self._map_shards(statistics.influence_digits, output, *digits)),
+            lambda *digits: reduce(np.add, self._map_shards(influence_digits, output, *digits)),
             exact_level(fraction),
         )
 
@@ -179,25 +510,23 @@ class LeafEstimator:
         if self._parameters.criterion == "newton" or self._loss.constant_hessian:
             return grown.leaf_sums
         unit = unit_for(float(self._max_hessian[subset.output]), self._n_counted)
-        sums = reduce(np.add, self._map_shards(statistics.loss_hessian_sums, subset, grown.n_leaves, unit))
+        sums = reduce(np.add, self._map_shards(loss_hessian_sums, subset, grown.n_leaves, unit))
         return np.column_stack([grown.leaf_sums[:, 0], sums / unit])
 
     def _residual_steps(self, grown: Leaves, subset: RowSubset) -> np.ndarray:
         """Return quantiles of the leaves' residuals, or Huber's step from their medians: float64[n_leaves]."""
         map_shards = self._map_shards
         steps = find_quantiles(
-            lambda *digits: reduce(
-                np.add, map_shards(statistics.leaf_digits, subset, grown.n_leaves, self._rank_unit, *digits)
-            ),
-            lambda keys: reduce(np.minimum, map_shards(statistics.leaf_next, subset, keys)),
+            lambda *digits: reduce(np.add, map_shards(leaf_digits, subset, grown.n_leaves, self._rank_unit, *digits)),
+            lambda keys: reduce(np.minimum, map_shards(leaf_next, subset, keys)),
             exact_level(self._loss.level),
             grown.n_leaves,
-            lambda *digits: reduce(statistics.concatenated, map_shards(statistics.leaf_keys, subset, self._rank_unit, *digits)),
+            lambda *digits: reduce(concatenated, map_shards(leaf_keys, subset, self._rank_unit, *digits)),
             self._n_counted,
         )
         if self._loss.leaf_statistic == "huber":
             unit, weight_unit = (unit_for(large * self._max_weight, self._n_counted) for large in (self._delta, 1.0))
-            sums = reduce(np.add, map_shards(statistics.leaf_clipped, subset, steps, self._delta, unit, weight_unit))
+            sums = reduce(np.add, map_shards(leaf_clipped, subset, steps, self._delta, unit, weight_unit))
             # A leaf without rows of the sample (or with weights that round to zero) has the value 0.
             steps = steps + np.divide(
                 sums[:, 0] / unit, sums[:, 1] / weight_unit, out=np.zeros(len(sums)), where=sums[:, 1] > 0
@@ -209,7 +538,7 @@ class LeafEstimator:
         loss = self._loss.with_delta(self._delta) if isinstance(self._loss, Huber) else self._loss
 
         def slopes(at: float) -> tuple[float, float]:
-            derivatives = self._map_shards(statistics.line_slopes, subset, loss, steps, at)
+            derivatives = self._map_shards(line_slopes, subset, loss, steps, at)
             slope, curvature = map(merged_float, zip(*derivatives, strict=True))
             return slope, curvature
 

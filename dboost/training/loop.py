@@ -25,20 +25,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dboost.errors import DataError, DBoostError, ParameterError
-from dboost.metrics.exact_sum import FINE, unit_for
+from dboost.metrics.exact import FINE, unit_for
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.session.evaluation import EvalSet
 from dboost.session.protocol import Engine
 from dboost.session.warm_start import WarmStart
 from dboost.shards.apply_trees import TreeDelta
-from dboost.shards.statistics import fine_bin_hessians
-from dboost.training.callbacks import NOT_SCORES, Callback, Iteration, Progress
+from dboost.shards.shard import fine_bin_hessians
+from dboost.training.callbacks import NOT_SCORES, Callback, Iteration, Progress, checked_rate
 from dboost.training.leaf_values import LeafEstimator
-from dboost.training.learning_rates import checked_rate
 from dboost.training.plan import precision_of
 from dboost.trees.bin_proposal import BinMerge
-from dboost.trees.finished_tree import TreeSnapshot, follow_sums, within_bounds
-from dboost.trees.tree_task import FEATURES, GradientStats, GrownTree, Sample, TreeTask, derive_seed, split_params_of
+from dboost.trees.tree_task import (
+    FEATURES,
+    GradientStats,
+    GrownTree,
+    Sample,
+    TreeSnapshot,
+    TreeTask,
+    derive_seed,
+    follow_sums,
+    split_params_of,
+    within_bounds,
+)
 
 if TYPE_CHECKING:
     from dboost.training.plan import FitPlan

@@ -16,13 +16,22 @@ zero and Newton steps are very large. So, unless the user asks for full steps, t
 * *Unexplained loss.* The learning rate is multiplied by u² / 2, at least `LEAST` and at most 1. u is the ratio of the model's
   loss on the new data to that of the best constant. The factor is small for a model that predicts the new data well, 1/2 for a
   model no better than a constant, and 1 if u ≥ √2. Data of a single class (u infinite) get `LEAST`.
+
+**Validation rows** and class weights that are chosen from the training data. `dboost.fit` takes evaluation sets from the user.
+The scikit-learn estimators split off validation rows and compute class weights themselves: they pass a function that receives
+the number of rows of each class and returns a `ValidationPlan`. Rows are selected by a hash of their ids (see
+`session.row_samples`), so the selection does not depend on the partitions.
+
+Arcbites with early stopping but without an evaluation set get an independent test set: a tenth of the rows, at most about
+200,000. A warning informs the user.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -30,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dboost.data.binning import Binning
-from dboost.data.frame import is_path
+from dboost.data.partition import is_path
 from dboost.errors import InputTypeError, ParameterError
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
 from dboost.losses import Loss
@@ -40,25 +49,109 @@ from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble
 from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, EarlyStopping, Parameters
 from dboost.schema import Feature, Level
-from dboost.session.memory_budget import Budget, check_proposal, format_bytes, histogram_bytes, resident_bytes
+from dboost.session.memory import Budget, check_proposal, format_bytes, histogram_bytes, resident_bytes
 from dboost.session.protocol import BuildSpec
-from dboost.session.reference_sample import ReferenceSample
-from dboost.session.row_selection import HELD_OUT, FoldRows
+from dboost.session.row_samples import (
+    HELD_OUT,
+    TRAIN,
+    DigitRequest,
+    Draw,
+    DrawnRows,
+    FoldRows,
+    ReferenceSample,
+    RowAssignment,
+    find_bounds,
+)
 from dboost.session.target import Target
-from dboost.session.transport import NamedSet
 from dboost.session.warm_start import COLD_START, WarmStart
+from dboost.session.worker_session import NamedSet
 from dboost.shards.shard_spec import ShardSpec, plan_layout
-from dboost.training.callbacks import NOT_SCORES, Callback, RecordOf, StoppingRule
-from dboost.training.initial_score import TargetStats
-from dboost.training.learning_rates import LearningRates
-from dboost.training.validation_split import MakeValidationPlan
+from dboost.training.callbacks import NOT_SCORES, Callback, LearningRates, RecordOf, StoppingRule
+from dboost.training.leaf_values import TargetStats
 from dboost.trees.bin_proposal import bins_of
-from dboost.trees.feature_sampling import feature_constraints_of
 from dboost.trees.nodes import ANY_ORDER, BEST_FIRST, DEPTH_WISE, GrowthPolicy
-from dboost.trees.tree_task import FeatureConstraints
+from dboost.trees.split_finder import feature_constraints_of
+from dboost.trees.tree_task import HOLD_OUT, FeatureConstraints, derive_seed
 
 if TYPE_CHECKING:
     from dboost.training.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, eq=False)
+class ValidationPlan:
+    """Class weights, validation rows, additional metrics and early stopping of a fit."""
+
+    class_weight: np.ndarray | None = None  # float64[n_classes], factors of the row weights
+    held_out: Draw | None = None  # rows of the evaluation set "validation", excluded from training
+    watched: Draw | None = None  # training rows that also form the evaluation set "train"
+    metrics: tuple[MetricReduction, ...] = ()  # evaluated in addition to those of `eval_metric`
+    early_stopping: StoppingRule | None = None
+    fold: FoldRows | None = None  # instead of `held_out`: these rows are given, and others may be left out
+
+    @property
+    def n_held_out(self) -> int:
+        """Number of rows that are not trained on."""
+        if self.fold is not None:
+            return len(self.fold.uses) - int(np.count_nonzero(self.fold.uses == TRAIN))
+        return sum(self.held_out.sizes) if self.held_out is not None else 0
+
+    def assign(
+        self, counts: Sequence[int], ask: Callable[[DigitRequest], np.ndarray], test_share: DrawnRows | None = None
+    ) -> RowAssignment:
+        """Select the rows.
+
+        counts, ask : see `find_bounds`; test_share : rows to hold out if `held_out` is None.
+        """
+        held_out = test_share if self.held_out is None else find_bounds(self.held_out, counts, ask)
+        watched = None
+        if self.watched is not None:
+            remaining = counts
+            if self.held_out is not None:
+                remaining = [n - own for n, own in zip(counts, self.held_out.sizes, strict=True)]
+            watched = find_bounds(self.watched, remaining, ask, held_out)
+        return RowAssignment(self.class_weight, held_out, watched, self.fold)
+
+
+#: Called with the number of rows of positive weight (of each class, or one number for regression), the target (without rows),
+#: and a function that returns the ensemble grown so far.
+MakeValidationPlan = Callable[[Sequence[int], Target, Callable[[], Ensemble]], ValidationPlan]
+
+
+#: Fraction of the rows that is held out, and the approximate upper limit of their number.
+TEST_SHARE, MOST_TEST_ROWS = 0.1, 200_000
+
+
+def needs_test_set(parameters: Parameters, plan: ValidationPlan, sets: Sequence[Any]) -> bool:
+    """Whether arcbites need a test set and the user has given none."""
+    arcbites = parameters.arcbites
+    return arcbites is not None and arcbites.is_watched and not sets and plan.early_stopping is None
+
+
+def held_out_rows_of(n_rows: int, seed: int) -> DrawnRows:
+    """Return the selection of the rows to hold out among `n_rows` rows of positive weight."""
+    fraction = min(TEST_SHARE, MOST_TEST_ROWS / n_rows)
+    return DrawnRows(derive_seed(seed, HOLD_OUT), (int(fraction * 2.0**64),))
+
+
+def warn_held_out(n_held_out: int, n_rows: int) -> None:
+    """Warn that rows are held out.
+
+    Raises
+    ------
+    ParameterError
+        When no row is held out, or no row is left to train on.
+    """
+    if not 0 < n_held_out < n_rows:
+        raise ParameterError(
+            f"arcbites need a test set to tell when to leave a bite, and of {n_rows} rows none can be spared: give an "
+            "eval_set, or trees_per_visit"
+        )
+    warnings.warn(
+        f"no eval_set was given to tell when to leave a bite: {n_held_out} of the {n_rows} rows are held out for that, and not "
+        "trained on",
+        stacklevel=2,
+    )
+
 
 _UNLIMITED_DEPTH = 1 << 30
 
@@ -259,7 +352,7 @@ LEAST = 0.1
 
 
 def with_damped_steps(parameters: Parameters, unexplained: float) -> Parameters:
-    """Return the parameters with damped steps. unexplained : see `training.initial_score.TargetStats`."""
+    """Return the parameters with damped steps. unexplained : see `training.leaf_values.TargetStats`."""
     factor = LEAST if not math.isfinite(unexplained) else min(max(min(max(unexplained, 0.0), 2.0) ** 2 / 2, LEAST), 1.0)
     return replace(
         parameters,
@@ -297,7 +390,7 @@ class FitRequest:
     budget: Budget | None = None  # memory that the fit may use in each process
     early_stopping: EarlyStopping | None = None  # beside `Parameters.early_stopping_rounds`, which are its rounds
     learning_rates: LearningRates | None = None  # of the iterations; default: `Parameters.learning_rate`
-    workers: Any = None  # the workers of a cluster that may take part, see `distributed.worker_choice`
+    workers: Any = None  # the workers of a cluster that may take part, see `distributed.client`
     keep_summary: bool = True  # whether the model contains counts, categories without use and a summary of the rows
     time_limit: float | None = None  # seconds from `began` after which no iteration begins
     fold: Fold | None = None  # the fold of a cross-validation that is fitted

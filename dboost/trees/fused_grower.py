@@ -29,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import uncounted
+from dboost.kernels.bins import search_proposed
 from dboost.kernels.histograms import (
     HistogramRows,
     PackedSums,
@@ -39,7 +40,7 @@ from dboost.kernels.histograms import (
     flush,
 )
 from dboost.kernels.rows import STRIPE, add_leaf, add_leaves, label_rows, quantise, quantise_above, split_records
-from dboost.kernels.split_candidates import search_proposed
+from dboost.kernels.simd import barrier
 from dboost.kernels.splits import (
     FEATURE,
     SCORE,
@@ -53,9 +54,8 @@ from dboost.kernels.splits import (
     search_numeric,
     search_packed,
 )
-from dboost.kernels.thread_barrier import barrier
-from dboost.trees.feature_sampling import extend_path, init_path, mark_allowed_features
 from dboost.trees.nodes import GrowthPolicy, apply_split, init_root, select_leaf, set_best_split
+from dboost.trees.split_finder import extend_path, init_path, mark_allowed_features
 from dboost.trees.tree_task import FeatureConstraints
 
 I = np.int64  # noqa: E741
@@ -86,7 +86,7 @@ class FusedTask(NamedTuple):
     scales: np.ndarray  # float64[4]: factors of gradients and Hessians before rounding, for histograms and for sums of leaves
     allowed: np.ndarray  # uint8[n_features]
     least_influence: int
-    constraints: FeatureConstraints | None  # see `trees.feature_sampling`
+    constraints: FeatureConstraints | None  # see `trees.split_finder`
     direction: np.ndarray | None  # int8[n_features], see `nodes.child_stats`
 
 
@@ -100,7 +100,7 @@ class LeafHistograms(NamedTuple):
 class TeamBuffers(NamedTuple):
     """Buffers that are visible to all P threads; they live as long as the fit."""
 
-    control: np.ndarray  # int64[...]: see `kernels.thread_barrier`
+    control: np.ndarray  # int64[...]: see `kernels.simd`
     by_unit: bool  # whether threads divide units of columns instead of rows
     records: np.ndarray  # uint64[2, n_rows]
     starts: np.ndarray  # int64[P + 1]: range of each thread in the record buffers
@@ -138,8 +138,8 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
 
     rows : TreeRows; layout : BinLayout; task : FusedTask; team_buffers : TeamBuffers; thread_scratch : ThreadScratch; nodes :
     NodeArrays, this thread's copy; paths : `feature_sampling.FeaturePaths`, or None without constraints; proposal :
-    `kernels.split_candidates.ProposalBuffers` where bins are proposed in every node, or None; histograms : LeafHistograms.
-    The branches of arguments and fields that are None are pruned (`kernels.pipeline`).
+    `kernels.bins.ProposalBuffers` where bins are proposed in every node, or None; histograms : LeafHistograms.
+    The branches of arguments and fields that are None are pruned (`kernels.compilation`).
     """
     codes, wide_codes, code_row, repeat_count = rows.narrow, rows.codes.wide, rows.row_of, rows.codes.repeat_count
     gradient, hessian, leaf, histogram_rows = rows.gradient, rows.hessian, rows.leaf, rows.codes

@@ -30,7 +30,6 @@ import numpy as np
 from dboost.kernels import kernel
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.splits import FEATURE
-from dboost.trees.feature_sampling import mark_children, mark_root, new_feature_paths
 from dboost.trees.nodes import (
     DEPTH_WISE,
     NodeArrays,
@@ -39,7 +38,7 @@ from dboost.trees.nodes import (
     new_node_arrays,
     select_leaf,
 )
-from dboost.trees.split_finder import SiblingPair, SplitInfo
+from dboost.trees.split_finder import SiblingPair, SplitInfo, mark_children, mark_root, new_feature_paths
 from dboost.trees.tree_task import GrownTree, TreeTask
 
 #: Speculation stops after this many split leaves for each leaf of the finished tree.
@@ -157,7 +156,7 @@ class _Node:
     gain: float = -1.0
     n_rows: int = -1
     children: tuple[_Node, _Node] | None = None
-    path_hash: int = 0  # see `trees.feature_sampling`
+    path_hash: int = 0  # see `trees.split_finder`
     active: np.ndarray | None = None
 
 

@@ -74,7 +74,7 @@ def _pause(worker: Any, fraction: Any) -> None:
 
 def stream() -> None:
     """No memory limit is large enough for rows in memory: all are in files."""
-    from dboost.session.memory_budget import Budget
+    from dboost.session.memory import Budget
     from dboost.shards import shard_spec
     from tests.chaos.fits import BLOCK_ROWS
 

@@ -20,7 +20,7 @@ import pandas as pd
 from distributed import Client, LocalCluster, Scheduler
 
 from dboost.session import engines
-from dboost.session.memory_budget import Budget
+from dboost.session.memory import Budget
 from dboost.shards import shard_spec
 
 ROOT = Path(__file__).parent.parent.parent

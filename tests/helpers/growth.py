@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 
 from dboost.data.binning import Binning
 from dboost.losses import SquaredError
-from dboost.metrics.exact_sum import unit_for
+from dboost.metrics.exact import unit_for
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Shard
 from dboost.training.plan import growth_policy_of, precision_of
-from dboost.trees.finished_tree import TreeSnapshot, leaf_values
-from dboost.trees.tree_task import FeatureConstraints, GrownTree, Sample, TreeTask, split_params_of
+from dboost.trees.tree_task import FeatureConstraints, GrownTree, Sample, TreeSnapshot, TreeTask, leaf_values, split_params_of
 from tests.helpers.naive.grower import NaiveGrower, leaves_of, to_tree
 from tests.helpers.sharded_engine import ShardedEngine
 from tests.helpers.tables import CodedTable, tables

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import dboost
-from dboost.session.memory_budget import Budget
+from dboost.session.memory import Budget
 from dboost.shards import shard_spec
 
 N_ROWS = 300

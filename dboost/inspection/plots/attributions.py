@@ -11,8 +11,7 @@ from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, GREY, INK, VERMILION
 from dboost.inspection.row_functions import at_least_one, sample
 from dboost.inspection.shapley import Shapley, expected_value
-from dboost.model.ensemble import Ensemble
-from dboost.model.forest import FlatEnsemble
+from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.schema import Feature
 
 #: Largest number of rows in a plot.

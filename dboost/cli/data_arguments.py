@@ -1,6 +1,8 @@
-"""The options that divide the rows of ``dboost cv`` and ``dboost tune``: --folds, --groups, --time-column and --repeats.
+"""The arguments that name rows: DATA and ``--target``, and the options that divide the rows.
 
-The columns are not features. They are columns of the table: a prepared data set has only the bins of its features.
+DATA is a table with a target, or a folder of ``dboost prepare``, which has one. ``dboost cv`` and ``dboost tune`` divide the
+rows by --folds, --groups, --time-column and --repeats. The columns are not features. They are columns of the table: a prepared
+data set has only the bins of its features.
 """
 
 from __future__ import annotations
@@ -8,11 +10,42 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from dboost.errors import ParameterError
-from dboost.training.prepared_folder import is_prepared
+import dboost
+from dboost.errors import ParameterError, shown
+from dboost.training.prepared_dataset import is_prepared
+
+
+def check_target(arguments: argparse.Namespace) -> bool:
+    """Return whether DATA is a prepared data set.
+
+    Raises
+    ------
+    ParameterError
+        If ``--target`` is missing, or is not the target of the prepared data set, or the latter is to be used on a cluster.
+    """
+    data, target = arguments.data, arguments.target
+    if not is_prepared(data):
+        if target is None:
+            raise ParameterError(f"--target is missing: {shown(data)} is no folder that dboost prepare has written")
+        return False
+    if arguments.scheduler or arguments.workers:
+        option = "--scheduler" if arguments.scheduler else "--workers"
+        raise ParameterError(f"{option}: {data} holds prepared data, which are trained on in this process")
+    known = dboost.Dataset(data).target
+    if target not in (None, known):
+        raise ParameterError(f"--target {target} is not that of the prepared data in {data}, which is {known}")
+    return True
+
+
+def rows_of(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """Return DATA as an argument of `dboost.cv`, and the keyword with its target, if it needs one; checks as `check_target`."""
+    if check_target(arguments):
+        return dboost.Dataset(arguments.data), {}
+    return arguments.data, {"target": arguments.target}
+
 
 #: Why keywords of `dboost.cv` and `tune` cannot be set by ``--set``.
-ELSEWHERE = {
+FOLD_KEYWORDS = {
     "folds": "use --folds",
     "groups": "use --groups",
     "time": "use --time-column",
@@ -21,7 +54,7 @@ ELSEWHERE = {
 }
 
 
-def keywords(arguments: argparse.Namespace) -> dict[str, Any]:
+def fold_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the keywords of `dboost.cv` that divide the rows.
 
     Raises
@@ -57,7 +90,7 @@ def keywords(arguments: argparse.Namespace) -> dict[str, Any]:
     return found | {"folds": value if kind == "column" else arguments.folds}
 
 
-def columns(arguments: argparse.Namespace) -> list[str]:
+def fold_columns(arguments: argparse.Namespace) -> list[str]:
     """Return the columns that divide the rows."""
     kind, _, value = str(arguments.folds).partition(":")
     named = (value if kind == "column" else None, arguments.groups, arguments.time_column)

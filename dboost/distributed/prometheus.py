@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from dboost.distributed.monitoring.status import PHASES, FitRegistry, FitStatus
+from dboost.distributed.status import PHASES, FitRegistry, FitStatus
 
 #: Methods that belong to boosting rounds; all others belong to loading.
 _ROUNDS = {"update_scores", "round_histograms", "histogram_slices", "search_slices", "shard_statistics", "evaluate"}

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from tornado.web import RequestHandler
 
-from dboost.distributed.monitoring.status import PHASES, Curve, FitRegistry, FitStatus
+from dboost.distributed.status import PHASES, Curve, FitRegistry, FitStatus
 
 _WIDTH, _HEIGHT = 560, 150
 _COLORS = ("#3b6fb6", "#c4622d", "#3f8f5b", "#8a5aa8", "#b0892f", "#5f7d8c")
@@ -58,9 +58,7 @@ def _finite(value: Any) -> Any:
 
 @cache
 def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("dboost.distributed.monitoring", ""), autoescape=True, undefined=StrictUndefined
-    )
+    environment = Environment(loader=PackageLoader("dboost.distributed", ""), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("dashboard.html.jinja")
 
 
