@@ -28,7 +28,7 @@ from dboost.session.memory import TRIM_BYTES, Budget, format_bytes, histogram_by
 from dboost.session.partition_loader import RETAIN_BYTES
 from dboost.shards.shard_spec import ShardSpec, plan_layout
 from dboost.training.plan import growth_policy_of, precision_of
-from dboost.trees.nodes import ANY_ORDER
+from dboost.trees.tree_task import ANY_ORDER
 
 #: A worker's process that has imported and compiled everything: 284 to 400 MiB (docs/scaling.md, docs/out_of_core.md).
 PROCESS_BYTES = 400 * 2**20

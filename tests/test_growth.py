@@ -16,7 +16,7 @@ from dboost.session import engines as fused_engine
 from dboost.session.protocol import SessionRef
 from dboost.training.plan import Precision, precision_of
 from dboost.trees.grower import RoundHistograms
-from dboost.trees.nodes import ANY_ORDER
+from dboost.trees.tree_task import ANY_ORDER
 from tests.helpers.examples import examples
 from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
 from tests.helpers.tables import CodedTable, make_table

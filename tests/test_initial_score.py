@@ -15,7 +15,7 @@ from dboost.session import engines as fused_engine
 from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Shard
 from dboost.training.leaf_values import Ask, TargetStats, target_stats
-from dboost.trees.nodes import BEST_FIRST, GrowthPolicy
+from dboost.trees.tree_task import BEST_FIRST, GrowthPolicy
 from tests.helpers.sharded_engine import ShardedEngine
 from tests.helpers.tables import make_table, spec_of
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.kernels.rows import add_tree
-from dboost.trees.nodes import new_node_arrays
+from dboost.trees.tree_task import new_node_arrays
 from tests.helpers.tables import CodedTable, tables
 
 

@@ -19,8 +19,7 @@ from dboost.metrics.named import find_metrics
 from dboost.params import Parameters
 from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Shard, advance_rows
-from dboost.trees.nodes import ANY_ORDER, GrowthPolicy
-from dboost.trees.tree_task import TreeTask, leaf_values, split_params_of
+from dboost.trees.tree_task import ANY_ORDER, GrowthPolicy, TreeTask, leaf_values, split_params_of
 from tests.helpers.sharded_engine import ShardedEngine
 from tests.helpers.tables import make_table, spec_of
 

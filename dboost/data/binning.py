@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class Binning:
     features: tuple[Feature, ...]
     edges: tuple[np.ndarray | None, ...]
 
-    @property
+    @cached_property
     def n_bins(self) -> np.ndarray:
         """Number of bins (or categories) of each feature without that for missing values: int64[n_features]."""
         counts = [
@@ -52,8 +53,9 @@ class Binning:
         ]
         return np.array(counts, np.int64)
 
-    @property
+    @cached_property
     def is_categorical(self) -> np.ndarray:
+        """bool[n_features]"""
         return np.array([feature.is_categorical for feature in self.features])
 
     def equals(self, other: Binning) -> bool:

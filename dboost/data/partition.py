@@ -91,6 +91,8 @@ def is_path(data: Any) -> bool:
 
 def is_table_format(data: Any) -> bool:
     """Return whether `data` is a `deltalake.DeltaTable`, or a table or scan of pyiceberg, without importing these."""
+    if isinstance(data, np.ndarray):
+        return False
     return is_a(data, "deltalake", "DeltaTable") or is_a(data, "pyiceberg.table", "Table", "DataScan")
 
 
@@ -155,6 +157,8 @@ def as_frame(data: Any) -> Frame:
     """
     if isinstance(data, BinnedPartition):
         return Frame(array_names(len(data.codes)), False, data.n_rows, data.codes.__getitem__)
+    if isinstance(data, np.ndarray):
+        return _frame_of_array(data)
     if is_a(data, "pandas", "DataFrame"):
         return Frame(names_of(data.columns), True, len(data), lambda j: data.iloc[:, j])
     data = collected(data)
@@ -169,8 +173,17 @@ def as_frame(data: Any) -> Frame:
         raise InputTypeError("sparse data are not supported: pass X.toarray(), or the columns that matter")
     if kind == "series":
         raise one_dimensional((len(data),))
+    return _frame_of_array(data)
+
+
+def _frame_of_array(data: Any) -> Frame:
     matrix = as_matrix(data)
     return Frame(array_names(matrix.shape[1]), False, len(matrix), lambda j: matrix[:, j], matrix)
+
+
+def is_masked(values: Any) -> bool:
+    """Return whether `values` is a masked array of NumPy."""
+    return type(values) is not np.ndarray and is_a(values, "numpy.ma", "MaskedArray")
 
 
 def as_matrix(data: Any) -> np.ndarray:
@@ -181,7 +194,7 @@ def as_matrix(data: Any) -> np.ndarray:
             "an array, or the path of a Parquet or CSV file"
         )
     try:
-        matrix = data if is_a(data, "numpy.ma", "MaskedArray") else np.asarray(data)
+        matrix = data if is_masked(data) else np.asarray(data)
     except ValueError as error:
         raise DataError(f"the rows are not all of the same length: {error}") from None
     if matrix.ndim != 2:
@@ -202,7 +215,7 @@ def one_dimensional(shape: object) -> DataError:
 def is_plain(matrix: np.ndarray) -> bool:
     """Return whether kernels can read an array as it is: float32 or float64, native byte order, C-contiguous, not masked."""
     return (
-        not is_a(matrix, "numpy.ma", "MaskedArray")
+        not is_masked(matrix)
         and matrix.dtype in (np.float32, np.float64)
         and matrix.dtype.isnative
         and matrix.flags.c_contiguous
@@ -567,7 +580,7 @@ def _to_arrow(values: Any, spec: ColumnSpec) -> Any:
 
 
 def _from_numpy(values: np.ndarray | CategoryColumn, spec: ColumnSpec) -> Column:
-    if not isinstance(values, CategoryColumn) and is_a(values, "numpy.ma", "MaskedArray"):
+    if not isinstance(values, CategoryColumn) and is_masked(values):
         values = _masked(np.ma.getdata(values), np.ma.getmaskarray(values), spec)
     if isinstance(values, CategoryColumn):
         return values

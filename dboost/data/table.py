@@ -19,6 +19,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -107,8 +108,18 @@ class ColumnUnifier:
         self._name = name
         #: Whether the column is categorical, and a partition that determines it; None while all values are missing.
         self.seen: tuple[bool, int] | None = None
-        self.categories = CategoryIndex(name, known, extend_categories=extend_categories)
+        self._known, self._extends = known, extend_categories
         self._lock = threading.Lock()
+
+    @cached_property
+    def categories(self) -> CategoryIndex:
+        return CategoryIndex(self._name, self._known, extend_categories=self._extends)
+
+    @property
+    def is_categorical(self) -> bool:
+        """Whether categories are used: those of a model, or of a partition."""
+        has_any = self._known is not None or (self.seen is not None and self.seen[0])
+        return has_any and bool(self.categories.used())
 
     def add(self, column: Column, i: int) -> np.ndarray:
         """Return numbers unchanged, categories as provisional codes. Thread-safe."""
@@ -308,16 +319,14 @@ class Reader:
         """Return the features, and for each the map from provisional to final codes (None: they are equal)."""
         if self._plan.known is not None and self._plan.closed:
             return self._plan.known, [None] * len(self._plan.known)
-        features: list[Feature] = []
-        translations: list[np.ndarray | None] = []
-        for spec, unifier in zip(self._plan.specs, self._features, strict=True):
-            if not (spec.categorical or unifier.categories.used()):
-                features.append(Feature(spec.name))
-                translations.append(None)
-                continue
-            categories, final = unifier.categories.finish()
-            features.append(Feature(spec.name, categories))
-            translations.append(None if np.array_equal(final, np.arange(len(final))) else final)
+        specs = self._plan.specs
+        finished = [
+            one.categories.finish() if spec.categorical or one.is_categorical else (None, None)
+            for spec, one in zip(specs, self._features, strict=True)
+        ]
+        features = [Feature(spec.name, categories) for spec, (categories, _) in zip(specs, finished, strict=True)]
+        is_same = [codes is None or np.array_equal(codes, np.arange(len(codes))) for _, codes in finished]
+        translations = [None if same else codes for same, (_, codes) in zip(is_same, finished, strict=True)]
         return tuple(features), translations
 
     def attach(self, role: str, i: int, values: Any, n_rows: int | None = None) -> None:
@@ -593,6 +602,10 @@ class Table:
         self.named = named
         #: Rows of each chunk, 0 for empty partitions.
         self.lengths = rows.lengths
+        self.n_chunks = len(rows.lengths)
+        self.n_rows = sum(rows.lengths)
+        #: Partition number of each chunk.
+        self.numbers = tuple(range(self.n_chunks)) if rows.numbers is None else rows.numbers
         #: Codes of sorted categories for text and categories, otherwise float64[n_rows].
         self.target = roles.target
         #: NumPy dtype of the user's target; "object" for text.
@@ -609,22 +622,9 @@ class Table:
         self._starts = (0, *accumulate(rows.lengths))
 
     @property
-    def n_rows(self) -> int:
-        return self._starts[-1]
-
-    @property
     def keeps_roles_apart(self) -> bool:
         """Whether target, weight and offset are in files."""
         return self._metadata_spool is not None
-
-    @property
-    def n_chunks(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Partition number of each chunk."""
-        return tuple(range(self.n_chunks)) if self._rows.numbers is None else self._rows.numbers
 
     def chunk(self, i: int) -> Chunk:
         """Return the rows of partition `i`, with codes of ``features[j].categories``, without metadata that are kept in files.

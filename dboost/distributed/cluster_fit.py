@@ -56,8 +56,7 @@ from dboost.training.fit import FitResult, SessionRows, fit
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.loop import metrics_of
 from dboost.training.plan import FitRequest
-from dboost.trees.nodes import GrowthPolicy
-from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
 
 
 class FitEvents:
@@ -124,7 +123,7 @@ class ClusterEngine:
         self._tables = [training]
         self._layout = spec.shard.bin_layout
         #: Whether the bins that trees are grown with are the fine bins that finished trees refer to, for each feature.
-        self._is_identity_bin_map = spec.layout.n_bins == self._layout.n_bins
+        self._is_identity_bin_map = spec.shard.layout.n_bins == self._layout.n_bins
         self._terms = spec.target.loss.terms()
         self._tree_bytes = _TREE_BYTES if spec.budget is None else spec.budget.limit // 16
         self._iterations: list[tuple[TreeDelta, ...]] = []

@@ -32,6 +32,7 @@ from dboost.data.partition import (
     check_columns,
     collected,
     is_lazy,
+    is_masked,
     is_path,
     library,
     make_read_plan,
@@ -466,7 +467,7 @@ def _rows(data: Any, frame: Frame, first: int, last: int) -> Any:
     """Return rows of a table in memory, without references to other rows that would be pickled, too."""
     if frame.matrix is not None:
         part = frame.matrix[first:last]
-        return part.copy() if is_a(part, "numpy.ma", "MaskedArray") else np.ascontiguousarray(part)
+        return part.copy() if is_masked(part) else np.ascontiguousarray(part)
     return rows_alone(data.iloc[first:last] if hasattr(data, "iloc") else data.slice(first, last - first))
 
 

@@ -327,7 +327,7 @@ def new_mask_splits() -> MaskSplits:
 def prepare_masks(nodes, n, leaf_of, left_codes, layout, code_row, below, leaves, splits):
     """Write a tree's splits in the form that `label_by_masks` reads. Return their number, or -1 when a code has two bytes.
 
-    nodes : `trees.nodes.NodeArrays` of n nodes; leaf_of : int64[>= n], numbers of leaves from left to right; left_codes :
+    nodes : `trees.tree_task.NodeArrays` of n nodes; leaf_of : int64[>= n], numbers of leaves from left to right; left_codes :
     uint8[>= n, n_codes]; layout : BinLayout; code_row : int64[n_features]; below, leaves : int64[n], scratch: the first leaf
     below each node, and their number; splits : MaskSplits, receives the splits.
     """

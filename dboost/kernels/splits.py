@@ -21,7 +21,7 @@ by bisection and not scored, and the position of a feature's best bin is looked 
 
 **Bounded steps** (`search_bounded`). A monotonic constraint lets scores only rise (or only fall) with a feature. So the left
 child of a split by that feature must not step further than the right one, and no later split may undo that: each node has a
-lowest and a highest step (`trees.nodes.child_stats`), and the score of a side is that of the best step within them,
+lowest and a highest step (`trees.tree_task.child_stats`), and the score of a side is that of the best step within them,
 
     score(G, H) = -(2 G w + (H + λ) w² + 2 α |w|),    w the step
 

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data.binning import propose
+from dboost.data.binning import propose_all
 from dboost.errors import DataError, ModelFileError
 from dboost.schema import Feature
 
@@ -63,13 +63,11 @@ class Distribution:
     n_levels: int = 0
 
     @classmethod
-    def of_numbers(cls, values: np.ndarray) -> Distribution:
-        """Return the distribution of values (float64[n], NaN where missing)."""
-        present = np.sort(values[~np.isnan(values)])
-        cuts = propose(present, None, GROUPS)
+    def of_numbers(cls, present: np.ndarray, missing: int, cuts: np.ndarray) -> Distribution:
+        """Return the distribution of numbers. present : float64[n], ascending; missing, cuts : as the fields."""
         counts = np.diff(np.searchsorted(present, cuts, side="right"), prepend=0, append=len(present))
         low, high = (float(present[0]) + 0.0, float(present[-1]) + 0.0) if len(present) else (math.nan, math.nan)
-        return cls(counts.astype(np.int64), len(values) - len(present), cuts, low, high)
+        return cls(counts.astype(np.int64), missing, cuts, low, high)
 
     @classmethod
     def of_codes(cls, values: np.ndarray, n_levels: int) -> Distribution:
@@ -193,14 +191,21 @@ class Summary:
             In the units of the loss: numbers, or codes of classes.
         n_classes : int or None
         """
-        columns = [
-            Distribution.of_numbers(column)
-            if feature.categories is None
-            else Distribution.of_codes(column, len(feature.categories))
-            for feature, column in zip(features, values.T, strict=True)
+        columns = [*values.T, *scores.T, target]
+        of_features = [None if feature.categories is None else len(feature.categories) for feature in features]
+        n_levels = [*of_features, *(None for _ in scores.T), n_classes]
+        numbers = [
+            np.sort(column[~np.isnan(column)]) if levels is None else None
+            for column, levels in zip(columns, n_levels, strict=True)
         ]
-        truth = Distribution.of_numbers(target) if n_classes is None else Distribution.of_codes(target, n_classes)
-        return cls(tuple(columns), tuple(Distribution.of_numbers(score) for score in scores.T), truth)
+        cuts = propose_all(numbers, None, GROUPS, n_threads=1)
+        found = [
+            Distribution.of_codes(column, levels or 0)
+            if present is None or borders is None
+            else Distribution.of_numbers(present, len(column) - len(present), borders)
+            for column, levels, present, borders in zip(columns, n_levels, numbers, cuts, strict=True)
+        ]
+        return cls(tuple(found[: len(features)]), tuple(found[len(features) : -1]), found[-1])
 
     def tally(self, values: np.ndarray, scores: np.ndarray | None, target: np.ndarray | None) -> list[np.ndarray]:
         """Count other rows: one array for each feature, for each output's scores, and for the target if there is one."""

@@ -32,8 +32,7 @@ from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.arcbite_rows import Bite, BiteFiles, FileBite, InMemoryBite, bite_sizes, bites_of, joined_bites
 from dboost.shards.shard_spec import ShardSpec, code_fields, rows_that_fit
 from dboost.storage.spool import PrivateDirectory
-from dboost.trees.nodes import GrowthPolicy
-from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
 
 Iterations = Sequence[Sequence[TreeDelta]]
 #: Maps global row ids (int64[n]) to whether the rows are kept (bool[n]).
@@ -188,7 +187,7 @@ class FileBiteStore:
         try:
             sizes, n_outputs = self._sizes(), len(spec.baseline)
             self._files = BiteFiles(
-                self._folder.path, spec.layout, n_outputs, spec.shard.weighted, sizes, filling_bytes=filling_bytes
+                self._folder.path, spec.shard.layout, n_outputs, spec.shard.weighted, sizes, filling_bytes=filling_bytes
             )
             self._files.write(self._pieces(rows))
         except BaseException:
@@ -207,7 +206,7 @@ class FileBiteStore:
     def _pieces(self, rows: StartingRows) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
         spec = self._spec
         assert spec.n_bites is not None
-        piece_rows = rows_that_fit(code_fields(spec.layout), self.n_rows)
+        piece_rows = rows_that_fit(code_fields(spec.shard.layout), self.n_rows)
         for piece in rows.pieces(spec, self._n_threads, piece_rows):
             codes, row_ids = piece.codes, np.arange(piece.first, piece.first + piece.codes.n_rows)
             fields = piece.fields | {"narrow": codes.narrow, "row_ids": row_ids}

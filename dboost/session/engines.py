@@ -67,9 +67,8 @@ from dboost.trees.fused_grower import (
     grow_whole_tree,
 )
 from dboost.trees.grower import MOST_OPENED, RoundRequest, RoundResult, grow_tree
-from dboost.trees.nodes import ANY_ORDER, GrowthPolicy, new_node_arrays
 from dboost.trees.split_finder import FeaturePaths, SplitFinder, can_stay_packed, new_feature_paths
-from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+from dboost.trees.tree_task import ANY_ORDER, GradientStats, GrownTree, GrowthPolicy, TreeTask, new_node_arrays
 
 
 class ShardRunner(ABC):
@@ -242,7 +241,7 @@ class ShardFiles:
 
 def write_shard_files(rows: BatchRows, spec: BuildSpec, past: ReplayState, *, root: Path, n_threads: int) -> ShardFiles | None:
     """Write the rows of positive weight of a batch, with scores that include the trees so far; return None without rows."""
-    layout, table = spec.layout, rows.table
+    layout, table = spec.shard.layout, rows.table
     owned = [(number, n) for k, number in enumerate(table.numbers) if (n := rows.kept_of(k))]
     ranges = np.array([(spec.starts[number], n) for number, n in owned], np.int64).reshape(-1, 2)
     n_rows = sum(n for _, n in owned)

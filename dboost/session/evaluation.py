@@ -241,9 +241,9 @@ class EvalSetBuilder:
         n_rows, max_weight, _ = rows.sizes()
         size = spec.loss_magnitude(max_weight, n_rows) if size is None else size
         loss, n_threads = spec.target.loss, self._team.n_threads
-        if with_block or self._reserve(eval_set_bytes(spec.layout, n_rows, len(spec.baseline)), budget):
+        if with_block or self._reserve(eval_set_bytes(spec.shard.layout, n_rows, len(spec.baseline)), budget):
             codes, scored, raw = load_eval_rows(rows, spec, size, n_threads, with_block=with_block)
-            return InMemoryEvalSet(name, codes, spec.layout, scored, raw, self._team)
+            return InMemoryEvalSet(name, codes, spec.shard.layout, scored, raw, self._team)
         assert budget is not None
         files = EvalFiles.write(rows, spec, n_threads=n_threads, buffer_bytes=budget.retained, root=self._root)
         return StreamedEvalSet(name, files, loss, size, self._team)
@@ -265,7 +265,7 @@ def load_eval_rows(
     with_block : whether a metric needs the raw values.
     """
     n, _, weighted = rows.sizes()
-    codes, n_outputs = empty_binned_columns(spec.layout, n), len(spec.baseline)
+    codes, n_outputs = empty_binned_columns(spec.shard.layout, n), len(spec.baseline)
     raw = np.empty(n if n_outputs == 1 else (n_outputs, n))
     arrays = {"narrow": codes.narrow, "wide": codes.wide, "target": np.empty(n), "raw": raw}
     if weighted:
@@ -342,7 +342,7 @@ class EvalRows:
         flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
         chunk, at = -1, 0
         for piece in encoded_pieces(
-            self.table, spec.binning, spec.layout, n_threads, piece_rows, allow_infinite=True, chosen=self.rows
+            self.table, spec.binning, spec.shard.layout, n_threads, piece_rows, allow_infinite=True, chosen=self.rows
         ):
             if piece.number != chunk:
                 chunk, y = piece.number, self.target_of(piece.number)
@@ -403,7 +403,7 @@ class EvalFiles:
             If the files cannot be written.
         """
         n_rows, max_weight, weighted = rows.sizes()
-        layout, baseline = spec.layout, spec.baseline
+        layout, baseline = spec.shard.layout, spec.baseline
         codes = empty_binned_columns(layout, 0)
         fields = [Field("narrow", "<u1", (len(codes.narrow),)), Field("target", "<f8")]
         fields += [Field("wide", "<u2", (len(codes.wide),))] if len(codes.wide) else []

@@ -235,7 +235,7 @@ def starting_pieces(rows: BatchRows, spec: BuildSpec, n_threads: int, piece_rows
     flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
     seen = (warm_start.n_earlier if rows.has_start_scores else 0, warm_start.n_before)
     chunk, at = -1, 0
-    for piece in encoded_pieces(table, spec.binning, spec.layout, n_threads, piece_rows):
+    for piece in encoded_pieces(table, spec.binning, spec.shard.layout, n_threads, piece_rows):
         n = piece.codes.n_rows
         if piece.number != chunk:
             chunk, at = piece.number, 0

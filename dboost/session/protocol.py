@@ -60,10 +60,6 @@ class BuildSpec:
     is_whole: bool = False
     n_sharing: int = 1  # fits on a worker at the same time, which divide its threads
 
-    @property
-    def layout(self) -> BinLayout:
-        return self.shard.layout
-
     def loss_magnitude(self, max_weight: float, n_rows: int) -> LossMagnitude:
         """Return the magnitudes from which metrics derive the units of their exact sums over `n_rows` rows."""
         return LossMagnitude(self.magnitude, self.spread, max_weight, n_rows)

@@ -75,9 +75,8 @@ from dboost.shards.encode import encode_table, in_ranges, kept_rows
 from dboost.shards.shard import BinnedColumns, Shard, runs_of
 from dboost.storage.spool import temporary_root
 from dboost.trees.grower import RoundHistograms, RoundRequest
-from dboost.trees.nodes import GrowthPolicy
 from dboost.trees.split_finder import BestSplits, SplitFinder
-from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
 
 
 class WorkerSession(PartitionLoader):
@@ -285,7 +284,7 @@ class WorkerSession(PartitionLoader):
             some = None
             if n < table.n_rows:
                 some = np.arange(kept_range.start, kept_range.stop) if kept is None else kept[kept_range]
-            codes = encode_table(table, spec.binning, spec.layout, some, self._n_threads)
+            codes = encode_table(table, spec.binning, spec.shard.layout, some, self._n_threads)
             raw = self._raw_scores(rows, spec, some, kept_range)
             if k == n_shards - 1:
                 self._close_batch(batch)  # frees the raw values before the caller allocates the shard
@@ -350,7 +349,7 @@ class WorkerSession(PartitionLoader):
         def spread(work: Callable[[int, int], None], n: int) -> None:
             in_ranges(work, n, self._n_threads)
 
-        shard = bite.with_current_scores(spec.layout, self._bites.kept, spread).shard(spec.shard, spread)
+        shard = bite.with_current_scores(spec.shard.layout, self._bites.kept, spread).shard(spec.shard, spread)
         return InMemoryRunner(shard, batch, spec, self._n_threads)
 
     # Training.

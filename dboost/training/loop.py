@@ -69,6 +69,10 @@ class BoostingLoop:
 
     Attributes
     ----------
+    n_before : int
+        Number of iterations in the raw scores that the loop starts with.
+    n_iterations : int
+        The number of the last iteration to grow.
     snapshots : list of TreeSnapshot
         Trees of this fit, without those of the model that it continues.
     n_complete : int
@@ -92,6 +96,8 @@ class BoostingLoop:
         self.parameters, self.loss, self.binning, self.start = plan.learning, plan.target.loss, plan.binning, plan.stats
         self.warm_start, self.metrics, self.early_stopping = plan.warm_start, plan.metrics, plan.stopping
         self.callbacks, self.checkpoint, self.empty = callbacks, plan.request.checkpoint, plan.empty
+        self.n_before = plan.warm_start.n_before
+        self.n_iterations = plan.warm_start.last_iteration(plan.learning.max_iter)
         self.snapshots: list[TreeSnapshot] = []
         self.n_complete = 0
         self.valued: list[TreeDelta] | None = None
@@ -112,19 +118,9 @@ class BoostingLoop:
         self.shown = [f"{eval_set.name}_{metric.name}" for eval_set in eval_sets for metric in self.metrics] or ["train_loss"]
 
     @property
-    def n_before(self) -> int:
-        """Number of iterations in the raw scores that the loop starts with."""
-        return self.warm_start.n_before
-
-    @property
     def n_done(self) -> int:
         """The number of the last complete iteration."""
         return self.n_before + self.n_complete
-
-    @property
-    def n_iterations(self) -> int:
-        """The number of the last iteration to grow."""
-        return self.warm_start.last_iteration(self.parameters.max_iter)
 
     def trees(self, first: int, last: int) -> tuple[Tree, ...]:
         """Return the trees of iterations first + 1, …, last, all of them of this fit."""
@@ -421,7 +417,7 @@ def assemble(
         Include the trees of an incomplete iteration and, with early stopping, those after the best iteration.
     """
     stopping, model = loop.early_stopping, warm_start.model
-    before, k = warm_start.n_before, loop.loss.n_outputs
+    before, k = loop.n_before, loop.loss.n_outputs
     best = None if stopping is None else max(stopping.best_iteration, warm_start.n_earlier)
     snapshots = loop.snapshots
     trees = () if model is None else model.trees

@@ -33,6 +33,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -69,9 +70,8 @@ from dboost.shards.shard_spec import ShardSpec, plan_layout
 from dboost.training.callbacks import NOT_SCORES, Callback, LearningRates, RecordOf, StoppingRule
 from dboost.training.leaf_values import TargetStats
 from dboost.trees.bin_proposal import bins_of
-from dboost.trees.nodes import ANY_ORDER, BEST_FIRST, DEPTH_WISE, GrowthPolicy
 from dboost.trees.split_finder import feature_constraints_of
-from dboost.trees.tree_task import HOLD_OUT, FeatureConstraints, derive_seed
+from dboost.trees.tree_task import ANY_ORDER, BEST_FIRST, DEPTH_WISE, HOLD_OUT, FeatureConstraints, GrowthPolicy, derive_seed
 
 if TYPE_CHECKING:
     from dboost.training.checkpoint import Checkpoint
@@ -465,7 +465,7 @@ class FitPlan:
         """Whether a metric needs the feature values of evaluation sets."""
         return any(metric.wants_block for metric in self.metrics)
 
-    @property
+    @cached_property
     def empty(self) -> Ensemble:
         """The ensemble without trees."""
         target = self.target
@@ -526,7 +526,8 @@ def make_plan(
     """
     loss = stats.loss
     layout = plan_layout(binning.n_bins, binning.is_categorical)
-    bin_layout = plan_layout(bins_of(parameters, layout.n_bins, binning.is_categorical), binning.is_categorical)
+    n_bins = bins_of(parameters, layout.n_bins, binning.is_categorical)
+    bin_layout = layout if n_bins is layout.n_bins else plan_layout(n_bins, binning.is_categorical)
     learning = parameters
     if warm_start.damps and stats.unexplained is not None:
         learning = with_damped_steps(parameters, stats.unexplained)

@@ -308,8 +308,8 @@ class PreparedTargets:
         for block, fields in enumerate(self.starting(spec)):
             n = len(fields["target"])
             data.codes.read(block, buffer)
-            views, codes = data.codes.views(buffer, block), empty_binned_columns(spec.layout, n)
-            codes_of(views["tiles"], views.get("wide"), spec.layout, codes)
+            views, codes = data.codes.views(buffer, block), empty_binned_columns(spec.shard.layout, n)
+            codes_of(views["tiles"], views.get("wide"), spec.shard.layout, codes)
             yield StartingPiece(first, codes, fields)
             first += n
 
@@ -327,7 +327,7 @@ class PreparedTargets:
             if self._missing is not None:
                 model, iterations = self._missing
                 flat = FlatEnsemble(model) if flat is None else flat
-                matrix = self._values(block, spec.layout)
+                matrix = self._values(block, spec.shard.layout)
                 add_block(np.atleast_2d(raw), flat, matrix, iterations, 1)
             found = {"target": self.encode(rows["target"], block), "raw": raw}
             if spec.shard.weighted:
@@ -461,7 +461,7 @@ class PreparedRows:
 def gather_pieces(rows: PreparedTargets, spec: BuildSpec) -> tuple[BinnedColumns, np.ndarray, np.ndarray | None, np.ndarray]:
     """Read all rows into memory; return bin codes, target, weight and initial raw scores."""
     n, n_outputs = rows.data.n_rows, len(spec.baseline)
-    codes, target = empty_binned_columns(spec.layout, n), np.empty(n)
+    codes, target = empty_binned_columns(spec.shard.layout, n), np.empty(n)
     raw = np.empty(n if n_outputs == 1 else (n_outputs, n))
     weight = np.empty(n) if spec.shard.weighted else None
     for piece in rows.pieces(spec):

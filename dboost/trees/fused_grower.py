@@ -54,9 +54,8 @@ from dboost.kernels.splits import (
     search_numeric,
     search_packed,
 )
-from dboost.trees.nodes import GrowthPolicy, apply_split, init_root, select_leaf, set_best_split
 from dboost.trees.split_finder import extend_path, init_path, mark_allowed_features
-from dboost.trees.tree_task import FeatureConstraints
+from dboost.trees.tree_task import FeatureConstraints, GrowthPolicy, apply_split, init_root, select_leaf, set_best_split
 
 I = np.int64  # noqa: E741
 

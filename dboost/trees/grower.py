@@ -30,16 +30,17 @@ import numpy as np
 from dboost.kernels import kernel
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.splits import FEATURE
-from dboost.trees.nodes import (
+from dboost.trees.split_finder import SiblingPair, SplitInfo, mark_children, mark_root, new_feature_paths
+from dboost.trees.tree_task import (
     DEPTH_WISE,
+    GrownTree,
     NodeArrays,
+    TreeTask,
     apply_split,
     init_root,
     new_node_arrays,
     select_leaf,
 )
-from dboost.trees.split_finder import SiblingPair, SplitInfo, mark_children, mark_root, new_feature_paths
-from dboost.trees.tree_task import GrownTree, TreeTask
 
 #: Speculation stops after this many split leaves for each leaf of the finished tree.
 MOST_OPENED = 4
@@ -391,7 +392,7 @@ def _narrow(histograms, narrow):
     return n_large == 0
 
 
-# The functions of `trees.nodes` as kernels that Python can call.
+# The functions of `trees.tree_task` as kernels that Python can call.
 
 
 @kernel

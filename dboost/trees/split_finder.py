@@ -45,8 +45,7 @@ from dboost.kernels.splits import (
     search_packed,
 )
 from dboost.trees.bin_proposal import new_proposal_buffers
-from dboost.trees.nodes import child_stats, gain_of
-from dboost.trees.tree_task import FeatureConstraints, TreeTask
+from dboost.trees.tree_task import FeatureConstraints, TreeTask, child_stats, gain_of
 
 U = np.uint64
 

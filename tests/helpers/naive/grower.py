@@ -13,8 +13,7 @@ import numpy as np
 from dboost.data.binning import Binning
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
-from dboost.trees.nodes import DEPTH_WISE, GrowthPolicy
-from dboost.trees.tree_task import TreeTask
+from dboost.trees.tree_task import DEPTH_WISE, GrowthPolicy, TreeTask
 from tests.helpers.naive import rows as naive_rows
 from tests.helpers.naive import splits
 from tests.helpers.naive.histograms import Histogram, histogram
