@@ -258,7 +258,7 @@ def digests_of(booster: dboost.Booster, rows: Any, folder: Path) -> dict[str, st
 def digest_inspection(booster: dboost.Booster) -> str:
     """Digest of importance, Shapley values and partial dependence."""
     importance = [booster.importance(kind=kind) for kind in ("friedman", "gain", "cover", "count")]
-    dependence = booster.partial_dependence(["x"], data=HELD_OUT)
+    dependence = booster.partial_dependence(HELD_OUT, ["x"])
     return digest(
         *(part for series in importance for part in (list(series.index), series.to_numpy())),
         np.asarray(booster.shap_values(HELD_OUT.iloc[:100])),

@@ -12,6 +12,7 @@ from distributed import Client, LocalCluster
 
 import dboost
 from dboost.distributed.client import WorkerChoice
+from dboost.distributed.connection import Connection
 from tests.helpers.clusters import Processes, a_table, at, threads_cluster
 
 OPTIONS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 8, "progress": False}
@@ -135,21 +136,29 @@ def test_a_chosen_worker_is_killed(expected: str) -> None:
 
 
 @pytest.mark.slow
-def test_all_chosen_workers_are_lost() -> None:
+@pytest.mark.parametrize("notices_late", [False, True], ids=["", "tasks are submitted to the lost worker"])
+def test_all_chosen_workers_are_lost(notices_late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with Processes(2, environment={"DASK_DBOOST__WORKER_TIMEOUT": "4s"}) as processes:
         import dask
 
         chosen = sorted(processes.addresses())[0]
         pid = processes.pids()[chosen]
+        usable, killed = Connection.usable, []
 
         def kill() -> None:
             import os
             import signal
 
             os.kill(pid, signal.SIGKILL)
+            killed.append(chosen)
 
+        def usable_late(connection: Connection) -> tuple[list[str], dict[str, str]]:
+            """Return the lost worker once, as the scheduler does that has not noticed yet."""
+            return ([killed.pop()], {}) if killed and notices_late else usable(connection)
+
+        monkeypatch.setattr(Connection, "usable", usable_late)
         with (
-            dask.config.set({"dboost.worker-timeout": "4s"}),
+            dask.config.set({"dboost.worker-timeout": "4s", "dboost.patience": "5s"}),
             pytest.raises(dboost.DBoostError, match=r"no worker of workers=tcp.* has come for 4 s"),
         ):
             dboost.fit(lazily(), TARGET, client=processes.client, workers=chosen, callbacks=at(2, kill), **OPTIONS)

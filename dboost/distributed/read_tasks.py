@@ -206,7 +206,7 @@ class ReadTasks:
         """
         for _ in range(_MAX_SUBMISSIONS):
             usable, unusable = connection.usable()
-            if unusable and not usable:
+            if not usable and (unusable or connection.is_confined):
                 usable = connection.wait_for_usable()
             wanted = [address for address in workers or () if address in usable]
             if not wanted and (unusable or connection.is_confined):
@@ -332,16 +332,14 @@ def _receipts(connection: Connection, waiting: dict[Future, int], events: _ReadE
     done: queue.SimpleQueue[Future] = queue.SimpleQueue()
     for future in waiting:
         future.add_done_callback(done.put)
-    n_left, wait = len(waiting), _Wait(connection)
+    n_left, wait = len(waiting), _Wait(connection, bound)
     while n_left:
         try:
             future = done.get(timeout=liveness_timeout())
         except queue.Empty:
-            here = wait.more()
-            if bound and not set(bound) & set(here):
-                raise _SubmitAgain from None
+            wait.more()
             continue
-        wait = _Wait(connection)
+        wait = _Wait(connection, bound)
         if future.status == "error":
             raise _ReadFailed(waiting[future], future.exception())
         if future.cancelled():
@@ -363,25 +361,32 @@ def _reason(future: Future) -> str:
 
 
 class _Wait:
-    """The time without results of read tasks, and its possible causes."""
+    """The time without results of read tasks, and its possible causes.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    bound : the workers to which the tasks are restricted; empty without restriction.
+    """
+
+    def __init__(self, connection: Connection, bound: Sequence[str] = ()) -> None:
+        self._connection, self._bound = connection, bound
         self._seconds = 0.0
 
-    def more(self) -> list[str]:
-        """Note another `dboost.patience` without results; return the workers.
+    def more(self) -> None:
+        """Note another `dboost.patience` without results.
 
         Raises
         ------
+        _SubmitAgain
+            When all workers to which the tasks are restricted have left.
         DBoostError
             When there was no worker for `dboost.worker-timeout`, or all were paused at their memory limits, or none may run a
             task that the others wait for.
         """
         here, paused, unrunnable = self._connection.remove_unresponsive()
+        if self._bound and not set(self._bound) & set(here):
+            raise _SubmitAgain
         if set(here) - set(paused) and not unrunnable:  # a worker can run tasks
             self._seconds = 0.0
-            return here
+            return
         self._seconds += liveness_timeout()
         if self._seconds >= worker_timeout():
             seconds, lost = f"{worker_timeout():.0f} s", self._connection.attempts.summary()
@@ -402,7 +407,6 @@ class _Wait:
                 f"for {seconds} all workers have been paused by Dask because they are short of memory ({usage}), and paused "
                 "workers read no data: free what else they hold, or add workers or memory"
             )
-        return here
 
 
 def _gather(connection: Connection, waiting: dict[Future, int]) -> list[Receipt]:

@@ -26,6 +26,7 @@ exponent is clipped to the range of `exp32`.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ from dboost._lazy_import import is_a
 from dboost.errors import ParameterError
 from dboost.kernels import uncounted
 from dboost.kernels.exp_log32 import exp32, log1p32
-from dboost.kernels.exp_log64 import exp64, log64
+from dboost.kernels.exp_log64 import exp, exp64, log, log64
 from dboost.losses.base import Loss
 from dboost.losses.gradient_pass import overloads_block_terms
 
@@ -108,21 +109,30 @@ class LogLoss(Loss):
         return p * (1 - p)
 
     def link(self, prediction: np.ndarray) -> np.ndarray:
-        return np.log(prediction) - np.log1p(-np.asarray(prediction))
+        return _logit(prediction)
 
     def inverse_link(self, raw: np.ndarray) -> np.ndarray:
-        e = np.exp(-np.abs(raw))
+        e = exp(-np.abs(raw))
         return np.where(raw >= 0, 1.0, e) / (1.0 + e)
 
     def best_constant(self, mean: float) -> float:
         mean = min(max(mean, 1e-300), 1.0 - 2.0**-53)  # a class whose weight is almost zero
-        return float(np.log(mean) - np.log1p(-mean))
+        return math.log(mean) - math.log1p(-mean)
 
     def magnitude(self, mean: float, largest: float) -> float:
         return 64.0
 
 
-_LOG_2 = np.float32(np.log(2.0))
+def _logit(prediction: np.ndarray) -> np.ndarray:
+    """Return log(p / (1 - p))."""
+    p = np.asarray(prediction, np.float64)
+    rest = 1.0 - p
+    # What rounding took away from p when it was subtracted.
+    lost = np.divide(p - (1.0 - rest), rest, out=np.zeros(p.shape), where=rest > 0)
+    return log(p) - log(rest) + lost
+
+
+_LOG_2 = np.float32(math.log(2.0))
 
 
 class SoftmaxTerms(NamedTuple):
@@ -207,7 +217,7 @@ class SoftmaxLogLoss(Loss):
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         top = raw.max(axis=1)
         with np.errstate(under="ignore"):
-            return top - _of_class(raw, y) + np.log(np.exp(raw - top[:, None]).sum(axis=1))
+            return top - _of_class(raw, y) + log(exp(raw - top[:, None]).sum(axis=1))
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return self.inverse_link(raw) - (y[:, None] == np.arange(raw.shape[1]))
@@ -217,10 +227,10 @@ class SoftmaxLogLoss(Loss):
         return p * (1 - p)
 
     def link(self, prediction: np.ndarray) -> np.ndarray:
-        return np.log(prediction)
+        return log(prediction)
 
     def inverse_link(self, raw: np.ndarray) -> np.ndarray:
-        e = np.exp(raw - raw.max(axis=1, keepdims=True))
+        e = exp(raw - raw.max(axis=1, keepdims=True))
         return e / e.sum(axis=1, keepdims=True)
 
     def magnitude(self, mean: float, largest: float) -> float:
@@ -229,7 +239,7 @@ class SoftmaxLogLoss(Loss):
     def best_constants(self, shares: np.ndarray) -> np.ndarray:
         """Return the raw score of each class that minimises the loss over all rows, from the classes' shares of the total
         weight."""
-        return np.log(shares)
+        return log(shares)
 
 
 def _of_class(raw: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -279,7 +289,7 @@ class Exponential(Loss):
         return ExponentialTerms()
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return np.exp(np.clip((1.0 - 2.0 * y) * raw, -_CUT_OFF, _CUT_OFF))
+        return exp(np.clip((1.0 - 2.0 * y) * raw, -_CUT_OFF, _CUT_OFF))
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return (1.0 - 2.0 * y) * self.value(y, raw)
@@ -288,15 +298,15 @@ class Exponential(Loss):
         return self.value(y, raw)
 
     def link(self, prediction: np.ndarray) -> np.ndarray:
-        return 0.5 * (np.log(prediction) - np.log1p(-np.asarray(prediction)))
+        return 0.5 * _logit(prediction)
 
     def inverse_link(self, raw: np.ndarray) -> np.ndarray:
-        e = np.exp(-2.0 * np.abs(raw))
+        e = exp(-2.0 * np.abs(raw))
         return np.where(raw >= 0, 1.0, e) / (1.0 + e)
 
     def best_constant(self, mean: float) -> float:
         mean = min(max(mean, 1e-300), 1.0 - 2.0**-53)
-        return float(0.5 * (np.log(mean) - np.log1p(-mean)))
+        return 0.5 * (math.log(mean) - math.log1p(-mean))
 
 
 def read_costs(costs: Any, classes: np.ndarray) -> np.ndarray:
@@ -346,4 +356,7 @@ def cheapest(probabilities: np.ndarray, costs: np.ndarray) -> np.ndarray:
 
     probabilities : float64[n, n_classes]; costs : float64[n_classes, n_classes].
     """
-    return (probabilities @ costs.T).argmin(axis=1)
+    expected = np.zeros(probabilities.shape)
+    for of_class, cost in zip(probabilities.T, costs.T, strict=True):  # BLAS may round differently on other processors
+        expected += of_class[:, None] * cost
+    return expected.argmin(axis=1)

@@ -18,11 +18,12 @@ The terms of a row are computed in float64: targets and expectations may differ 
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from dboost.kernels.exp_log64 import LARGEST, exp64, log64
+from dboost.kernels.exp_log64 import LARGEST, exp, exp64, log, log64
 from dboost.losses.base import Loss
 from dboost.losses.gradient_pass import overloads_block_terms
 
@@ -144,10 +145,10 @@ class _LogLink(Loss):
     response = "exp"
 
     def best_constant(self, mean: float) -> float:
-        return float(np.log(max(mean, 1e-300)))
+        return math.log(max(mean, 1e-300))
 
     def link(self, prediction: np.ndarray) -> np.ndarray:
-        return np.log(prediction)
+        return log(prediction)
 
     def inverse_link(self, raw: np.ndarray) -> np.ndarray:
         return _exp(raw)
@@ -215,7 +216,8 @@ class Tweedie(_LogLink):
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         one, two = 1.0 - self.power, 2.0 - self.power
-        return y**two / (one * two) - y * _exp(one * raw) / one + _exp(two * raw) / two
+        constant = np.where(y > 0, _exp(two * _log(y)), 0.0) / (one * two)  # of y ** two
+        return constant - y * _exp(one * raw) / one + _exp(two * raw) / two
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         return _exp((2.0 - self.power) * raw) - y * _exp((1.0 - self.power) * raw)
@@ -226,9 +228,9 @@ class Tweedie(_LogLink):
 
 
 def _exp(x: np.ndarray) -> np.ndarray:
-    return np.exp(np.clip(x, -LARGEST, LARGEST))
+    return exp(np.clip(x, -LARGEST, LARGEST))
 
 
 def _log(y: np.ndarray) -> np.ndarray:
     """Return log(y), and 0 where y is 0 (it is multiplied by y)."""
-    return np.log(np.where(y > 0, y, 1.0))
+    return log(np.where(y > 0, y, 1.0))

@@ -237,5 +237,5 @@ def _with_values(tree: Tree, found: np.ndarray, reached: np.ndarray, decay: floa
     for node in np.flatnonzero(~is_leaf)[::-1]:  # children have higher numbers
         both = [tree.left[node], tree.right[node]]
         counts = tree.count[both].astype(np.float64)
-        value[node] = value[both] @ counts / counts.sum() if counts.sum() > 0 else value[both].mean()
+        value[node] = (value[both] * counts).sum() / counts.sum() if counts.sum() > 0 else value[both].mean()
     return replace(tree, value=value)

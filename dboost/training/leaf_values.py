@@ -45,6 +45,7 @@ import numpy as np
 
 from dboost.errors import DataError, ParameterError
 from dboost.kernels import or_empty
+from dboost.kernels.exp_log64 import log
 from dboost.kernels.quantile_keys import Residuals, count_digits, next_keys
 from dboost.losses import Huber, LogLoss, Loss, SoftmaxLogLoss, is_custom, register
 from dboost.losses.base import check_derivatives
@@ -218,7 +219,7 @@ def _unexplained(loss: Loss, ask: Ask, mean: float, classes: np.ndarray, unit: f
 
     with np.errstate(divide="ignore"):
         if isinstance(loss, SoftmaxLogLoss):
-            best = np.log(np.maximum(classes, 1e-300))
+            best = log(np.maximum(classes, 1e-300))
         else:
             if loss.is_classification and not 0 < mean < 1:
                 return math.inf

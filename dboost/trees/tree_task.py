@@ -506,5 +506,5 @@ class TreeSnapshot:
         if not follow_sums(parameters, loss):
             for node in np.flatnonzero(~is_leaf)[::-1]:
                 both = slice(self.child[node], self.child[node] + 2)
-                values[node] = values[both] @ self.n_rows[both] / self.n_rows[both].sum()
+                values[node] = (values[both] * self.n_rows[both]).sum() / self.n_rows[both].sum()  # no BLAS: its bits vary
         return values
