@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "dboost"
 
 #: From the lowest layer to the highest.
 LAYERS: list[set[str]] = [
-    {"errors", "schema", "version", "_lazy_import"},
+    {"errors", "schema", "version", "_lazy_import", "_user_warning"},
     {"config"},
     {"params"},
     {"kernels"},

@@ -98,3 +98,23 @@ def test_a_waterfall_with_a_background() -> None:
     ax = bare.plot_waterfall(FRAME, 3, background=FRAME.head(50))
     start = bare.predict(FRAME.head(50), raw_score=True).mean()
     assert ax.lines and any(np.isclose(line.get_xdata()[0], start) for line in ax.lines)
+
+
+def test_warnings_name_the_line_of_the_caller(tmp_path: Path) -> None:
+    """As Python's own do: a line inside dboost says nothing about where the target was chosen."""
+    few = FRAME.assign(y=RNG.integers(1, 5, 400))
+    dates = FRAME.assign(day=[f"2026-01-{1 + k % 28:02d}" for k in range(400)])
+    offsets = FRAME.assign(y=RNG.choice(list("abc"), 400), pay=1.0)
+    first = fit(FRAME)
+    for call, message in (
+        (lambda: fit(few), "different integers"),
+        (lambda: fit(FRAME.assign(y=1)), "is 1 in all rows"),
+        (lambda: fit(dates), "look like dates"),
+        (lambda: dboost.DBoostRegressor(max_iter=2).fit(dates.drop(columns="y"), dates["y"]), "look like dates"),
+        (lambda: fit(offsets, offset="pay"), "offset has no effect"),
+        (lambda: fit(FRAME, arcbites=True), "no eval_set was given"),
+        (lambda: fit(FRAME.assign(age=FRAME["age"] + 100), start_from=first), "have drifted"),
+    ):
+        with pytest.warns(UserWarning, match=message) as seen:
+            call()
+        assert [one.filename for one in seen if message in str(one.message)] == [__file__]

@@ -9,7 +9,6 @@ weight, and the issues.
 from __future__ import annotations
 
 import re
-import warnings
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost._user_warning import warn
 from dboost.data.chunk import CategoryColumn, CategoryIndex, Column, apply
 from dboost.data.partition import ROLES, ReadPlan
 from dboost.errors import DataError
@@ -318,10 +318,9 @@ def warn_of_numbers_as_text(features: Sequence[Feature]) -> None:
         elif others and len(some) - len(others) >= least:
             what = f"are numbers, but not {', '.join(map(repr, others[:3]))}{' and others' if len(others) > 3 else ''}"
         if what is not None:
-            warnings.warn(
+            warn(
                 f"column {feature.name!r} holds text and is categorical: most of its {len(levels)} categories {what}; convert "
-                "the column if it is meant to be numeric",
-                stacklevel=2,
+                "the column if it is meant to be numeric"
             )
 
 

@@ -13,7 +13,6 @@ import logging
 import os
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
@@ -23,6 +22,7 @@ import dask
 from distributed import Client, Future, LocalCluster, get_worker, worker_client
 from distributed.worker import thread_state
 
+from dboost._user_warning import warn
 from dboost.config import liveness_timeout, uses_lines, worker_timeout
 from dboost.distributed.client import WorkerChoice, WorkerRecord
 from dboost.distributed.line import Line
@@ -228,7 +228,7 @@ class Connection:
         if errors and not n_good:
             raise next(iter(errors.values()))
         for error in errors.values():
-            warnings.warn(f"{error}; the fit leaves this worker out", stacklevel=2)
+            warn(f"{error}; the fit leaves this worker out")
 
     def open_line(self) -> None:
         """Use a line for the calls of `ask` and `grow` from now on, if the connection to the scheduler allows one."""

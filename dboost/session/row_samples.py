@@ -19,13 +19,12 @@ the scores alone causes no warning, because a model is more certain about rows t
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from dboost._user_warning import warn
 from dboost.data import CategoryColumn, Chunk, Table
 from dboost.data.binning import sample_rows
 from dboost.errors import DataError, DriftWarning
@@ -406,24 +405,8 @@ def warn_of_drift(model: Ensemble, sample: ReferenceSample, asked: Parameters, l
     pairs = ((name, getattr(learning, name), getattr(asked, name)) for name in ("learning_rate", "l2_regularization"))
     changed = [f"{name} {damped:.3g} instead of {given:.3g}" for name, damped, given in pairs if damped != given]
     steps = f"steps are damped: {', '.join(changed)}" if changed else "steps are not damped"
-    warnings.warn(
+    warn(
         f"the new data have drifted from those that the model learned from last (stability index above {STRONG}): {listed}; "
         f"{steps}. Booster.drift(data) tells more",
         DriftWarning,
-        stacklevel=_depth(),
     )
-
-
-def _depth() -> int:
-    """Return the number of stack frames between this function and the caller of dboost.
-
-    Frames of scikit-learn's callbacks, which wrap `fit` of the estimators, belong to dboost.
-    """
-    import inspect
-
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-    wrapper = os.path.join("sklearn", "callback", "")
-    frame, depth = inspect.currentframe(), 0
-    while frame is not None and (frame.f_code.co_filename.startswith(package) or wrapper in frame.f_code.co_filename):
-        frame, depth = frame.f_back, depth + 1
-    return depth

@@ -9,13 +9,13 @@ their rows (`encode_like`, `encode_chunk`).
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dboost._user_warning import warn
 from dboost.data import Table
 from dboost.data.chunk import CategoryColumn, CategoryIndex, Column
 from dboost.data.row_metadata import levels_dtype, result_dtype
@@ -243,16 +243,14 @@ def _tell_choice(loss_name: str, classes: tuple[Level, ...] | None, values: np.n
     kind = "numbers" if loss_name == "squared_error" else f"{n} classes"
     _log.info("loss='auto' is %r: the target holds %s", loss_name, kind)
     if loss_name == "squared_error" and n in _LIKE_CLASSES and np.issubdtype(np.dtype(dtype), np.integer):
-        warnings.warn(
+        warn(
             f"the target holds {n} different integers, which are taken as numbers: give loss='squared_error' to say so, or "
-            "loss='log_loss' if they are classes",
-            stacklevel=2,
+            "loss='log_loss' if they are classes"
         )
     elif loss_name == "squared_error" and values.tolist() in ([0.0], [1.0]):
-        warnings.warn(
+        warn(
             f"the target is {values[0]:g} in all rows and is taken as a number: give loss='squared_error' to say so; if 0 and "
-            "1 are classes, rows of both are needed",
-            stacklevel=2,
+            "1 are classes, rows of both are needed"
         )
 
 

@@ -35,7 +35,6 @@ it from exact sums of the rows' first and second derivatives, with one call per 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
@@ -43,6 +42,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost._user_warning import warn
 from dboost.errors import DataError, ParameterError
 from dboost.kernels import or_empty
 from dboost.kernels.exp_log64 import log
@@ -151,10 +151,9 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStat
     magnitude: float | None
     if isinstance(loss, SoftmaxLogLoss):
         if sizes.has_offset and not continues:
-            warnings.warn(
+            warn(
                 f"offset has no effect on a model of {loss.n_outputs} classes: the same number is added to the scores of all "
-                "classes of a row, which changes no probability",
-                stacklevel=2,
+                "classes of a row, which changes no probability"
             )
         fractions = [
             reduce(ExactSum.merge, of_class) for of_class in zip(*ask(_class_weights, loss.n_outputs, weight_unit), strict=True)

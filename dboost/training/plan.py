@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -39,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dboost._user_warning import warn
 from dboost.data.binning import Binning
 from dboost.data.partition import is_path
 from dboost.errors import InputTypeError, ParameterError
@@ -146,10 +146,9 @@ def warn_held_out(n_held_out: int, n_rows: int) -> None:
             f"arcbites need a test set to tell when to leave a bite, and of {n_rows} rows none can be spared: give an "
             "eval_set, or trees_per_visit"
         )
-    warnings.warn(
+    warn(
         f"no eval_set was given to tell when to leave a bite: {n_held_out} of the {n_rows} rows are held out for that, and not "
-        "trained on",
-        stacklevel=2,
+        "trained on"
     )
 
 
