@@ -48,8 +48,8 @@ ROUND_SECONDS = 1.3e-3
 #: The cost model of docs/scaling.md: fan-in, latency of a link, processor time of a message, seconds to send and add a byte
 #: (10 Gbit/s and 0.25 ns), and leaves whose histograms a round sends on average.
 FAN_IN, LATENCY, MESSAGE_SECONDS, BYTE_SECONDS, LEAVES_PER_ROUND = 8, 0.1e-3, 30e-6, 0.8e-9 + 0.25e-9, 3
-#: Workers beyond which no plan goes.
-MOST_WORKERS = 10_000
+#: Workers beyond which no plan goes, and columns: more of them are probably the number of rows.
+MOST_WORKERS, MOST_COLUMNS = 10_000, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,8 @@ def plan(
     """
     for name, value in (("rows", rows), ("columns", columns), ("worker_threads", worker_threads), ("value_bytes", value_bytes)):
         _check_count(name, value)
+    if columns > MOST_COLUMNS:
+        raise ParameterError(f"columns={columns:,} is more than {MOST_COLUMNS:,}: give the rows first, plan(rows, columns)")
     if workers is not None:
         _check_count("workers", workers)
         if minutes is not None:

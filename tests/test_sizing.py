@@ -206,6 +206,7 @@ def test_a_plan_is_a_frozen_record_that_prints() -> None:
     [
         ({"rows": 0}, "rows=0"),
         ({"columns": 2.5}, "columns=2.5"),
+        ({"rows": 28, "columns": 10**9}, "columns=1,000,000,000 is more than 1,000,000: give the rows first"),
         ({"workers": True}, "workers=True"),
         ({"workers": 2, "minutes": 3}, "do not go together"),
         ({"minutes": -1}, "minutes=-1"),
