@@ -84,6 +84,12 @@ def test_costs_that_are_refused(costs: Any) -> None:
         THREE.decide(X, costs)
 
 
+def test_rows_and_costs_in_the_wrong_order() -> None:
+    with pytest.raises(dboost.ParameterError, match=r"the frame has shape \(600, 3\); in decide the rows come first") as error:
+        THREE.decide(np.eye(3), pd.DataFrame(X))
+    assert len(str(error.value)) < 400, "the labels of all rows are no help"
+
+
 def test_numbers_are_not_decided() -> None:
     with pytest.raises(dboost.ParameterError, match="the model predicts numbers"):
         dboost.fit(X, X[:, 0], max_iter=1).decide(X, np.eye(2))

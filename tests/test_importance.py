@@ -15,7 +15,7 @@ from sklearn.metrics import log_loss
 
 import dboost
 from dboost import Booster
-from dboost.errors import DataError, ParameterError
+from dboost.errors import DataError, InputTypeError, ParameterError
 from tests.helpers.fits import FEATURES, cut, mixed_frame
 from tests.helpers.forests import random_ensemble
 
@@ -106,6 +106,12 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, object], complaint:
     booster = dboost.fit(mixed_frame(100)[[*FEATURES, "y"]], "y", max_iter=1)
     with pytest.raises(ParameterError, match=complaint):
         booster.importance(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_kind_comes_before_the_data() -> None:
+    frame = mixed_frame(100)[[*FEATURES, "y"]]
+    with pytest.raises(InputTypeError, match=r'the kind comes first, .*: importance\("permutation", data, target\)'):
+        dboost.fit(frame, "y", max_iter=1).importance(frame, "y", "permutation")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("target", ["y", "late", "grade"])

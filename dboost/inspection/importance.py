@@ -33,7 +33,7 @@ import numpy as np
 from dboost import losses
 from dboost._lazy_import import pd
 from dboost.data import ReadOptions, Table, open_table
-from dboost.errors import ParameterError
+from dboost.errors import InputTypeError, ParameterError
 from dboost.inspection.row_functions import at_least_one
 from dboost.inspection.shapley import check_counts
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
@@ -54,6 +54,8 @@ def importance(
     options : arguments of `permutation_importance`.
     """
     options = dict(options or {})
+    if not isinstance(kind, str):
+        raise InputTypeError('the kind comes first, then data and target: importance("permutation", data, target)')
     if kind == "permutation":
         if per_class:
             raise ParameterError("importance by permutation is that of the whole model: it has no per_class")

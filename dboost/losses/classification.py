@@ -328,6 +328,8 @@ def read_costs(costs: Any, classes: np.ndarray) -> np.ndarray:
         labels, axes = set(classes.tolist()), (costs.index.tolist(), costs.columns.tolist())
         if all(len(axis) == n and set(axis) == labels for axis in axes):
             costs = costs.reindex(index=classes, columns=classes)
+        elif costs.shape != (n, n):
+            raise _costs_error(classes, f"the frame has shape {costs.shape}; in decide the rows come first: decide(X, costs)")
         elif any(axis != list(range(n)) for axis in axes):
             raise _costs_error(classes, f"a frame's rows and columns must be labelled by them, not {axes[0]} and {axes[1]}")
     try:
