@@ -65,7 +65,7 @@ def test_a_callback_sets_the_rate_of_the_following_iterations() -> None:
             now.learning_rate = RATES[now.iteration]
 
     booster = fit(learning_rate=RATES[0], max_iter=5, callbacks=[decay])
-    assert booster.history["learning_rate"].tolist()[1:] == [*RATES[1:], RATES[-1]]
+    assert booster.history["learning_rate"].tolist() == [*RATES, RATES[-1]]
     assert booster.sha256 == fit(learning_rate=[*RATES, RATES[-1]], max_iter=5).sha256
 
 
@@ -80,6 +80,14 @@ def test_on_a_cluster_and_from_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(dboost.ParameterError, match="another learning_rate"):
         fit(learning_rate=[0.5, 0.3, 0.1, 0.1], max_iter=4, checkpoint=place)
     assert fit(learning_rate=RATES, max_iter=4, checkpoint=place).sha256 == expected
+
+
+def test_callbacks_cannot_set_what_has_no_effect() -> None:
+    def shrink(now: dboost.Iteration) -> None:
+        now.max_leaf_nodes = 3  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match="max_leaf_nodes"):
+        fit(max_iter=2, callbacks=[shrink])
 
 
 def set_rate(now: dboost.Iteration) -> None:

@@ -74,7 +74,7 @@ NOT_SCORES = frozenset((
 ))  # fmt: skip
 
 
-@dataclass
+@dataclass(slots=True)  # so that assigning to an unknown attribute is an error
 class Iteration:
     """Argument of callbacks, which are called after each iteration.
 

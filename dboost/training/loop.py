@@ -277,6 +277,9 @@ class BoostingLoop:
             raise ParameterError(
                 "a callback has set learning_rate, which a checkpoint does not keep: give learning_rate=function"
             )
+        if not self._is_set_by_callback:
+            for record in self.history:  # without a schedule, those so far have the rate of the fit
+                record.setdefault("learning_rate", self.rate)
         self._is_set_by_callback = True
         self._use_rate(checked_rate(now.learning_rate, f"learning_rate that a callback has set in iteration {now.iteration}"))
 
