@@ -120,6 +120,20 @@ def column(of: np.ndarray, output: int) -> np.ndarray:
     return of if of.ndim == 1 else of[:, output]
 
 
+def test_a_loss_is_displayed_by_its_name_and_parameters() -> None:
+    assert [repr(loss) for loss in (LogLoss(), SoftmaxLogLoss(3), Quantile(0.1))] == [
+        "<Loss: log_loss>",
+        "<Loss: log_loss, n_classes=3>",
+        "<Loss: quantile, quantile=0.1>",
+    ]
+
+    class Odd(Loss):
+        def __init__(self) -> None:
+            self.function = abs
+
+    assert repr(Odd()) == "<Loss: Odd, function=<built-in function abs>>", "although it cannot be stored"
+
+
 @EVERY
 def test_derivatives(case: Case) -> None:
     loss, (y, raw) = case.loss, case.rows(200)

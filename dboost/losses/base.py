@@ -77,6 +77,14 @@ class Loss:
     #: Level of the quantile, for leaf_statistic "quantile".
     level: float = 0.5
 
+    def __repr__(self) -> str:
+        try:
+            settings = self.to_dict()
+        except ParameterError:  # an attribute that cannot be stored
+            settings = vars(self)
+        shown = "".join(f", {name}={value!r}" for name, value in settings.items() if name != "name")
+        return f"<Loss: {self.name}{shown}>"
+
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
             cls.name = cls.__name__
