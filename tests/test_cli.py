@@ -386,6 +386,16 @@ def test_predictions_keep_the_order_of_rows(here: Path, table: pd.DataFrame, dat
     np.testing.assert_array_equal(found["prediction"], dboost.load("model.json").predict(table))
 
 
+def test_predictions_in_a_csv_file(here: Path, table: pd.DataFrame) -> None:
+    for target, proba in (("price", []), ("grade", []), ("grade", ["--proba"])):
+        settings = ["--target", target, "--set", "features=[a, shop]", "--set", "max_iter=3", "--overwrite"]
+        assert status_of("train", "parts", *settings) == 0
+        for output in ("out.csv", "out.parquet"):
+            assert status_of("predict", "model.json", "parts", "--output", output, *proba) == 0
+        pd.testing.assert_frame_equal(pd.read_csv("out.csv"), pd.read_parquet("out.parquet"), check_dtype=False)
+        assert len(pd.read_csv("out.csv")) == len(table)
+
+
 def test_predicting_classes_into_a_folder(here: Path, table: pd.DataFrame) -> None:
     settings = ["--target", "grade", "--set", "features=[a, shop]", "--set", "max_iter=3"]
     assert status_of("train", "parts", *settings) == 0

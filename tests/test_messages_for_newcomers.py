@@ -89,8 +89,8 @@ def test_predictions_are_not_written_under_the_name_of_another_format(
     fit(FRAME).save(tmp_path / "model.json")
     FRAME.to_parquet(tmp_path / "rows.parquet")
     with pytest.raises(SystemExit) as ended:
-        raise SystemExit(main(["predict", str(tmp_path / "model.json"), str(tmp_path / "rows.parquet"), "--output", "p.csv"]))
-    assert ended.value.code == 2 and "written as Parquet" in capsys.readouterr().err
+        raise SystemExit(main(["predict", str(tmp_path / "model.json"), str(tmp_path / "rows.parquet"), "--output", "p.json"]))
+    assert ended.value.code == 2 and "written as Parquet or CSV" in capsys.readouterr().err
 
 
 def test_a_waterfall_with_a_background() -> None:

@@ -106,14 +106,14 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def _predict(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    command = _command(commands, "predict", "Predict rows and write them as Parquet.")
+    command = _command(commands, "predict", "Predict rows and write the predictions to a Parquet or CSV file.")
     command.add_argument("model", metavar="MODEL", help="file or URL of a saved model")
     command.add_argument("data", metavar="DATA", help=DATA)
     command.add_argument(
         "--output",
-        metavar="OUT.parquet",
+        metavar="FILE",
         required=True,
-        help="one file, or with a / at the end a folder of one file per partition; rows keep their order",
+        help=".parquet or .csv, or with a / at the end a folder of one Parquet file per partition; rows keep their order",
     )
     command.add_argument("--proba", action="store_true", help="one column of probabilities per class")
     _cluster(command)

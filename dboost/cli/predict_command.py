@@ -1,7 +1,7 @@
-"""``dboost predict``: write a Parquet file of predictions, with one partition in memory at a time.
+"""``dboost predict``: write a Parquet or CSV file of predictions, with one partition in memory at a time.
 
 Rows keep their order. The column is ``prediction``; with ``--proba`` there is one column per class instead,
-``probability_<class>``. With a ``/`` at the end the output is a folder with one file per partition of the input.
+``probability_<class>``. With a ``/`` at the end the output is a folder with one Parquet file per partition of the input.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 
 import dboost
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
 
 
 #: Endings of files of other formats, which the output must not have.
-_OTHER_FORMATS = (".csv", ".tsv", ".txt", ".json", ".xlsx", ".gz", ".zip")
+_OTHER_FORMATS = (".tsv", ".txt", ".json", ".xlsx", ".gz", ".zip")
 
 
 def run(arguments: argparse.Namespace) -> None:
     if arguments.output.lower().endswith(_OTHER_FORMATS):
-        raise ParameterError(f"--output {arguments.output}: predictions are written as Parquet, so name it …parquet")
+        raise ParameterError(
+            f"--output {arguments.output}: predictions are written as Parquet or CSV, so name it …parquet or …csv"
+        )
     outputs.check(arguments.output, "--output")
     outputs.check_separate({"--output": arguments.output}, {"MODEL": arguments.model, "DATA": arguments.data})
     booster = dboost.load(arguments.model)
@@ -79,7 +82,8 @@ def _partitions(lazy: Any, client: Any) -> Iterator[Callable[[], Any]]:
 def _write_file(tables: Iterator[pa.Table], path: str) -> int:
     first = next(tables)
     rows = first.num_rows
-    with outputs.whole(path) as file, pq.ParquetWriter(file, first.schema) as writer:
+    create = pyarrow.csv.CSVWriter if path.lower().endswith(".csv") else pq.ParquetWriter
+    with outputs.whole(path) as file, create(file, first.schema) as writer:
         writer.write_table(first)
         for table in tables:
             writer.write_table(table.cast(first.schema))
