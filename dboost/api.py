@@ -177,6 +177,7 @@ def fit(
         if not isinstance(data, Dataset) and not is_prepared(data):
             raise InputTypeError("the target is missing: give the name of a column, or one value per row")
         target = None
+    _check_order(data, target)
     given: dict[str, Any] = {**parameters}
     learning = canonical(given | {"start_from": start_from, "init_model": init_model, "continue_steps": continue_steps})
     start_from, continue_steps = learning.pop("start_from"), learning.pop("continue_steps")
@@ -273,6 +274,13 @@ def fit(
                 fitted = fit_table(asked, lambda: open_table(data, target, **reading, options=reading_within(budget, threads)))
     history = fitted.history if model is None else model.history_with(fitted.history)
     return Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=custom_loss)
+
+
+def _check_order(data: Any, target: Any) -> None:
+    """Raise an InputTypeError if the target comes before the table: its name would be taken as the path of a file."""
+    shape: tuple[Any, ...] = getattr(target, "shape", ())
+    if isinstance(data, str) and len(shape) == 2 and shape[1] > 1:
+        raise InputTypeError(f"the data come first and the target second: (data, target); the target is a table, data={data!r}")
 
 
 async def fit_async(data: Any, target: Any = ..., *, callbacks: Callback | Sequence[Callback] = (), **keywords: Any) -> Booster:
@@ -461,6 +469,7 @@ def prepare(
     >>> data = dboost.prepare("rows/*.parquet", "target")                        # doctest: +SKIP
     >>> boosters = [dboost.fit(data, learning_rate=rate) for rate in (0.1, 0.2)]     # doctest: +SKIP
     """
+    _check_order(data, target)
     parameters = make_parameters({"max_bins": max_bins, "random_state": random_state})
     threads = available_threads(n_threads)
     start_from = canonical({"start_from": start_from, "init_model": init_model})["start_from"]

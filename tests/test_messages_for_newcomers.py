@@ -93,6 +93,13 @@ def test_predictions_are_not_written_under_the_name_of_another_format(
     assert ended.value.code == 2 and "written as Parquet or CSV" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("call", [dboost.fit, dboost.prepare, dboost.cv])
+def test_the_target_before_the_data(call: Any) -> None:
+    for table in (FRAME, dd.from_pandas(FRAME, npartitions=2), FRAME.to_numpy()):
+        with pytest.raises(dboost.InputTypeError, match="the data come first and the target second"):
+            call("y", table)
+
+
 def test_a_waterfall_with_a_background() -> None:
     bare = fit(FRAME, keep_summary=False)
     ax = bare.plot_waterfall(FRAME, 3, background=FRAME.head(50))
