@@ -1,7 +1,8 @@
 """``python -m benchmarks.readme_pictures [FOLDER]``: draw the pictures of the README (default folder: ``docs/pictures``).
 
 ``terminal.svg`` shows a real fit: commands run in a pseudo-terminal, and its screen at the end is drawn. ``summary.svg`` plots
-the Shapley values of a model of a table that is part of scikit-learn. Neither picture loads anything from other hosts.
+the Shapley values of a model of a table that is part of scikit-learn. The badges show what ``pyproject.toml`` states. No
+picture loads anything from other hosts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,35 @@ COMMANDS = (
     "dboost train trips/ --target minutes --eval june.parquet --set max_iter=200",
     "dboost inspect model.json --importance",
 )
+
+
+#: Width of a character and margins of a badge, in pixels.
+CHARACTER, MARGIN = 6.6, 12
+
+
+def badges() -> dict[str, str]:
+    """Return the badges as SVG, by the names of their files: what the package declares, and what the tests compare with it."""
+    from dboost.version import __version__
+
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pythons = [found[1] for line in project["classifiers"] if (found := re.fullmatch(r".* Python :: (3\.\d+)", line))]
+    shown = {"python": " | ".join(pythons), "license": project["license"], "version": __version__}
+    return {f"badge_{label}.svg": _badge(label, text) for label, text in shown.items()}
+
+
+def _badge(label: str, text: str) -> str:
+    left, right = (round(len(part) * CHARACTER) + MARGIN for part in (label, text))
+    texts = "".join(
+        f'  <text x="{x:g}" y="14" text-anchor="middle" textLength="{width - MARGIN}">{part}</text>\n'
+        for x, width, part in ((left / 2, left, label), (left + right / 2, right, text))
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" aria-label="{label}: {text}">\n'
+        f'  <rect width="{left}" height="20" fill="#4b5563"/>\n'
+        f'  <rect x="{left}" width="{right}" height="20" fill="#0072b2"/>\n'
+        f'  <g fill="#ffffff" font-family="Verdana, DejaVu Sans, sans-serif" font-size="11">\n{texts}  </g>\n'
+        "</svg>\n"
+    )
 
 
 def write_trips(folder: Path) -> None:
@@ -131,6 +162,8 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent.parent / "docs" / "pictures")
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
+    for name, svg in badges().items():
+        (folder / name).write_text(svg, encoding="utf-8")
     draw_summary(folder / "summary.svg")
     draw_terminal(folder / "terminal.svg")
 

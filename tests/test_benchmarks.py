@@ -208,6 +208,23 @@ def test_pictures_of_the_readme_load_nothing(name: str) -> None:
     assert "@font-face" not in picture and "@import" not in picture and "url(http" not in picture
 
 
+def test_the_badges_of_the_readme_are_true() -> None:
+    root = Path(readme_pictures.__file__).parent.parent
+    drawn = readme_pictures.badges()
+    assert list(drawn) == ["badge_python.svg", "badge_license.svg", "badge_version.svg"]
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    for name, svg in drawn.items():
+        assert (root / "docs" / "pictures" / name).read_text(encoding="utf-8") == svg, "python -m benchmarks.readme_pictures"
+        (shown,) = re.findall(rf"!\[([^\]]*)\]\(docs/pictures/{name}\)", readme)
+        assert re.findall(r"[\d.]+\d", shown) == re.findall(r"[\d.]+\d", svg.split('aria-label="')[1].split('"')[0])
+    tested = re.findall(
+        r"^\| Python (3\.\d+) \| tested", (root / "docs" / "install.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert f"python: {' | '.join(tested)}" in drawn["badge_python.svg"]
+    assert "license: BSD-3-Clause" in drawn["badge_license.svg"]
+    assert "BSD 3-Clause" in (root / "LICENSE").read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 def test_scaling(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = folder / "scaling.svg"
