@@ -64,11 +64,14 @@ def test_what_a_block_prints_and_draws_is_shown_below_it(tmp_path: Path) -> None
     page = tmp_path / "page.md"
     page.write_text(
         "# Title\n\n```python\nx = 3\nprint('x is', x)\n```\n\nBetween.\n\n```python\nx += 1\n```\n\n"
+        "```python\nimport pandas as pd\nprint(pd.DataFrame([['a' * 30] * 3]))\n```\n\n"
         "```python\nimport matplotlib.pyplot as plt\nplt.plot([x])\nprint('```')\n```\n\n```text\nno code\n```\n"
     )
     blocks = printed.run(page, tmp_path / "results" / "page")
-    assert [block["text"] for block in blocks] == ["x is 3\n", "", "```\n"]
-    (figure,) = blocks[2]["figures"]
+    *texts, frame, last = [block["text"] for block in blocks]
+    assert [*texts, last] == ["x is 3\n", "", "```\n"]
+    assert frame.count("a" * 30) == 3, "three columns that are wider than 80 characters"
+    (figure,) = blocks[3]["figures"]
     assert "<svg" in (tmp_path / "results" / figure).read_text()
     shown = printed.with_output(page.read_text(), blocks, "results/page")
     assert (
@@ -78,7 +81,7 @@ def test_what_a_block_prints_and_draws_is_shown_below_it(tmp_path: Path) -> None
         < shown.index(f"/results/{figure}")
     )
     assert "````{code-block} text\n:class: printed\n\n```\n````" in shown
-    assert shown.count(":class: printed") == 2
+    assert shown.count(":class: printed") == 3
 
     assert printed.run(page, tmp_path / "results" / "page") == blocks, "results of the same code are kept"
     page.write_text("\n```python\nprint(4)\n```\n")
@@ -209,6 +212,10 @@ TITLES = {
     "Quick start": "quickstart",
     "User guide": "guide/index",
     "Architecture": "architecture",
+    "Install": "install",
+    "Sizing a cluster": "guide/sizing",
+    "Command line": "guide/cli",
+    "Notebooks": "notebooks/index",
 }
 WORDS = {
     "feature importance": "guide/model_interpretation",
@@ -256,6 +263,29 @@ WORDS = {
     "slow": "guide/troubleshooting",
     "num_leaves": "guide/parameters",
     "min_child_weight": "guide/parameters",
+    "n_jobs": "guide/parameters",
+    "feature_importances_": "guide/model_interpretation",
+    "permutation importance": "guide/model_interpretation",
+    "shap values": "guide/model_interpretation",
+    "fit_async": "guide/clusters",
+    "how many workers": "guide/sizing",
+    "retrain": "guide/incremental_training",
+    "sample_weight": "guide/weights",
+    "multiclass": "guide/losses",
+    "mlflow": "guide/integrations",
+    "optuna": "guide/integrations",
+    "csv": "guide/input_data",
+    "pip install": "install",
+    "python versions": "install",
+    "quickstart": "quickstart",
+    "s3": "deploy/object_stores",
+    "coiled": "deploy/client",
+    "dask gateway": "deploy/client",
+    "slurm": "deploy/slurm",
+    "docker": "deploy/image",
+    "kubernetes": "deploy/kubernetes",
+    "deprecation": "versioning",
+    "reproducible": "method/promises",
 }
 
 

@@ -26,12 +26,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 ROOT = Path(__file__).parent.parent.parent
 #: A block of code that begins at the left margin.
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 #: A comment above a block names a library that it needs; without the library the block does not run.
 NEEDS = re.compile(r"^% needs (\w+)\n\n\Z", re.MULTILINE)
 FOLDER, NOTEBOOKS = Path("_generated", "printed"), Path("_generated", "notebooks")
+#: Characters of a line of a printed frame: as many as a page shows without scrolling.
+WIDTH = 100
 #: Seconds after which a page is given up.
 PATIENCE = 900
 
@@ -51,7 +55,7 @@ def run_here(text: str, name: str, pictures: Path) -> list[dict[str, Any]]:
             continue
         lines_above = text[: block.start(1)].count("\n")
         out = io.StringIO()
-        with contextlib.redirect_stdout(out):
+        with contextlib.redirect_stdout(out), pd.option_context("display.width", WIDTH, "display.max_columns", 20):
             exec(compile("\n" * lines_above + block[1], name, "exec"), names)
         found.append({"text": out.getvalue(), "figures": _save_figures(Path(f"{pictures}-{len(found)}"))})
     return found
