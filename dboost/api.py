@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from dboost._user_warning import warn
 from dboost.booster import Booster, as_booster
 from dboost.data import open_table
 from dboost.dataset import Dataset
@@ -222,6 +223,9 @@ def fit(
         "features": features,
         "categorical_features": categorical_features,
     }
+
+    if eval_metric is not None and eval_set is None and checked.arcbites is None:  # arcbites hold rows out
+        warn("eval_metric has no effect without an eval_set")
 
     def request(parameters: Parameters, columns: tuple[Any, Any, Any]) -> FitRequest:
         return FitRequest(

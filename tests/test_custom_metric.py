@@ -114,11 +114,32 @@ def test_too_many_rows_for_a_function_name_the_way_out(client: Client) -> None:
         (lambda y, p, w: None, "returned None, which is not a number"),
         ([mean_gap, mean_gap], "two metrics are called 'mean_gap'"),
         (Metric, "does not go with loss 'squared_error'"),
+        (
+            lambda y, p: 1.0,
+            "'lambda' does not take y, prediction and weight: wrap it, as lambda y, p, w: ",
+        ),
+        (reference.mean_squared_error, "'mean_squared_error' does not take y, prediction and weight"),
+        (reference.make_scorer(reference.r2_score), "is a scorer of scikit-learn, which calls an estimator"),
+        ("RMSE", r"'RMSE' does not go with loss .*; did you mean 'rmse'\?"),
+        ("neg_mean_squared_error", r"; did you mean 'mean_squared_error'\?"),
     ],
 )
 def test_what_is_no_metric_is_refused(metric: Any, message: str) -> None:
     with pytest.raises(dboost.ParameterError, match=message):
         dboost.fit(only("y", TRAIN), "y", eval_set=only("y", HELD), eval_metric=metric, **OPTIONS)
+
+
+def test_a_function_of_scikit_learn_that_is_wrapped() -> None:
+    def error(y: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> float:
+        return reference.mean_squared_error(y, prediction, sample_weight=weight)
+
+    booster = dboost.fit(only("y", TRAIN), "y", eval_set=only("y", HELD), eval_metric=[error, "mse"], **OPTIONS)
+    np.testing.assert_allclose(booster.history["eval_error"], booster.history["eval_mse"], rtol=1e-12)
+
+
+def test_metrics_without_an_evaluation_set_are_told() -> None:
+    with pytest.warns(UserWarning, match="eval_metric has no effect without an eval_set"):
+        dboost.fit(only("y", TRAIN), "y", eval_metric="rmse", **OPTIONS)
 
 
 def test_a_metric_without_functions_is_refused() -> None:

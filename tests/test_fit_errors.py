@@ -147,8 +147,8 @@ PARAMETERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: fit(n_threads=1.5), "n_threads=1.5"),
     (lambda: fit(early_stopping_rounds=5), "early_stopping_rounds needs an eval_set"),
     (lambda: fit(early_stopping_rounds=5, eval_set={}), "early_stopping_rounds needs an eval_set"),
-    (lambda: fit(eval_metric="logloss"), "eval_metric 'logloss' does not go with loss 'squared_error'; choose from squared_er"),
-    (lambda: fit(target="late", eval_metric=["log_loss", "mrr"]), "eval_metric 'mrr' does not go with loss 'log_loss'"),
+    (lambda: fit(eval_set=FRAME, eval_metric="logloss"), "'logloss' does not go with loss 'squared_error'; choose from square"),
+    (lambda: fit(target="late", eval_set=FRAME, eval_metric=["log_loss", "mrr"]), "'mrr' does not go with"),
     (lambda: fit(X, Y, eval_set=X), "evaluation set 'eval' is a table without a target: give"),
 ]  # fmt: skip
 

@@ -10,6 +10,7 @@ set. For the latter the rows are brought together and sorted, so its value does 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -142,6 +143,8 @@ def of_function(function: Callable[..., Any]) -> MetricReduction:
     values are better unless it has an attribute ``greater_is_better = True``.
     """
     name = getattr(function, "__name__", type(function).__name__).strip("<>")
+    if not isinstance(function, type):  # a class is no function, which `find_metrics` tells
+        _check_signature(name, function)
 
     def chunk(rows: ScoredRows) -> tuple[np.ndarray, ...]:
         columns = rows.target, prediction_of(rows)
@@ -159,6 +162,24 @@ def of_function(function: Callable[..., Any]) -> MetricReduction:
 
     greater = bool(getattr(function, "greater_is_better", False))
     return MetricReduction(name, greater, chunk, merge, finish, wants_rows=True, spec=function)
+
+
+def _check_signature(name: str, function: Callable[..., Any]) -> None:
+    """Raise a ParameterError if a function does not take target, prediction and weight."""
+    if hasattr(function, "_score_func"):
+        raise ParameterError(
+            f"eval_metric {name!r} is a scorer of scikit-learn, which calls an estimator: give the name of a metric, or a "
+            "function of y, prediction and weight"
+        )
+    try:
+        inspect.signature(function).bind(None, None, None)
+    except TypeError:
+        raise ParameterError(
+            f"eval_metric {name!r} does not take y, prediction and weight: wrap it, as lambda y, p, w: f(y, p, "
+            "sample_weight=w) for a function f of sklearn.metrics"
+        ) from None
+    except ValueError:  # a function without a signature, of an extension
+        return
 
 
 def prediction_of(rows: ScoredRows) -> np.ndarray:

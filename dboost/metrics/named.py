@@ -40,6 +40,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from difflib import get_close_matches
 from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple
@@ -525,9 +526,11 @@ def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
             found.append(replace(ranking_metric(spec, classes=loss.is_classification), spec=spec))
         else:
             choices = [*known, *ranked, *(f"{name}@k" for name in ranked)]
+            near = get_close_matches(str(spec).lower(), [*choices, *(name for name, of in ALIASES.items() if of in known)], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ParameterError(
                 f"eval_metric {spec!r} does not go with loss {loss.name!r}; choose from {', '.join(choices)}, or give a "
-                "function of y, prediction and weight, or a dboost.metrics.Metric"
+                f"function of y, prediction and weight, or a dboost.metrics.Metric{hint}"
             )
     names = [metric.name for metric in found]
     twice = next((name for name in names if names.count(name) > 1), None)
