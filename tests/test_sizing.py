@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -182,6 +183,12 @@ def test_the_bytes_of_a_row_are_those_of_the_guide() -> None:
     assert of_row(loss="poisson", weighted=True) == of_row(loss="poisson") + 8
     assert of_row(weighted=True) == of_row() + 12
     assert of_row(n_classes=5) == of_row() - 13 + 5 * 17
+
+
+def test_the_example_of_data_larger_than_memory() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "guide" / "large.md").read_text(encoding="utf-8")
+    (gigabytes,) = re.findall(r"ten numeric columns of\s+a hundred million rows take ([\d.]+) GB", page)
+    assert float(gigabytes) == round(dboost.plan(10**8, 10).memory / 1e9, 1)
 
 
 def test_defaults_are_those_of_fit() -> None:
