@@ -14,12 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from dboost._user_warning import warn
 from dboost.booster import Booster, as_booster
 from dboost.data import open_table
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
-from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.model import model_file as storage
 from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters
 from dboost.session.evaluation import named_sets

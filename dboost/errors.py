@@ -2,7 +2,8 @@
 
 Every error derives from `DBoostError`, and from Python's corresponding class: an invalid value is also a `ValueError`, a wrong
 type also a `TypeError`. So code that was written for scikit-learn catches them. Messages name the column, rows, partition,
-worker or file.
+worker or file. Warnings name the line of the user's code that called dboost (`warn`); those of a command name a line of
+`dboost.cli`, and those of a thread that dboost has started a line of dboost.
 
 **Object stores.** Files are opened by fsspec, so a store is a URL, and its library reads credentials from the environment
 (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, a profile, the role of the machine). dboost has no parameters for credentials, so
@@ -18,6 +19,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
+import warnings
+from types import FrameType
 from typing import Any
 
 
@@ -153,3 +157,25 @@ def missing_bucket(filesystem: Any, path: str) -> str | None:
 
 def _package(error: BaseException) -> str:
     return type(error).__module__.partition(".")[0]
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_COMMANDS = os.path.join(_PACKAGE, "cli", "")
+#: scikit-learn's callbacks wrap `fit` of the estimators.
+_WRAPPER = os.path.join("sklearn", "callback", "")
+_THREAD = os.path.join("concurrent", "futures", "thread.py")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning at the line that called dboost."""
+    frame: FrameType | None = sys._getframe()
+    depth = 1
+    while frame is not None and _is_ours(frame.f_code.co_filename):
+        frame, depth = frame.f_back, depth + 1
+    if frame is not None and frame.f_code.co_filename.endswith(_THREAD):
+        depth -= 1
+    warnings.warn(message, category, stacklevel=depth)
+
+
+def _is_ours(file: str) -> bool:
+    return (file.startswith(_PACKAGE) and not file.startswith(_COMMANDS)) or _WRAPPER in file

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "dboost"
 
 #: From the lowest layer to the highest.
 LAYERS: list[set[str]] = [
-    {"errors", "schema", "version", "_lazy_import", "_user_warning"},
+    {"errors", "schema", "version", "_lazy_import"},
     {"config"},
     {"params"},
     {"kernels"},

@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from dboost._user_warning import warn
 from dboost.data.chunk import CategoryColumn, CategoryIndex, Column, apply
 from dboost.data.partition import ROLES, ReadPlan
-from dboost.errors import DataError
+from dboost.errors import DataError, warn
 from dboost.schema import Feature, Level
 from dboost.storage.spool import Spool
 

@@ -22,7 +22,6 @@ import dask
 from distributed import Client, Future, LocalCluster, get_worker, worker_client
 from distributed.worker import thread_state
 
-from dboost._user_warning import warn
 from dboost.config import liveness_timeout, uses_lines, worker_timeout
 from dboost.distributed.client import WorkerChoice, WorkerRecord
 from dboost.distributed.line import Line
@@ -30,7 +29,7 @@ from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, Fit
 from dboost.distributed.reducer import Reducer
 from dboost.distributed.tree_rounds import GrowOrder
 from dboost.distributed.worker_calls import open_line, run_on
-from dboost.errors import DBoostError, InputTypeError
+from dboost.errors import DBoostError, InputTypeError, warn
 from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
 from dboost.storage.block_file import StorageError
 from dboost.trees.tree_task import GrownTree

@@ -24,10 +24,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dboost._user_warning import warn
 from dboost.data import CategoryColumn, Chunk, Table
 from dboost.data.binning import sample_rows
-from dboost.errors import DataError, DriftWarning
+from dboost.errors import DataError, DriftWarning, warn
 from dboost.model.data_summary import STRONG, Summary
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.params import Parameters

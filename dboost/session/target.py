@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from dboost._user_warning import warn
 from dboost.data import Table
 from dboost.data.chunk import CategoryColumn, CategoryIndex, Column
 from dboost.data.row_metadata import levels_dtype, result_dtype
-from dboost.errors import DataError, ParameterError
+from dboost.errors import DataError, ParameterError, warn
 from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, by_name
 from dboost.model.ensemble import Ensemble
 from dboost.params import OF_ONE_LOSS, Parameters

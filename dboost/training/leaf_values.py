@@ -42,8 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost._user_warning import warn
-from dboost.errors import DataError, ParameterError
+from dboost.errors import DataError, ParameterError, warn
 from dboost.kernels import or_empty
 from dboost.kernels.exp_log64 import log
 from dboost.kernels.quantile_keys import Residuals, count_digits, next_keys

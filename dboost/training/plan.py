@@ -38,10 +38,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dboost._user_warning import warn
 from dboost.data.binning import Binning
 from dboost.data.partition import is_path
-from dboost.errors import InputTypeError, ParameterError
+from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
 from dboost.losses import Loss
 from dboost.metrics.metric import MetricReduction
