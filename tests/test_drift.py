@@ -19,6 +19,7 @@ from scipy.stats import chi2, ks_2samp
 
 import dboost
 from dboost import DataError, DriftWarning, ModelFileError, ParameterError
+from dboost.data.binning import propose
 from dboost.model import data_summary, model_file
 from dboost.model.data_summary import GROUPS, LEVELS, Distribution, Summary
 from dboost.session import row_samples
@@ -66,6 +67,11 @@ def test_chance_is_the_chi_square_quantile() -> None:
         assert data_summary.chance(before, after) == pytest.approx(expected, rel=0.08 if groups == 2 else 0.02)
 
 
+def of_numbers(values: np.ndarray) -> Distribution:
+    present = np.sort(values[~np.isnan(values)])
+    return Distribution.of_numbers(present, len(values) - len(present), propose(present, None, GROUPS))
+
+
 @pytest.mark.parametrize("n", [20, 100, 1000])
 @pytest.mark.parametrize("values", [5, 10**9])
 def test_samples_of_one_population_do_not_drift(n: int, values: int) -> None:
@@ -73,7 +79,7 @@ def test_samples_of_one_population_do_not_drift(n: int, values: int) -> None:
     results = []
     for _ in range(200):
         before, after = rng.integers(0, values, 1500).astype(float), rng.integers(0, values, n).astype(float)
-        for known in (Distribution.of_numbers(before), Distribution.of_codes(before % 50, 50)):
+        for known in (of_numbers(before), Distribution.of_codes(before % 50, 50)):
             found = known.compare(known.tally(after if known.cuts is not None else after % 50))
             results.append(found["drift"])
     assert "strong" not in results and results.count("moderate") <= 2
@@ -82,7 +88,7 @@ def test_samples_of_one_population_do_not_drift(n: int, values: int) -> None:
 def test_the_distance_is_kolmogorovs_on_the_grid() -> None:
     rng = np.random.default_rng(0)
     before, after = rng.normal(size=3000), rng.normal(0.4, 1.2, size=2000)
-    known = Distribution.of_numbers(before)
+    known = of_numbers(before)
     found = known.compare(known.tally(after))
     exact = ks_2samp(before, after).statistic
     assert exact - 1 / GROUPS < found["distance"] <= exact + 1e-12
@@ -91,10 +97,10 @@ def test_the_distance_is_kolmogorovs_on_the_grid() -> None:
 
 
 def test_numbers_in_groups() -> None:
-    known = Distribution.of_numbers(np.array([1.0, 1.0, 2.0, np.nan, 3.0]))
+    known = of_numbers(np.array([1.0, 1.0, 2.0, np.nan, 3.0]))
     assert known.counts.tolist() == [2, 1, 1] and known.missing == 1 and (known.low, known.high) == (1.0, 3.0)
     assert known.tally(np.array([0.0, 1.4, 2.0, 9.0, np.nan, np.inf])).tolist() == [2, 1, 2, 1, 3, 0]
-    nothing = Distribution.of_numbers(np.full(3, np.nan))
+    nothing = of_numbers(np.full(3, np.nan))
     assert nothing.compare(nothing.tally(np.full(30, np.nan)))["drift"] == "none"
     assert nothing.compare(nothing.tally(np.arange(300.0)))["drift"] == "strong", "values where there were none"
 
@@ -116,7 +122,7 @@ def test_levels_in_groups() -> None:
 
 @pytest.mark.parametrize("values", [np.arange(100.0) % 7, np.full(3, np.nan), np.array([1e300, -1e300, 5e-324])])
 def test_a_distribution_survives_json(values: np.ndarray) -> None:
-    for known in (Distribution.of_numbers(values), Distribution.of_codes(np.abs(values) % 3, 3)):
+    for known in (of_numbers(values), Distribution.of_codes(np.abs(values) % 3, 3)):
         again = Distribution.from_dict(json.loads(json.dumps(known.to_dict(), allow_nan=False)))
         for one, other in zip(vars(known).values(), vars(again).values(), strict=True):
             np.testing.assert_array_equal(one, other)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import dask
@@ -18,9 +19,10 @@ import pytest
 import dboost
 from dboost import sizing
 from dboost.params import Parameters
-from dboost.session import worker_session
+from dboost.session.engines import FusedEngine
 from dboost.session.memory import histogram_bytes, resident_bytes
 from dboost.session.partition_loader import RETAIN_BYTES
+from dboost.shards.shard import Shard
 
 ROOT = Path(__file__).parent.parent
 MIB, GIB = 2**20, 2**30
@@ -37,13 +39,13 @@ MIB, GIB = 2**20, 2**30
 )
 def test_the_layout_is_that_of_a_fit(loss: str, n_classes: int | None, settings: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    engine = worker_session.FusedEngine
+    begin: Callable[..., None] = FusedEngine.__init__
 
-    def capture(shard: object, *args: object, **options: object) -> object:
+    def capture(engine: FusedEngine, shard: Shard, *args: object, **options: object) -> None:
         found.append(shard)
-        return engine(shard, *args, **options)
+        begin(engine, shard, *args, **options)
 
-    monkeypatch.setattr(worker_session, "FusedEngine", capture)
+    monkeypatch.setattr(FusedEngine, "__init__", capture)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(3000, 11))
     y = rng.normal(size=3000) if n_classes is None else rng.integers(0, n_classes, 3000)

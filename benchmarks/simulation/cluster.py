@@ -35,7 +35,7 @@ from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
 from dboost.distributed.connection import Connection
 from dboost.distributed.line import Message
 from dboost.distributed.read_tasks import ReadTasks, Receipt
-from dboost.distributed.worker_calls import METHODS, Branch, Relay
+from dboost.distributed.worker_calls import METHODS, Branch, LineCalls, Relay
 from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.kernels.histograms import PAIR
 from dboost.session.protocol import SessionRef, unpack
@@ -281,7 +281,7 @@ class SimulatedCalls:
             for ref in run_on(self._simulated.loop, some()):
                 status, reply, buffers = self._calls.pop(ref).result()
                 message = Message(number, status, memoryview(reply), buffers)
-                worker_calls.LineCalls._check_status(pending.pop(ref), message)
+                LineCalls._check_status(pending.pop(ref), message)
                 decode(ref, message)
 
     def release(self, refs: Iterable[SessionRef]) -> None:

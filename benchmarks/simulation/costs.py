@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import numpy as np
@@ -96,12 +96,15 @@ class _Clocked(ShardGrower):
 class _Clock(ShardedEngine):
     """An engine of one shard and one thread that is timed."""
 
+    engines: ClassVar[list[_Clock]] = []
+
     def __init__(self, shard: Any, terms: tuple, *, policy: Any, n_threads: int) -> None:
         super().__init__([shard], terms)
         self.clocked = _Clocked(self._rounds[0])
         self._rounds = [self.clocked]
         self.team = Team(1, in_caller=True)
         self.advances: list[float] = []
+        self.engines.append(self)
 
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
         began = time.perf_counter()
@@ -115,15 +118,10 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
     rng = np.random.default_rng(0)
     X = rng.standard_normal((n_rows, n_features), dtype=np.float32)
     y = (X[:, 0] * X[:, 1] + X[:, 2] + rng.standard_normal(n_rows) > 0).astype(np.float64)
-    engines: list[_Clock] = []
-
-    def engine(*arguments: Any, **settings: Any) -> _Clock:
-        engines.append(_Clock(*arguments, **settings))
-        return engines[-1]
-
-    with patch("dboost.session.worker_session.FusedEngine", engine):
+    _Clock.engines.clear()
+    with patch("dboost.session.worker_session.FusedEngine", _Clock):
         dboost.fit(X, y, loss="log_loss", max_iter=8, min_samples_leaf=1, n_threads=1, progress=False)
-    clock = engines[0]
+    (clock,) = _Clock.engines
     parts = np.array(clock.clocked.parts[len(clock.clocked.parts) // 4 :])  # the first ones compile
     n_split, n_cells, n_pairs, n_settled, seconds = parts.T
     opened = n_pairs > 0
