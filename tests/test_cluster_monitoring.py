@@ -19,10 +19,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import dboost
-from dboost.distributed import prometheus, reducer
-from dboost.distributed.dashboard import _finite, page
-from dboost.distributed.prometheus import Collector, WorkMeter
-from dboost.distributed.status import _POINTS, _REMEMBERED, Curve, FitRegistry
+from dboost.distributed import monitoring, reducer
+from dboost.distributed.monitoring import _POINTS, _REMEMBERED, Collector, Curve, FitRegistry, WorkMeter, _finite, page
 from dboost.losses import Loss
 from tests.helpers.clusters import a_table, threads_cluster, until
 
@@ -164,7 +162,7 @@ def test_on_the_pages_of_prometheus(client: Client) -> None:
 
 def test_metrics_of_a_process_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = WorkMeter(), WorkMeter()
-    monkeypatch.setattr(prometheus, "time", SimpleNamespace(perf_counter=lambda: 100.0))
+    monkeypatch.setattr(monitoring, "time", SimpleNamespace(perf_counter=lambda: 100.0))
     one.note("fit", "build", 95.0, 10, 1, 70)
     other.note("fit", "update_scores", 98.0, 20, 2, 30)
     other.note("fit", "search_slices", 99.0, 0, 0, 30)

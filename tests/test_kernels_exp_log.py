@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from dboost.kernels import exp_log32, exp_log64
+from dboost.kernels import exp_log
 from dboost.losses import gradient_pass
 from dboost.losses.gradient_pass import BLOCK
 from dboost.metrics.exact import FINE, TOTAL_BITS, ExactSum, as_float, total, unit_for
@@ -22,25 +22,25 @@ add_exactly = compiled(gradient_pass.add_exactly)
 @njit(error_model="numpy")
 def exponentials(x, out):
     for i in range(x.size):
-        out[i] = exp_log32.exp32(x[i])
+        out[i] = exp_log.exp32(x[i])
 
 
 @njit(error_model="numpy")
 def logarithms(z, out):
     for i in range(z.size):
-        out[i] = exp_log32.log1p32(z[i])
+        out[i] = exp_log.log1p32(z[i])
 
 
 @njit(error_model="numpy")
 def exponentials_64(x, out):
     for i in range(x.size):
-        out[i] = exp_log64.exp64(x[i])
+        out[i] = exp_log.exp64(x[i])
 
 
 @njit(error_model="numpy")
 def logarithms_64(x, out):
     for i in range(x.size):
-        out[i] = exp_log64.log64(x[i])
+        out[i] = exp_log.log64(x[i])
 
 
 def exp32(x: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy._core._multiarray_umath import __cpu_dispatch__ as dispatched
 
-from dboost.kernels.exp_log64 import exp, log
+from dboost.kernels.exp_log import exp, log
 from dboost.losses.classification import cheapest
 from tests.helpers.clusters import ROOT
 

@@ -19,7 +19,5 @@ picks the splits of one tree at a time.
     plugin_factory.py       install the worker plugin, also on workers without dboost               scheduler
     worker_plugin.py        worker plugin: hold the sessions, answer the reducer, move partitions   worker
     feature_exchange.py     reduce wide histograms by feature among the workers                     scheduler, worker
-    status.py               the status of all fits, from their events                               scheduler
-    dashboard.py            the page in Dask's dashboard                                            scheduler
-    prometheus.py           metrics for Prometheus                                                  scheduler, worker
+    monitoring.py           the status of all fits, the page in Dask's dashboard, Prometheus        scheduler, worker
 """

@@ -5,8 +5,8 @@ that the workers found in them. The workers also load evaluation sets that are D
 to the scheduler. The only rows that leave the workers are samples: those that propose the split points, and the reference
 sample.
 
-**Events** of a fit are logged by the client under Dask's topic "dboost", see `status.py`. The client does not wait for events:
-they travel with the next message to the scheduler, and failing to send one does not end the fit.
+**Events** of a fit are logged by the client under Dask's topic "dboost", see `monitoring.py`. The client does not wait for
+events: they travel with the next message to the scheduler, and failing to send one does not end the fit.
 
 **Engine.** The boosting loop runs in the client and makes two calls per tree and iteration: *grow* grows a tree, *advance* adds
 the leaf values to the scores. Each is one call to the reducer, which calls the workers. When workers are lost during a call,
@@ -34,10 +34,10 @@ from dboost.data.table import disagree, mixes_kinds
 from dboost.distributed.client import WorkerChoice
 from dboost.distributed.connection import Connection
 from dboost.distributed.messages import LostWorkers, Timing
+from dboost.distributed.monitoring import PHASES
 from dboost.distributed.partitioned_table import PartitionedTable
 from dboost.distributed.read_tasks import ReadTasks
 from dboost.distributed.rebalance import JoinedWorkers
-from dboost.distributed.status import PHASES
 from dboost.distributed.tree_rounds import GrowOrder, check_rows
 from dboost.errors import ColumnKindsError, DataError, DBoostError, InputTypeError, ParameterError
 from dboost.metrics.metric import MetricReduction
@@ -49,7 +49,7 @@ from dboost.session.partition_loader import PartitionStats
 from dboost.session.protocol import BiteVisit, BuildSpec, Engine, ReplayState, Session
 from dboost.session.target import TargetScan
 from dboost.session.worker_session import ByPartitions, NamedSet
-from dboost.shards.apply_trees import TreeDelta
+from dboost.shards.shard import TreeDelta
 from dboost.shards.shard_grower import BYTES_PER_ROW
 from dboost.training.callbacks import Iteration
 from dboost.training.fit import FitResult, SessionRows, fit

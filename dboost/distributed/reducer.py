@@ -32,7 +32,6 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dboost.config import fan_in, liveness_timeout, uses_lines, worker_timeout
-from dboost.distributed.dashboard import show
 from dboost.distributed.feature_exchange import choose_owners
 from dboost.distributed.line import Line
 from dboost.distributed.messages import (
@@ -54,9 +53,8 @@ from dboost.distributed.messages import (
     pack,
     pack_error,
 )
+from dboost.distributed.monitoring import FitRegistry, publish, show
 from dboost.distributed.plugin_factory import WorkerPluginFactory
-from dboost.distributed.prometheus import publish
-from dboost.distributed.status import FitRegistry
 from dboost.distributed.tree_rounds import GrowOrder, TreeRounds
 from dboost.distributed.worker_calls import (
     FitCalls,

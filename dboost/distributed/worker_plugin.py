@@ -34,7 +34,7 @@ from dboost.config import liveness_timeout
 from dboost.distributed.feature_exchange import Inbox
 from dboost.distributed.line import Line, Message, packed
 from dboost.distributed.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, UNSUPPORTED, pack, pack_error
-from dboost.distributed.prometheus import WorkMeter, publish
+from dboost.distributed.monitoring import WorkMeter, publish
 from dboost.distributed.worker_calls import METHODS, STATUSES, Relay, accept_line, open_worker_line, run_on
 from dboost.errors import DBoostError
 from dboost.session.memory import Budget, keep_freed_memory, trim_memory

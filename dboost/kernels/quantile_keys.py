@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import inlined, internal, kernel
-from dboost.kernels.exp_log64 import to_bits
+from dboost.kernels.exp_log import to_bits
 from dboost.kernels.rows import ROUNDER64
 
 U = np.uint64

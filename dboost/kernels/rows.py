@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from dboost.kernels import inlined, internal, kernel
-from dboost.kernels.exp_log32 import ROUNDER
+from dboost.kernels.exp_log import ROUNDER
 
 U = np.uint64
 I = np.int64  # noqa: E741

@@ -4,7 +4,7 @@
   the histogram kernel waits for memory two thirds of its time.
 * `atomic_add`, `atomic_load`, `yield_processor` are the parts of the barrier at which the threads of a team meet (see
   `barrier`).
-* `bits_to_float32`, `bits_to_float64`, `float64_to_bits` reinterpret bits, for exponential and logarithm (`exp_log32.py`) and
+* `bits_to_float32`, `bits_to_float64`, `float64_to_bits` reinterpret bits, for exponential and logarithm (`exp_log.py`) and
   for scores (`splits.py`).
 * `keep_where_left`, `note_leaves` and `pick` process 64 rows side by side, for prediction (`predict.py`).
 

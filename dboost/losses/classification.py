@@ -34,8 +34,7 @@ import numpy as np
 from dboost._lazy_import import is_a
 from dboost.errors import ParameterError
 from dboost.kernels import uncounted
-from dboost.kernels.exp_log32 import exp32, log1p32
-from dboost.kernels.exp_log64 import exp, exp64, log, log64
+from dboost.kernels.exp_log import exp, exp32, exp64, log, log1p32, log64
 from dboost.losses.base import Loss
 from dboost.losses.gradient_pass import overloads_block_terms
 

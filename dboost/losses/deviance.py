@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from dboost.kernels.exp_log64 import LARGEST, exp, exp64, log, log64
+from dboost.kernels.exp_log import LARGEST, exp, exp64, log, log64
 from dboost.losses.base import Loss
 from dboost.losses.gradient_pass import overloads_block_terms
 

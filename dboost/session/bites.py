@@ -28,8 +28,8 @@ import numpy as np
 from dboost.session.engines import FusedEngine, Team, choose_threads, is_small
 from dboost.session.partition_loader import StartingRows
 from dboost.session.protocol import BiteVisit, BuildSpec
-from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.arcbite_rows import Bite, BiteFiles, FileBite, InMemoryBite, bite_sizes, bites_of, joined_bites
+from dboost.shards.shard import TreeDelta
 from dboost.shards.shard_spec import ShardSpec, code_fields, rows_that_fit
 from dboost.storage.spool import PrivateDirectory
 from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask

@@ -48,10 +48,18 @@ from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.session.partition_loader import BatchRows, starting_pieces
 from dboost.session.protocol import BuildSpec, RefitStep, ReplayState
-from dboost.shards.apply_trees import add_grown_tree, assign_leaves, leaves_of
 from dboost.shards.block_store import BlockStore, BlockWriter, StreamedShard
 from dboost.shards.encode import in_ranges, tiles_of
-from dboost.shards.shard import Shard, advance_rows, empty_binned_columns, merge_into_bins, runs_of
+from dboost.shards.shard import (
+    Shard,
+    add_grown_tree,
+    advance_rows,
+    assign_leaves,
+    empty_binned_columns,
+    leaves_of,
+    merge_into_bins,
+    runs_of,
+)
 from dboost.shards.shard_grower import ShardGrower
 from dboost.shards.shard_spec import ShardSpec, code_fields, plan_layout, rows_that_fit
 from dboost.storage.block_file import BlockFile

@@ -40,10 +40,9 @@ from dboost.session.partition_loader import BatchRows
 from dboost.session.protocol import BuildSpec
 from dboost.session.target import encode_chunk
 from dboost.session.warm_start import add_block, matrix_of, row_matrix
-from dboost.shards.apply_trees import TreeDelta, add_grown_tree
 from dboost.shards.block_store import BlockWriter
 from dboost.shards.encode import encoded_pieces, kept_rows
-from dboost.shards.shard import BinnedColumns, empty_binned_columns
+from dboost.shards.shard import BinnedColumns, TreeDelta, add_grown_tree, empty_binned_columns
 from dboost.shards.shard_spec import code_rows, rows_that_fit
 from dboost.storage.block_file import BlockFile, Field
 from dboost.storage.spool import PrivateDirectory

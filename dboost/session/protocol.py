@@ -23,7 +23,7 @@ from dboost.metrics.metric import LossMagnitude
 from dboost.session.memory import Budget
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart
-from dboost.shards.apply_trees import TreeDelta
+from dboost.shards.shard import TreeDelta
 from dboost.shards.shard_spec import ShardSpec
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 

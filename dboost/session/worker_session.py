@@ -69,10 +69,9 @@ from dboost.session.protocol import (
 )
 from dboost.session.target import TargetScan
 from dboost.session.warm_start import add_trees, row_matrices, starting_scores
-from dboost.shards.apply_trees import TreeDelta, add_iterations, leaves_of
 from dboost.shards.arcbite_rows import Bite, InMemoryBite
 from dboost.shards.encode import encode_table, in_ranges, kept_rows
-from dboost.shards.shard import BinnedColumns, Shard, runs_of
+from dboost.shards.shard import BinnedColumns, Shard, TreeDelta, add_iterations, leaves_of, runs_of
 from dboost.storage.spool import temporary_root
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.split_finder import BestSplits, SplitFinder

@@ -30,8 +30,7 @@ from typing import Protocol
 import numpy as np
 
 from dboost.kernels.histograms import BinLayout
-from dboost.shards.apply_trees import TreeDelta, add_iterations
-from dboost.shards.shard import BinnedColumns, Shard, empty_binned_columns
+from dboost.shards.shard import BinnedColumns, Shard, TreeDelta, add_iterations, empty_binned_columns
 from dboost.shards.shard_spec import ShardSpec
 from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field
 from dboost.trees.tree_task import BITES, derive_seed, hash_rows

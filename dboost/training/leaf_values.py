@@ -44,7 +44,7 @@ import numpy as np
 
 from dboost.errors import DataError, ParameterError, warn
 from dboost.kernels import or_empty
-from dboost.kernels.exp_log64 import log
+from dboost.kernels.exp_log import log
 from dboost.kernels.quantile_keys import Residuals, count_digits, next_keys
 from dboost.losses import Huber, LogLoss, Loss, SoftmaxLogLoss, is_custom, register
 from dboost.losses.base import check_derivatives

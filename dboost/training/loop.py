@@ -30,8 +30,7 @@ from dboost.model.ensemble import Ensemble, Tree
 from dboost.session.evaluation import EvalSet
 from dboost.session.protocol import Engine
 from dboost.session.warm_start import WarmStart
-from dboost.shards.apply_trees import TreeDelta
-from dboost.shards.shard import fine_bin_hessians
+from dboost.shards.shard import TreeDelta, fine_bin_hessians
 from dboost.training.callbacks import NOT_SCORES, Callback, Iteration, Progress, checked_rate
 from dboost.training.leaf_values import LeafEstimator
 from dboost.training.plan import precision_of

@@ -1,7 +1,10 @@
-"""Exponential and logarithm as polynomials in float64, for losses whose terms differ by many orders of magnitude.
+"""Exponential and logarithm as polynomials, in float32 and in float64, with the same bits on every processor.
 
-As in `exp_log32`, these are plain multiplications and additions, so every processor computes the same bits and loops over them
-vectorise. Both reduce their argument to a short interval by factoring out a power of two, which is an operation on the bits:
+The C library's versions differ between processors in the last bit, which would make models depend on the machine. These use
+plain multiplications and additions, which every processor rounds alike, and loops over them vectorise.
+
+**float64** is for losses whose terms differ by many orders of magnitude. Both functions reduce their argument to a short
+interval by factoring out a power of two, which is an operation on the bits:
 
 * exp(x) = 2^k exp(r) with |r| <= log(2) / 2, by the series to r^13 (the remainder is below 5e-18);
 * log(x) = k log(2) + log(m) with m between sqrt(1/2) and sqrt(2), by log(m) = 2 atanh(t), t = (m - 1) / (m + 1), |t| < 0.172.
@@ -19,6 +22,54 @@ from llvmlite import ir
 from numba import types
 
 from dboost.kernels import inlined, instruction, uncounted
+from dboost.kernels.simd import bits_to_float32
+
+_ONE_32 = np.float32(1)
+_LOG2_E_32 = np.float32(1.44269504)
+# log(2) in two parts, so that k * log(2) is subtracted without losing digits (Cody and Waite).
+_LOG_2_HIGH_32 = np.float32(0.693359375)
+_LOG_2_LOW_32 = np.float32(-2.12194440e-4)
+#: Adding and subtracting this rounds a float32 below 2**22 to the nearest integer.
+ROUNDER = np.float32(12582912.0)
+_LARGEST_32 = np.float32(87.0)
+
+# exp(r) = 1 + r + r² p(r) on |r| <= log(2) / 2; relative error below 1e-7.
+_E0_32, _E1_32, _E2_32 = np.float32(1.9876366e-4), np.float32(1.3981999e-3), np.float32(8.3333710e-3)
+_E3_32, _E4_32, _E5_32 = np.float32(4.1665795e-2), np.float32(1.6666667e-1), np.float32(0.5)
+# atanh(t) / t in powers of t², |t| <= 1/3
+_A3_32, _A5_32, _A7_32 = np.float32(1 / 3), np.float32(1 / 5), np.float32(1 / 7)
+_A9_32, _A11_32, _A13_32 = np.float32(1 / 9), np.float32(1 / 11), np.float32(1 / 13)
+
+
+@inlined
+def exp32(x):
+    """Return exp(x) for a float32, clipped to [-87, 87]."""
+    x = x if x > -_LARGEST_32 else -_LARGEST_32
+    x = x if x < _LARGEST_32 else _LARGEST_32
+    k = (x * _LOG2_E_32 + ROUNDER) - ROUNDER
+    r = (x - k * _LOG_2_HIGH_32) - k * _LOG_2_LOW_32
+    p = _E0_32 * r + _E1_32
+    p = p * r + _E2_32
+    p = p * r + _E3_32
+    p = p * r + _E4_32
+    p = p * r + _E5_32
+    p = p * (r * r) + r + _ONE_32
+    return p * bits_to_float32((np.int32(k) + np.int32(127)) << np.int32(23))
+
+
+@inlined
+def log1p32(z):
+    """Return log(1 + z) for a float32 z in [0, 1], as 2 atanh(z / (2 + z))."""
+    t = z / (z + np.float32(2))
+    s = t * t
+    p = _A13_32 * s + _A11_32
+    p = p * s + _A9_32
+    p = p * s + _A7_32
+    p = p * s + _A5_32
+    p = p * s + _A3_32
+    p = p * s + _ONE_32
+    return np.float32(2) * t * p
+
 
 I = np.int64  # noqa: E741
 
