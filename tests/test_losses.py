@@ -41,6 +41,7 @@ from dboost.losses.gradient_pass import (
     PassTotals,
     block_terms,
     new_pass_scratch,
+    output_terms,
     update_all_gradients,
     update_gradients,
 )
@@ -99,13 +100,20 @@ def terms_of(loss, y, raw, gradient, hessian, value, scratch):
     block_terms(loss, y, raw, gradient, hessian, value, scratch)
 
 
+@njit(error_model="numpy")
+def terms_of_outputs(loss, y, raw, gradient, hessian, value, scratch):
+    output_terms(loss, y, raw, gradient, hessian, 0, value, scratch)
+
+
 def kernel_terms(loss: Loss, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradient, Hessian and value of up to BLOCK rows as kernels see them, shaped like `raw`."""
     assert len(y) <= BLOCK
     scores = np.ascontiguousarray(raw.T)
     gradient, hessian = np.empty((2, *scores.shape), np.float32)
     value = np.empty(len(y))
-    terms_of(loss.terms(), y, scores, gradient, hessian, value, np.empty(BLOCK, np.float32))
+    (terms_of if scores.ndim == 1 else terms_of_outputs)(
+        loss.terms(), y, scores, gradient, hessian, value, np.empty(BLOCK, np.float32)
+    )
     return gradient.T, hessian.T, value
 
 

@@ -90,7 +90,8 @@ class Loss:
             cls.name = cls.__name__
 
     def terms(self) -> tuple[Any, ...]:
-        """Return the `NamedTuple` for which this loss overloads `gradient_pass.block_terms`, with its parameters.
+        """Return the `NamedTuple` for which this loss overloads `gradient_pass.block_terms`, or with several outputs
+        `output_terms`; with its parameters.
 
         For a custom loss, a record that holds the loss itself.
         """

@@ -36,7 +36,7 @@ from dboost.errors import ParameterError
 from dboost.kernels import uncounted
 from dboost.kernels.exp_log import exp, exp32, exp64, log, log1p32, log64
 from dboost.losses.base import Loss
-from dboost.losses.gradient_pass import overloads_block_terms
+from dboost.losses.gradient_pass import block_terms, output_terms, overloads
 
 
 class LogLossTerms(NamedTuple):
@@ -45,7 +45,7 @@ class LogLossTerms(NamedTuple):
     counts_influence: bool = False
 
 
-@overloads_block_terms
+@overloads(block_terms)
 def _log_loss_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is LogLossTerms:
 
@@ -140,25 +140,26 @@ class SoftmaxTerms(NamedTuple):
     counts_influence: bool = False
 
 
-@overloads_block_terms
-def _softmax_terms(loss, y, raw, gradient, hessian, value, scratch):
+@overloads(output_terms)
+def _softmax_terms(loss, y, raw, gradient, hessian, first, value, scratch):
     if getattr(loss, "instance_class", None) is SoftmaxTerms:
 
-        def terms(loss, y, raw, gradient, hessian, value, scratch):
+        def terms(loss, y, raw, gradient, hessian, first, value, scratch):
             one, zero = np.float32(1), np.float32(0)
-            n_classes, n = raw.shape
-            top, rest, ties = value, scratch, hessian[0]
+            n_classes, n, last = len(raw), y.size, first + y.size
+            top, rest, ties = value, scratch, hessian[0, first:last]
+            score = raw[0, first:last]
             for i in range(n):
-                top[i] = raw[0, i]
+                top[i] = score[i]
             for k in range(1, n_classes):
-                score = raw[k]
+                score = raw[k, first:last]
                 for i in range(n):
                     top[i] = score[i] if score[i] > top[i] else top[i]
             for i in range(n):
                 rest[i] = zero
                 ties[i] = -one
             for k in range(n_classes):
-                score, e = raw[k], gradient[k]
+                score, e = raw[k, first:last], gradient[k, first:last]
                 for i in range(n):
                     e[i] = np.float32(score[i] - top[i])
                 for i in range(n):
@@ -170,7 +171,7 @@ def _softmax_terms(loss, y, raw, gradient, hessian, value, scratch):
             for i in range(n):
                 rest[i] += ties[i]
             # The loss; gradients still hold e_k. log(1 + rest) is the logarithm of a number below 2 plus that of a power of 2.
-            log_sum = hessian[0]
+            log_sum = ties  # the memory is free again
             for i in range(n):
                 z = rest[i]
                 log_sum[i] = zero
@@ -180,9 +181,9 @@ def _softmax_terms(loss, y, raw, gradient, hessian, value, scratch):
                     log_sum[i] += np.float32(power) * _LOG_2 if is_large else zero
                 log_sum[i] += log1p32(z)
             for i in range(n):
-                value[i] = top[i] - raw[np.int64(y[i]), i] + np.float64(log_sum[i])
+                value[i] = top[i] - raw[np.int64(y[i]), first + i] + np.float64(log_sum[i])
             for k in range(n_classes):
-                g, h = gradient[k], hessian[k]
+                g, h = gradient[k, first:last], hessian[k, first:last]
                 for i in range(n):
                     inverse = one / (one + rest[i])
                     p, q = g[i] * inverse, (rest[i] + (one - g[i])) * inverse
@@ -254,7 +255,7 @@ class ExponentialTerms(NamedTuple):
     unused: float = 0.0
 
 
-@overloads_block_terms
+@overloads(block_terms)
 def _exponential_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is ExponentialTerms:
 

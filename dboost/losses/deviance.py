@@ -25,7 +25,7 @@ import numpy as np
 
 from dboost.kernels.exp_log import LARGEST, exp, exp64, log, log64
 from dboost.losses.base import Loss
-from dboost.losses.gradient_pass import overloads_block_terms
+from dboost.losses.gradient_pass import block_terms, overloads
 
 
 class SquaredErrorTerms(NamedTuple):
@@ -34,7 +34,7 @@ class SquaredErrorTerms(NamedTuple):
     unused: float = 0.0
 
 
-@overloads_block_terms
+@overloads(block_terms)
 def _block_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is SquaredErrorTerms:
 
@@ -92,7 +92,7 @@ class TweedieTerms(NamedTuple):
     power: float
 
 
-@overloads_block_terms
+@overloads(block_terms)
 def _poisson_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is PoissonTerms:
 
@@ -107,7 +107,7 @@ def _poisson_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
-@overloads_block_terms
+@overloads(block_terms)
 def _gamma_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is GammaTerms:
 
@@ -121,7 +121,7 @@ def _gamma_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
-@overloads_block_terms
+@overloads(block_terms)
 def _tweedie_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is TweedieTerms:
 

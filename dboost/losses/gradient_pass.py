@@ -3,7 +3,7 @@
 A built-in loss keeps its parameters in a `NamedTuple` of its own type and overloads `block_terms` for that type. Numba then
 compiles `update_gradients` for each loss that is used. `update_all_gradients` does the same for losses with several outputs,
 whose gradients depend on all raw scores of a row: its arrays have the shape [n_outputs, n_rows], and the loss gets a block of
-rows with the raw scores of all outputs.
+rows with the raw scores of all outputs (`output_terms`).
 
 The loss is summed exactly: each row's loss is divided into a coarse and a fine integer (in units of 1 / loss_unit and
 1 / (loss_unit * FINE)), whose float64 sums are exact in any order.
@@ -82,23 +82,40 @@ def block_terms(loss, y, raw, gradient, hessian, value, scratch):
     y, raw : float64[n], n <= BLOCK; gradient, hessian : float32[n] (hessian empty when constant) and value : float64[n] receive
     the results; scratch : float32[BLOCK]. Loops over one width of number vectorise; mixed ones do not.
     """
-    # This runs only when kernels are interpreted: the overloads expect Numba's type of the record.
+    return _interpreted(block_terms, loss, y, raw, gradient, hessian, value, scratch)
+
+
+def output_terms(loss, y, raw, gradient, hessian, first, value, scratch):
+    """Do the work of `block_terms` for a loss with several outputs.
+
+    raw : float64[n_outputs, n_rows]; gradient, hessian : float32[n_outputs, n_rows], of all rows: the block begins at row
+    `first` (y and value begin at 0). A slice of one output's row is contiguous, so that loops over it vectorise; a row of a
+    slice is not.
+    """
+    return _interpreted(output_terms, loss, y, raw, gradient, hessian, first, value, scratch)
+
+
+def _interpreted(stub, loss, *arguments):
+    """Run the overload for a loss's record. Kernels do so only when they are interpreted: overloads expect Numba's types."""
     kind = SimpleNamespace(instance_class=type(loss))
-    arguments = loss, y, raw, gradient, hessian, value, scratch
-    for choose in _OVERLOADS:
-        terms = choose(kind, *arguments[1:])
+    for choose in _OVERLOADS[stub]:
+        terms = choose(kind, *arguments)
         if terms is not None:
-            return terms(*arguments)
+            return terms(loss, *arguments)
     raise NotImplementedError(f"no overload for {type(loss).__name__}")
 
 
-_OVERLOADS: list[Any] = []
+_OVERLOADS: dict[Any, list[Any]] = {block_terms: [], output_terms: []}
 
 
-def overloads_block_terms(choose):
-    """Register a function that gives Numba the terms of a loss's record."""
-    _OVERLOADS.append(choose)
-    return overload(block_terms, jit_options=OVERLOAD)(choose)
+def overloads(stub):
+    """Decorate a function that gives Numba the terms of a loss's record. stub : block_terms or output_terms."""
+
+    def decorate(choose):
+        _OVERLOADS[stub].append(choose)
+        return overload(stub, jit_options=OVERLOAD)(choose)
+
+    return decorate
 
 
 @uncounted
@@ -192,9 +209,7 @@ def update_all_gradients(loss, rows, values, first_row, last_row, loss_unit, scr
             score, at, value_of = raw[k, first:last], leaf[k, first:last], values[k]
             for i in range(n):
                 score[i] += value_of[at[i]]
-        block_terms(
-            loss, target[first:last], raw[:, first:last], gradient[:, first:last], hessian[:, first:last], value, scratch.single
-        )
+        output_terms(loss, target[first:last], raw, gradient, hessian, first, value, scratch.single)
         if weight.size > 0:
             w = weight[first:last]
             for i in range(n):

@@ -23,7 +23,7 @@ import numpy as np
 
 from dboost.errors import DBoostError
 from dboost.losses.base import Loss
-from dboost.losses.gradient_pass import overloads_block_terms
+from dboost.losses.gradient_pass import block_terms, overloads
 
 
 class QuantileTerms(NamedTuple):
@@ -40,7 +40,7 @@ class HuberTerms(NamedTuple):
     value_delta: float
 
 
-@overloads_block_terms
+@overloads(block_terms)
 def _quantile_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is QuantileTerms:
 
@@ -57,7 +57,7 @@ def _quantile_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
-@overloads_block_terms
+@overloads(block_terms)
 def _huber_terms(loss, y, raw, gradient, hessian, value, scratch):
     if getattr(loss, "instance_class", None) is HuberTerms:
 
