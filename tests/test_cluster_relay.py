@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.distributed import worker_plugin
-from dboost.distributed.worker_calls import Branch, RoundSums, SumMemory, tree_of
+from dboost.distributed.worker_calls import Branch, RoundSums, tree_of
 from dboost.losses import Loss
 from dboost.session.protocol import SessionRef
 from dboost.session.protocol import unpack as unpacked
@@ -54,11 +54,12 @@ def test_the_tree_has_every_session_once_and_no_wide_one(n: int, fan_in: int) ->
 
 
 def test_sums_that_do_not_fit_32_bits_are_passed_on_as_they_are() -> None:
-    sums = RoundSums(SumMemory())
-    large, small = np.full((1, 2, 3), 2**31 - 1, np.int32), np.full((2, 2, 3), 7, np.int32)
+    sums = RoundSums()
     for worker in "ab":
+        large, small = np.full((1, 2, 3), 2**31 - 1, np.int32), np.full((2, 2, 3), 7, np.int32)
         answers = {0: RoundHistograms(large, np.array([[3, 4]])), 1: RoundHistograms(small, np.array([[1, 0]]))}
         sums.add_answer(SessionRef(worker, worker), answers, [7], 0.5)
+    assert (large == 2**31 - 1).all() and (small == 7).all()  # the answer that was added last
     merged = sums.merged(np.empty(18, np.int32))
     assert merged[0].histograms.dtype == np.float64 and (merged[0].histograms == 2**32 - 2).all()
     assert merged[1].histograms.dtype == np.int32 and (merged[1].histograms == 14).all()

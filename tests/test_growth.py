@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.distributed.line import Message, packed
-from dboost.distributed.worker_calls import RoundSums, SumMemory
-from dboost.kernels.histograms import TILE_COLUMNS
+from dboost.distributed.worker_calls import RoundSums
+from dboost.kernels.histograms import TILE_COLUMNS, rows_in_32_bits
 from dboost.kernels.rows import STRIPE
 from dboost.params import Parameters
 from dboost.session import engines as fused_engine
@@ -316,10 +316,40 @@ def test_answers_travel_in_half_the_bytes_where_they_fit_and_add_up(largest: int
     assert sent.histograms.dtype == (np.int32 if narrow else np.float64)
     assert np.array_equal(sent.histograms, histograms)
     other = RoundHistograms(np.ones((3, 2, 40), np.int32), np.array([[1, 1]]), np.array([[0.5, 0.0]]))
-    sums = RoundSums(SumMemory())
+    sums = RoundSums()
     for part in (sent, other):
         content, buffers = packed(({1: part}, 5, 0.0))
         sums.add(SessionRef("tcp://a", "one"), Message(1, 0, memoryview(content), buffers))
     found = sums.trees[1]
     assert np.array_equal(found.histograms, histograms + 1)
     assert found.n_rows.tolist() == [[5, 6]] and found.leaf_sums is not None and found.leaf_sums.tolist() == [[1.5, 2.0]]
+
+
+@given(data=st.data(), n=st.integers(0, 70))
+@examples(50)
+def test_sums_of_answers_are_exact(data: st.DataObject, n: int) -> None:
+    """In 32 bits as long as they fit, in the memory of the first answer; in float64 from then on."""
+    number = st.one_of(st.integers(-(2**31), 2**31 - 1), st.sampled_from([-(2**31), -(2**30), -1, 0, 1, 2**30, 2**31 - 1]))
+    parts = [np.array(data.draw(st.lists(number, min_size=n, max_size=n)), np.int32).reshape(1, 1, n) for _ in range(4)]
+    expected = [part.tolist() for part in parts]
+    exact, fits = np.zeros((1, 1, n), np.int64), True
+    answer = RoundHistograms(parts[0], np.zeros((0, 2), np.int64))
+    for k, part in enumerate(parts):
+        exact = exact + part
+        fits = fits and bool((abs(exact * 2 + 1) < 2**32).all())
+        if k:
+            answer = answer.merge(RoundHistograms(part, answer.n_rows))
+            assert part.tolist() == expected[k]
+        assert answer.histograms.dtype == (np.int32 if fits else np.float64)
+        assert answer.histograms.tolist() == exact.tolist()
+        assert not fits or np.shares_memory(answer.histograms, parts[0]) or n == 0
+
+
+@pytest.mark.parametrize("with_hessian", [False, True], ids=["constant Hessian", "Hessian"])
+@pytest.mark.parametrize("max_weight", [1, 3])
+def test_sums_of_few_enough_rows_fit_32_bits(with_hessian: bool, max_weight: int) -> None:
+    for least in (1, 20):
+        packing = precision_of(Parameters(min_samples_leaf=least), not with_hessian, max_weight).packing
+        n_rows = rows_in_32_bits(packing)
+        assert n_rows * max_weight * max(packing.max_gradient, packing.max_hessian) < 2**31
+        assert 2 * n_rows * max_weight * packing.max_gradient > 2**30

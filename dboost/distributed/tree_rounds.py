@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dboost.distributed.messages import LostWorkers, Timing
-from dboost.distributed.worker_calls import Branch, RoundSums, SumMemory, WorkerCalls
+from dboost.distributed.worker_calls import Branch, RoundSums, WorkerCalls
 from dboost.kernels.histograms import BinLayout
 from dboost.session.protocol import FeatureOwner, FeatureSearch, Session, SessionRef, pack_round, unpack
 from dboost.trees.bin_proposal import in_fine_bins
@@ -57,7 +57,6 @@ class TreeRounds:
 
     def __init__(self) -> None:
         self._split_finders: list[SplitFinder] = []
-        self._memory = SumMemory()
         self._threads: ThreadPoolExecutor | None = None
         #: Sessions that have all rows, but as several shards.
         self._divided: set[SessionRef] = set()
@@ -85,7 +84,7 @@ class TreeRounds:
         while rounds:
             began = time.perf_counter()
             requests = {output: request for output, (request, _) in rounds.items()}
-            sums = RoundSums(self._memory)
+            sums = RoundSums()
             before = calls.n_bytes
             if owners:
                 search = FeatureSearch(

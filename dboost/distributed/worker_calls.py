@@ -37,7 +37,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import itertools
-import math
 import selectors
 import socket
 import time
@@ -62,56 +61,18 @@ from dboost.distributed.messages import (
     WorkerFailed,
     pack_error,
 )
-from dboost.kernels import kernel
 from dboost.session.protocol import SESSION_METHODS, Session, SessionRef, pack_round, unpack
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.split_finder import BestSplits, merge_best_splits
 
 
-class TreeSums:
-    """The sums of a round's answers for one tree. buffer : for the histograms."""
-
-    def __init__(self, buffer: np.ndarray) -> None:
-        self.histograms = buffer
-        self.n_rows = np.zeros((0, 2), np.int64)
-        self.leaf_sums: np.ndarray | None = None
-        self._is_empty = True
-
-    def add(self, answer: RoundHistograms) -> None:
-        """Add an answer; its arrays may be views of a buffer that the next message reuses."""
-        if answer.histograms.size:
-            _add_up(answer.histograms.ravel(), self.histograms.ravel(), self._is_empty)
-        self.n_rows = answer.n_rows.copy() if self._is_empty else self.n_rows + answer.n_rows
-        if answer.leaf_sums is not None:
-            self.leaf_sums = answer.leaf_sums.copy() if self.leaf_sums is None else self.leaf_sums + answer.leaf_sums
-        self._is_empty = False
-
-
-class SumMemory:
-    """Memory for the sums of a round, which the next round reuses."""
-
-    def __init__(self) -> None:
-        self._sums = np.empty(0)
-        self._n_used = 0
-
-    def reuse(self) -> None:
-        """Begin a round: the arrays of the last one are no longer needed."""
-        if self._n_used > self._sums.size:
-            self._sums = np.empty(2 * self._n_used)
-        self._n_used = 0
-
-    def take(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Return an array: float64[shape]."""
-        first, self._n_used = self._n_used, self._n_used + math.prod(shape)
-        return self._sums[first : self._n_used].reshape(shape) if self._n_used <= self._sums.size else np.empty(shape)
-
-
 class RoundSums:
-    """The sums of a round's answers. memory : which they use until the next round.
+    """The sums of a round's answers.
 
     Attributes
     ----------
-    trees : {output: TreeSums}
+    trees : {output: RoundHistograms}
+        Valid until the next round: they use the memory of an answer, which is that of a line or of a session.
     best : {output: BestSplits}
         Merged over the feature owners.
     rows : {SessionRef: list of int}
@@ -122,10 +83,8 @@ class RoundSums:
         Of adding up.
     """
 
-    def __init__(self, memory: SumMemory) -> None:
-        memory.reuse()
-        self._memory = memory
-        self.trees: dict[int, TreeSums] = {}
+    def __init__(self) -> None:
+        self.trees: dict[int, RoundHistograms] = {}
         self.best: dict[int, BestSplits] = {}
         self.rows: dict[SessionRef, list[int]] = {}
         self.compute = 0.0
@@ -150,9 +109,7 @@ class RoundSums:
     def add_answer(self, ref: SessionRef, answers: Mapping[int, RoundHistograms], rows: list[int], seconds: float) -> None:
         """Add the histograms and the numbers of rows of a session and of those below it; there are none without rows."""
         for output, answer in answers.items():
-            if output not in self.trees:
-                self.trees[output] = TreeSums(self._memory.take(answer.histograms.shape))
-            self.trees[output].add(answer)
+            self.trees[output] = self.trees[output].merge(answer) if output in self.trees else answer
         self.rows[ref] = rows
         self.compute = max(self.compute, seconds)
 
@@ -160,20 +117,9 @@ class RoundSums:
         """Return the histograms for sending. narrow : int32[...], with room for all of them (`RoundHistograms.compact`)."""
         merged: dict[int, RoundHistograms] = {}
         for output, tree in self.trees.items():
-            merged[output] = RoundHistograms(tree.histograms, tree.n_rows, tree.leaf_sums).compact(narrow)
+            merged[output] = tree.compact(narrow)
             narrow = narrow[tree.histograms.size :]
         return merged
-
-
-@kernel
-def _add_up(part: Any, sums: Any, is_first: Any) -> None:
-    """Add integers (int32 or float64) to float64 sums."""
-    if is_first:
-        for k in range(part.size):
-            sums[k] = part[k]
-    else:
-        for k in range(part.size):
-            sums[k] += part[k]
 
 
 Result = TypeVar("Result")
@@ -568,7 +514,6 @@ class Relay:
         self._next: Message | None = None
         self._is_closed = False
         self._passed_on, self._branches = b"", tuple[Branch, ...]()
-        self._memory = SumMemory()
         self._narrow = np.empty(0, np.int32)
 
     def receive(self) -> Message:
@@ -621,7 +566,7 @@ class Relay:
     def _summed(self, message: Message, answer: Any) -> tuple[Any, list[int], float]:
         """Add the answers of the branches to the own one."""
         histograms, n_rows, seconds = answer
-        sums = RoundSums(self._memory)
+        sums = RoundSums()
         sums.add_answer(self._here, histograms, [n_rows], seconds)
         self._calls.receive(message.number, self._branches, sums.add)
         size = sum(tree.histograms.size for tree in sums.trees.values())

@@ -95,6 +95,13 @@ TRIPLE = Packing(38, 13, (1 << 25) - 1, 1, (1 << 13) - 1, 4_096, 8_191, 8_191)
 WEIGHED = Packing(32, 13, (1 << 19) - 1, 1, (1 << 13) - 1, 4_096, 32_767, 1)
 
 
+def rows_in_32_bits(packing: Packing) -> int:
+    """Return of how many rows all sums of a histogram fit 32 bits."""
+    # Rows of weight 1 before a flush; with integer weights `packing.rows` is that number divided by the largest weight.
+    n_rows = (packing.count_mask + 1) // 2 or PAIR.rows
+    return packing.rows * (2**31 // (packing.max_gradient * n_rows))
+
+
 @inlined
 def _packed(record, packing, repeat_count):
     """Return the word that a row adds to its buckets."""

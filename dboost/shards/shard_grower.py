@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dboost.kernels import kernel, or_empty
-from dboost.kernels.histograms import add_records, flush
+from dboost.kernels.histograms import add_records, flush, rows_in_32_bits
 from dboost.kernels.rows import add_leaves, label_rows, quantise, split_records
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.shards.shard import Shard, advance_rows, merge_into_bins
@@ -42,7 +42,11 @@ class ShardGrower:
         self.n_channels = shard.spec.n_channels
         self._packed = np.zeros(int(shard.bin_layout.start[-1]), np.int64)
         self._scratch = np.zeros(int(shard.bin_layout.n_bins.max()) + 1, np.int64)
-        self._histograms = np.empty(0)
+        #: Buffers for the histograms of nodes: as float64, and as int32 by output. They are kept, because new memory for every
+        #: round would cost more page faults than the work on few rows. (`flush` multiplies old sums by 0, so they begin as 0.)
+        of_node = self.n_channels, int(shard.bin_layout.offset[-1])
+        self._wide = np.zeros((1, *of_node))
+        self._narrow: dict[int, np.ndarray] = {}
         self._records: list[np.ndarray] = []
         self.trees: dict[int, GrowingTree] = {}
 
@@ -69,29 +73,33 @@ class ShardGrower:
         self.trees = {task.output: GrowingTree(self.shard, task, self._records[k]) for k, task in enumerate(tasks)}
 
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
-        """Apply a request to one tree: return its histograms, valid until the next request, and row counts."""
-        tree, shard = self.trees[output], self.shard
+        """Apply a request to one tree: return its histograms, valid until the next request, and row counts.
+
+        Histograms of int32 are valid until the next request to the same tree.
+        """
+        tree = self.trees[output]
         counts = np.array([[tree.n_sampled, 0]]) if request.is_first else tree.split(request)
-        histograms = self._zeros(len(request.nodes), int(shard.bin_layout.offset[-1]))
-        if len(request.nodes):
-            _add_up(
-                shard.histogram_rows(), tree.records, tree.ranges, request.nodes, shard.bin_layout, tree.task.packing,
-                self._packed, histograms, self._scratch,
-            )  # fmt: skip
+        histograms = self._add_up(output, request.nodes)
         sums = None if request.leaves is None else tree.finish_leaves(request.leaves)
         return RoundHistograms(histograms, counts, sums)
 
-    def _zeros(self, n_nodes: int, n_buckets: int) -> np.ndarray:
-        """Return zeros for the histograms of a round: float64[n_nodes, n_channels, n_buckets].
-
-        The buffer is kept, because new memory for every round would cost more page faults than the work on few rows.
-        """
-        size = n_nodes * self.n_channels * n_buckets
-        if size > self._histograms.size:
-            self._histograms = np.empty(max(size, 2 * self._histograms.size))
-        histograms = self._histograms[:size]
-        histograms[:] = 0.0
-        return histograms.reshape(n_nodes, self.n_channels, n_buckets)
+    def _add_up(self, output: int, nodes: np.ndarray) -> np.ndarray:
+        """Return the histograms of nodes: int32[n_nodes, n_channels, n_buckets] if all sums are sure to fit, else float64."""
+        tree, shard = self.trees[output], self.shard
+        packing, n_rows = tree.task.packing, tree.ranges[nodes, 2] - tree.ranges[nodes, 1]
+        is_narrow = bool((n_rows <= rows_in_32_bits(packing)).all())
+        n_wide, n_narrow = (1, len(nodes)) if is_narrow else (len(nodes), 0)
+        if n_wide > len(self._wide):
+            self._wide = np.zeros((n_wide, *self._wide.shape[1:]))
+        if n_narrow > len(self._narrow.get(output, ())):
+            self._narrow[output] = np.empty((2 * n_narrow, *self._wide.shape[1:]), np.int32)
+        narrow = self._narrow.get(output, np.empty((0, *self._wide.shape[1:]), np.int32))[:n_narrow]
+        if len(nodes):
+            _add_up(
+                shard.histogram_rows(), tree.records, tree.ranges, nodes, shard.bin_layout, packing, self._packed, self._wide,
+                narrow, self._scratch,
+            )  # fmt: skip
+        return narrow if is_narrow else self._wide[: len(nodes)]
 
 
 class GrowingTree:
@@ -191,18 +199,28 @@ def _split(narrow, wide, row_of, records, ranges, splits, goes_left, counts):
 
 
 @kernel
-def _add_up(rows, records, ranges, nodes, layout, packing, packed, histograms, scratch):
-    """Sum the records of nodes into histograms (float64[n_nodes, n_channels, n_buckets]). rows : HistogramRows."""
+def _add_up(rows, records, ranges, nodes, layout, packing, packed, wide, narrow, scratch):
+    """Sum the records of nodes into their histograms. rows : HistogramRows.
+
+    wide : float64[n_nodes, n_channels, n_buckets], which receives them; narrow : int32[n_nodes, n_channels, n_buckets] receives
+    them instead if it is not empty. Then only the first node of `wide` is used, for all nodes, so it stays in the cache.
+    """
     columns = np.int64(0), np.int64(layout.first.size - 1)
+    is_narrow = narrow.shape[0] > 0
     for k in range(len(nodes)):
         side, begin, end = ranges[nodes[k]]
         for word in range(packed.size):
             packed[word] = 0
-        histogram = histograms[k]
+        histogram = wide[0 if is_narrow else k]
         _, flushed = add_records(
             rows, records[side, begin:end], layout, packing, columns, packed, histogram, (np.int64(0), np.int64(0)), scratch
         )
         flush(layout, packing, columns, np.int64(0), packed, histogram, flushed == 0, scratch)
+        if is_narrow:
+            for channel in range(histogram.shape[0]):
+                sums, sent = histogram[channel], narrow[k, channel]
+                for b in range(sums.size):
+                    sent[b] = np.int32(sums[b])
 
 
 @kernel

@@ -106,15 +106,20 @@ class RoundHistograms:
     leaf_sums: np.ndarray | None = None
 
     def merge(self, other: RoundHistograms) -> RoundHistograms:
-        """Add the sums of two sets of shards: exact, associative and commutative."""
+        """Add the sums of two sets of shards: exact, associative and commutative.
+
+        The result uses the memory of these histograms if it can; those of `other` are not changed.
+        """
         sums = None if self.leaf_sums is None or other.leaf_sums is None else self.leaf_sums + other.leaf_sums
-        return RoundHistograms(self.histograms + other.histograms, self.n_rows + other.n_rows, sums)
+        return RoundHistograms(_added(self.histograms, other.histograms), self.n_rows + other.n_rows, sums)
 
     def compact(self, buffer: np.ndarray) -> RoundHistograms:
-        """Return a copy for sending, as int32 where all sums fit: half the bytes.
+        """Return the histograms for sending, as int32 where all sums fit: half the bytes.
 
-        buffer : int32[...], which receives them; it must have room for all sums.
+        buffer : int32[...], which receives them unless they are int32 already; it must have room for all sums.
         """
+        if self.histograms.dtype == np.int32:
+            return self
         narrow = buffer[: self.histograms.size].reshape(self.histograms.shape)
         fits = _narrow(self.histograms.ravel(), narrow.ravel())
         return RoundHistograms(narrow if fits else self.histograms.copy(), self.n_rows, self.leaf_sums)
@@ -380,6 +385,30 @@ class _Grower:
                 assert node.found is not None
                 left_codes[number, : len(node.found.goes_left)] = node.found.goes_left
         return left_codes
+
+
+def _added(sums: np.ndarray, part: np.ndarray) -> np.ndarray:
+    """Return ``sums + part``, in the memory of `sums` if that may be written to and holds them: as int32 or as float64."""
+    sums = sums if sums.flags.writeable else sums.copy()
+    if sums.dtype == part.dtype == np.int32:
+        if _add_narrow(sums.ravel(), part.ravel()):
+            return sums
+        sums -= part  # what has wrapped around wraps back
+    if sums.dtype == np.int32:
+        sums = sums.astype(np.float64)
+    sums += part
+    return sums
+
+
+@kernel
+def _add_narrow(sums, part):
+    """Add int32 numbers to int32 sums; return whether all sums fit. Those that do not wrap around."""
+    wrapped = np.int32(0)
+    for k in range(sums.size):  # without a branch, so that it vectorises
+        old, new = sums[k], np.int32(sums[k] + part[k])
+        wrapped = np.int32(wrapped | np.int32(np.int32(old ^ new) & np.int32(part[k] ^ new)))
+        sums[k] = new
+    return wrapped >= 0
 
 
 @kernel

@@ -26,7 +26,7 @@ import numpy as np
 
 from dboost.kernels import internal, kernel
 from dboost.kernels.bins import search_proposed
-from dboost.kernels.histograms import BinLayout, PackedSums
+from dboost.kernels.histograms import BinLayout, PackedSums, rows_in_32_bits
 from dboost.kernels.rows import splitmix
 from dboost.kernels.splits import (
     FEATURE,
@@ -255,7 +255,7 @@ class SplitFinder:
     def find_best_splits(self, pairs: Sequence[SiblingPair], histograms: np.ndarray) -> BestSplits:
         """Return the best splits of the pairs' children: small, large, small, large, …
 
-        histograms : float64[len(pairs), n_channels, n_buckets of these features], of the small children over all rows.
+        histograms : int32 or float64[len(pairs), n_channels, n_buckets of these features], of the small children over all rows.
         """
         n = len(pairs)
         if n == 0:
@@ -282,11 +282,13 @@ class SplitFinder:
         limits, direction = self._task.limits, self._task.direction
         if self._is_packed:
             packed = PackedSums(self._packed_sums, self._packed_counts)
-            _search_packed_pairs(histograms, packed, arrays, self._layout, limits, direction, self._scratch)
+            narrow = histograms.astype(np.int32, copy=False)  # all sums fit
+            _search_packed_pairs(narrow, packed, arrays, self._layout, limits, direction, self._scratch)
         else:
+            _store_pairs(histograms, self._stored, slots)
             _search_pairs(
-                histograms, self._stored, arrays, self._layout, (self._first, self._last), limits, direction,
-                self._proposal_buffers, self._scratch,
+                self._stored, arrays, self._layout, (self._first, self._last), limits, direction, self._proposal_buffers,
+                self._scratch,
             )  # fmt: skip
         n_codes = self._layout.n_bins + 1
         gain_of = gains.tolist()
@@ -327,15 +329,11 @@ class SplitFinder:
 
 
 @kernel
-def _search_pairs(histograms, stored, pairs, layout, features, limits, direction, proposal, scratch):
-    """Store the children's histograms in their slots of `stored`, and find their best splits over some features.
+def _store_pairs(histograms, stored, slots):
+    """Store the children's histograms in their slots of `stored`; see `PairArrays.slots`.
 
-    pairs : PairArrays; features : (first, last). The small child's histogram is given; the large child's (if its slot is not
-    -1) replaces that of their parent.
+    The small child's histogram is given; the large child's (if its slot is not -1) replaces that of their parent.
     """
-    slots, totals, allowed = pairs.slots, pairs.totals, pairs.allowed
-    best, children, gains, goes_left = pairs.best, pairs.children, pairs.gains, pairs.goes_left
-    base = layout.offset[features[0]]
     for k in range(len(histograms)):
         small, large = slots[k]
         for p in range(histograms.shape[1]):
@@ -346,6 +344,15 @@ def _search_pairs(histograms, stored, pairs, layout, features, limits, direction
                 rest = stored[large, p]
                 for b in range(given.size):
                     rest[b] -= given[b]
+
+
+@kernel
+def _search_pairs(stored, pairs, layout, features, limits, direction, proposal, scratch):
+    """Find the best splits of children over some features. pairs : PairArrays; features : (first, last)."""
+    slots, totals, allowed = pairs.slots, pairs.totals, pairs.allowed
+    best, children, gains, goes_left = pairs.best, pairs.children, pairs.gains, pairs.goes_left
+    base = layout.offset[features[0]]
+    for k in range(len(slots)):
         for side in range(2):
             if slots[k, side] < 0:
                 continue
@@ -395,7 +402,11 @@ def _search_node(histogram, layout, features, total, limits, allowed, direction,
 
 @kernel
 def _search_packed_pairs(histograms, packed, pairs, layout, limits, direction, scratch):
-    """Do the work of `_search_pairs` for all features, with packed prefix sums (see `kernels.splits.search_packed`)."""
+    """Do the work of `_store_pairs` and `_search_pairs` for all features, with packed prefix sums (see
+    `kernels.splits.search_packed`).
+
+    histograms : int32[n_pairs, n_channels, n_buckets].
+    """
     packed_sums, packed_counts = packed.sums, packed.counts
     slots, totals, allowed = pairs.slots, pairs.totals, pairs.allowed
     best, children, gains, goes_left = pairs.best, pairs.children, pairs.gains, pairs.goes_left
@@ -457,8 +468,6 @@ def can_stay_packed(task: TreeTask, n_rows: int, by_unit: bool) -> bool:
     Buckets with counts overflow earlier; they are flushed to histograms by channel, which exist only if threads divide rows.
     """
     limits, packing = task.limits, task.packing
-    most = packing.rows
-    if limits.count_channel == 2 and not by_unit:
-        most *= 2**31 // (packing.max_gradient * (packing.count_mask + 1) // 2)
+    most = rows_in_32_bits(packing) if limits.count_channel == 2 and not by_unit else packing.rows
     is_plain = limits.l1 == 0.0 and limits.max_step == math.inf and limits.is_bounded == 0
     return n_rows <= most and is_plain and task.node_bins is None
