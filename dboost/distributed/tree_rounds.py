@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ from dboost.kernels.histograms import BinLayout
 from dboost.session.protocol import FeatureOwner, FeatureSearch, Session, SessionRef, pack_round, unpack
 from dboost.trees.bin_proposal import in_fine_bins
 from dboost.trees.grower import Round, RoundResult, grow_tree
-from dboost.trees.split_finder import BestSplits, SplitFinder
+from dboost.trees.split_finder import BestSplits, SiblingPair, SplitFinder
 from dboost.trees.tree_task import GrownTree, TreeTask
 
 
@@ -84,12 +84,11 @@ class TreeRounds:
         while rounds:
             began = time.perf_counter()
             requests = {output: request for output, (request, _) in rounds.items()}
+            pairs_of = {output: pairs for output, (_, pairs) in rounds.items()}
             sums = RoundSums()
             before = calls.n_bytes
             if owners:
-                search = FeatureSearch(
-                    new_tasks, {output: pairs for output, (_, pairs) in rounds.items() if pairs}, tuple(owners)
-                )
+                search = FeatureSearch(new_tasks, {output: pairs for output, pairs in pairs_of.items() if pairs}, tuple(owners))
                 method, packed = Session.histogram_slices.__name__, pack_round((requests, search))
                 calls.call(method, dict.fromkeys(branches, packed), sums.add_best)
             else:
@@ -101,12 +100,12 @@ class TreeRounds:
                 check_rows(dict(zip(refs, n_rows, strict=True)), order.rows_of)
                 new_tasks = ()
             replied = time.perf_counter()
-            best = sums.best if owners else self._find_best_splits(finders, rounds, sums)
-            for output in list(rounds):
+            found: Iterable[BestSplits]
+            found = [sums.best.get(k, []) for k in pairs_of] if owners else self._find_best_splits(finders, pairs_of, sums)
+            for output, best in zip(pairs_of, found, strict=True):
                 of_tree = sums.trees[output]
                 try:
-                    result = RoundResult(best.get(output, []), of_tree.n_rows, of_tree.leaf_sums)
-                    rounds[output] = growers[output].send(result)
+                    rounds[output] = growers[output].send(RoundResult(best, of_tree.n_rows, of_tree.leaf_sums))
                 except StopIteration as end:
                     grown[output] = end.value.copy()
                     del rounds[output]
@@ -143,18 +142,21 @@ class TreeRounds:
             self._threads.shutdown(wait=False)
 
     def _find_best_splits(
-        self, finders: Mapping[int, SplitFinder], rounds: Mapping[int, Round], sums: RoundSums
-    ) -> dict[int, BestSplits]:
-        """Return the best splits of the nodes of a round, by output."""
+        self, finders: Mapping[int, SplitFinder], pairs_of: Mapping[int, Sequence[SiblingPair]], sums: RoundSums
+    ) -> Iterable[BestSplits]:
+        """Return the best splits of the nodes of a round, tree by tree.
+
+        The splits of the first trees are available while others are searched, so their growers can continue.
+        """
 
         def search(output: int) -> BestSplits:
-            return finders[output].find_best_splits(rounds[output][1], sums.trees[output].histograms)
+            return finders[output].find_best_splits(pairs_of[output], sums.trees[output].histograms)
 
-        if len(rounds) == 1:
-            return {output: search(output) for output in rounds}
+        if len(pairs_of) == 1:
+            return map(search, pairs_of)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(min(len(finders), os.cpu_count() or 1), "dboost-search")
-        return dict(zip(rounds, self._threads.map(search, rounds), strict=True))
+        return self._threads.map(search, pairs_of)
 
     def _new_finders(self, order: GrowOrder) -> dict[int, SplitFinder]:
         """Return a split finder for each tree, with the memory of earlier ones."""
