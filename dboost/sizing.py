@@ -318,7 +318,7 @@ class _Fit:
         spec, columns = self.spec, len(self.spec.layout.n_bins)
         # One worker trains on a small table, whatever the number of workers.
         n_values = self.rows * columns
-        is_small = is_for_one_worker(n_values * spec.n_outputs, self.threads, workers) and is_held(n_values, self.limit)
+        is_small = is_for_one_worker(n_values, spec.n_outputs, self.threads, workers) and is_held(n_values, self.limit)
         is_alone = workers == 1 or is_small
         share = self.rows if is_alone else self.share(workers)
         raw = share * self.raw_row

@@ -126,23 +126,27 @@ def test_rows_held_out_from_the_table(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_values", "n_threads", "n_workers", "expected"),
+    ("n_values", "n_trees", "n_threads", "n_workers", "expected"),
     [
-        (19_900_000, 1, 2, True),
-        (20_100_000, 1, 2, False),
-        (39_900_000, 2, 2, True),
-        (13_300_000, 1, 3, True),
-        (13_400_000, 1, 3, False),
-        (8_000_000, 1, 1000, True),
-        (8_100_000, 1, 1000, False),
-        (10**12, 1, 1, True),  # there is no other worker
-        (0, 1, 2, False),
+        (19_900_000, 1, 1, 2, True),
+        (20_100_000, 1, 1, 2, False),
+        (39_900_000, 1, 2, 2, True),
+        (13_300_000, 1, 1, 3, True),
+        (13_400_000, 1, 1, 3, False),
+        (8_000_000, 1, 1, 1000, True),
+        (8_100_000, 1, 1, 1000, False),
+        (13_300_000, 3, 1, 2, True),
+        (13_400_000, 3, 1, 2, False),
+        (10_900_000, 10, 1, 2, True),
+        (11_100_000, 10, 1, 2, False),
+        (10**12, 1, 1, 1, True),  # there is no other worker
+        (0, 1, 1, 2, False),
     ],
 )
-def test_tables_for_one_worker(n_values: int, n_threads: int, n_workers: int, expected: bool) -> None:
-    assert is_for_one_worker(n_values, n_threads, n_workers) is expected
+def test_tables_for_one_worker(n_values: int, n_trees: int, n_threads: int, n_workers: int, expected: bool) -> None:
+    assert is_for_one_worker(n_values, n_trees, n_threads, n_workers) is expected
     with dask.config.set({"dboost.single-worker-values": 0}):
-        assert not is_for_one_worker(n_values, n_threads, n_workers)
+        assert not is_for_one_worker(n_values, n_trees, n_threads, n_workers)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,7 @@ def test_tables_for_one_worker(n_values: int, n_threads: int, n_workers: int, ex
     ],
 )
 def test_fits_at_the_same_time(n_values: int, n_workers: int, n_at_once: int, expected: bool) -> None:
-    assert is_for_one_worker(n_values, 1, n_workers, n_at_once) is expected
+    assert is_for_one_worker(n_values, 1, 1, n_workers, n_at_once) is expected
 
 
 @pytest.mark.usefixtures("no_rounds")
@@ -190,7 +194,7 @@ def test_several_classes_are_worth_more_workers(client: Client) -> None:
     options: dict[str, Any] = {"max_iter": 40, "learning_rate": 0.05}
     n_classes = frame["t"].nunique()
     limit = 3 * 3000 * 0.6 / 2  # with three workers of two threads
-    for values, n_workers in ((n_classes * limit + 1, {1}), (limit + 1, {1, 2, 3})):
+    for values, n_workers in ((limit * 2 * n_classes / (n_classes + 1) + 1, {1}), (limit + 1, {1, 2, 3})):
         with dask.config.set({"dboost.single-worker-values": values}):
             booster = fitted(lazy, "t", client=client, **options)
         assert booster.sha256 == fitted(frame, "t", **options).sha256

@@ -294,7 +294,7 @@ class PartitionedTable:
             for worker, n in n_threads.items()
             if worker in limits
             and (is_held(n_values, of_fit) if of_fit else is_held(n_held, limits[worker]))
-            and is_for_one_worker(n_values * self.n_outputs, n, len(n_threads), self.n_at_once)
+            and is_for_one_worker(n_values, self.n_outputs, n, len(n_threads), self.n_at_once)
         )
         with_rows = {entry.ref.worker for entry in self.worker_partitions}
         candidates = [worker for worker in fitting if worker in with_rows] or fitting

@@ -12,8 +12,9 @@ reduces its load. A partition is never divided.
 
 **Small tables** (`is_for_one_worker`) get a single worker, which grows whole trees, because the rounds of messages would take
 longer than the work that they divide. A round takes the same time on any number of workers; what they save grows with their
-number. Per value, a worker takes 1.2 times as long in rounds as for whole trees. With several classes the work of an iteration
-may be worth more workers; their number is known only after loading, and the others then get rows as workers that join.
+number. Per value, a worker takes 1.2 times as long in rounds as for whole trees. With several classes an iteration has as many
+times the work, but a round longer messages and more to search. So a smaller table may be worth more workers; the number of
+classes is known only after loading, and the others then get rows as workers that join.
 
 Fits that run at the same time, such as the folds of a cross-validation, share the workers. If there are as many fits as
 workers, each grows its trees on one of them: no worker is idle, and there are no rounds. Then only the memory limits the size
@@ -113,16 +114,17 @@ _ROUNDS_COST = 1.2
 _VALUE_BYTES = 24
 
 
-def is_for_one_worker(n_values: int, n_threads: int, n_workers: int, n_at_once: int = 1) -> bool:
+def is_for_one_worker(n_values: int, n_trees: int, n_threads: int, n_workers: int, n_at_once: int = 1) -> bool:
     """Return whether a worker alone trains on a table as fast as all workers together do in rounds.
 
-    n_values : rows times features, times the trees of an iteration; n_threads : of the worker; n_at_once : number of fits that
-    run at the same time.
+    n_values : rows times features; n_trees : of an iteration; n_threads : of the worker; n_at_once : number of fits that run at
+    the same time.
     """
     # Fraction of the time that a fit's part of the workers saves, apart from the rounds.
     saved = max(1.0 - _ROUNDS_COST * n_at_once / n_workers, 0.0)
-    most = single_worker_values() * n_threads
-    return n_values > 0 and most > 0 and n_values * saved <= most
+    # The rounds of one tree take as long as `single_worker_values` of work; half of this time grows with the number of trees.
+    most = single_worker_values() * n_threads * (n_trees + 1) / 2
+    return n_values > 0 and most > 0 and n_values * n_trees * saved <= most
 
 
 def is_held(n_values: int, memory_limit: int) -> bool:
