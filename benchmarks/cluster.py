@@ -1,16 +1,19 @@
 """Whole fits on a Dask cluster, beside xgboost.dask and lightgbm.dask, and the cost of dboost's rounds.
 
-    python -m benchmarks.cluster [--rows 2000 100000 1000000] [--trees 100] [--workers 2] [--link 1gbit] [--rounds 3]
-                                 [--deaths 3] [--settings default|equal] [--quick] [--output FILE.json]
+    python -m benchmarks.cluster [--rows 2000 100000 1000000] [--trees 100] [--kind binary|classes|"ten classes"]
+                                 [--workers 2] [--link 1gbit] [--rounds 3] [--deaths 3] [--settings default|equal]
+                                 [--quick] [--output FILE.json]
 
 Scheduler and workers are separate processes on this machine, with one thread each; with ``--link`` each of them is in a network
 namespace of its own whose link has this rate. Every fit has a new cluster, so that the workers' peak memory is that of the fit.
 A fit is timed from a persisted frame to a model in the client. The engines alternate, and ratios are within a round. By default
 every library has its own settings; with "equal" all have the same (31 leaves, at least one row a leaf, learning rate 0.1).
 
+With several classes, an iteration has a tree for each of them.
+
 The second part tells where the milliseconds of dboost's iterations go: computing on the workers, merging and split search in
 the scheduler, messages, the rest in the client; beside the same fit in one process with as many threads. Also the number of
-rounds per tree, the bytes that are sent, and the processor time of the scheduler's process.
+rounds per iteration, the bytes that are sent, and the processor time of the scheduler's process.
 
 The last part kills a worker with SIGKILL in the middle of a fit, several times. The cost of a death is the length of the
 iteration in which it happens, minus that of a usual one (detection, reading the worker's rows again, applying all trees to
@@ -61,6 +64,14 @@ EQUAL: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {"default": {"dboost": {}, "xgboost": {}, "lightgbm": {}}, "equal": EQUAL}
+
+
+def settings_of(engine: str, settings: str, workload: Workload) -> dict[str, Any]:
+    """Return the settings of a library for a workload. settings : a key of `SETTINGS`."""
+    found = SETTINGS[settings][engine]
+    if engine == "xgboost" and workload.n_classes > 2:
+        found = found | {"objective": "multi:softprob", "num_class": workload.n_classes}
+    return found
 
 
 def fit_dboost(client: Client, frame: Any, trees: int, settings: dict[str, Any]) -> Any:
@@ -177,9 +188,10 @@ def race(
         for engine in engines if i % 2 == 0 else reversed(engines):
             with cluster(workers, link) as client:
                 frame = frame_of(client, workload, 2 * workers)
-                ENGINES[engine](client, frame, 2, SETTINGS[settings][engine])  # imports and compilation
+                options = settings_of(engine, settings, workload)
+                ENGINES[engine](client, frame, 2, options)  # imports and compilation
                 began = time.perf_counter()
-                ENGINES[engine](client, frame, workload.trees, SETTINGS[settings][engine])
+                ENGINES[engine](client, frame, workload.trees, options)
                 seconds = time.perf_counter() - began
                 peak = max(client.run(_peak_mib).values())
             found[engine]["seconds"].append(seconds)
@@ -201,7 +213,7 @@ def rounds_of(workload: Workload, *, settings: str, workers: int, link: str | No
         booster = fit_dboost(client, frame, workload.trees, ours)
         whole = time.perf_counter() - began
         cpu = client.run_on_scheduler(_cpu_seconds) - before
-        trees = [event for _, event in client.get_events("dboost") if event["action"] == "tree"][-workload.trees :]
+        trees = [event for _, event in client.get_events("dboost") if event["action"] == "tree"][-workload.n_trees :]
     table = workloads.load(workload)
     here = {"max_iter": workload.trees, "loss": "log_loss", "progress": False, "n_threads": workers} | ours
     dboost.fit(table.X, table.y, **here | {"max_iter": 2})
@@ -217,10 +229,10 @@ def rounds_of(workload: Workload, *, settings: str, workers: int, link: str | No
         "client ms": 1000 * rest.median(),
         "iteration in one process ms": 1000 * alone.history["seconds"].iloc[1:].median(),
         "whole fit ÷ one process": whole / whole_alone,
-        "rounds a tree": n_rounds / len(trees),
+        "rounds an iteration": n_rounds / workload.trees,
         **{f"{part} ms a round": 1000 * sum(tree[part] for tree in trees) / n_rounds for part in ("compute", "reduce", "wait")},
         "scheduler CPU ms a round": 1000 * cpu / n_rounds,
-        "MiB a tree": sum(tree["n_bytes"] for tree in trees) / len(trees) / 2**20,
+        "MiB an iteration": sum(tree["n_bytes"] for tree in trees) / workload.trees / 2**20,
     }
 
 
@@ -264,7 +276,10 @@ def _fit_with_a_death(
 
 
 def _table_of(found: dict[str, Any], engines: Sequence[str], workload: Workload, n_workers: int) -> Table:
-    table = Table(title=f"{workload.rows:,} × {workload.features}, {workload.trees} trees, {n_workers} workers of one thread")
+    table = Table(
+        title=f"{workload.rows:,} × {workload.features} {workload.kind}, {workload.trees} iterations, "
+        f"{n_workers} workers of one thread"
+    )
     for column in ("", "seconds", "× dboost", "peak MiB a worker"):
         table.add_column(column, justify="left" if not column else "right")
     for engine in engines:
@@ -281,6 +296,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--rows", type=int, nargs="+", default=[2_000, 100_000, 1_000_000])
     parser.add_argument("--features", type=int, default=28)
     parser.add_argument("--trees", type=int, default=100)
+    parser.add_argument("--kind", choices=["binary", *workloads.CUTS], default="binary", help="of the target")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
         "--link", metavar="1gbit", help="rate of the link of each process; default: all use the loopback device"
@@ -299,7 +315,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     console = Console()
     found: dict[str, Any] = {}
     for n_rows in options.rows:
-        workload = Workload("cluster", n_rows, options.features, "binary", options.trees)
+        workload = Workload("cluster", n_rows, options.features, options.kind, options.trees)
         where = {"settings": options.settings, "workers": options.workers, "link": options.link}
         of_size = race(workload, engines, **where, rounds=options.rounds, say=lambda text: console.print(text))
         console.print(_table_of(of_size, engines, workload, options.workers))

@@ -25,6 +25,8 @@ from dboost._lazy_import import pd  # not imported for training on arrays: its m
 
 FOLDER = Path(__file__).parent / "data"
 BLOCK = 250_000
+#: Where a score is cut into classes, by kind of target.
+CUTS = {"classes": [-1.0, -0.3, 0.3, 1.0], "ten classes": [-1.5, -1.0, -0.6, -0.3, 0.0, 0.3, 0.6, 1.0, 1.5]}
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Workload:
 
     Attributes
     ----------
-    kind : "binary", "regression" or "classes"
+    kind : "binary", "regression", "classes" or "ten classes"
         The kind of target; "classes" has five.
     shape : "plain", "sorted", "ties", "missing", "one-hot" or "categories"
         The kind of features.
@@ -56,7 +58,7 @@ class Workload:
 
     @property
     def n_classes(self) -> int:
-        return {"binary": 2, "classes": 5, "regression": 0}[self.kind]
+        return len(CUTS[self.kind]) + 1 if self.kind in CUTS else 2 * (self.kind == "binary")
 
     @property
     def max_leaves(self) -> int:
@@ -224,4 +226,4 @@ def _target(score: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarra
     if kind == "binary":
         return rng.random(len(score)) < 1 / (1 + np.exp(-score))
     noisy = score / 1.5 + 0.5 * rng.standard_normal(len(score), dtype=np.float32)
-    return noisy if kind == "regression" else np.digitize(noisy, [-1.0, -0.3, 0.3, 1.0])
+    return noisy if kind == "regression" else np.digitize(noisy, CUTS[kind])
