@@ -308,7 +308,8 @@ def test_curves(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     curves.main([*options, "--plot", str(picture)])
     rows = [row for row in cells(capsys.readouterr().out) if row[0] in ENGINES]
     assert len(rows) == 4 * 4  # two tables of each of two data sets
-    assert float(rows[0][4]) >= float(rows[0][3]) > 0 and picture.read_text().count('<g id="axes_') == 2
+    assert float(rows[0][4]) >= float(rows[0][3]) >= 0  # rounded to hundredths of a second
+    assert picture.read_text().count('<g id="axes_') == 2
 
 
 def test_when_a_loss_is_reached() -> None:
