@@ -65,8 +65,8 @@ __all__ = [
 ]
 
 
-#: Names that are imported at their first access, and their modules. A worker needs neither estimators (importing scikit-learn
-#: takes longer than all the rest) nor models, and the scheduler little more than arithmetic.
+#: Names that are imported at their first access, and their modules. Workers and the scheduler do not need estimators:
+#: importing scikit-learn takes longer than all the rest.
 _LATE = {
     "ArcBites": "params",
     "Booster": "booster",

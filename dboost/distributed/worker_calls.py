@@ -27,8 +27,9 @@ their answers are collected.
 
 A request that is to be passed on has the sessions below as its buffer. Answers have the same form on every level.
 
-Relays do not decide that a worker is lost, because the reducer does: it pings all workers of a branch that does not answer, and
-repeats the call without the lost ones. A relay that still waits for one of them gives up as soon as the next request arrives.
+A relay reports a closed line below it. Whether a silent worker is lost is decided by the reducer: it pings all workers of a
+branch that does not answer, and repeats the call without the lost ones. A relay that still waits for one of them gives up as
+soon as the next request arrives.
 """
 
 from __future__ import annotations
