@@ -68,10 +68,10 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
                 )
         ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
         ax.set_yticks(np.arange(len(order)), [canvas.short(features[j].name) for j in order[::-1]])
-        ax.set(xlabel=f"effect on the {canvas.plain(label)}", ylim=(-0.6, max(3, len(order)) - 0.4))
+        ax.set(xlabel=f"Shapley value: effect on the {canvas.plain(label)}", ylim=(-0.6, max(3, len(order)) - 0.4))
         if notes:
             ax.set_xlabel(f"{ax.get_xlabel()}\n({', '.join(sorted(notes, reverse=True))})")
-        ax.set_title("What moved the predictions (Shapley values)")
+        ax.set_title("What moved the predictions")
         canvas.bars(ax)
         if mesh is not None:
             bar = ax.figure.colorbar(mesh, ax=ax, ticks=[0, 1], pad=0.01, aspect=30)
