@@ -188,7 +188,7 @@ def plot(found: dict[str, list[Measured]], path: Path) -> None:
             ax.plot(x, [1000 * point.seconds for point in points], "o-", color=canvas.BLUE, markersize=4, label="measured")
             ax.set(xscale="log", yscale="log", xlabel=name)
             if max(x) <= 300 or name == "columns":
-                ax.set_xticks(x, [str(value) for value in x])
+                ax.set_xticks(x, [str(value) if value < 1000 else f"{value / 1000:g}k" for value in x])
                 ax.minorticks_off()
             ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
