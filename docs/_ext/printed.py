@@ -112,9 +112,13 @@ def with_output(text: str, blocks: Sequence[dict[str, Any]], stem: str) -> str:
     def shown(block: re.Match[str]) -> str:
         result = next(results)
         parts = [block[0]]
-        if result["text"].strip():
+        printed = result["text"].rstrip()
+        if printed.strip():
             fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", result["text"])), default=0))
-            parts.append(f"{fence}{{code-block}} text\n:class: printed\n\n{result['text'].rstrip()}\n{fence}")
+            # A single line, or one longer than those of a frame, is a message or a list: it may break, a table must not.
+            is_message = "\n" not in printed or max(map(len, printed.split("\n"))) > WIDTH
+            kind = "printed message" if is_message else "printed"
+            parts.append(f"{fence}{{code-block}} text\n:class: {kind}\n\n{printed}\n{fence}")
         folder = Path(stem).parent.as_posix()
         parts += [f"```{{image}} /{folder}/{name}\n:class: drawn\n:alt: Figure\n```" for name in result["figures"]]
         return "\n\n".join(parts)
