@@ -7,6 +7,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
 
@@ -100,5 +102,13 @@ def unlisted_pages() -> list[str]:
     return [name for name in names if not any(fnmatchcase(name, line) for line in named if line not in ("", "*"))]
 
 
+def mark_long_names(_: Any, doctree: nodes.document, __: str) -> None:
+    """Give code in the text the class ``long`` if a word of it may be wider than a phone: the style sheet lets it break."""
+    for code in doctree.findall(nodes.literal):
+        if max(map(len, code.astext().split()), default=0) > 30:
+            code["classes"].append("long")
+
+
 def setup(app: Any) -> None:
     app.connect("source-read", complete_contents)
+    app.connect("doctree-resolved", mark_long_names)
