@@ -86,7 +86,7 @@ class FusedTask(NamedTuple):
     allowed: np.ndarray  # uint8[n_features]
     least_influence: int
     constraints: FeatureConstraints | None  # see `trees.split_finder`
-    direction: np.ndarray | None  # int8[n_features], see `nodes.child_stats`
+    direction: np.ndarray | None  # int8[n_features], see `tree_task.child_stats`
 
 
 class LeafHistograms(NamedTuple):
@@ -136,7 +136,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
     """Grow one tree. Return the number of nodes, or -1 when the team was aborted.
 
     rows : TreeRows; layout : BinLayout; task : FusedTask; team_buffers : TeamBuffers; thread_scratch : ThreadScratch; nodes :
-    NodeArrays, this thread's copy; paths : `feature_sampling.FeaturePaths`, or None without constraints; proposal :
+    NodeArrays, this thread's copy; paths : `split_finder.FeaturePaths`, or None without constraints; proposal :
     `kernels.bins.ProposalBuffers` where bins are proposed in every node, or None; histograms : LeafHistograms.
     The branches of arguments and fields that are None are pruned (`kernels.compilation`).
     """
