@@ -16,7 +16,7 @@ from numba import types
 from dboost import kernels
 
 if kernels.KNOWN_NUMBA:
-    from dboost.kernels.compilation import KernelFiles
+    from dboost.kernels.cache_files import KernelFiles
 
 known_numba = pytest.mark.skipif(not kernels.KNOWN_NUMBA, reason="other versions of Numba have a cache of their own")
 
@@ -160,7 +160,7 @@ SAVE = """
 import sys, time
 from pathlib import Path
 from numba import types
-from dboost.kernels.compilation import KernelFiles
+from dboost.kernels.cache_files import KernelFiles
 folder, number, start = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 for attempt in range(40):
     files = KernelFiles(folder, f"kernel-{attempt}", "stamp")

@@ -10,7 +10,7 @@ from numba import njit
 from numba.core.errors import TypingError
 
 from dboost.kernels import _as_compiled
-from dboost.kernels.compilation import KernelCompiler
+from dboost.kernels.pipeline import KernelCompiler
 
 
 class Inner(NamedTuple):
@@ -59,7 +59,7 @@ def test_fields_that_are_none_cost_no_code(offset: float | None) -> None:
 
 
 def test_numba_itself_compiles_them() -> None:
-    """If this fails, Numba prunes the branches of fields, and the pass of `kernels.compilation` is not needed any more."""
+    """If this fails, Numba prunes the branches of fields, and the pass of `kernels.pipeline` is not needed any more."""
     with pytest.raises(TypingError):
         njit(total)(CASES[0], None)
 

@@ -6,7 +6,7 @@ change a result, so every processor computes the same bits. Threads are ordinary
 release the lock.
 
 *Compilation* is what a new user waits for first, so it is kept short. Passes that kernels do not need are left out
-(`compilation`). Kernels that only other kernels call are `internal`: they have no code that converts Python's arguments, which
+(`pipeline`). Kernels that only other kernels call are `internal`: they have no code that converts Python's arguments, which
 is the larger part of a small kernel (calling one from Python ends the process). Records of arrays are looped over rather
 than assigned by slices. Kernels take related arguments as records (`NamedTuple`), whose fields Numba passes one by one.
 References to arrays are not counted (`_nrt=False`) where no kernel needs that, which also saves a tenth of the time on
@@ -14,13 +14,13 @@ small tables.
 
 *Optional arrays.* An array that a kernel may do without is empty when it is absent (`or_empty`). As None it would be of another
 type, and each combination of types is compiled by itself: with None, the kernels of one fit were compiled anew for the next one
-with weights. Only what makes a kernel much larger may be None (`compilation`).
+with weights. Only what makes a kernel much larger may be None (`pipeline`).
 
 *Cache.* A cached kernel contains its callees, but Numba looks only at the file that the kernel itself is in. So a digest of
 all files with kernels is in the name of every cached kernel: a change in any of them makes all be compiled again. The digest
 covers content and not dates, which change when files are packed into an image.
 
-*Versions of Numba.* Kernels compile and run with every supported version. With the version that `compilation` was written
+*Versions of Numba.* Kernels compile and run with every supported version. With the version that `cache_files` was written
 for, processes that compile at the same time do not disturb each other, a cached kernel loads without what Numba needs only
 for compiling, and a `NUMBA_CACHE_DIR` that can be read but not written, as in a container image, is used: kernels that are
 not in it are compiled and not kept. With other versions Numba's own cache is used.
@@ -44,12 +44,12 @@ import numpy as np
 from numba.core import event
 from numba.extending import intrinsic
 
-from dboost.kernels.compilation import KernelCompiler
+from dboost.kernels.pipeline import KernelCompiler
 
 #: Whether kernels run as Python, as `NUMBA_DISABLE_JIT=1` asks for.
 INTERPRETED = bool(getattr(numba.config, "DISABLE_JIT", 0))
 
-#: Whether this is the version of Numba whose private parts `compilation` uses.
+#: Whether this is the version of Numba whose private parts `cache_files` uses.
 KNOWN_NUMBA = numba.version_info.short == (0, 68)
 
 _PACKAGE = Path(__file__).parent.parent
@@ -111,7 +111,7 @@ def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def _cache_of(function: Callable[..., Any], counts_references: bool) -> Any:
-    from dboost.kernels.compilation import KernelCache
+    from dboost.kernels.cache_files import KernelCache
 
     return KernelCache(function, _STAMP, counts_references)
 

@@ -138,7 +138,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
     rows : TreeRows; layout : BinLayout; task : FusedTask; team_buffers : TeamBuffers; thread_scratch : ThreadScratch; nodes :
     NodeArrays, this thread's copy; paths : `split_finder.FeaturePaths`, or None without constraints; proposal :
     `kernels.bins.ProposalBuffers` where bins are proposed in every node, or None; histograms : LeafHistograms.
-    The branches of arguments and fields that are None are pruned (`kernels.compilation`).
+    The branches of arguments and fields that are None are pruned (`kernels.pipeline`).
     """
     codes, wide_codes, code_row, repeat_count = rows.narrow, rows.codes.wide, rows.row_of, rows.codes.repeat_count
     gradient, hessian, leaf, histogram_rows = rows.gradient, rows.hessian, rows.leaf, rows.codes
