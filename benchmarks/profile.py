@@ -148,6 +148,7 @@ class _Clock:
         n, of_row = shard.n_rows, 4 if shard.hessian is None else 8
         if self._pieces is None:
             self._pieces = ShardedEngine([shard], engine._terms, width=1)
+            next(self._pieces.grow([task]))  # kernels that are not in the cache are compiled before they are timed
         names = {
             (shard_grower, "_quantise"): ("quantise", lambda *_: (0, n * (of_row + 8))),
             # A record is read and written, a code is read.
@@ -161,9 +162,10 @@ class _Clock:
             (shard_grower, "_label"): ("leaves", lambda records, ranges, leaves, *_: (0, 9 * _length(ranges, leaves[:, 0]))),
             (shard_grower, "_sum_leaves"): ("leaves", lambda *_: (0, n * (of_row + 1))),
             # The small children's histograms are read and kept, their siblings' (all but the root's) read and written.
-            (split_finder, "_search_pairs"): (
-                "search", lambda h, stored, pairs, *_: (0, 16 * h[0].size * int((pairs.slots >= 0).sum())),
+            (split_finder, "_store_pairs"): (
+                "search", lambda h, stored, slots: (0, 16 * h[0].size * int((slots >= 0).sum())),
             ),
+            (split_finder, "_search_pairs"): ("search", lambda *_: (0, 0)),
             (split_finder, "_search_packed_pairs"): (
                 "search", lambda h, packed, pairs, *_: (0, 16 * h[0].size * int((pairs.slots >= 0).sum())),
             ),

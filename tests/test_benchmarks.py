@@ -35,6 +35,7 @@ from benchmarks.__main__ import main
 from benchmarks.engines import ENGINES, Settings
 from benchmarks.workloads import WORKLOADS
 from dboost.session.memory import Budget
+from dboost.trees import split_finder
 from tests.helpers import real_data
 from tests.test_docs import cell
 
@@ -249,7 +250,13 @@ def test_the_laws_of_scaling() -> None:
     assert scaling.law(measured, "rows") == pytest.approx([size.rows / 1e6 for size in scaling.SWEEPS["rows"]])
 
 
-def test_a_profile_accounts_for_the_tree(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("packed", [True, False], ids=["packed histograms", "histograms by channel"])
+def test_a_profile_accounts_for_the_tree(
+    packed: bool, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tiny table's histograms stay packed, those of the measured ones do not: both have kernels of their own."""
+    if not packed:
+        monkeypatch.setattr(split_finder, "can_stay_packed", lambda *_, **__: False)
     picture = folder / "profile.svg"
     profile.main(["--quick", "--workloads", "W1b", "--trees", "6", "--every", "3", "--plot", str(picture)])
     rows = {row[0]: row for row in cells(capsys.readouterr().out)}
