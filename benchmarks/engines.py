@@ -318,3 +318,33 @@ ENGINES: dict[str, Callable[..., Fit]] = {
     "sklearn": fit_sklearn,
 }
 USUAL = ("dboost", "lightgbm", "xgboost", "sklearn")
+
+
+def raw_score_by_defaults(engine: str, X: Features, y: np.ndarray, n_classes: int, threads: int) -> Callable[[Features], Any]:
+    """Fit a library's own defaults (its scikit-learn estimator, or `dboost.fit`); return the function of raw scores.
+
+    Only the number of threads is set, and that XGBoost treats pandas categories as such.
+    """
+    if engine == "dboost":
+        import dboost
+
+        booster = dboost.fit(X, y, loss="log_loss" if n_classes else "squared_error", n_threads=threads, progress=False)
+        return lambda X: booster.predict(X, raw_score=True)
+    if engine == "lightgbm":
+        from lightgbm import LGBMClassifier, LGBMRegressor
+
+        light = (LGBMClassifier if n_classes else LGBMRegressor)(n_jobs=threads, verbose=-1).fit(X, y)
+        return lambda X: light.predict(X, raw_score=True)
+    if engine == "xgboost":
+        from xgboost import XGBClassifier, XGBRegressor
+
+        extreme = (XGBClassifier if n_classes else XGBRegressor)(n_jobs=threads, enable_categorical=True).fit(X, y)
+        return lambda X: extreme.predict(X, output_margin=True)
+    if engine == "sklearn":
+        from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+        from threadpoolctl import threadpool_limits
+
+        with threadpool_limits(threads, user_api="openmp"):
+            hist = (HistGradientBoostingClassifier if n_classes else HistGradientBoostingRegressor)().fit(X, y)
+        return hist.decision_function if n_classes else hist.predict
+    raise ValueError(f"{engine} has no defaults of its own")

@@ -141,7 +141,12 @@ def load(workload: Workload) -> Table:
 def read(workload: Workload, name: str) -> np.ndarray | pd.DataFrame:
     """Return one array of an existing table, in the form that the libraries need."""
     array = np.load(folder_of(workload) / f"{name}.npy")
-    if workload.shape != "categories" or not name.startswith("X"):
+    return as_libraries_need(workload, array) if name.startswith("X") else array
+
+
+def as_libraries_need(workload: Workload, array: np.ndarray) -> np.ndarray | pd.DataFrame:
+    """Return features as they are, or as a frame where some are categories."""
+    if workload.shape != "categories":
         return array
     columns = {f"x{j}": array[:, j] for j in range(array.shape[1])}
     for j, n_levels in enumerate(_levels(workload.features)):
@@ -163,17 +168,23 @@ def parts(rows: int, features: int, seed: int) -> Iterator[tuple[np.ndarray, np.
 
 def _make(workload: Workload, folder: Path) -> None:
     for suffix, rows, seed in (("", workload.rows, 1), ("_test", workload.test_rows, 2)):
-        X = np.empty((rows, workload.features), np.float32)
-        y = np.empty(rows, np.float32)
-        for part, rng in _blocks(rows, seed):
-            X[part] = _features(part.stop - part.start, workload.features, rng)
-            score = _reshape(X[part], workload, rng)
-            y[part] = _target(score, workload.kind, rng)
-        if workload.shape == "sorted":
-            order = np.argsort(X[:, 0], kind="stable")
-            X, y = X[order], y[order]
+        X, y = generate(workload, rows, seed)
         np.save(folder / f"X{suffix}.npy", X)
         np.save(folder / f"y{suffix}.npy", y)
+
+
+def generate(workload: Workload, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return features and target of new rows (float32)."""
+    X = np.empty((rows, workload.features), np.float32)
+    y = np.empty(rows, np.float32)
+    for part, rng in _blocks(rows, seed):
+        X[part] = _features(part.stop - part.start, workload.features, rng)
+        score = _reshape(X[part], workload, rng)
+        y[part] = _target(score, workload.kind, rng)
+    if workload.shape == "sorted":
+        order = np.argsort(X[:, 0], kind="stable")
+        X, y = X[order], y[order]
+    return X, y
 
 
 def _blocks(rows: int, seed: int) -> Iterator[tuple[slice, np.random.Generator]]:

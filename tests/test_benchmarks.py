@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -159,6 +160,26 @@ def test_accuracy_in_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     drawn = capsys.readouterr().out
     assert all(engine in drawn for engine in ("dboost", "lightgbm", "xgboost", "sklearn"))
     assert "20,640 × 9" in drawn
+
+
+@pytest.mark.parametrize("how", [["--trees", "5"], ["--defaults"]], ids=["equal settings", "defaults"])
+def test_accuracy_on_generated_tables(
+    how: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accuracy, "GENERATED", {k: replace(v, rows=600) for k, v in accuracy.GENERATED.items()})
+    accuracy.main(["--tables", *accuracy.GENERATED, "--seeds", "2", "--threads", "1", *how])
+    drawn = capsys.readouterr().out
+    assert drawn.count("│ dboost ") == drawn.count("│ sklearn ") == 5
+    assert drawn.count("the best of the others, by ") == 5 and "1,200 × 28, 2 tables" in drawn
+
+
+def test_a_verdict_compares_with_the_best_of_the_others() -> None:
+    def found(*mine: float) -> accuracy.Found:
+        losses = {"dboost": mine, "worse": (0.9, 0.9), "best": (0.5, 0.7)}
+        return {engine: {"AUC": np.zeros(2), "log loss": np.array(values)} for engine, values in losses.items()}
+
+    assert accuracy.verdict(found(0.4, 0.6)) == "log loss: ahead of best, the best of the others, by +0.1 ± 0"
+    assert "behind best" in accuracy.verdict(found(0.6, 0.8)) and "level with best" in accuracy.verdict(found(0.6, 0.59))
 
 
 @pytest.mark.slow
