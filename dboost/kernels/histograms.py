@@ -51,9 +51,8 @@ class BinLayout(NamedTuple):
     offset: np.ndarray  # int64[n_features + 1]: first bucket of a feature in the histogram
     n_bins: np.ndarray  # int64[n_features]: bins of values; the next bucket is for missing values
     stride: np.ndarray  # int64[n_features]: the column's code is the sum of code * stride over its features
-    repeats: np.ndarray  # int64[n_features]: how often the feature's codes repeat in a shared column (1 if alone)
     first: np.ndarray  # int64[n_columns + 1]: first position of a column's features in `features`
-    features: np.ndarray  # int64[n_features]: feature numbers, column by column
+    features: np.ndarray  # int64[n_features]: feature numbers, column by column, in a column by ascending stride
     start: np.ndarray  # int64[n_columns]: first packed word of the column among a thread's packed buckets
     n_tiled: int  # number of columns in tiles; the others are wide
     is_categorical: np.ndarray  # uint8[n_features]
@@ -168,31 +167,35 @@ def add_wide(codes, records, repeat_count, buckets, packing):
 
 
 @internal
-def _sum_others(buckets, stride, repeats, marginal):
-    """Sum the packed buckets of a feature in a shared column over the codes of the other features."""
-    n = marginal.size
+def _split_off_last(words, stride, n, marginal):
+    """Sum the packed buckets of a shared column over all features but the last; then sum them over the last, in place.
+
+    words : int64[>= n * stride], of which the first `stride` become the buckets of the features before the last; stride, n : the
+    last feature's stride and number of codes; marginal : int64[n], receives its sums.
+    """
     for code in range(n):
-        marginal[code] = 0
-    for repeat in range(repeats):
-        for code in range(n):
-            base = (repeat * n + code) * stride
-            for k in range(stride):
-                marginal[code] += buckets[base + k]
+        total = I(0)
+        for k in range(code * stride, (code + 1) * stride):
+            total += words[k]
+        marginal[code] = total
+    for code in range(1, n):
+        for k in range(stride):
+            words[k] += words[code * stride + k]
 
 
 @internal
 def unpack(buckets, start, feature, layout, packing, histogram, clear, marginal):
     """Add one feature's packed buckets to its histogram (float64[2 or 3, n_buckets]), or with `clear` write them there.
 
-    marginal : int64[>= n_bins + 1], scratch for features that share a column.
+    A shared column's features are unpacked from the last to the first, which sums the column's buckets in place (see
+    `_split_off_last`). marginal : int64[>= n_bins + 1], scratch for them.
     """
     at = layout.offset[feature]
-    n = layout.n_bins[feature] + 1
-    stride, repeats = layout.stride[feature], layout.repeats[feature]
+    n, stride = layout.n_bins[feature] + 1, layout.stride[feature]
     words = buckets[start : start + n]
-    if repeats * stride > 1:
+    if stride > 1:
         words = marginal[:n]
-        _sum_others(buckets[start:], stride, repeats, words)
+        _split_off_last(buckets[start:], stride, n, words)
     # 32-bit conversions vectorise everywhere, 64-bit ones do not: all fields are cut to 32 bits first.
     shift = np.int32(packing.high - 32)
     low, mask, count_mask = I(packing.low), I(packing.hessian_mask), I(packing.count_mask)
@@ -212,10 +215,11 @@ def unpack(buckets, start, feature, layout, packing, histogram, clear, marginal)
 def flush(layout, packing, columns, base, packed, histogram, clear, scratch):
     """Add the packed buckets of some columns (first, last) to a histogram, or with `clear` write them there.
 
-    base : the first packed word; scratch : int64[n_codes].
+    base : the first packed word; scratch : int64[n_codes]. The packed buckets of shared columns are summed in place, so they must
+    be cleared before they are used again.
     """
     for column in range(columns[0], columns[1]):
-        for k in range(layout.first[column], layout.first[column + 1]):
+        for k in range(layout.first[column + 1] - 1, layout.first[column] - 1, -1):
             unpack(packed, layout.start[column] - base, layout.features[k], layout, packing, histogram, clear, scratch)
 
 
@@ -228,14 +232,13 @@ def accumulate(layout, packing, columns, base, packed, prefix, slot, clear, scra
     high, low, mask, count_mask = I(packing.high), I(packing.low), I(packing.hessian_mask), I(packing.count_mask)
     all_sums, all_counts = prefix.sums, prefix.counts
     for column in range(columns[0], columns[1]):
-        for k in range(layout.first[column], layout.first[column + 1]):
+        for k in range(layout.first[column + 1] - 1, layout.first[column] - 1, -1):
             feature = layout.features[k]
-            n, start = layout.n_bins[feature] + 1, layout.start[column] - base
-            stride, repeats = layout.stride[feature], layout.repeats[feature]
+            n, start, stride = layout.n_bins[feature] + 1, layout.start[column] - base, layout.stride[feature]
             source = packed[start : start + n]
-            if repeats * stride > 1:
+            if stride > 1:
                 source = scratch[:n]
-                _sum_others(packed[start:], stride, repeats, source)
+                _split_off_last(packed[start:], stride, n, source)
             at = layout.offset[feature]
             target = all_sums[slot, at : at + n]
             running = I(0)

@@ -348,10 +348,9 @@ def codes_of(tiles: np.ndarray, wide: np.ndarray | None, layout: BinLayout, code
     as_bytes = tiles.view(np.uint8)
     for column in range(layout.n_tiled):
         joint = as_bytes[column // 32, :, column % 32]
-        for k in range(int(layout.first[column]), int(layout.first[column + 1])):
-            feature = int(layout.features[k])
+        features = layout.features[layout.first[column] : layout.first[column + 1]].tolist()
+        for feature in features:
             n_codes, stride = int(layout.n_bins[feature]) + 1, int(layout.stride[feature])
-            alone = stride == 1 and int(layout.repeats[feature]) == 1
-            codes.of(feature)[:] = joint if alone else joint // stride % n_codes
+            codes.of(feature)[:] = joint if len(features) == 1 else joint // stride % n_codes
     if wide is not None:
         codes.wide[...] = wide

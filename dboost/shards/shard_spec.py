@@ -131,14 +131,11 @@ def plan_layout(n_bins: np.ndarray, is_categorical: np.ndarray) -> BinLayout:
     columns = tiled + [[f] for f in wide]
 
     stride = np.ones(len(n_codes), np.int64)
-    repeats = np.ones(len(n_codes), np.int64)
     for group in shared:
-        product = int(np.prod(n_codes[group]))
         step = 1
         for f in group:
             stride[f] = step
             step *= int(n_codes[f])
-            repeats[f] = product // step
     words = [COLUMN_STRIDE] * len(tiled) + [int(n_codes[f]) + 8 for f in wide]
     if tiled:
         # The histogram kernel adds four columns at a time; those that do not exist need buckets too.
@@ -147,7 +144,6 @@ def plan_layout(n_bins: np.ndarray, is_categorical: np.ndarray) -> BinLayout:
         offset=np.concatenate(([0], np.cumsum(n_codes))).astype(np.int64),
         n_bins=np.ascontiguousarray(n_bins, np.int64),
         stride=stride,
-        repeats=repeats,
         first=np.concatenate(([0], np.cumsum([len(c) for c in columns]))).astype(np.int64),
         features=np.array([f for c in columns for f in c], np.int64),
         start=np.concatenate(([0], np.cumsum(words))).astype(np.int64),
