@@ -47,18 +47,20 @@ def turn_for_ever(control):
     return epoch
 
 
+@pytest.mark.parametrize("in_caller", [False, True])
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
-def test_nobody_passes_before_all_have_come(n_threads: int) -> None:
+def test_nobody_passes_before_all_have_come(n_threads: int, in_caller: bool) -> None:
     seen = np.full(n_threads, -1)
-    with Team(n_threads) as team:
+    with Team(n_threads, in_caller=in_caller) as team:
         for _ in range(3):  # the control array is used again and again
             team.control[:] = 0
             assert team.run(lambda t: in_phases(t, n_threads, team.control, seen, 300)) == [0] * n_threads
 
 
+@pytest.mark.parametrize("in_caller", [False, True])
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_a_failing_thread_ends_all(failing: int) -> None:
-    with Team(3) as team:
+def test_a_failing_thread_ends_all(failing: int, in_caller: bool) -> None:
+    with Team(3, in_caller=in_caller) as team:
 
         def work(thread: int) -> Any:
             if thread == failing:
@@ -74,10 +76,11 @@ def test_a_failing_thread_ends_all(failing: int) -> None:
         assert team.run(lambda thread: thread) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("in_caller", [False, True])
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_what_is_raised_is_the_first_error(failing: int) -> None:
+def test_what_is_raised_is_the_first_error(failing: int, in_caller: bool) -> None:
     """Not the error of a thread that leaves because another one failed, even if it comes first in the list."""
-    with Team(3) as team:
+    with Team(3, in_caller=in_caller) as team:
 
         def work(thread: int) -> None:
             if thread == failing:
@@ -121,4 +124,7 @@ def test_small_work_runs_in_the_calling_thread() -> None:
     with Team(1, in_caller=True) as team:
         assert team.run(lambda thread: threading.get_ident()) == [threading.get_ident()]
     with Team(2, in_caller=True) as team:
+        first, second = team.run(lambda thread: threading.get_ident())
+        assert first == threading.get_ident() != second
+    with Team(2) as team:
         assert threading.get_ident() not in team.run(lambda thread: threading.get_ident())

@@ -170,8 +170,8 @@ def add_wide(codes, records, repeat_count, buckets, packing):
 def _split_off_last(words, stride, n, marginal):
     """Sum the packed buckets of a shared column over all features but the last; then sum them over the last, in place.
 
-    words : int64[>= n * stride], of which the first `stride` become the buckets of the features before the last; stride, n : the
-    last feature's stride and number of codes; marginal : int64[n], receives its sums.
+    words : int64[>= n * stride], of which the first `stride` become the buckets of the features before the last; stride, n :
+    the last feature's stride and number of codes; marginal : int64[n], receives its sums.
     """
     for code in range(n):
         total = I(0)
@@ -215,8 +215,8 @@ def unpack(buckets, start, feature, layout, packing, histogram, clear, marginal)
 def flush(layout, packing, columns, base, packed, histogram, clear, scratch):
     """Add the packed buckets of some columns (first, last) to a histogram, or with `clear` write them there.
 
-    base : the first packed word; scratch : int64[n_codes]. The packed buckets of shared columns are summed in place, so they must
-    be cleared before they are used again.
+    base : the first packed word; scratch : int64[n_codes]. The packed buckets of shared columns are summed in place, so they
+    must be cleared before they are used again.
     """
     for column in range(columns[0], columns[1]):
         for k in range(layout.first[column + 1] - 1, layout.first[column] - 1, -1):

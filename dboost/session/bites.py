@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dboost.session.engines import FusedEngine, Team, choose_threads, is_small
+from dboost.session.engines import FusedEngine, is_small, team_for
 from dboost.session.partition_loader import StartingRows
 from dboost.session.protocol import BiteVisit, BuildSpec
 from dboost.shards.arcbite_rows import Bite, BiteFiles, FileBite, InMemoryBite, bite_sizes, bites_of, joined_bites
@@ -289,7 +289,7 @@ class ArcbitesEngine:
         self._reported = 0
         sizes = [sum(record.n_rows for record in store.of(bite)) for bite in range(n_bites)]
         largest, n_features = n_together * max(sizes), len(spec.bin_layout.n_bins)
-        self.team = Team(choose_threads(largest, n_features, n_threads), in_caller=is_small(largest, n_features))
+        self.team = team_for(largest, n_features, n_threads)
         self._engine: FusedEngine | None = None
 
     @property

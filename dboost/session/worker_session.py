@@ -45,9 +45,9 @@ from dboost.session.engines import (
     StreamedEngine,
     StreamedRunner,
     Team,
-    choose_threads,
     is_small,
     streamed_runners,
+    team_for,
     write_shard_files,
 )
 from dboost.session.evaluation import EvalRows, EvalSet, EvalSetBuilder, StreamedEvalSet, WorkerEvalSets, log_streamed_eval_set
@@ -671,8 +671,7 @@ class LocalTable:
 
     def load(self) -> tuple[Feature, ...]:
         table = self._table = self._open_table()
-        n_threads = choose_threads(table.n_rows, len(table.features), self._n_threads)
-        self._team = Team(n_threads, in_caller=is_small(table.n_rows, len(table.features)))
+        self._team = team_for(table.n_rows, len(table.features), self._n_threads)
         self._session = WorkerSession(self._n_threads)
         self._session.adopt(self._BATCH, table)
         self._builder = EvalSetBuilder(self._team)

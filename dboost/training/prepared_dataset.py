@@ -45,7 +45,7 @@ from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
 from dboost.params import Parameters
 from dboost.schema import Feature, Level
 from dboost.session.bites import ArcbitesEngine, BiteStore, FileBiteStore, InMemoryBiteStore
-from dboost.session.engines import FusedEngine, StreamedEngine, Team, choose_threads
+from dboost.session.engines import FusedEngine, StreamedEngine, team_for
 from dboost.session.evaluation import EvalSet, EvalSetBuilder
 from dboost.session.memory import Budget, check_rows_in_memory
 from dboost.session.partition_loader import StartingPiece, scan_targets
@@ -399,7 +399,7 @@ class PreparedRows:
         data, rows, budget, n_threads = self._data, self._rows, self._request.budget, self._request.n_threads
         self._spec = spec = plan.build_spec({0: 0})
         terms = spec.target.loss.terms()
-        self._team = Team(choose_threads(data.n_rows, len(data.binning.features), n_threads))
+        self._team = team_for(data.n_rows, len(data.binning.features), n_threads)
         self._builder = EvalSetBuilder(self._team)
         self._exit_callbacks.append(self._team.close)
         fits = budget is None or budget.holds_rows(spec.shard, data.n_rows, n_threads)
