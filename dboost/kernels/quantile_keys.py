@@ -86,22 +86,28 @@ def collect_keys(residuals, prefix, shift, unit, found):
     """Collect the residuals whose digits above `shift` are those of `prefix`; return how many there are.
 
     found : uint64[capacity, 3], receives group, rank key and weight of as many as fit. All else as in `count_digits`.
+
+    The rows are found without a branch, since writing the number of every row takes a third of the time of a test.
     """
     target, raw, absolute = residuals.target, residuals.raw, residuals.absolute
     weight, group, rows = residuals.weight, residuals.group, residuals.rows
-    n = 0
+    capacity = U(len(found))
+    chosen = np.empty(len(found) + 1, np.int64)  # the last one is written again and again
+    n = U(0)
     for at in range(residuals.first, residuals.last):
         i = rows[at] if rows.size > 0 else I(at)
         key = rank_key(_residual(target, raw, absolute, i))
         g = I(group[i]) if group.size > 0 else I(0)
-        if key >> shift == prefix[g]:
-            if n < len(found):
-                w = I(1)
-                if weight.size > 0:
-                    w = max(I(weight[i] * unit), I(1))
-                found[n, 0], found[n, 1], found[n, 2] = U(g), key, U(w)
-            n += 1
-    return n
+        chosen[n if n < capacity else capacity] = i
+        n += U(key >> shift == prefix[g])
+    for k in range(I(n if n < capacity else capacity)):
+        i = chosen[k]
+        w = I(1)
+        if weight.size > 0:
+            w = max(I(weight[i] * unit), I(1))
+        found[k, 0] = U(group[i]) if group.size > 0 else U(0)
+        found[k, 1], found[k, 2] = rank_key(_residual(target, raw, absolute, i)), U(w)
+    return I(n)
 
 
 @kernel
