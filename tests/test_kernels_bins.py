@@ -83,13 +83,13 @@ def test_infinite_values_are_found_where_they_are(dtype: type, infinite: float) 
 
 def assert_tiles_hold_the_codes(table: CodedTable) -> None:
     shard = table.shard(np.zeros(table.n_rows), None)
-    in_bytes = shard.tiles.view(np.uint8)
-    for column in range(table.layout.n_tiled):
-        expected = [naive.joint_code(table.codes[:, row], table.layout, column) for row in range(table.n_rows)]
+    in_bytes, layout = shard.tiles.view(np.uint8), shard.bin_layout
+    for column in range(layout.n_tiled):
+        expected = [naive.joint_code(table.codes[:, row], layout, column) for row in range(table.n_rows)]
         assert in_bytes[column // 32, :, column % 32].tolist() == expected
         assert max(expected) <= 255
     # Bytes of missing columns stay 0: the histogram kernel adds them up, too.
-    used = (table.layout.n_tiled - 1) % 32 + 1 if table.layout.n_tiled else 0
+    used = (layout.n_tiled - 1) % 32 + 1 if layout.n_tiled else 0
     assert not in_bytes[-1, :, used:].any()
 
 
@@ -100,6 +100,20 @@ def test_tiles_hold_the_codes(table: CodedTable) -> None:
 
 def test_tiles_of_a_wide_table() -> None:
     assert_tiles_hold_the_codes(make_table([30] * 70 + [3] * 40 + [15, 300, 400], 1500))
+
+
+def test_features_without_missing_values_need_fewer_columns() -> None:
+    """Eight of two values share a byte, and five if values may be missing; histograms have the same buckets."""
+    dummies = make_table([2] * 16, 50, missing=0.0)
+    dummies.codes[:, 0], dummies.codes[:, 1] = 0, 1
+    shard = dummies.shard(np.zeros(50), None)
+    assert dummies.layout.n_tiled == 4 and shard.bin_layout.n_tiled == 2
+    assert shard.bin_layout.offset.tolist() == dummies.layout.offset.tolist()
+    dummies.codes[3, 20] = 2
+    shard = dummies.shard(np.zeros(50), None)
+    assert shard.bin_layout.n_codes.tolist() == [2, 2, 2, 3] + [2] * 12 and shard.bin_layout.n_tiled == 3
+    assert_tiles_hold_the_codes(dummies)
+    assert dummies.shard(np.zeros(50), None, rows=slice(0, 0)).bin_layout.n_tiled == 4
 
 
 def test_tiles_are_filled_in_ranges() -> None:

@@ -100,10 +100,9 @@ def histogram_of(
     repeat_count: np.ndarray | None = None,
 ) -> tuple[np.ndarray, int]:
     """Return the histogram of some columns from records, and the number of rows that were flushed meanwhile."""
-    layout = table.layout
-    n_columns = len(layout.first) - 1
-    first, last = columns or (0, n_columns)
     shard = table.shard(np.zeros(table.n_rows), None)
+    layout = shard.bin_layout
+    first, last = columns or (0, len(layout.first) - 1)
     histogram = np.full((2 if packing.one == 0 else 3, int(layout.offset[-1])), 12345.0)  # from the previous node
     packed = np.full(int(layout.start[last] - layout.start[first]), 99, np.int64)
     scratch = np.full(max(table.n_codes), 7, np.int64)
@@ -159,7 +158,7 @@ def test_rows_that_count_several_times(packing: Packing, max_weight: int) -> Non
 def test_some_columns_only(packing: Packing) -> None:
     """Each unit of work (a tile, a two-byte column) fills its own part of the histogram and nothing else."""
     table = make_table([40] * 33 + [3] * 8 + [400, 500], 80)
-    layout, rows = table.layout, list(range(80))
+    layout, rows = table.shard(np.zeros(80), None).bin_layout, list(range(80))
     g, h = random_sums(packing, 80, 5)
     n_columns = len(layout.first) - 1
     for first, last in ((0, 32), (32, layout.n_tiled), (layout.n_tiled, layout.n_tiled + 1), (n_columns - 1, n_columns)):
@@ -191,8 +190,8 @@ def keep_packed(rows, records, layout, packing, packed, histogram, prefix, clear
 def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int, packing: Packing) -> None:
     """Add some rows, and then the others, as two threads would; with counts also sums that were flushed before."""
     g, h = random_sums(packing, table.n_rows, seed)
-    rows, layout = list(range(table.n_rows)), table.layout
     shard = table.shard(np.zeros(table.n_rows), None)
+    rows, layout = list(range(table.n_rows)), shard.bin_layout
     n_buckets = int(layout.offset[-1])
     words, packed_counts = np.full((2, n_buckets), 99), np.full((2, n_buckets), 77)
     packed, scratch = np.zeros(int(layout.start[-1]), np.int64), np.zeros(max(table.n_codes), np.int64)

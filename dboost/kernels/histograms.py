@@ -7,6 +7,9 @@ and the Hessian are integers (see `rows.py`), so sums over rows are exact, and t
 64-bit words. Columns of few bins share a byte as a joint code (`BinLayout`); features of more than 255 bins have a column of
 16-bit codes of their own.
 
+Features of few bins need fewer bytes in a shard where none of their values is missing, because the code for "missing" is left
+out; so the shards of a table may have different tiles (`shard._closest_layout`), but histograms have the same buckets.
+
 **Buckets.** One addition per row and column does all the work: the packed word ``gradient << high | hessian << low | 1`` is
 added to the column's bucket. Before a field can overflow (after `rows` rows, see `Packing`) the packed buckets are *flushed*
 into a histogram of float64, which holds integers exactly up to 2**53. With a constant Hessian (or when counts are not needed)
@@ -50,6 +53,7 @@ class BinLayout(NamedTuple):
 
     offset: np.ndarray  # int64[n_features + 1]: first bucket of a feature in the histogram
     n_bins: np.ndarray  # int64[n_features]: bins of values; the next bucket is for missing values
+    n_codes: np.ndarray  # int64[n_features]: codes in its column: n_bins + 1, or n_bins if no value is missing
     stride: np.ndarray  # int64[n_features]: the column's code is the sum of code * stride over its features
     first: np.ndarray  # int64[n_columns + 1]: first position of a column's features in `features`
     features: np.ndarray  # int64[n_features]: feature numbers, column by column, in a column by ascending stride
@@ -184,18 +188,9 @@ def _split_off_last(words, stride, n, marginal):
 
 
 @internal
-def unpack(buckets, start, feature, layout, packing, histogram, clear, marginal):
-    """Add one feature's packed buckets to its histogram (float64[2 or 3, n_buckets]), or with `clear` write them there.
-
-    A shared column's features are unpacked from the last to the first, which sums the column's buckets in place (see
-    `_split_off_last`). marginal : int64[>= n_bins + 1], scratch for them.
-    """
-    at = layout.offset[feature]
-    n, stride = layout.n_bins[feature] + 1, layout.stride[feature]
-    words = buckets[start : start + n]
-    if stride > 1:
-        words = marginal[:n]
-        _split_off_last(buckets[start:], stride, n, words)
+def unpack(words, feature, layout, packing, histogram, clear):
+    """Add one feature's packed sums by code to its histogram (float64[2 or 3, n_buckets]), or with `clear` write them there."""
+    at, n = layout.offset[feature], words.size
     # 32-bit conversions vectorise everywhere, 64-bit ones do not: all fields are cut to 32 bits first.
     shift = np.int32(packing.high - 32)
     low, mask, count_mask = I(packing.low), I(packing.hessian_mask), I(packing.count_mask)
@@ -209,18 +204,27 @@ def unpack(buckets, start, feature, layout, packing, histogram, clear, marginal)
         count = histogram[2, at : at + n]
         for b in range(n):
             count[b] = count[b] * old + np.float64(np.int32(words[b] & count_mask))
+    if clear and n == layout.n_bins[feature]:
+        for channel in range(histogram.shape[0]):
+            histogram[channel, at + n] = 0.0
 
 
 @internal
 def flush(layout, packing, columns, base, packed, histogram, clear, scratch):
     """Add the packed buckets of some columns (first, last) to a histogram, or with `clear` write them there.
 
-    base : the first packed word; scratch : int64[n_codes]. The packed buckets of shared columns are summed in place, so they
-    must be cleared before they are used again.
+    base : the first packed word; scratch : int64[n_codes]. A shared column's features are visited from the last to the first,
+    and each is summed out of the column's buckets in place, so these must be cleared before they are used again.
     """
     for column in range(columns[0], columns[1]):
         for k in range(layout.first[column + 1] - 1, layout.first[column] - 1, -1):
-            unpack(packed, layout.start[column] - base, layout.features[k], layout, packing, histogram, clear, scratch)
+            feature, start = layout.features[k], layout.start[column] - base
+            n = layout.n_codes[feature]
+            words = packed[start : start + n]
+            if k > layout.first[column]:
+                words = scratch[:n]
+                _split_off_last(packed[start:], layout.stride[feature], n, words)
+            unpack(words, feature, layout, packing, histogram, clear)
 
 
 @internal
@@ -233,27 +237,30 @@ def accumulate(layout, packing, columns, base, packed, prefix, slot, clear, scra
     all_sums, all_counts = prefix.sums, prefix.counts
     for column in range(columns[0], columns[1]):
         for k in range(layout.first[column + 1] - 1, layout.first[column] - 1, -1):
-            feature = layout.features[k]
-            n, start, stride = layout.n_bins[feature] + 1, layout.start[column] - base, layout.stride[feature]
+            feature, start = layout.features[k], layout.start[column] - base
+            n, n_bins, at = layout.n_codes[feature], layout.n_bins[feature], layout.offset[feature]
             source = packed[start : start + n]
-            if stride > 1:
+            if k > layout.first[column]:
                 source = scratch[:n]
-                _split_off_last(packed[start:], stride, n, source)
-            at = layout.offset[feature]
-            target = all_sums[slot, at : at + n]
+                _split_off_last(packed[start:], layout.stride[feature], n, source)
+            target = all_sums[slot, at : at + n_bins + 1]
             running = I(0)
             if all_counts.size == 0:
                 for b in range(n):
                     running += source[b]
                     target[b] = running if clear else target[b] + running
             else:
-                counts, rows = all_counts[slot, at : at + n], I(0)
+                counts, rows = all_counts[slot, at : at + n_bins + 1], I(0)
                 for b in range(n):
                     word = source[b]
                     running += ((word >> high) << I(32)) + ((word >> low) & mask)
                     rows += word & count_mask
                     target[b] = running if clear else target[b] + running
                     counts[b] = rows if clear else counts[b] + rows
+                if n == n_bins:
+                    counts[n] = rows if clear else counts[n] + rows
+            if n == n_bins:
+                target[n] = running if clear else target[n] + running
 
 
 @internal

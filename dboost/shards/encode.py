@@ -350,7 +350,7 @@ def codes_of(tiles: np.ndarray, wide: np.ndarray | None, layout: BinLayout, code
         joint = as_bytes[column // 32, :, column % 32]
         features = layout.features[layout.first[column] : layout.first[column + 1]].tolist()
         for feature in features:
-            n_codes, stride = int(layout.n_bins[feature]) + 1, int(layout.stride[feature])
+            n_codes, stride = int(layout.n_codes[feature]), int(layout.stride[feature])
             codes.of(feature)[:] = joint if len(features) == 1 else joint // stride % n_codes
     if wide is not None:
         codes.wide[...] = wide

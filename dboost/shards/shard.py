@@ -86,7 +86,7 @@ from dboost.losses.gradient_pass import (
     update_gradients,
 )
 from dboost.metrics.exact import FEW, ExactSum, total
-from dboost.shards.shard_spec import NARROW_BINS, ShardSpec, code_rows, tile_shape
+from dboost.shards.shard_spec import NARROW_BINS, SHARED_CODES, ShardSpec, code_rows, plan_layout, tile_shape
 from dboost.trees.bin_proposal import BinMerge
 from dboost.trees.tree_task import GradientStats, GrownTree, RowSubset, Sample, hash_rows
 
@@ -157,7 +157,10 @@ class Shard:
         self.layout, self.bin_layout = spec.layout, spec.bin_layout
         #: For each feature, whether trees grow by the fine bins themselves: bool[n_features].
         self.is_identity_bin_map = self.bin_layout.n_bins == self.layout.n_bins
-        self.bins = codes if self.is_identity_bin_map.all() else _empty_bins(codes, self.bin_layout, self.is_identity_bin_map)
+        if self.is_identity_bin_map.all():
+            self.bins, self.bin_layout = codes, _closest_layout(codes, self.bin_layout)
+        else:
+            self.bins = _empty_bins(codes, self.bin_layout, self.is_identity_bin_map)
         self.target = target
         self.weight = weight
         self.repeat_count = weight.astype(np.uint8) if spec.integer_weights and weight is not None else None
@@ -267,6 +270,17 @@ class Shard:
         """Copy the bins of rows first…last-1 into tiles, the histogram kernel's memory order."""
         as_bytes = self.tiles.view(np.uint8)
         fill_tiles(self.bins.narrow, self.bin_layout, self.bins.row_of, first, last, as_bytes)
+
+
+def _closest_layout(codes: BinnedColumns, layout: BinLayout) -> BinLayout:
+    """Return the layout with the fewest columns for these rows: features without missing values need one code less.
+
+    Dummy variables are the usual case: eight of them share a column, and five if values may be missing.
+    """
+    has_missing = np.ones(len(layout.n_bins), bool)
+    for feature in np.flatnonzero(layout.n_bins <= SHARED_CODES).tolist():
+        has_missing[feature] = codes.n_rows == 0 or bool(codes.of(feature).max() == layout.n_bins[feature])
+    return layout if has_missing.all() else plan_layout(layout.n_bins, layout.is_categorical, has_missing)
 
 
 def _empty_bins(codes: BinnedColumns, layout: BinLayout, keeps: np.ndarray) -> BinnedColumns:

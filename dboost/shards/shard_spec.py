@@ -108,12 +108,12 @@ def rows_that_fit(codes: Sequence[Field], n_rows: int) -> int:
 
 
 #: Features of at most this many codes share a column.
-_SHARED_CODES = 16
+SHARED_CODES = 16
 #: Value bins that fit in one byte beside "missing".
 NARROW_BINS = 255
 
 
-def plan_layout(n_bins: np.ndarray, is_categorical: np.ndarray) -> BinLayout:
+def plan_layout(n_bins: np.ndarray, is_categorical: np.ndarray, has_missing: np.ndarray | None = None) -> BinLayout:
     """Return the layout of a table.
 
     Parameters
@@ -121,10 +121,13 @@ def plan_layout(n_bins: np.ndarray, is_categorical: np.ndarray) -> BinLayout:
     n_bins : int64[n_features]
         Bins (or categories) of each feature, without the one for missing values.
     is_categorical : bool[n_features]
+    has_missing : bool[n_features], optional
+        Whether values are missing; more of the features without them fit in one column. Histograms do not depend on it.
     """
-    n_codes = np.asarray(n_bins, np.int64) + 1
+    n_buckets = np.asarray(n_bins, np.int64) + 1
+    n_codes = n_buckets if has_missing is None else n_buckets - ~np.asarray(has_missing, bool)
     wide = [int(f) for f in np.flatnonzero(n_bins > NARROW_BINS)]
-    shared = _share_columns([int(f) for f in np.flatnonzero(n_codes <= _SHARED_CODES)], n_codes)
+    shared = _share_columns([int(f) for f in np.flatnonzero(n_codes <= SHARED_CODES)], n_codes)
     in_shared = {f for group in shared for f in group}
     alone = [[f] for f in range(len(n_codes)) if f not in in_shared and f not in set(wide)]
     tiled = alone + shared
@@ -136,13 +139,14 @@ def plan_layout(n_bins: np.ndarray, is_categorical: np.ndarray) -> BinLayout:
         for f in group:
             stride[f] = step
             step *= int(n_codes[f])
-    words = [COLUMN_STRIDE] * len(tiled) + [int(n_codes[f]) + 8 for f in wide]
+    words = [COLUMN_STRIDE] * len(tiled) + [int(n_buckets[f]) + 8 for f in wide]
     if tiled:
         # The histogram kernel adds four columns at a time; those that do not exist need buckets too.
         words[len(tiled) - 1] += COLUMN_STRIDE * (-len(tiled) % 4)
     return BinLayout(
-        offset=np.concatenate(([0], np.cumsum(n_codes))).astype(np.int64),
+        offset=np.concatenate(([0], np.cumsum(n_buckets))).astype(np.int64),
         n_bins=np.ascontiguousarray(n_bins, np.int64),
+        n_codes=np.ascontiguousarray(n_codes, np.int64),
         stride=stride,
         first=np.concatenate(([0], np.cumsum([len(c) for c in columns]))).astype(np.int64),
         features=np.array([f for c in columns for f in c], np.int64),
