@@ -16,10 +16,12 @@ on large tables, XGBoost's learn three times as fast).
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,9 +129,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--trees", type=int, default=100)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--defaults", action="store_true", help="each library at its own defaults, instead of equal settings")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="also write every score")
     options = parser.parse_args(argv)
     seeds = range(options.seeds)
     console = Console(width=140)
+    report = {}
     console.print("mean ± standard deviation; differences in pairs: mean ± standard error")
     for name in options.tables:
         if name in REAL:
@@ -148,6 +152,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         console.print(draw(name, found))
         if len(found) > 1 and "dboost" in found:
             console.print(verdict(found))
+        report[name] = {engine: {score: values.tolist() for score, values in by.items()} for engine, by in found.items()}
+        if options.output:
+            options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

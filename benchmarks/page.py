@@ -2,7 +2,8 @@
 
     python -m benchmarks --all --output all.json
     python -m benchmarks.cluster --rows 1000000 --output cluster.json
-    python -m benchmarks.page all.json --cluster cluster.json
+    python -m benchmarks.accuracy --output equal.json
+    python -m benchmarks.page all.json --cluster cluster.json --accuracy equal.json
 
 On the page, a comment ``% table: NAME`` stands before each table that is written here. The first cells of its rows stay as they
 are and say which workload a row is; the other cells are replaced. Rows whose workload is not in the reports, and rows of other
@@ -129,7 +130,25 @@ def on_a_cluster(found: dict[str, Any]) -> dict[str, list[str]]:
     return rows
 
 
-def written(text: str, report: dict[str, Results], cluster: dict[str, Any] | None = None, versions: str = "") -> str:
+def in_pairs(found: dict[str, dict[str, list[float]]]) -> list[str]:
+    """Return the cells of one table of rows: dboost's mean loss, and how much more the others' is, with its standard error."""
+    loss = list(found["dboost"])[-1]  # log loss behind AUC
+    ours = np.array(found["dboost"][loss])
+    scale = ".4f" if ours.mean() < 10 else ".0f"
+    cells = [f"{ours.mean():{scale}}"]
+    for engine in ("lightgbm", "xgboost", "sklearn"):
+        more = np.array(found[engine][loss]) - ours
+        cells.append(f"{more.mean():+{scale}} ± {more.std(ddof=1) / len(more) ** 0.5:{scale}}")
+    return cells
+
+
+def written(
+    text: str,
+    report: dict[str, Results],
+    cluster: dict[str, Any] | None = None,
+    versions: str = "",
+    pairs: dict[str, dict[str, Any]] | None = None,
+) -> str:
     """Return the text of the page with the figures of the reports.
 
     Raises
@@ -149,7 +168,12 @@ def written(text: str, report: dict[str, Results], cluster: dict[str, Any] | Non
         elif name and not line and lines[i - 1].startswith("|"):
             name = ""
         elif name and line.startswith("| "):
-            cells = _cells(name, _split(line)[0], report, cluster)
+            label = _split(line)[0]
+            if name in (pairs or {}):
+                found = (pairs or {})[name].get(label.partition(",")[0])
+                cells = None if found is None else in_pairs(found)
+            else:
+                cells = _cells(name, label, report, cluster)
             if cells is not None:
                 lines[i] = _row(line, cells)
     absent = {*TABLES, "summary", "on a cluster"} - seen
@@ -184,8 +208,10 @@ def _row(line: str, cells: list[str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description="Write the figures of docs/benchmarks.md.")
-    parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT.json", help="of python -m benchmarks --output")
+    parser.add_argument("reports", nargs="*", type=Path, metavar="REPORT.json", help="of python -m benchmarks --output")
     parser.add_argument("--cluster", type=Path, metavar="FILE.json", help="of python -m benchmarks.cluster --output")
+    parser.add_argument("--accuracy", type=Path, metavar="FILE.json", help="of python -m benchmarks.accuracy --output")
+    parser.add_argument("--defaults", type=Path, metavar="FILE.json", help="of the same with --defaults")
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args(argv)
     report: dict[str, Results] = {}
@@ -195,7 +221,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if unknown:
         parser.error(f"no workload {min(unknown)}")
     cluster = None if options.cluster is None else json.loads(options.cluster.read_text(encoding="utf-8"))
-    text = written(options.page.read_text(encoding="utf-8"), report, cluster, peers.describe(peers.DISTRIBUTIONS))
+    of_pairs = {"accuracy in pairs": options.accuracy, "accuracy at defaults": options.defaults}
+    pairs = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in of_pairs.items() if path is not None}
+    versions = peers.describe(peers.DISTRIBUTIONS) if report else ""
+    text = written(options.page.read_text(encoding="utf-8"), report, cluster, versions, pairs)
     options.page.write_text(text, encoding="utf-8")
 
 

@@ -164,10 +164,13 @@ def test_accuracy_in_pairs(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("how", [["--trees", "5"], ["--defaults"]], ids=["equal settings", "defaults"])
 def test_accuracy_on_generated_tables(
-    how: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    how: list[str], folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accuracy, "GENERATED", {k: replace(v, rows=600) for k, v in accuracy.GENERATED.items()})
-    accuracy.main(["--tables", *accuracy.GENERATED, "--seeds", "2", "--threads", "1", *how])
+    output = ["--output", str(folder / "losses.json")]
+    accuracy.main(["--tables", *accuracy.GENERATED, "--seeds", "2", "--threads", "1", *how, *output])
+    losses = json.loads((folder / "losses.json").read_text())
+    assert list(losses) == list(accuracy.GENERATED) and len(losses["binary"]["xgboost"]["log loss"]) == 2
     drawn = capsys.readouterr().out
     assert drawn.count("│ dboost ") == drawn.count("│ sklearn ") == 5
     assert drawn.count("the best of the others, by ") == 5 and "1,200 × 28, 2 tables" in drawn
@@ -470,6 +473,24 @@ def test_the_tables_of_the_page_are_written_from_the_reports(folder: Path) -> No
 def page_numbers(n: int) -> list[str]:
     """Return 1.25 times 1, 2, … with two digits, as the page shows the largest ratio."""
     return [page.two_digits(1.25 * (k + 1)) for k in range(n)]
+
+
+def test_a_page_has_losses_in_pairs(folder: Path) -> None:
+    engines = ("dboost", "lightgbm", "xgboost", "sklearn")
+    losses = {engine: {"AUC": [0.9, 0.9], "log loss": [0.5 + 0.01 * k, 0.7 + 0.03 * k]} for k, engine in enumerate(engines)}
+    files = {"--accuracy": {"adult": losses, "binary": losses}, "--defaults": {"regression": losses}}
+    (folder / "page.md").write_text(before := page.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    arguments = ["--page", str(folder / "page.md")]
+    for option, data in files.items():
+        (folder / f"{option[2:]}.json").write_text(json.dumps(data))
+        arguments += [option, str(folder / f"{option[2:]}.json")]
+    page.main(arguments)
+    text = (folder / "page.md").read_text(encoding="utf-8")
+    new = ["0.6000", "+0.0200 ± 0.0100", "+0.0400 ± 0.0200", "+0.0600 ± 0.0300"]
+    equal, defaults = (rows_of(text, f"accuracy {how}") for how in ("in pairs", "at defaults"))
+    assert equal["adult, log loss"] == equal["binary, log loss"] == defaults["regression, RMSE"] == new
+    assert len(equal) == len(defaults) == len(accuracy.TABLES)
+    assert sum(old != new for old, new in zip(before.split("\n"), text.split("\n"), strict=True)) == 3
 
 
 def test_figures_on_the_page_have_two_digits() -> None:
