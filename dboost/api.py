@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from dboost.booster import Booster, as_booster
-from dboost.data import open_table
+from dboost.data import ReadOptions, open_table
+from dboost.data.partition import is_source
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.model import model_file as storage
 from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters
 from dboost.session.evaluation import named_sets
-from dboost.session.memory import Budget, parse_memory_limit, reading_within
+from dboost.session.memory import Budget
 from dboost.session.warm_start import WarmStart, check_options, checked_source_name, idle_in_refit, keywords_for, without_model
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.callbacks import Callback, schedule_of
@@ -173,8 +174,10 @@ def fit(
     """
     if not isinstance(refit_leaves, bool):
         raise ParameterError(f"refit_leaves={refit_leaves!r} must be True or False")
+    on_cluster = isinstance(data, Dataset) and not data.is_in_one_process
+    in_folder = isinstance(data, str | os.PathLike) and not on_cluster and is_prepared(data)
     if target is ...:
-        if not isinstance(data, Dataset) and not is_prepared(data):
+        if not isinstance(data, Dataset) and not in_folder:
             raise InputTypeError("the target is missing: give the name of a column, or one value per row")
         target = None
     _check_order(data, target)
@@ -214,8 +217,7 @@ def fit(
     learning_rates = schedule_of(learning)
     checked = make_parameters(learning)
     threads = available_threads(n_threads)
-    limit = parse_memory_limit(memory_limit)
-    budget = None if limit is None else Budget(limit)
+    budget = None if memory_limit is None else Budget.of(memory_limit)
     columns: dict[str, Any] = {
         "sample_weight": sample_weight,
         "offset": offset,
@@ -230,13 +232,13 @@ def fit(
         return FitRequest(
             parameters,
             threads,
-            eval_sets=tuple(named_sets(eval_set)),
+            eval_sets=() if eval_set is None else tuple(named_sets(eval_set)),
             eval_metric=eval_metric,
             columns=columns,
             callbacks=checked_callbacks(callbacks),
             progress=progress,
             warm_start=warm_start,
-            checkpoint=checkpoint_in(checkpoint, checkpoint_every),
+            checkpoint=None if (checkpoint, checkpoint_every) == (None, 10) else checkpoint_in(checkpoint, checkpoint_every),
             source_name=checked_source_name(source_name),
             budget=budget,
             early_stopping=early_stopping,
@@ -248,11 +250,11 @@ def fit(
         )
 
     custom_loss = custom_loss if isinstance(checked.loss, str) else checked.loss
-    if isinstance(data, Dataset) and not data.is_in_one_process:
+    if on_cluster:
         given_shape = columns | {"target": target}
         given_shape["categorical_features"] = None if categorical_features == "from_dtype" else categorical_features
         fitted = _fit_on_dataset(data, client, workers, given_shape, learning, request)
-    elif is_prepared(data):
+    elif in_folder:
         if client is not None or workers is not None:
             raise ParameterError("prepared data are trained on in this process: leave client and workers out")
         shaping = columns | {"target": target}
@@ -264,7 +266,8 @@ def fit(
     else:
         asked = request(checked, (target, sample_weight, offset))
         reading = columns | warm_start.like
-        with client_for(data, client, workers) as cluster:
+        is_here = client is None and workers is None and not is_source(data)
+        with nullcontext() if is_here else client_for(data, client, workers) as cluster:
             if cluster is not None:
                 from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
                 from dboost.distributed.read_tasks import ReadTasks
@@ -274,7 +277,8 @@ def fit(
                     cluster, asked, lambda: ReadTasks(data, target, n_parts=n_parts, budget=budget, **reading)
                 )
             else:
-                fitted = fit_table(asked, lambda: open_table(data, target, **reading, options=reading_within(budget, threads)))
+                memory = ReadOptions(threads) if budget is None else budget.reading
+                fitted = fit_table(asked, lambda: open_table(data, target, **reading, options=memory))
     history = fitted.history if model is None else model.history_with(fitted.history)
     return Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=custom_loss)
 
@@ -478,8 +482,7 @@ def prepare(
     start_from = canonical({"start_from": start_from, "init_model": init_model})["start_from"]
     model = None if start_from is None else as_booster(start_from).ensemble
     warm_start = without_model(continue_bins) if model is None else WarmStart.continuation(model, continue_bins)
-    limit = parse_memory_limit(memory_limit)
-    budget = None if limit is None else Budget(limit)
+    budget = None if memory_limit is None else Budget.of(memory_limit)
     settings = {
         "data": data,
         "target": target,
@@ -511,7 +514,7 @@ def prepare(
                 features=features,
                 categorical_features=categorical_features,
                 **warm_start.like,
-                options=replace(reading_within(budget, threads), spool_roles=True),
+                options=replace(ReadOptions(threads) if budget is None else budget.reading, spool_roles=True),
             ) as table,
         ):
             census = scan_table(table)

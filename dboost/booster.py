@@ -31,9 +31,8 @@ from dboost.model.ensemble import Ensemble, FlatEnsemble, drop_source, to_frame,
 from dboost.model.row_predictor import RowPredictor
 from dboost.schema import Feature, Level
 from dboost.session.warm_start import checked_decay, checked_source_name
-from dboost.session.worker_session import LocalTable
 from dboost.storage.atomic_write import write_whole
-from dboost.training.fit import available_threads
+from dboost.training.fit import LocalTable, available_threads
 from dboost.training.leaf_refit import refit_leaves
 
 if TYPE_CHECKING:

@@ -181,7 +181,8 @@ def cv(
         learning["max_iter"] = earlier.n_iterations + more
     settings = FoldSettings(
         learning, eval_metric, early_stopping, checked_callbacks(callbacks), progress,
-        available_threads(n_threads), parse_memory_limit(memory_limit), math.inf if seconds is None else began + seconds,
+        available_threads(n_threads), None if memory_limit is None else parse_memory_limit(memory_limit),
+        math.inf if seconds is None else began + seconds,
     )  # fmt: skip
     options = DataOptions(sample_weight, offset, features, categorical_features, client, memory_limit, n_threads)
     division = FoldOptions(folds, groups, time, repeats, earlier)

@@ -18,10 +18,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from dboost.data import ReadOptions
 from dboost.distributed.client import client_for
 from dboost.errors import DataFileMissingError, InputTypeError, ParameterError, shown
 from dboost.schema import Feature
-from dboost.session.memory import format_bytes, reading_within
+from dboost.session.memory import format_bytes
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
 from dboost.training.folds import BinnedRows
@@ -268,7 +269,7 @@ class Dataset:
         if client is None:
             return LocalRows(
                 stored.data, stored.lengths, stored.partitions,
-                lambda request: reading_within(request.budget, request.n_threads),
+                lambda request: ReadOptions(request.n_threads) if request.budget is None else request.budget.reading,
             )  # fmt: skip
         from dboost.distributed.cluster_dataset import ClusterRows
 

@@ -207,9 +207,9 @@ def plan(
         spec=_spec(parameters, int(rows), int(columns), _loss(loss, n_classes), weighted),
         iterations=max_iter,
         threads=int(worker_threads),
-        limit=parse_memory_limit(worker_memory, "worker_memory") or 0,
+        limit=0 if worker_memory is None else parse_memory_limit(worker_memory, "worker_memory"),
         raw_row=int(columns) * int(value_bytes),
-        partition=parse_memory_limit(partition_memory, "partition_memory") or 0,
+        partition=0 if partition_memory is None else parse_memory_limit(partition_memory, "partition_memory"),
     )
     needed = fit.needed(0)
     if needed > fit.limit:

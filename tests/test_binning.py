@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from dboost.data import binning, open_table
 from dboost.data.binning import SAMPLE_ROWS, Binning, midpoints, propose, propose_all, sample_rows
+from dboost.data.table import kept_rows
 from dboost.schema import Feature
-from dboost.shards.encode import encode_table, kept_rows, sampled
+from dboost.shards.encode import encode_table, sampled
 from dboost.shards.shard_spec import plan_layout
 from tests.helpers.naive import bins as naive
 

@@ -19,7 +19,8 @@ from dboost.errors import ParameterError
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.session import engines as fused_engine
-from dboost.trees.split_finder import feature_constraints_of, mark_children, mark_root, new_feature_paths
+from dboost.trees.split_finder import mark_children, mark_root, new_feature_paths
+from dboost.trees.tree_task import FeatureConstraints
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
@@ -62,7 +63,7 @@ def test_engines_choose_the_same_features(
     )
     n = len(table.codes)
     groups = data.draw(st.none() | st.lists(st.sets(st.integers(0, n - 1), min_size=1), min_size=1, max_size=5))
-    constraints = feature_constraints_of(share, groups, n, seed)
+    constraints = FeatureConstraints.of(share, groups, n, seed)
     problem = Problem(table, parameters, seed, with_hessian=with_hessian, constraints=constraints)
     expected, leaf = problem.whole(1)
     for tree, found in (problem.whole(2), problem.by_rounds([50, 120], 1)[:2], problem.by_rounds([9], 30)[:2]):
@@ -82,7 +83,7 @@ def test_engines_choose_the_same_features(
 def test_what_a_node_may_split_by(n: int, share: float, seed: int, sides: list[int], data: st.DataObject) -> None:
     """Step by step along a path, as the naive counterpart computes it from the whole path at once."""
     groups = data.draw(st.none() | st.lists(st.sets(st.integers(0, n - 1), min_size=1), min_size=1, max_size=5))
-    constraints, allowed, way = feature_constraints_of(share, groups, n, seed), np.ones(n, np.uint8), []
+    constraints, allowed, way = FeatureConstraints.of(share, groups, n, seed), np.ones(n, np.uint8), []
     if constraints is None:
         return
     paths = new_feature_paths(constraints, 3)
@@ -132,7 +133,7 @@ def test_a_share_of_the_features_is_taken_at_every_node() -> None:
             Parameters(min_samples_leaf=2),
             1,
             with_hessian=True,
-            constraints=feature_constraints_of(0.25, None, 10, seed),
+            constraints=FeatureConstraints.of(0.25, None, 10, seed),
         )
         roots.append(int(problem.whole(1)[0].feature[0]))
     counts = np.bincount(roots, minlength=10)

@@ -106,7 +106,7 @@ def histogram_of(
     histogram = np.full((2 if packing.one == 0 else 3, int(layout.offset[-1])), 12345.0)  # from the previous node
     packed = np.full(int(layout.start[last] - layout.start[first]), 99, np.int64)
     scratch = np.full(max(table.n_codes), 7, np.int64)
-    rows = shard.histogram_rows()._replace(repeat_count=or_empty(repeat_count, "uint8"))
+    rows = shard.histogram_rows._replace(repeat_count=or_empty(repeat_count, "uint8"))
     pieces = np.array([0, len(records)] if pieces is None else pieces)
     flushed = sum_up(rows, records, layout, packing, (first, last), packed, histogram, scratch, pieces)
     return histogram, int(flushed)
@@ -199,7 +199,7 @@ def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int, p
         records = np.array(records_of(g, h, part), np.uint64)
         prefix = histograms.PackedSums(words, packed_counts if packing is not PAIR else np.empty((0, 0), np.int64))
         histogram = np.zeros((3, n_buckets))
-        keep_packed(shard.histogram_rows(), records, layout, packing, packed, histogram, prefix, clear, scratch)
+        keep_packed(shard.histogram_rows, records, layout, packing, packed, histogram, prefix, clear, scratch)
     for feature, codes in enumerate(table.codes.tolist()):
         sums = naive_histogram(codes, table.n_codes[feature], g, h, rows)
         of_feature = slice(layout.offset[feature], layout.offset[feature + 1])

@@ -7,9 +7,9 @@ import pytest
 
 import dboost
 from dboost.errors import DataError
-from dboost.session import memory
-from dboost.session.memory import Budget, check_rows_in_memory
-from dboost.shards import shard_spec
+from dboost.session.memory import Budget
+from dboost.shards import shard, shard_spec
+from dboost.shards.shard import check_rows_in_memory
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import NUMERIC, cut, mixed_frame, saved
 
@@ -25,7 +25,7 @@ def test_the_numbers_of_rows_have_32_bits() -> None:
 
 def test_in_one_process_they_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = saved(dboost.fit(FRAME, "y", **OPTIONS))
-    monkeypatch.setattr(memory, "MOST_ROWS", 299)
+    monkeypatch.setattr(shard, "MOST_ROWS", 299)
     with pytest.raises(DataError, match="300 rows"):
         dboost.fit(FRAME, "y", **OPTIONS)
     with pytest.raises(DataError, match="300 rows"):
@@ -39,7 +39,7 @@ def test_in_one_process_they_are_streamed(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_on_a_cluster_more_workers_number_them(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = saved(dboost.fit(FRAME, "y", **OPTIONS))
-    monkeypatch.setattr(memory, "MOST_ROWS", 160)
+    monkeypatch.setattr(shard, "MOST_ROWS", 160)
     lazy = dd.from_pandas(FRAME, npartitions=2)
     with threads_cluster(1, 1) as client, pytest.raises(DataError, match="300 rows"):
         dboost.fit(lazy, "y", client=client, **OPTIONS)

@@ -89,6 +89,11 @@ def is_path(data: Any) -> bool:
     return isinstance(data, (str, os.PathLike)) or is_table_format(data)
 
 
+def is_source(data: Any) -> bool:
+    """Return whether rows are still to be read from `data`, a Dask collection or a path: by a cluster if there is one."""
+    return is_lazy(data) or is_path(data)
+
+
 def is_table_format(data: Any) -> bool:
     """Return whether `data` is a `deltalake.DeltaTable`, or a table or scan of pyiceberg, without importing these."""
     if isinstance(data, np.ndarray):

@@ -103,15 +103,15 @@ def label(role: str, name: str | None) -> str:
     return role if name is None or name == role else f"{role} {name!r}"
 
 
-def join_target(parts: dict[int, Column], categories: CategoryIndex) -> tuple[Column, str, bool]:
+def join_target(parts: dict[int, Column], categories: CategoryIndex | None) -> tuple[Column, str, bool]:
     """Join the target column from its partitions, and remove them from `parts`.
 
     Parameters
     ----------
     parts : dict
         Target by partition; categories as provisional codes.
-    categories : CategoryIndex
-        Not empty if and only if the target is categorical.
+    categories : CategoryIndex or None
+        None if the target is numeric.
 
     Returns
     -------
@@ -120,7 +120,7 @@ def join_target(parts: dict[int, Column], categories: CategoryIndex) -> tuple[Co
         NumPy dtype of the user's values.
     is_bool : bool
     """
-    if len(categories):
+    if categories is not None:
         levels, final = categories.finish()
         missing = {i: np.full(len(part), -1, np.int32) for i, part in parts.items() if isinstance(part, np.ndarray)}
         codes = {i: part.codes for i, part in parts.items() if isinstance(part, CategoryColumn)} | missing
@@ -221,9 +221,9 @@ class RowMetadataSpool:
         self._spool.drop(_number(role, i))
         self._spool.put(_number(role, i), [np.ascontiguousarray(array)])
 
-    def finish(self, categories: CategoryIndex) -> None:
-        """Determine the dtype of the target after the last partition. categories : of the target; empty if it is numeric."""
-        if len(categories):
+    def finish(self, categories: CategoryIndex | None) -> None:
+        """Determine the dtype of the target after the last partition. categories : of the target; None if it is numeric."""
+        if categories is not None:
             self._categories, self._final = categories.finish()
             self.target_dtype = levels_dtype(self._categories)
         else:

@@ -335,10 +335,14 @@ class Reader:
         self._parts[role][i] = self._code_target(column, i) if role == "target" else column
         self._weights_attached = self._weights_attached or role == "sample_weight"
 
+    @property
+    def _target_categories(self) -> CategoryIndex | None:
+        return self._target.categories if self._target.is_categorical else None
+
     def finish_spooled(self, rows: MetadataRows) -> tuple[list[DataIssue], float]:
         """Return the issues of target, weight and offset in files, and the largest weight."""
         assert self.metadata_spool is not None
-        self.metadata_spool.finish(self._target.categories)
+        self.metadata_spool.finish(self._target_categories)
         return self.metadata_spool.check(self._plan, rows)
 
     def finish_roles(self, whole: dict[str, Any], rows: MetadataRows) -> RowMetadata:
@@ -352,7 +356,7 @@ class Reader:
         target, dtype, is_bool = None, None, False
         issues: list[DataIssue] = []
         if parts["target"]:
-            target, dtype, is_bool = join_target(parts["target"], self._target.categories)
+            target, dtype, is_bool = join_target(parts["target"], self._target_categories)
             issues += check_target(target, dtype, label("target", plan.target), rows)
         weight = join_floats(parts["sample_weight"]) if parts["sample_weight"] else None
         if weight is not None:
@@ -616,15 +620,12 @@ class Table:
         self.offset = roles.offset
         self._rows = rows
         self._metadata_spool = metadata_spool
+        #: Whether target, weight and offset are in files.
+        self.keeps_roles_apart = metadata_spool is not None
         self._spool = spool
         self._pieces = pieces
         self._translations = translations
         self._starts = (0, *accumulate(rows.lengths))
-
-    @property
-    def keeps_roles_apart(self) -> bool:
-        """Whether target, weight and offset are in files."""
-        return self._metadata_spool is not None
 
     def chunk(self, i: int) -> Chunk:
         """Return the rows of partition `i`, with codes of ``features[j].categories``, without metadata that are kept in files.
@@ -686,6 +687,7 @@ class Table:
         """Load target, weight and offset of all rows into memory if they are in files."""
         if self._metadata_spool is None:
             return
+        self.keeps_roles_apart = False
         filled = [i for i, length in enumerate(self.lengths) if length]
         if not filled:
             self._metadata_spool = None
@@ -742,6 +744,13 @@ class Table:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def kept_rows(weight: np.ndarray | None) -> np.ndarray | None:
+    """Return the numbers of the rows of positive weight (int64), or None when these are all rows."""
+    if weight is None or (weight > 0).all():
+        return None
+    return np.flatnonzero(weight > 0)
 
 
 def _joined_columns(parts: list[Sequence[Column]]) -> Sequence[Column]:

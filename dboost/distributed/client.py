@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from dboost.data.partition import is_lazy, is_path
+from dboost.data.partition import is_source
 from dboost.errors import InputTypeError, ParameterError
 
 
@@ -28,7 +28,7 @@ def client_for(data: Any, given: Any = None, workers: Any = None) -> Iterator[An
     ParameterError
         If there are workers but no client.
     """
-    if given is None and not ("distributed" in sys.modules and (is_lazy(data) or is_path(data))):
+    if given is None and not ("distributed" in sys.modules and is_source(data)):
         _check_no_workers(workers)
         yield None
         return

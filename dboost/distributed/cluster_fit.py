@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate
 
 import numpy as np
 from distributed import Client
@@ -46,9 +46,19 @@ from dboost.schema import Feature
 from dboost.session.engines import Team
 from dboost.session.evaluation import EvalSet, EvalSetBuilder, log_streamed_eval_set
 from dboost.session.partition_loader import PartitionStats
-from dboost.session.protocol import BiteVisit, BuildSpec, Engine, ReplayState, Session
+from dboost.session.protocol import (
+    BiteVisit,
+    BuildSpec,
+    ByPartitions,
+    Chosen,
+    Engine,
+    NamedSet,
+    P,
+    ReplayState,
+    Result,
+    Session,
+)
 from dboost.session.target import TargetScan
-from dboost.session.worker_session import ByPartitions, NamedSet
 from dboost.shards.shard import TreeDelta
 from dboost.shards.shard_grower import BYTES_PER_ROW
 from dboost.training.callbacks import Iteration
@@ -380,9 +390,6 @@ def leaves_per_round(max_leaves: int) -> int:
     return max(6, max_leaves // 8)
 
 
-P = ParamSpec("P")
-Result = TypeVar("Result")
-
 _TRAINING = "training data"
 _log = logging.getLogger("dboost")
 
@@ -497,7 +504,7 @@ class ClusterTable:
             "scoring with a scorer needs all rows in one process; on a cluster use scoring='loss', or eval_metric"
         )
 
-    def hold_out_chosen(self, spec: BuildSpec, chosen: dict[str, tuple[int, float]], *, with_block: bool) -> None:
+    def hold_out_chosen(self, spec: BuildSpec, chosen: Chosen, *, with_block: bool) -> None:
         for name, (n_rows, max_weight) in chosen.items():
             arguments = name, spec, spec.loss_magnitude(max_weight, n_rows), with_block
             self._partitions.build(Session.hold_out_chosen, lambda arguments=arguments: arguments)  # type: ignore[misc]
@@ -539,9 +546,7 @@ class ClusterTable:
         if n_held:
             self._connection.need_workers(-(-n_rows // n_held))
 
-    def eval_sets(
-        self, spec: BuildSpec, chosen: dict[str, tuple[int, float]], sets: Sequence[NamedSet], *, with_block: bool
-    ) -> list[EvalSet]:
+    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[NamedSet], *, with_block: bool) -> list[EvalSet]:
         """Load the evaluation sets: Dask collections and files on the workers, tables in memory in this process."""
         builder = EvalSetBuilder(self._engine.team)
         remote = {name: n_rows for name, (n_rows, _) in chosen.items()}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate
 
 import numpy as np
 
@@ -28,12 +28,8 @@ from dboost.distributed.rebalance import is_for_one_worker, is_held, plan_moves
 from dboost.errors import DataError
 from dboost.schema import Feature
 from dboost.session.partition_loader import PartitionStats
-from dboost.session.protocol import Session, SessionRef
+from dboost.session.protocol import ByPartitions, P, Result, Session, SessionRef
 from dboost.session.target import Target
-from dboost.session.worker_session import ByPartitions
-
-P = ParamSpec("P")
-Result = TypeVar("Result")
 
 _log = logging.getLogger("dboost")
 

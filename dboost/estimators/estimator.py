@@ -31,7 +31,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dboost.booster import Booster, as_booster
-from dboost.data import Table, open_table
+from dboost.data import ReadOptions, Table, open_table
 from dboost.data.partition import is_lazy, is_path
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
@@ -40,7 +40,7 @@ from dboost.estimators.validation import EarlyStoppingPolicy
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters, canonical, make_parameters
 from dboost.session.evaluation import named_sets
-from dboost.session.memory import Budget, parse_memory_limit, reading_within
+from dboost.session.memory import Budget
 from dboost.session.row_samples import HELD_OUT, WATCHED
 from dboost.session.target import loss_for
 from dboost.session.warm_start import WarmStart, check_loss, check_options, checked_source_name, idle_in_refit
@@ -404,8 +404,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
                 "warm_start==True"
             )
         threads = available_threads(settings["n_threads"])
-        limit = parse_memory_limit(settings["memory_limit"])
-        budget = None if limit is None else Budget(limit)
+        budget = None if settings["memory_limit"] is None else Budget.of(settings["memory_limit"])
         policy = EarlyStoppingPolicy(self, seeds.split, validation_set=list(sets)[-1] if sets else None)
         reading = {
             "sample_weight": sample_weight,
@@ -436,7 +435,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
 
         def open_training() -> Table:
             check_lengths(X, y, sample_weight)
-            table = open_table(X, y, **reading, options=reading_within(budget, threads))
+            table = open_table(X, y, **reading, options=ReadOptions(threads) if budget is None else budget.reading)
             try:
                 self._set_features(X)
             except BaseException:

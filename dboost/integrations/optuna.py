@@ -220,7 +220,7 @@ def tune(
         raise ParameterError("max_iter cannot be searched with halving, which gives trials different numbers of iterations")
     if "loss" in searched and metric is None:
         raise ParameterError("the loss is searched, so it cannot be the metric: give one as metric")
-    threads, limit = available_threads(n_threads), parse_memory_limit(memory_limit)
+    threads, limit = available_threads(n_threads), None if memory_limit is None else parse_memory_limit(memory_limit)
 
     def settings_of(parameters: Mapping[str, Any], more: Sequence[Callback] = (), at_once: int = 1) -> FoldSettings:
         """Return the settings of one of the trials that run at the same time."""

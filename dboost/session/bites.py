@@ -166,8 +166,8 @@ class FileBiteStore:
     rows : StartingRows
     spec : BuildSpec
         `n_bites` must be set.
-    root : Path
-        Parent of the files' folder.
+    root : Path or None
+        Parent of the files' folder; None for the one of `PrivateDirectory`.
     n_threads : int
     n_shares : int
         Number of ranges of blocks in which a bite is read: one for each shard.
@@ -176,7 +176,7 @@ class FileBiteStore:
     """
 
     def __init__(
-        self, rows: StartingRows, spec: BuildSpec, root: Path, *, n_threads: int, n_ranges: int, filling_bytes: int
+        self, rows: StartingRows, spec: BuildSpec, root: Path | None, *, n_threads: int, n_ranges: int, filling_bytes: int
     ) -> None:
         assert spec.n_bites is not None
         self._spec, self._root, self._n_threads, self._n_ranges = spec, root, n_threads, n_ranges

@@ -76,7 +76,7 @@ from dboost.trees.fused_grower import (
     grow_whole_tree,
 )
 from dboost.trees.grower import MOST_OPENED, RoundRequest, RoundResult, grow_tree
-from dboost.trees.split_finder import FeaturePaths, SplitFinder, can_stay_packed, new_feature_paths
+from dboost.trees.split_finder import FeaturePaths, SplitFinder, new_feature_paths
 from dboost.trees.tree_task import ANY_ORDER, GradientStats, GrownTree, GrowthPolicy, TreeTask, new_node_arrays
 
 
@@ -221,8 +221,10 @@ class ShardFiles:
         self.folder, self.blocks, self._owned = folder, blocks, owned
 
     @classmethod
-    def new(cls, root: Path, spec: ShardSpec, owned: list[tuple[int, int]], ranges: np.ndarray, block_rows: int) -> ShardFiles:
-        """Create empty files in a new directory below `root`."""
+    def new(
+        cls, root: Path | None, spec: ShardSpec, owned: list[tuple[int, int]], ranges: np.ndarray, block_rows: int
+    ) -> ShardFiles:
+        """Create empty files in a new `PrivateDirectory`."""
         n_rows = sum(n for _, n in owned)
         folder = PrivateDirectory(root)
         try:
@@ -248,7 +250,9 @@ class ShardFiles:
         self.folder.close()
 
 
-def write_shard_files(rows: BatchRows, spec: BuildSpec, past: ReplayState, *, root: Path, n_threads: int) -> ShardFiles | None:
+def write_shard_files(
+    rows: BatchRows, spec: BuildSpec, past: ReplayState, *, root: Path | None, n_threads: int
+) -> ShardFiles | None:
     """Write the rows of positive weight of a batch, with scores that include the trees so far; return None without rows."""
     layout, table = spec.shard.layout, rows.table
     owned = [(number, n) for k, number in enumerate(table.numbers) if (n := rows.kept_of(k))]
@@ -284,7 +288,7 @@ def write_shard_files(rows: BatchRows, spec: BuildSpec, past: ReplayState, *, ro
 
 
 def streamed_runners(
-    rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, *, root: Path, n_threads: int, staying_bytes: int
+    rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, *, root: Path | None, n_threads: int, staying_bytes: int
 ) -> list[StreamedRunner]:
     """Write a batch to files, and return one runner per thread.
 
@@ -586,11 +590,16 @@ class FusedEngine(TeamEngine):
     def _grow(self, task: TreeTask) -> GrownTree:
         self.route_excluded()
         team, shard = self.team, self.shard
+        histograms = self._histograms_for(task)
         gradient, hessian, leaf = shard.output_arrays(task.output)
         # If rows are excluded by their influence only, this happens while the gradients are quantized.
         influence = shard.influence(task.output) if task.sample is None and task.least_influence > 0 else None
         chosen = shard.sampled_rows(*task.row_subset) if influence is None else None
         n = shard.n_rows if chosen is None else len(chosen)
+        rows = TreeRows(
+            shard.histogram_rows, shard.bins.narrow, shard.bins.row_of, gradient, or_empty(hessian, "float32"),
+            or_empty(chosen, "int64"), influence, leaf,
+        )  # fmt: skip
         self._team_buffers.starts[:] = _starts(n, team.n_threads)
         team.control[:] = 0
         if task.bin_merge is not None:
@@ -601,16 +610,10 @@ class FusedEngine(TeamEngine):
         if task.constraints is not None and self._paths[0] is None:
             self._paths = [new_feature_paths(task.constraints, 2 * task.policy.max_leaves - 1) for _ in range(team.n_threads)]
 
-        bins = shard.bins
-        rows = TreeRows(
-            shard.histogram_rows(), bins.narrow, bins.row_of, gradient, or_empty(hessian, "float32"), or_empty(chosen, "int64"),
-            influence, leaf,
-        )  # fmt: skip
         fused_task = FusedTask(
             task.packing, task.limits, task.policy, task.scales, task.allowed, task.least_influence, task.constraints,
             task.direction,
         )  # fmt: skip
-        histograms = self._histograms_for(task)
 
         def work(thread: int) -> int:
             return grow_whole_tree(
@@ -634,13 +637,14 @@ class FusedEngine(TeamEngine):
             self._unrouted.append((assign_leaves(shard.bins, shard.bin_layout, grown), leaf))
             if task.bin_merge is not None:
                 self.route_excluded()  # while the bins are those of this tree
-        in_fine_bins(grown, task.bin_merge, shard.is_identity_bin_map)
+        if task.bin_merge is not None:
+            in_fine_bins(grown, task.bin_merge, shard.is_identity_bin_map)
         return grown
 
     def _histograms_for(self, task: TreeTask) -> LeafHistograms:
         """Return buffers for the histograms of open leaves."""
         shape = self._n_slots, int(self.shard.bin_layout.offset[-1])
-        if not self._has_categories and can_stay_packed(task, self.shard.n_rows, self._by_unit):
+        if not self._has_categories and task.can_stay_packed(self.shard.n_rows, self._by_unit):
             if self._packed is None:
                 counts = np.zeros(shape if task.limits.count_channel == 2 else (0, 0), np.int64)
                 self._packed = PackedSums(np.zeros(shape, np.int64), counts)

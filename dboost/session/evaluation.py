@@ -27,7 +27,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dboost.data import Table, open_table
+from dboost.data import ReadOptions, Table, open_table
+from dboost.data.table import kept_rows
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.kernels.histograms import BinLayout
 from dboost.losses import Loss
@@ -35,13 +36,13 @@ from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import FlatEnsemble
 from dboost.session.engines import Team
-from dboost.session.memory import Budget, MemoryReservation, reading_within
+from dboost.session.memory import Budget, MemoryReservation
 from dboost.session.partition_loader import BatchRows
 from dboost.session.protocol import BuildSpec
 from dboost.session.target import encode_chunk
 from dboost.session.warm_start import add_block, matrix_of, row_matrix
 from dboost.shards.block_store import BlockWriter
-from dboost.shards.encode import encoded_pieces, kept_rows
+from dboost.shards.encode import encoded_pieces
 from dboost.shards.shard import BinnedColumns, TreeDelta, add_grown_tree, empty_binned_columns
 from dboost.shards.shard_spec import code_rows, rows_that_fit
 from dboost.storage.block_file import BlockFile, Field
@@ -211,9 +212,9 @@ class EvalSetBuilder:
             If the table is invalid; the message names the evaluation set.
         """
         target, weight, offset = columns
-        reading: dict[str, Any] = {"like": spec.binning.features, "options": reading_within(budget, self._team.n_threads)}
+        like, options = spec.binning.features, ReadOptions(self._team.n_threads) if budget is None else budget.reading
         try:
-            with open_table(data, target, sample_weight=weight, offset=offset, **reading) as table:
+            with open_table(data, target, sample_weight=weight, offset=offset, like=like, options=options) as table:
                 rows = EvalRows(table, lambda k: encode_chunk(table, k, spec.target))
                 found = self.from_rows(name, rows, spec, budget, with_block=with_block)
         except (DataError, InputTypeError) as error:
@@ -611,13 +612,13 @@ class WorkerEvalSets:
     Parameters
     ----------
     team : Team
-    folder : Path
-        Parent of the folders for files.
+    folder : Path or None
+        Parent of the folders for files; None for the one of `PrivateDirectory`.
     spare : Budget or None
         Memory budget for fits without a `memory_limit`.
     """
 
-    def __init__(self, team: Team, folder: Path, spare: Budget | None) -> None:
+    def __init__(self, team: Team, folder: Path | None, spare: Budget | None) -> None:
         self._builder, self._spare = EvalSetBuilder(team, folder), spare
         self._sets: dict[str, list[WorkerEvalSet]] = {}
 

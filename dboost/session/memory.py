@@ -39,23 +39,21 @@ import numpy as np
 
 from dboost.data import ReadOptions
 from dboost.data.binning import SAMPLE_ROWS
-from dboost.errors import DataError, ParameterError
+from dboost.errors import ParameterError
 from dboost.params import Parameters
 from dboost.shards.shard_spec import NARROW_BINS, ShardSpec
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def parse_memory_limit(given: Any, name: str = "memory_limit") -> int | None:
-    """Return bytes from a number or a text like "2GiB", "512 MB" or "1.5g"; None for no limit. name : for the error.
+def parse_memory_limit(given: Any, name: str = "memory_limit") -> int:
+    """Return bytes from a number or a text like "2GiB", "512 MB" or "1.5g". name : for the error.
 
     Raises
     ------
     ParameterError
         If the value is no positive size.
     """
-    if given is None:
-        return None
     wrong = ParameterError(f"{name}={given!r} must be a positive number of bytes or a size like '2GiB' or '512MB'")
     if isinstance(given, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", given.lower())
@@ -87,8 +85,18 @@ class Budget:
 
     limit: int
 
+    @classmethod
+    def of(cls, memory_limit: Any) -> Budget:
+        """Return the budget for a value of ``memory_limit=``, see `parse_memory_limit`."""
+        return cls(parse_memory_limit(memory_limit))
+
     def __str__(self) -> str:
         return format_bytes(self.limit)
+
+    @property
+    def reading(self) -> ReadOptions:
+        """Options of `open_table`: it reads one partition at a time."""
+        return ReadOptions(1, self.retained, self.chunk, spool_roles=True)
 
     @property
     def retained(self) -> int:
@@ -154,19 +162,6 @@ class MemoryReservation:
         return True
 
 
-#: Maximal number of rows of a shard in memory: row numbers have 32 bits while a tree grows (`kernels.histograms`).
-MOST_ROWS = 2**32
-
-
-def check_rows_in_memory(n_rows: int) -> None:
-    """Raise DataError if one shard cannot number that many rows."""
-    if n_rows > MOST_ROWS:
-        raise DataError(
-            f"{n_rows:,} rows in one part of the memory are more than the {MOST_ROWS:,} whose numbers fit 32 bits: set "
-            "a memory_limit that they do not fit, so that they are streamed from files, or train on more workers"
-        )
-
-
 def limit_that_streams(
     asked: Budget | None, spare: Budget | None, spec: ShardSpec, n_rows: int, n_there: int, n_threads: int
 ) -> Budget | None:
@@ -204,25 +199,12 @@ def histogram_bytes(spec: ShardSpec, n_threads: int) -> int:
     return histogram_bytes * (spec.max_leaves + 1 + n_threads) + n_threads * 8 * int(spec.layout.start[-1])
 
 
-def check_proposal(budget: Budget | None, parameters: Parameters) -> None:
-    """Check that `split_proposal` is compatible with a memory limit.
-
-    Raises
-    ------
-    ParameterError
-        If there is a limit and split proposals need fine bins, which do not fit one byte.
-    """
-    if budget is not None and parameters.split_proposal != "global":
+def check_proposal(parameters: Parameters) -> None:
+    """Raise ParameterError, with a memory limit, if split proposals need fine bins, which do not fit one byte."""
+    if parameters.split_proposal != "global":
         raise ParameterError(
             f"split_proposal={parameters.split_proposal!r} cannot keep a memory_limit: leave one of them out, or use 'global'"
         )
-
-
-def reading_within(budget: Budget | None, n_threads: int) -> ReadOptions:
-    """Return the options of `open_table`; with a budget it reads one partition at a time."""
-    if budget is None:
-        return ReadOptions(n_threads)
-    return ReadOptions(1, budget.retained, budget.chunk, spool_roles=True)
 
 
 #: Bytes read between two calls of `malloc_trim`.

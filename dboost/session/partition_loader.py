@@ -34,7 +34,7 @@ from dboost.data.binning import sample_rows
 from dboost.data.chunk import CategoryColumn, CategoryIndex, Chunk, Column
 from dboost.data.partition import ReadPlan
 from dboost.data.row_metadata import DataIssue, MetadataRows, RowMetadata, RowMetadataSpool
-from dboost.data.table import Reader, SpooledChunk
+from dboost.data.table import Reader, SpooledChunk, kept_rows
 from dboost.model.ensemble import FlatEnsemble
 from dboost.schema import Feature, Level
 from dboost.session.memory import Budget, TrimCounter
@@ -42,7 +42,7 @@ from dboost.session.protocol import BuildSpec, MissingPartitions
 from dboost.session.row_samples import HELD_OUT, WATCHED, DigitRequest, NumberedRows, RowAssignment, reference_rows, values_in
 from dboost.session.target import Target, TargetScan, encode_chunk, encode_like, merge_target_scans, scan_target
 from dboost.session.warm_start import WarmStart, add_block, matrix_of, starting_scores
-from dboost.shards.encode import distinct_of, encoded_pieces, kept_rows, sampled
+from dboost.shards.encode import distinct_of, encoded_pieces, sampled
 from dboost.shards.shard import BinnedColumns
 from dboost.storage.spool import Spool
 
@@ -70,7 +70,8 @@ class BatchRows:
         self.table, self._n_threads = table, n_threads
         self.y = np.empty(0)
         self.start_scores: np.ndarray | None = None
-        self._targets, self._scores = Spool(0), Spool(0)
+        if table.keeps_roles_apart:
+            self._targets, self._scores = Spool(0), Spool(0)
         self._has_start_scores = False
 
     @property
@@ -195,8 +196,9 @@ class BatchRows:
 
     def close(self) -> None:
         """Remove the files. The caller closes the table."""
-        self._targets.close()
-        self._scores.close()
+        if self.table.keeps_roles_apart:
+            self._targets.close()
+            self._scores.close()
 
 
 class StartingRows(Protocol):
@@ -273,7 +275,6 @@ class PartitionLoader:
         self._guard = threading.Lock()
         self._one_at_a_time = threading.Lock()
         self._spare = spare
-        self._trim_counter = TrimCounter()
         self._n_threads = n_threads
         self._batches: dict[str, PartitionBatch] = {}
         self._rows: dict[str, BatchRows] = {}
@@ -296,9 +297,7 @@ class PartitionLoader:
         found = self._batch(batch, plan, budget, whole)
         # Each of Dask's threads has a partition in memory. With a limit, at most one of them may be copied at a time.
         with self._one_at_a_time if budget is not None else nullcontext():
-            n_rows = found.take(i, bundle)
-        self._trim_counter.add(found.n_bytes(i))
-        return n_rows
+            return found.take(i, bundle)
 
     def take_slice(
         self, batch: str, i: int, plan: ReadPlan, chunk: Chunk, number: int, budget: Budget | None, whole: bool
@@ -373,10 +372,6 @@ class PartitionLoader:
                 chosen[name] = len(positions), max_weight
         n_kept = {i: rows.kept_of(k) for k, i in enumerate(rows.table.numbers)}
         return n_kept, chosen, all(is_unit(rows.table, k) for k, n in enumerate(rows.table.lengths) if n)
-
-    def rows_of(self, batch: str) -> BatchRows:
-        """Return the rows of a batch before they become shards."""
-        return self._table_rows(batch)
 
     def take_chosen(self, batch: str, name: str) -> tuple[BatchRows, tuple[np.ndarray, np.ndarray | None]]:
         """Return the rows of a batch, and positions and weights of those that were chosen for a set."""
@@ -512,6 +507,7 @@ class PartitionBatch:
         self._reader = Reader(plan, self._spool, self._metadata_spool, fingerprints=True)
         self._pieces: dict[int, SpooledChunk] = {}
         self._lock = threading.Lock()
+        self._trim_counter = TrimCounter()
         self._rows: MetadataRows | None = None
         self._roles: RowMetadata | None = None
         self._survey: PartitionStats | None = None
@@ -524,6 +520,7 @@ class PartitionBatch:
             known = self._reader.take_partition(i, bundle)
             with self._lock:
                 self._pieces[i] = known
+            self._trim_counter.add(self._spool.n_bytes(i))
         return known.n_rows
 
     def take_slice(self, i: int, chunk: Chunk, number: int) -> None:
@@ -531,10 +528,6 @@ class PartitionBatch:
         one = self._reader.take_slice(i, chunk, number)
         with self._lock:
             self._pieces[i] = SpooledChunk((*(self._pieces[i].slices if number else ()), one))
-
-    def n_bytes(self, i: int) -> int:
-        """Return the size of the columns of partition `i` in bytes."""
-        return self._spool.n_bytes(i)
 
     def give(self, i: int, number: int) -> tuple[Chunk, bool]:
         """Return a slice of partition `i`, for another worker, and whether there are more."""

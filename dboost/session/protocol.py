@@ -1,9 +1,12 @@
 """The typed protocols between the training code and the rows, and the records that their calls exchange.
 
 The boosting loop calls an `Engine`, which trains on the rows of this process or of all workers of a cluster. Everything else
-that happens to rows is a method of `Session`: one session does the work of one process for one fit. A transport calls it
-directly in this process (`session.worker_session.LocalTable`) or sends the call to a worker (`distributed.partitioned_table`).
-Both transports take the name of the method from this protocol, so mypy checks the caller and the implementation.
+that happens to rows is a method of `Session`: one session does the work of one process for one fit.
+
+A `SessionTable` calls methods of all sessions with rows of a table and returns their results; the coordinator
+(`training.fit.SessionRows`) merges them. A fit in this process has one session, which `training.fit.LocalTable` calls directly.
+On a cluster the calls are messages to workers, which may be lost and replaced (`distributed.partitioned_table`). Both take the
+name of the method from `Session`, so mypy checks the caller and the implementation.
 
 `BuildSpec` and the other records are frozen. All sessions of a fit receive equal records.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,16 +24,17 @@ from dboost.data.binning import Binning
 from dboost.kernels.histograms import BinLayout
 from dboost.metrics.metric import LossMagnitude
 from dboost.session.memory import Budget
-from dboost.session.target import Target
+from dboost.session.target import Target, TargetScan
 from dboost.session.warm_start import WarmStart
 from dboost.shards.shard import TreeDelta
 from dboost.shards.shard_spec import ShardSpec
-from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
 
 if TYPE_CHECKING:
     from dboost.losses import Loss
     from dboost.model.ensemble import Ensemble
     from dboost.schema import Feature
+    from dboost.session.evaluation import EvalSet
     from dboost.session.partition_loader import Numbered, PartitionStats
     from dboost.session.row_samples import DigitRequest, RowAssignment
     from dboost.trees.grower import RoundHistograms, RoundRequest
@@ -347,3 +351,71 @@ class Session(Protocol):
 
 #: Names of a session's methods. A message may call no others.
 SESSION_METHODS = frozenset(name for name in vars(Session) if not name.startswith("_"))
+
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+#: Returns the arguments of a call, given the partitions of the session.
+ByPartitions = Callable[[Sequence[int]], tuple[Any, ...]]
+#: (name, data, target, weight, offset) of an evaluation set.
+NamedSet = tuple[str, Any, Any, Any, Any]
+#: Number of rows and largest weight of the evaluation sets that are chosen from the training rows, by name.
+Chosen = dict[str, tuple[int, float]]
+
+
+class SessionTable(Protocol):
+    """A table of a fit whose rows are in sessions."""
+
+    def load(self) -> tuple[Feature, ...]:
+        """Read and validate the table, and return its features. Must be called before any other method."""
+
+    @property
+    def named(self) -> bool:
+        """Whether the data have column names."""
+
+    @property
+    def n_kept(self) -> dict[int, int]:
+        """Number of rows of positive weight of each partition, in order."""
+
+    @property
+    def unit_weights(self) -> bool:
+        """Whether all weights are 1 (or 0)."""
+
+    def target_scans(self) -> list[TargetScan]:
+        """Return the target scans of all partitions."""
+
+    def ask(self, method: Callable[Concatenate[Session, str, P], Result], *arguments: P.args, **none: P.kwargs) -> list[Result]:
+        """Call a method in all sessions, and return its results."""
+
+    def ask_each(self, method: Callable[..., Result], arguments: ByPartitions) -> list[Result]:
+        """Do the same with arguments that depend on the partitions of the session."""
+
+    def apply(self, method: Callable[..., None], arguments: ByPartitions) -> None:
+        """Call a method in all sessions now, and in sessions that read partitions again later."""
+
+    def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
+        """Store the number of training rows of each partition, and whether all weights are 1."""
+
+    def note_progress(self, what: str) -> None:
+        """Record that the fit has advanced; this resets the count of attempts to replace lost sessions."""
+
+    def most_rows(self) -> int:
+        """Return the number of rows of positive weight in the session with the most rows."""
+
+    def refuse_values(self, name: str) -> None:
+        """Raise ParameterError if a metric that needs the raw values of all rows cannot be computed."""
+
+    def open_engine(self, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
+        """Build the shards, and return the engine that trains on them."""
+
+    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[NamedSet], *, with_block: bool) -> list[EvalSet]:
+        """Return the evaluation sets: those of chosen rows (number and largest weight by name), then the given ones."""
+
+    def hold_out_chosen(self, spec: BuildSpec, chosen: Chosen, *, with_block: bool) -> None:
+        """Build evaluation sets from the chosen rows; must be called before the shards are built."""
+
+    def observers(self, loss_name: str, n_rows: int, n_features: int) -> list[Callable[[Any], Any]]:
+        """Return callbacks that report the progress of the fit to the cluster."""
+
+    def close(self) -> None:
+        """Release threads, memory and files."""

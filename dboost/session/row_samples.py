@@ -26,11 +26,11 @@ import numpy as np
 
 from dboost.data import CategoryColumn, Chunk, Table
 from dboost.data.binning import sample_rows
+from dboost.data.table import kept_rows
 from dboost.errors import DataError, DriftWarning, warn
 from dboost.model.data_summary import STRONG, Summary
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.params import Parameters
-from dboost.shards.encode import kept_rows
 from dboost.trees.tree_task import hash_rows
 
 #: Names of two evaluation sets: the validation rows, and the sample of training rows.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -262,19 +263,13 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters) -> Target
         If there is one class only or too many, if there are more than two for a binary loss, or if the target has text or
         categories and the loss needs numbers.
     """
-    classes, values, dtype, is_bool = None, np.empty(0), "", False
-    if any(scan.categories is not None for scan in scans):
-        index = CategoryIndex("target")
-        for scan in scans:
-            index.translate(scan.categories or ())
-        classes = index.finish()[0]
+    scan = reduce(merge_target_scans, scans)
+    classes, values, dtype = scan.categories, scan.distinct, scan.dtype
+    if classes is not None:  # the dtype of the target may be that of categories in rows of weight zero
         dtype = levels_dtype(classes)
-    else:
-        values = np.unique(np.concatenate([scan.distinct for scan in scans]))
-        dtype, is_bool = result_dtype(scan.dtype for scan in scans), all(scan.is_bool for scan in scans)
     loss_name = parameters.loss_name
     if loss_name == "auto":
-        is_class = classes is not None or is_bool or values.tolist() == [0.0, 1.0]
+        is_class = classes is not None or scan.is_bool or values.tolist() == [0.0, 1.0]
         loss_name = "log_loss" if is_class else "squared_error"
         _tell_choice(loss_name, classes, values, dtype)
     loss = loss_for(parameters, loss_name)
@@ -283,11 +278,11 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters) -> Target
             raise DataError(f"loss {loss_name!r} wants a numeric target, but the target holds categories or text")
         return Target(loss, None, None)
     if classes is None:
-        if any(scan.too_many for scan in scans) or len(values) > MAX_CLASSES:
+        if scan.too_many:
             raise DataError(
                 f"the target has more than {MAX_CLASSES} classes" if (values == np.rint(values)).all() else _FRACTIONS
             )
-        classes, dtype = _classes(values, dtype, is_bool)
+        classes, dtype = _classes(values, dtype, scan.is_bool)
     if len(classes) < 2:
         raise DataError(f"the target has one class only ({classes[0]!r}); a classifier needs at least two classes")
     return Target(loss_for(parameters, loss_name, len(classes)), classes, dtype)

@@ -445,7 +445,7 @@ class _Tree:
             if splits:
                 tables.apply(block, slots)
             hessian, rows = or_empty(hessian, "float32"), or_empty(rows, "int64")
-            of_block = BlockRows(block.histogram_rows(), slots, gradient, hessian, rows, n)
+            of_block = BlockRows(block.histogram_rows, slots, gradient, hessian, rows, n)
             if splits or n_nodes:
                 sum_pairs(of_block, task.scales, layout, task.packing, pairs, counts, shard._records, self._scratch)
             if sums is not None:

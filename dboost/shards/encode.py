@@ -17,6 +17,7 @@ import numpy as np
 from dboost.data import CategoryColumn, Chunk, Column, Table
 from dboost.data.binning import FEW, Binning, distinct_values, padded_edges
 from dboost.data.chunk import BinnedPartition, CategoryIndex, DecodedColumns, apply
+from dboost.data.table import kept_rows
 from dboost.errors import DataError
 from dboost.kernels.bins import encode_column, encode_matrix, fill_tiles
 from dboost.kernels.histograms import BinLayout
@@ -30,13 +31,6 @@ _FEW_ROWS = 16_384
 _TRANSPOSED_BYTES = 1 << 17
 #: Values that are looked up at a time.
 _PIECE = 1 << 16
-
-
-def kept_rows(weight: np.ndarray | None) -> np.ndarray | None:
-    """Return the numbers of the rows of positive weight (int64), or None when these are all rows."""
-    if weight is None or (weight > 0).all():
-        return None
-    return np.flatnonzero(weight > 0)
 
 
 def distinct_of(table: Table, rows: np.ndarray) -> list[np.ndarray]:

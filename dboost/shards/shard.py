@@ -45,10 +45,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from dboost.errors import DataError
 from dboost.kernels import or_empty
 from dboost.kernels.bins import add_masses, fill_tiles
 from dboost.kernels.histograms import BinLayout, HistogramRows
@@ -118,6 +120,19 @@ def empty_binned_columns(layout: BinLayout, n_rows: int) -> BinnedColumns:
     n_wide = int((layout.n_bins > NARROW_BINS).sum())
     n_narrow = len(layout.n_bins) - n_wide
     return BinnedColumns(np.empty((n_narrow, n_rows), np.uint8), np.empty((n_wide, n_rows), np.uint16), row_of)
+
+
+#: Maximal number of rows of a shard in memory: row numbers have 32 bits while a tree grows (`kernels.histograms`).
+MOST_ROWS = 2**32
+
+
+def check_rows_in_memory(n_rows: int) -> None:
+    """Raise DataError if one shard cannot number that many rows."""
+    if n_rows > MOST_ROWS:
+        raise DataError(
+            f"{n_rows:,} rows in one part of the memory are more than the {MOST_ROWS:,} whose numbers fit 32 bits: set "
+            "a memory_limit that they do not fit, so that they are streamed from files, or train on more workers"
+        )
 
 
 class Shard:
@@ -262,9 +277,26 @@ class Shard:
             return self.gradient, self.hessian, self.leaf
         return self.gradient[output], None if self.hessian is None else self.hessian[output], self.leaf[output]
 
+    @cached_property
     def histogram_rows(self) -> HistogramRows:
-        """Return what the rows add to histograms."""
+        """What the rows add to histograms."""
         return HistogramRows(self.tiles, self.bins.wide, or_empty(self.repeat_count, "uint8"))
+
+    @cached_property
+    def gradient_rows(self) -> GradientRows:
+        """What `advance_rows` reads and writes."""
+        hessian = or_empty(self.hessian if self.loss_hessian is None else self.loss_hessian, "float32")
+        return GradientRows(
+            self.raw,
+            self.leaf,
+            self.target,
+            or_empty(self.weight, "float64"),
+            or_empty(self.repeat_count, "uint8"),
+            self.gradient,
+            hessian,
+            self.gradient.view(np.int32),
+            hessian.view(np.int32),
+        )
 
     def fill_tiles(self, first: int, last: int) -> None:
         """Copy the bins of rows first…last-1 into tiles, the histogram kernel's memory order."""
@@ -328,19 +360,7 @@ def advance_rows(
     """
     if isinstance(loss_terms, CustomTerms):
         return _by_methods(shard, loss_terms.loss, values[0], loss_unit, first, last)
-    hessian = shard.hessian if shard.loss_hessian is None else shard.loss_hessian
-    rows = GradientRows(
-        shard.raw,
-        shard.leaf,
-        shard.target,
-        or_empty(shard.weight, "float64"),
-        or_empty(shard.repeat_count, "uint8"),
-        shard.gradient,
-        or_empty(hessian, "float32"),
-        shard.gradient.view(np.int32),
-        or_empty(hessian, "float32").view(np.int32),
-    )
-    influence = None
+    rows, influence = shard.gradient_rows, None
     if getattr(loss_terms, "counts_influence", False):
         near = shard.near.buffer_for(first, last) if shard.near is not None else NOTHING_NEAR
         sums = np.zeros((shard.n_outputs, LANES, N_DIGITS), np.int64)
@@ -353,7 +373,7 @@ def advance_rows(
         totals = PassTotals(loss, maxima)
         update_all_gradients(loss_terms, rows, values, first, last, loss_unit, scratch, totals, influence)
     max_gradient, max_hessian = maxima.view(np.float32).astype(np.float64)
-    if hessian is None:
+    if shard.hessian is None and shard.loss_hessian is None:
         max_hessian = np.ones_like(max_hessian)
     by_digit = None if influence is None else influence.sums.sum(axis=1)
     return GradientStats(max_gradient, max_hessian, float(loss[0]), float(loss[1]), by_digit)

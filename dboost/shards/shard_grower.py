@@ -96,7 +96,7 @@ class ShardGrower:
         narrow = self._narrow.get(output, np.empty((0, *self._wide.shape[1:]), np.int32))[:n_narrow]
         if len(nodes):
             _add_up(
-                shard.histogram_rows(), tree.records, tree.ranges, nodes, shard.bin_layout, packing, self._packed, self._wide,
+                shard.histogram_rows, tree.records, tree.ranges, nodes, shard.bin_layout, packing, self._packed, self._wide,
                 narrow, self._scratch,
             )  # fmt: skip
         return narrow if is_narrow else self._wide[: len(nodes)]

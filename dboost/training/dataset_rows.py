@@ -35,13 +35,13 @@ from dboost.errors import DataError, ParameterError, shown
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.params import Parameters
 from dboost.schema import Feature
+from dboost.session.protocol import SessionTable
 from dboost.session.row_samples import TEST, FoldRows, ReferenceSample
 from dboost.session.target import Target, encode_values
 from dboost.session.warm_start import WarmStart, matrix_of
-from dboost.session.worker_session import LocalTable, SessionTable
 from dboost.storage.atomic_write import FileMissingError, read_whole, remove, write_whole
 from dboost.storage.block_file import StorageError
-from dboost.training.fit import FitResult, SessionRows, fit
+from dboost.training.fit import FitResult, LocalTable, SessionRows, fit
 from dboost.training.plan import FitRequest, RowsDescription
 
 

@@ -4,22 +4,23 @@ Every kind of fit runs through `fit`: in memory, streamed from files, with arcbi
 differ in the implementation of `TrainingRows`, i.e. where the rows are and how they are stored, and in the engine that it
 opens. All decisions follow from statistics that do not depend on the partitions.
 
-`SessionRows` implements `TrainingRows` for tables whose rows are in sessions, in this process or on a cluster: it calls all
-sessions and merges their statistics by sums of integers, minima, maxima and unions, so the result does not depend on the
-partitions. `training.prepared_dataset.PreparedRows` implements it for prepared data sets.
+`SessionRows` implements `TrainingRows` for tables whose rows are in sessions, in this process (`LocalTable`) or on a cluster:
+it calls all sessions and merges their statistics by sums of integers, minima, maxima and unions, so the result does not depend
+on the partitions. `training.prepared_dataset.PreparedRows` implements it for prepared data sets.
 
 `training.leaf_refit` has its own, shorter sequence of steps.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
-from typing import Any, Protocol
+from functools import cached_property, partial, reduce
+from typing import Any, Concatenate, Protocol
 
 import numpy as np
 
@@ -27,17 +28,21 @@ from dboost.data import Table
 from dboost.data.binning import Binning, distinct_values, exact_binning, propose_all
 from dboost.data.row_metadata import warn_of_numbers_as_text
 from dboost.errors import DBoostError, FitInterrupted, ParameterError
+from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import find_metrics
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import Parameters
 from dboost.schema import Feature
-from dboost.session.evaluation import EvalSet
-from dboost.session.protocol import Engine, Session
+from dboost.session.engines import FusedEngine, Team, team_for
+from dboost.session.evaluation import EvalRows, EvalSet, EvalSetBuilder, StreamedEvalSet, log_streamed_eval_set
+from dboost.session.memory import Budget
+from dboost.session.partition_loader import scan_targets
+from dboost.session.protocol import BuildSpec, ByPartitions, Chosen, Engine, NamedSet, P, Result, Session, SessionTable
 from dboost.session.row_samples import DigitRequest, ReferenceSample, warn_of_drift, with_summary
 from dboost.session.target import Target, TargetScan, choose_target, continued, target_for, target_of
 from dboost.session.warm_start import WarmStart, check_continues
-from dboost.session.worker_session import LocalTable, NamedSet, SessionTable
+from dboost.session.worker_session import WorkerSession
 from dboost.training.arcbites import run_arcbites
 from dboost.training.callbacks import OBSERVERS, Callback, Progress, StoppingRule
 from dboost.training.leaf_values import target_stats
@@ -48,6 +53,7 @@ from dboost.training.plan import (
     RowsDescription,
     ValidationPlan,
     check_columns,
+    fine_bins_of,
     held_out_rows_of,
     make_plan,
     needs_test_set,
@@ -56,7 +62,9 @@ from dboost.training.plan import (
     warn_held_out,
     with_own_metrics,
 )
-from dboost.trees.bin_proposal import fine_bins_of
+from dboost.trees.tree_task import GrowthPolicy
+
+_log = logging.getLogger("dboost")
 
 
 @dataclass
@@ -100,18 +108,23 @@ def _prepare(
 ) -> tuple[FitPlan, Engine, list[EvalSet]]:
     """Read the data; return the plan, an engine with the encoded rows, and the evaluation sets."""
     features = rows.load()
-    if request.warm_start.model is None:
+    warm_start = request.warm_start
+    if warm_start.model is None:
         warn_of_numbers_as_text(features)
-    warm_start = request.warm_start.widened(features)
+    else:
+        warm_start = warm_start.widened(features)
     target = rows.learn_target()
     if warm_start.model is not None:
         check_continues(warm_start.model, features, target)
     parameters = request.parameters.with_loss(target.loss.name)
     validation, chosen = rows.assign(target, ensemble_so_far)
-    metrics = find_metrics(request.eval_metric, target.loss)
+    eval_sets = [*chosen, *(name for name, *_ in request.eval_sets)]
+    metrics: list[MetricReduction] = []
+    if eval_sets or request.eval_metric is not None or request.checkpoint is not None:  # which stores their names
+        metrics = find_metrics(request.eval_metric, target.loss)
     stopping = stopping_rule(parameters, validation.early_stopping, request, metrics)
     metrics = with_own_metrics(metrics, validation.metrics)
-    check_columns([*chosen, *(name for name, *_ in request.eval_sets)], [metric.name for metric in metrics])
+    check_columns(eval_sets, [metric.name for metric in metrics])
     if request.checkpoint is not None:
         settings = requested(parameters, request, metrics, stopping)
         warm_start = request.checkpoint.resume(warm_start, features, target, parameters, settings)
@@ -127,12 +140,12 @@ def _prepare(
     engine = rows.build(plan, chosen)
     clock.lap("bin")
     try:
-        eval_sets = rows.eval_sets(plan, chosen, request.named_columns())
+        opened = rows.eval_sets(plan, chosen, request.named_columns())
     except BaseException:
         engine.close()
         raise
     clock.lap("load")
-    return plan, engine, eval_sets
+    return plan, engine, opened
 
 
 def _boost(
@@ -229,10 +242,6 @@ class _EnsembleSoFar:
         if self.assemble is None:
             raise DBoostError("no tree has been grown yet")
         return self.assemble()
-
-
-#: Number of rows and largest weight of the evaluation sets that are chosen from the training rows, by name.
-Chosen = dict[str, tuple[int, float]]
 
 
 class TrainingRows(Protocol):
@@ -353,7 +362,7 @@ class SessionRows:
         if parameters.split_proposal == "exact":
             found = table.ask(Session.distinct)
             return exact_binning(features, [reduce(distinct_values, of_feature) for of_feature in zip(*found, strict=True)])
-        starts, n_rows, seed = *self._starts(), parameters.random_state
+        (starts, n_rows), seed = self._numbering, parameters.random_state
         n_numeric = sum(not feature.is_categorical for feature in features)
         edges: list[np.ndarray | None] = []
         for first, last in self._column_ranges(n_numeric, n_rows):
@@ -386,7 +395,7 @@ class SessionRows:
         return [answer for of_session in self._table.ask(Session.map_rows, function, arguments) for answer in of_session]
 
     def describe(self, seed: int) -> RowsDescription:
-        table, (starts, n_rows) = self._table, self._starts()
+        table, (starts, n_rows) = self._table, self._numbering
         by_partition: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for answer in table.ask_each(Session.reference_rows, lambda numbers: ({i: starts[i] for i in numbers}, n_rows, seed)):
             by_partition |= answer
@@ -397,21 +406,23 @@ class SessionRows:
         return RowsDescription(n_rows, table.most_rows(), not table.unit_weights, table.named, sample)
 
     def build(self, plan: FitPlan, chosen: Chosen) -> Engine:
-        self._spec = plan.build_spec(self._starts()[0])
-        self._table.hold_out_chosen(self._spec, chosen, with_block=plan.needs_values)
+        self._spec = plan.build_spec(self._numbering[0])
+        if chosen:
+            self._table.hold_out_chosen(self._spec, chosen, with_block=plan.needs_values)
         return self._table.open_engine(self._spec, plan.policy)
 
     def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[NamedSet]) -> list[EvalSet]:
         return self._table.eval_sets(self._spec, chosen, sets, with_block=plan.needs_values)
 
     def observers(self, plan: FitPlan) -> list[Callback]:
-        return self._table.observers(plan.parameters.loss_name, plan.n_rows, len(self._features))
+        return self._table.observers(plan.target.loss.name, plan.n_rows, len(self._features))
 
     def close(self) -> None:
         self._table.close()
 
-    def _starts(self) -> tuple[dict[int, int], int]:
-        """Return the global id of each partition's first row of positive weight, and the number of such rows."""
+    @cached_property
+    def _numbering(self) -> tuple[dict[int, int], int]:
+        """The global id of each partition's first row of positive weight, and the number of such rows; fixed after `assign`."""
         n_kept = self._table.n_kept
         return starts_of(n_kept), sum(n_kept.values())
 
@@ -429,3 +440,99 @@ def learn_target(request: FitRequest, scans: Callable[[], list[TargetScan]]) -> 
 def starts_of(n_kept: dict[int, int]) -> dict[int, int]:
     """Return the global id of each partition's first row among all rows of positive weight."""
     return dict(zip(n_kept, np.concatenate(([0], np.cumsum(list(n_kept.values())))).tolist(), strict=False))
+
+
+class LocalTable:
+    """A table in this process: one session, called directly.
+
+    Parameters
+    ----------
+    open_table : callable
+        Reads the table.
+    n_threads : int
+    budget : Budget or None
+        Memory that the fit may add to this process.
+    """
+
+    _BATCH = "training data"
+
+    def __init__(self, open_table: Callable[[], Table], n_threads: int, budget: Budget | None) -> None:
+        self._open_table, self._n_threads, self._budget = open_table, n_threads, budget
+        self._chosen: dict[str, EvalSet] = {}
+
+    def load(self) -> tuple[Feature, ...]:
+        table = self._table = self._open_table()
+        self._session = WorkerSession(self._n_threads)
+        self._session.adopt(self._BATCH, table)
+        self.named = table.named
+        self.n_kept, _, self.unit_weights = self._session.trained_rows(self._BATCH)
+        return table.features
+
+    @cached_property
+    def _team(self) -> Team:
+        """The threads that work on evaluation sets."""
+        shape = self._table.n_rows, len(self._table.features)
+        return team_for(*shape, self._n_threads)
+
+    @cached_property
+    def _builder(self) -> EvalSetBuilder:
+        return EvalSetBuilder(self._team)
+
+    def target_scans(self) -> list[TargetScan]:
+        return scan_targets(self._table)
+
+    def ask(self, method: Callable[Concatenate[Session, str, P], Result], *arguments: P.args, **none: P.kwargs) -> list[Result]:
+        return [getattr(self._session, method.__name__)(self._BATCH, *arguments)]
+
+    def ask_each(self, method: Callable[..., Result], arguments: ByPartitions) -> list[Result]:
+        return [getattr(self._session, method.__name__)(self._BATCH, *arguments(self._table.numbers))]
+
+    def apply(self, method: Callable[..., None], arguments: ByPartitions) -> None:
+        self.ask_each(method, arguments)
+
+    def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
+        self.n_kept, self.unit_weights = n_kept, unit_weights
+
+    def note_progress(self, what: str) -> None:
+        """Do nothing; the session of this process cannot be lost."""
+
+    def most_rows(self) -> int:
+        return sum(self.n_kept.values())
+
+    def refuse_values(self, name: str) -> None:
+        """Accept every metric: all rows are in this process."""
+
+    def hold_out_chosen(self, spec: BuildSpec, chosen: Chosen, *, with_block: bool) -> None:
+        for name in chosen:
+            rows, chosen_rows = self._session.take_chosen(self._BATCH, name)
+            eval_rows = EvalRows(rows.table, rows.target_of, *chosen_rows)
+            self._chosen[name] = found = self._builder.from_rows(name, eval_rows, spec, self._budget, with_block=with_block)
+            if isinstance(found, StreamedEvalSet):
+                log_streamed_eval_set(name)
+
+    def open_engine(self, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
+        engine = self._session.open_engine(self._BATCH, spec, policy)
+        if (
+            not isinstance(engine, FusedEngine)
+            and self._budget is not None
+            and not self._budget.holds_rows(spec.shard, engine.n_rows, self._n_threads)
+        ):
+            how = "streamed from" if spec.n_bites is None else "divided into bites in"
+            _log.info("%d rows do not fit memory_limit=%s and are %s files", engine.n_rows, self._budget, how)
+        return engine
+
+    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[NamedSet], *, with_block: bool) -> list[EvalSet]:
+        found = [self._chosen[name] for name in chosen]
+        for name, data, *columns in sets:
+            of = (columns[0], columns[1], columns[2])
+            found.append(self._builder.from_data(name, data, of, spec, self._budget, with_block=with_block))
+        return found
+
+    def observers(self, loss_name: str, n_rows: int, n_features: int) -> list[Callable[[Any], Any]]:
+        return []
+
+    def close(self) -> None:
+        if hasattr(self, "_session"):
+            self._session.close()
+        if "_team" in vars(self):
+            self._team.close()

@@ -5,7 +5,7 @@ and Hessians follow from the scores of the previous trees with their new leaf va
 exact sums, or a quantile of the rows' residuals, by the same `LeafEstimator` and with the same parameters as in the fit. So a
 refit on the training data reproduces the model.
 
-The rows are in this process or on a cluster (`session.worker_session.SessionTable`). The results of sessions are merged by
+The rows are in this process or on a cluster (`session.protocol.SessionTable`). The results of sessions are merged by
 exact sums and maxima, so leaf values do not depend on the partitions.
 
 With ``decay`` a leaf value is ``decay · old + (1 - decay) · new``; leaves without rows keep the old value.
@@ -26,10 +26,9 @@ from dboost.metrics.exact import unit_for
 from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters, make_parameters
-from dboost.session.protocol import RefitOrder, RefitStep, Session
+from dboost.session.protocol import RefitOrder, RefitStep, Session, SessionTable
 from dboost.session.row_samples import with_summary
 from dboost.session.warm_start import WarmStart, check_continues, keywords_for
-from dboost.session.worker_session import SessionTable
 from dboost.shards.shard import leaf_totals
 from dboost.training.dataset_rows import DatasetDescription, DatasetRows, check_thresholds
 from dboost.training.fit import SessionRows, interruptible_reading

@@ -203,7 +203,9 @@ class BoostingLoop:
         iteration, n_iterations = self.n_done + 1, self.n_iterations
         n_sampled: list[int] = []
         self._set_rate(iteration)
-        tasks = [self._with_bins(self._task(stats, iteration, output)) for output in range(self.loss.n_outputs)]
+        tasks = [self._task(stats, iteration, output) for output in range(self.loss.n_outputs)]
+        if self.parameters.split_proposal != "global":
+            tasks = [self._with_bins(task) for task in tasks]
         values = []
         for task, grown in zip(tasks, self.engine.grow(tasks), strict=True):
             n_sampled.append(int(grown.n_rows[0]))
@@ -295,7 +297,7 @@ class BoostingLoop:
             within_bounds(values, grown, self.parameters.learning_rate * task.scales[1] / task.scales[0])
         if not np.isfinite(values).all():  # gradients of the absolute error are finite at any score
             raise _diverged(iteration)
-        self.snapshots.append(TreeSnapshot.of(grown, values, _gain_unit(task), self.rate))
+        self.snapshots.append(TreeSnapshot.of(grown, values, task.gain_unit, self.rate))
         if self.valued is not None:
             self.valued.append(TreeDelta(grown.copy(), values, task.output))
         for eval_set in self.eval_sets:
@@ -386,11 +388,6 @@ def in_rows(values: list[np.ndarray]) -> np.ndarray:
 def _scale(largest: int, maximum: float) -> float:
     """Return the factor that maps `maximum` to the largest quantized value, rounded to float32."""
     return float(np.float32(largest / maximum)) if maximum > 1e-30 else 1.0
-
-
-def _gain_unit(task: TreeTask) -> float:
-    """Return ½ unit_g² / unit_h, which converts gains of quantized sums to units of the loss."""
-    return 0.5 * task.scales[1] / task.scales[0] ** 2
 
 
 def assemble(

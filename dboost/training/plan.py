@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dboost.data.binning import Binning
+from dboost.data.binning import MAX_FINE_BINS, Binning
 from dboost.data.partition import is_path
 from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
@@ -50,7 +50,7 @@ from dboost.model.ensemble import Ensemble
 from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, EarlyStopping, Parameters
 from dboost.schema import Feature, Level
 from dboost.session.memory import Budget, check_proposal, format_bytes, histogram_bytes, resident_bytes
-from dboost.session.protocol import BuildSpec
+from dboost.session.protocol import BuildSpec, NamedSet
 from dboost.session.row_samples import (
     HELD_OUT,
     TRAIN,
@@ -64,12 +64,10 @@ from dboost.session.row_samples import (
 )
 from dboost.session.target import Target
 from dboost.session.warm_start import COLD_START, WarmStart
-from dboost.session.worker_session import NamedSet
 from dboost.shards.shard_spec import ShardSpec, plan_layout
 from dboost.training.callbacks import NOT_SCORES, Callback, LearningRates, RecordOf, StoppingRule
 from dboost.training.leaf_values import TargetStats
-from dboost.trees.bin_proposal import bins_of
-from dboost.trees.split_finder import feature_constraints_of
+from dboost.trees.bin_proposal import FINE_BINS_PER_BIN
 from dboost.trees.tree_task import ANY_ORDER, BEST_FIRST, DEPTH_WISE, HOLD_OUT, FeatureConstraints, GrowthPolicy, derive_seed
 
 if TYPE_CHECKING:
@@ -151,6 +149,16 @@ def warn_held_out(n_held_out: int, n_rows: int) -> None:
     )
 
 
+def fine_bins_of(parameters: Parameters) -> int:
+    """Return the largest number of fine bins of a numeric feature, see `trees.bin_proposal`."""
+    return {
+        "global": parameters.max_bins,
+        "tree": MAX_FINE_BINS,
+        "node": FINE_BINS_PER_BIN * parameters.max_bins,
+        "exact": MAX_FINE_BINS,
+    }[parameters.split_proposal]
+
+
 _UNLIMITED_DEPTH = 1 << 30
 
 
@@ -204,9 +212,7 @@ def max_weight_of(start: TargetStats, parameters: Parameters, constant_hessian: 
 _THREADS = 4
 
 
-def with_bite_count(
-    arcbites: ArcBites | None, spec: ShardSpec, budget: Budget | None, n_rows: int, most_rows: int
-) -> ArcBites | None:
+def with_bite_count(arcbites: ArcBites, spec: ShardSpec, budget: Budget | None, n_rows: int, most_rows: int) -> ArcBites:
     """Return the arcbites with `n_bites` set.
 
     The default is the number for a single process with the same memory limit. On a cluster larger bites would fit, but the
@@ -220,8 +226,6 @@ def with_bite_count(
     ParameterError
         When there are more bites than rows, or the bites (of any number, if none is given) do not fit the memory limit.
     """
-    if arcbites is None:
-        return None
     n_bites = arcbites.n_bites
     if n_bites is None:
         n_bites = min(DEFAULT_BITES, n_rows) if budget is None else _bites_within(budget, spec, n_rows)
@@ -397,13 +401,15 @@ class FitRequest:
 
     def __post_init__(self) -> None:
         _check_early_stopping(self)
-        check_columns([name for name, *_ in self.eval_sets], names_of(self.eval_metric, self.parameters.loss_name))
+        if self.eval_sets or self.eval_metric is not None:
+            check_columns([name for name, *_ in self.eval_sets], names_of(self.eval_metric, self.parameters.loss_name))
         if not isinstance(self.keep_summary, bool):
             raise ParameterError(f"keep_summary={self.keep_summary!r} must be True or False")
         if self.parameters.arcbites is not None and self.warm_start.model is not None and not self.warm_start.is_new_source:
             # The model does not contain the next bite and the iterations that were cut back.
             raise ParameterError("arcbites do not go together with a warm start: leave one of them out")
-        check_proposal(self.budget, self.parameters)
+        if self.budget is not None:
+            check_proposal(self.parameters)
 
     def named_columns(self) -> list[NamedSet]:
         """Return the evaluation sets, tables with the column names of the training table."""
@@ -524,8 +530,10 @@ def make_plan(
     """
     loss = stats.loss
     layout = plan_layout(binning.n_bins, binning.is_categorical)
-    n_bins = bins_of(parameters, layout.n_bins, binning.is_categorical)
-    bin_layout = layout if n_bins is layout.n_bins else plan_layout(n_bins, binning.is_categorical)
+    bin_layout = layout
+    if parameters.split_proposal == "tree":  # from the fine bins; categories are never joined
+        n_bins = np.where(binning.is_categorical, layout.n_bins, np.minimum(layout.n_bins, parameters.max_bins))
+        bin_layout = plan_layout(n_bins, binning.is_categorical)
     learning = parameters
     if warm_start.damps and stats.unexplained is not None:
         learning = with_damped_steps(parameters, stats.unexplained)
@@ -547,12 +555,14 @@ def make_plan(
         loss_unit=stats.loss_unit,
         speculates=policy.order != ANY_ORDER,
     )
-    arcbites = with_bite_count(parameters.arcbites, shard, request.budget, rows.n_rows, rows.most_rows)
+    if parameters.arcbites is not None:
+        arcbites = with_bite_count(parameters.arcbites, shard, request.budget, rows.n_rows, rows.most_rows)
+        parameters, learning = replace(parameters, arcbites=arcbites), replace(learning, arcbites=arcbites)
     groups = groups_of(parameters, binning.features)
     return FitPlan(
         request=request,
-        parameters=replace(parameters, arcbites=arcbites),
-        learning=replace(learning, arcbites=arcbites),
+        parameters=parameters,
+        learning=learning,
         target=replace(target, loss=loss),
         named=rows.named,
         binning=binning,
@@ -561,7 +571,7 @@ def make_plan(
         max_weight=max_weight,
         shard=shard,
         policy=policy,
-        constraints=feature_constraints_of(parameters.max_features, groups, len(binning.features)),
+        constraints=FeatureConstraints.of(parameters.max_features, groups, len(binning.features)),
         direction=directions_of(parameters, binning.features, loss),
         metrics=tuple(evaluation[0]),
         stopping=evaluation[1],

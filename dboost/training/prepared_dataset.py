@@ -39,6 +39,7 @@ import numpy as np
 from dboost.data import CategoryColumn, Column, Table
 from dboost.data.binning import Binning, propose_all, sample_rows
 from dboost.data.chunk import BinnedPartition
+from dboost.data.table import kept_rows
 from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.kernels.histograms import BinLayout
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
@@ -47,22 +48,21 @@ from dboost.schema import Feature, Level
 from dboost.session.bites import ArcbitesEngine, BiteStore, FileBiteStore, InMemoryBiteStore
 from dboost.session.engines import FusedEngine, StreamedEngine, team_for
 from dboost.session.evaluation import EvalSet, EvalSetBuilder
-from dboost.session.memory import Budget, check_rows_in_memory
+from dboost.session.memory import Budget
 from dboost.session.partition_loader import StartingPiece, scan_targets
-from dboost.session.protocol import BuildSpec, Engine
+from dboost.session.protocol import BuildSpec, Chosen, Engine, NamedSet
 from dboost.session.row_samples import ReferenceSample, reference_rows, values_of
 from dboost.session.target import Target, TargetScan, encode_values
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
-from dboost.session.worker_session import NamedSet
 from dboost.shards.arcbite_rows import InMemoryBite
 from dboost.shards.block_store import BlockStore, BlockWriter
-from dboost.shards.encode import codes_of, encoded_pieces, in_ranges, kept_rows, sampled, tiles_of
-from dboost.shards.shard import BinnedColumns, Shard, empty_binned_columns
+from dboost.shards.encode import codes_of, encoded_pieces, in_ranges, sampled, tiles_of
+from dboost.shards.shard import BinnedColumns, Shard, check_rows_in_memory, empty_binned_columns
 from dboost.shards.shard_spec import code_fields, plan_layout, rows_that_fit
 from dboost.storage.block_file import BlockFile, Field, StorageError
-from dboost.storage.spool import PrivateDirectory, temporary_root
+from dboost.storage.spool import PrivateDirectory
 from dboost.training.callbacks import Callback
-from dboost.training.fit import Chosen, learn_target
+from dboost.training.fit import learn_target
 from dboost.training.plan import FitPlan, FitRequest, RowsDescription, ValidationPlan, needs_test_set
 
 
@@ -411,9 +411,7 @@ class PreparedRows:
                 store.add(InMemoryBite(codes, target, weight, raw, np.arange(data.n_rows)), spec.seed, spec.n_bites)
             else:
                 assert budget is not None
-                store = FileBiteStore(
-                    rows, spec, temporary_root(), n_threads=n_threads, n_ranges=1, filling_bytes=budget.limit // 4
-                )
+                store = FileBiteStore(rows, spec, None, n_threads=n_threads, n_ranges=1, filling_bytes=budget.limit // 4)
             return ArcbitesEngine(
                 store,
                 spec.shard,

@@ -33,31 +33,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dboost.data.binning import MAX_FINE_BINS
 from dboost.kernels.bins import ProposalBuffers, propose_fine_bins
 from dboost.kernels.histograms import BinLayout
-from dboost.params import Parameters
 from dboost.trees.tree_task import GrownTree
 
 #: Fine bins per bin, with ``split_proposal="node"``: a node with one row in sixteen still has bins of its own width.
 FINE_BINS_PER_BIN = 16
-
-
-def fine_bins_of(parameters: Parameters) -> int:
-    """Return the largest number of fine bins of a numeric feature."""
-    return {
-        "global": parameters.max_bins,
-        "tree": MAX_FINE_BINS,
-        "node": FINE_BINS_PER_BIN * parameters.max_bins,
-        "exact": MAX_FINE_BINS,
-    }[parameters.split_proposal]
-
-
-def bins_of(parameters: Parameters, n_fine_bins: np.ndarray, is_categorical: np.ndarray) -> np.ndarray:
-    """Return the number of bins of each feature that trees grow by: int64[n_features]; categories are never joined."""
-    if parameters.split_proposal != "tree":
-        return n_fine_bins
-    return np.where(is_categorical, n_fine_bins, np.minimum(n_fine_bins, parameters.max_bins))
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,6 @@ left (selection sampling).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ import numpy as np
 
 from dboost.kernels import internal, kernel
 from dboost.kernels.bins import search_proposed
-from dboost.kernels.histograms import BinLayout, PackedSums, rows_in_32_bits
+from dboost.kernels.histograms import BinLayout, PackedSums
 from dboost.kernels.rows import splitmix
 from dboost.kernels.splits import (
     FEATURE,
@@ -56,26 +55,6 @@ class FeaturePaths(NamedTuple):
     path_hash: np.ndarray  # uint64[n_nodes]: hash of the path from the root
     active: np.ndarray  # uint8[n_nodes, n_groups]: groups that contain all features above
     open: np.ndarray  # uint8[2, n_features]: features that the two newest nodes may split by
-
-
-def feature_constraints_of(
-    share: float, groups: Sequence[Sequence[int]] | None, n_features: int, seed: int = 0
-) -> FeatureConstraints | None:
-    """Return the constraints of a tree's features; None when every node may split by all of them."""
-    if share >= 1.0 and groups is None:
-        return None
-    members = [np.array(sorted(set(group)), np.int64) for group in groups or ()]
-    group_of = np.repeat(np.arange(len(members)), [len(m) for m in members])
-    flat = np.concatenate(members) if members else np.empty(0, np.int64)
-    by_feature = np.argsort(flat, kind="stable")
-    return FeatureConstraints(
-        share=float(share),
-        seed=np.array([seed], np.uint64),
-        first_member=np.concatenate(([0], np.cumsum([len(m) for m in members]))).astype(np.int64),
-        members=flat,
-        first_group=np.searchsorted(flat[by_feature], np.arange(n_features + 1)).astype(np.int64),
-        groups=group_of[by_feature].astype(np.int64),
-    )
 
 
 def new_feature_paths(constraints: FeatureConstraints, n_nodes: int) -> FeaturePaths:
@@ -241,7 +220,7 @@ class SplitFinder:
             n_rows is not None
             and (self._first, self._last) == (0, len(layout.n_bins))
             and not layout.is_categorical.any()
-            and can_stay_packed(task, n_rows, by_unit=False)
+            and task.can_stay_packed(n_rows, by_unit=False)
         )
         self._stored: np.ndarray = np.empty((0, 0, 0)) if after is None or self._is_packed else after._stored
         #: The same as packed prefix sums, and their counts.
@@ -459,15 +438,3 @@ def _search_packed_pairs(histograms, packed, pairs, layout, limits, direction, s
             if np.int32(packed_sums[slot, at + n_bins] - packed_sums[slot, at + n_bins - 1]) == 0:
                 # No value was missing here: at prediction, missing values follow the larger child.
                 marks[n_bins] = 1 if split[LEFT_H] > total[1] - split[LEFT_H] else 0
-
-
-def can_stay_packed(task: TreeTask, n_rows: int, by_unit: bool) -> bool:
-    """Return whether histograms of numeric features may stay packed.
-
-    This requires that the halves of a word cannot overflow, and that the split gain has no L1 penalty, step limit or bounds.
-    Buckets with counts overflow earlier; they are flushed to histograms by channel, which exist only if threads divide rows.
-    """
-    limits, packing = task.limits, task.packing
-    most = rows_in_32_bits(packing) if limits.count_channel == 2 and not by_unit else packing.rows
-    is_plain = limits.l1 == 0.0 and limits.max_step == math.inf and limits.is_bounded == 0
-    return n_rows <= most and is_plain and task.node_bins is None

@@ -11,6 +11,7 @@ them inside one compiled call per tree.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from dboost.data.binning import Binning
 from dboost.kernels import internal
-from dboost.kernels.histograms import Packing
+from dboost.kernels.histograms import Packing, rows_in_32_bits
 from dboost.kernels.splits import (
     FEATURE,
     LEFT_G,
@@ -224,6 +225,26 @@ class FeatureConstraints(NamedTuple):
     first_group: np.ndarray  # int64[n_features + 1]: where a feature's groups begin in `groups`
     groups: np.ndarray  # int64[...]
 
+    @classmethod
+    def of(
+        cls, share: float, groups: Sequence[Sequence[int]] | None, n_features: int, seed: int = 0
+    ) -> FeatureConstraints | None:
+        """Return the constraints of a tree's features; None when every node may split by all of them."""
+        if share >= 1.0 and groups is None:
+            return None
+        members = [np.array(sorted(set(group)), np.int64) for group in groups or ()]
+        group_of = np.repeat(np.arange(len(members)), [len(m) for m in members])
+        flat = np.concatenate(members) if members else np.empty(0, np.int64)
+        by_feature = np.argsort(flat, kind="stable")
+        return cls(
+            share=float(share),
+            seed=np.array([seed], np.uint64),
+            first_member=np.concatenate(([0], np.cumsum([len(m) for m in members]))).astype(np.int64),
+            members=flat,
+            first_group=np.searchsorted(flat[by_feature], np.arange(n_features + 1)).astype(np.int64),
+            groups=group_of[by_feature].astype(np.int64),
+        )
+
 
 #: Purposes of hashes: each has its own sequence of random numbers.
 _ROWS, FEATURES, BITES, VISITS, HOLD_OUT, WATCH = 1, 2, 3, 4, 5, 6
@@ -283,6 +304,23 @@ class TreeTask:
     def row_subset(self) -> RowSubset:
         """The rows that take part."""
         return RowSubset(self.sample, self.least_influence, self.output)
+
+    @property
+    def gain_unit(self) -> float:
+        """½ unit_g² / unit_h, which converts gains of quantised sums to units of the loss."""
+        return 0.5 * self.scales[1] / self.scales[0] ** 2
+
+    def can_stay_packed(self, n_rows: int, by_unit: bool) -> bool:
+        """Return whether histograms of numeric features may stay packed.
+
+        This requires that the halves of a word cannot overflow, and that the split gain has no L1 penalty, step limit or
+        bounds. Buckets with counts overflow earlier; they are flushed to histograms by channel, which exist only if threads
+        divide rows.
+        """
+        limits, packing = self.limits, self.packing
+        most = rows_in_32_bits(packing) if limits.count_channel == 2 and not by_unit else packing.rows
+        is_plain = limits.l1 == 0.0 and limits.max_step == math.inf and limits.is_bounded == 0
+        return n_rows <= most and is_plain and self.node_bins is None
 
 
 def split_params_of(
