@@ -205,13 +205,14 @@ def fit(
         }
         of_trees = [name for name, value in (given | {"early_stopping": early_stopping}).items() if value is not None]
         return _refitted(start_from, data, target, options, [*of_trees, *idle_in_refit(idle)])
-    custom_loss, model = None, None
+    custom_loss, model, like = None, None, {}
+    checked_source_name(source_name)
     if start_from is None:
         warm_start = without_model(continue_bins, continue_steps)
     else:
         model = as_booster(start_from)
         warm_start, custom_loss = WarmStart.continuation(model.ensemble, continue_bins, continue_steps), model.custom_loss
-        learning = keywords_for(model.ensemble, learning, custom_loss)
+        learning, like = keywords_for(model.ensemble, learning, custom_loss), warm_start.like
     began, seconds = time.perf_counter(), parse_time_limit(time_limit)
     learning |= rounds_of_rule(early_stopping, learning)
     learning_rates = schedule_of(learning)
@@ -239,7 +240,7 @@ def fit(
             progress=progress,
             warm_start=warm_start,
             checkpoint=None if (checkpoint, checkpoint_every) == (None, 10) else checkpoint_in(checkpoint, checkpoint_every),
-            source_name=checked_source_name(source_name),
+            source_name=source_name,
             budget=budget,
             early_stopping=early_stopping,
             learning_rates=learning_rates,
@@ -265,7 +266,7 @@ def fit(
         fitted = _fit_prepared(data, shaping, learning, request)
     else:
         asked = request(checked, (target, sample_weight, offset))
-        reading = columns | warm_start.like
+        reading = columns | like
         is_here = client is None and workers is None and not is_source(data)
         with nullcontext() if is_here else client_for(data, client, workers) as cluster:
             if cluster is not None:

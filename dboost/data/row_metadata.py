@@ -12,6 +12,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -50,7 +51,7 @@ class MetadataRows:
     #: Partition numbers; None if these are all partitions.
     numbers: tuple[int, ...] | None = None
 
-    @property
+    @cached_property
     def n_rows(self) -> int:
         return sum(self.lengths)
 

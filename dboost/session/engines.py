@@ -594,7 +594,7 @@ class FusedEngine(TeamEngine):
         gradient, hessian, leaf = shard.output_arrays(task.output)
         # If rows are excluded by their influence only, this happens while the gradients are quantized.
         influence = shard.influence(task.output) if task.sample is None and task.least_influence > 0 else None
-        chosen = shard.sampled_rows(*task.row_subset) if influence is None else None
+        chosen = shard.sampled_rows(task.sample, task.least_influence, task.output) if influence is None else None
         n = shard.n_rows if chosen is None else len(chosen)
         rows = TreeRows(
             shard.histogram_rows, shard.bins.narrow, shard.bins.row_of, gradient, or_empty(hessian, "float32"),

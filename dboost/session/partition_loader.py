@@ -370,8 +370,12 @@ class PartitionLoader:
             if of_batch == batch:
                 max_weight = float(len(positions) > 0) if weights is None else float(weights.max(initial=0.0))
                 chosen[name] = len(positions), max_weight
-        n_kept = {i: rows.kept_of(k) for k, i in enumerate(rows.table.numbers)}
-        return n_kept, chosen, all(is_unit(rows.table, k) for k, n in enumerate(rows.table.lengths) if n)
+        n_kept, unit_weights = {}, True
+        for k, (i, length) in enumerate(zip(rows.table.numbers, rows.table.lengths, strict=True)):
+            weight = rows.table.roles(k)[1] if length else None
+            n_kept[i] = length if weight is None else int(np.count_nonzero(weight > 0))
+            unit_weights = unit_weights and (weight is None or bool(((weight == 1.0) | (weight == 0.0)).all()))
+        return n_kept, chosen, unit_weights
 
     def take_chosen(self, batch: str, name: str) -> tuple[BatchRows, tuple[np.ndarray, np.ndarray | None]]:
         """Return the rows of a batch, and positions and weights of those that were chosen for a set."""
@@ -445,12 +449,6 @@ def scan_targets(table: Table) -> list[TargetScan]:
             if one is not None:
                 scans = [reduce(merge_target_scans, (*scans, one))]
     return scans
-
-
-def is_unit(table: Table, k: int) -> bool:
-    """Return whether all weights of a chunk are 1 (or 0)."""
-    weight = table.roles(k)[1]
-    return weight is None or bool(((weight == 1.0) | (weight == 0.0)).all())
 
 
 def _drawn(table: Table, starts: dict[int, int], draw: Callable[[int, int], np.ndarray]) -> dict[int, np.ndarray]:

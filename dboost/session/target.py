@@ -285,4 +285,6 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters) -> Target
         classes, dtype = _classes(values, dtype, scan.is_bool)
     if len(classes) < 2:
         raise DataError(f"the target has one class only ({classes[0]!r}); a classifier needs at least two classes")
-    return Target(loss_for(parameters, loss_name, len(classes)), classes, dtype)
+    if len(classes) > 2:
+        loss = loss_for(parameters, loss_name, len(classes))
+    return Target(loss, classes, dtype)

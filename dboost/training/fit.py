@@ -118,13 +118,14 @@ def _prepare(
         check_continues(warm_start.model, features, target)
     parameters = request.parameters.with_loss(target.loss.name)
     validation, chosen = rows.assign(target, ensemble_so_far)
-    eval_sets = [*chosen, *(name for name, *_ in request.eval_sets)]
+    has_eval_sets = bool(chosen or request.eval_sets)
     metrics: list[MetricReduction] = []
-    if eval_sets or request.eval_metric is not None or request.checkpoint is not None:  # which stores their names
+    if has_eval_sets or request.eval_metric is not None or request.checkpoint is not None:  # which stores their names
         metrics = find_metrics(request.eval_metric, target.loss)
     stopping = stopping_rule(parameters, validation.early_stopping, request, metrics)
     metrics = with_own_metrics(metrics, validation.metrics)
-    check_columns(eval_sets, [metric.name for metric in metrics])
+    if has_eval_sets:
+        check_columns([*chosen, *(name for name, *_ in request.eval_sets)], [metric.name for metric in metrics])
     if request.checkpoint is not None:
         settings = requested(parameters, request, metrics, stopping)
         warm_start = request.checkpoint.resume(warm_start, features, target, parameters, settings)
@@ -139,13 +140,15 @@ def _prepare(
     model_file.check(plan.empty)  # now rather than after hours of training
     engine = rows.build(plan, chosen)
     clock.lap("bin")
-    try:
-        opened = rows.eval_sets(plan, chosen, request.named_columns())
-    except BaseException:
-        engine.close()
-        raise
-    clock.lap("load")
-    return plan, engine, opened
+    eval_sets: list[EvalSet] = []
+    if has_eval_sets:
+        try:
+            eval_sets = rows.eval_sets(plan, chosen, request.named_columns())
+        except BaseException:
+            engine.close()
+            raise
+        clock.lap("load")
+    return plan, engine, eval_sets
 
 
 def _boost(
@@ -161,7 +164,7 @@ def _boost(
     loop = BoostingLoop(plan, engine, eval_sets, callbacks)
     if stopping is not None and warm_start.model is not None and not (warm_start.is_new_source or warm_start.resumes):
         stopping.resume(warm_start.model)
-    collect = partial(assemble, plan.empty, loop, plan.n_rows, warm_start, plan.notes)
+    collect = partial(assemble, loop)
     ensemble_so_far.assemble = partial(collect, whole=True)
     bar = Progress(plan.request.progress, loop.n_iterations)
     if warm_start.is_new_source and warm_start.model is not None and plan.reference is not None and not warm_start.resumes:

@@ -33,7 +33,6 @@ from dboost.session.warm_start import WarmStart
 from dboost.shards.shard import TreeDelta, fine_bin_hessians
 from dboost.training.callbacks import NOT_SCORES, Callback, Iteration, Progress, checked_rate
 from dboost.training.leaf_values import LeafEstimator
-from dboost.training.plan import precision_of
 from dboost.trees.bin_proposal import BinMerge
 from dboost.trees.tree_task import (
     FEATURES,
@@ -109,7 +108,6 @@ class BoostingLoop:
         else:
             counted = int(self.start.total_weight), 1.0
         self.steps = LeafEstimator(engine.advance, engine.map_shards, self.loss, self.parameters, *counted)
-        self.precision = precision_of(self.parameters, plan.shard.constant_hessian, plan.max_weight or 1)
         self.total_weight = self.start.total_weight
         self.rate = plan.learning.learning_rate
         self._is_set_by_callback = False
@@ -219,10 +217,11 @@ class BoostingLoop:
         }
         record |= self._judge()
         stats = self.steps.add_leaf_values(in_rows(values))
+        measured = self.engine.report()
         record["train_loss"] = self.loss_of(stats, iteration)
         if self.plan.request.learning_rates is not None or self._is_set_by_callback:
             record["learning_rate"] = self.rate
-        record |= self.engine.report()
+        record |= measured
         ended = time.perf_counter()
         record["seconds"] = ended - began
         self.history.append(record)
@@ -328,7 +327,7 @@ class BoostingLoop:
         return (stats.coarse_loss + stats.fine_loss / FINE) / self.start.loss_unit / self.total_weight
 
     def _task(self, stats: GradientStats, iteration: int, output: int) -> TreeTask:
-        precision, parameters = self.precision, self.parameters
+        precision, parameters = self.plan.precision, self.parameters
         packing = precision.packing
         max_gradient, max_hessian = float(stats.max_gradient[output]), float(stats.max_hessian[output])
         if parameters.criterion == "gradient":
@@ -390,31 +389,12 @@ def _scale(largest: int, maximum: float) -> float:
     return float(np.float32(largest / maximum)) if maximum > 1e-30 else 1.0
 
 
-def assemble(
-    empty: Ensemble,
-    loop: BoostingLoop,
-    n_rows: int,
-    warm_start: WarmStart,
-    notes: dict[str, Any] | None = None,
-    *,
-    whole: bool = False,
-) -> Ensemble:
+def assemble(loop: BoostingLoop, *, whole: bool = False) -> Ensemble:
     """Return the ensemble with the trees grown so far.
 
-    Parameters
-    ----------
-    empty : Ensemble
-        The model without trees, sources and metrics.
-    training : BoostingLoop
-    n_rows : int
-        Number of training rows.
-    warm_start : WarmStart
-        The model that the fit continues.
-    notes : dict, optional
-        Further entries of the source's record.
-    whole : bool, default False
-        Include the trees of an incomplete iteration and, with early stopping, those after the best iteration.
+    whole : include the trees of an incomplete iteration and, with early stopping, those after the best iteration.
     """
+    empty, n_rows, warm_start = loop.empty, loop.plan.n_rows, loop.warm_start
     stopping, model = loop.early_stopping, warm_start.model
     before, k = loop.n_before, loop.loss.n_outputs
     best = None if stopping is None else max(stopping.best_iteration, warm_start.n_earlier)
@@ -426,13 +406,15 @@ def assemble(
         snapshots, trees = snapshots[: max(n_kept - before, 0) * k], trees[: n_kept * k]
     trees += tuple(h.to_tree(loop.binning, loop.parameters, loop.loss) for h in snapshots)
     source = {
-        "label": None,
+        "label": loop.plan.request.source_name,
         "rows": n_rows,
         "first_iteration": warm_start.n_earlier + 1,
         "last_iteration": len(trees) // k,
         "parameters": empty.parameters,
         "data_digest": _digest(empty, n_rows),
-    } | (notes or {})
+    }
+    if warm_start.is_new_source:
+        source |= loop.plan.damping_notes
     history, n_earlier = loop.history, before
     if loop.parameters.arcbites is not None:  # all of this fit's, also if it resumes
         history, n_earlier = _of_model(history, loop.n_done if best is None else best), warm_start.n_earlier

@@ -441,6 +441,7 @@ class FitPlan:
     n_rows: int  # number of training rows
     max_weight: int | None  # the largest weight if integer weights are exploited, see `max_weight_of`
     shard: ShardSpec
+    precision: Precision
     policy: GrowthPolicy
     constraints: FeatureConstraints | None
     direction: np.ndarray | None  # int8[n_features], see `trees.tree_task.TreeTask`
@@ -450,14 +451,13 @@ class FitPlan:
     reference: ReferenceSample | None  # rows that the model's summary of the data is computed from
 
     @property
-    def notes(self) -> dict[str, Any]:
-        """Entries of the source's record besides counts and parameters."""
-        notes: dict[str, Any] = {"label": self.request.source_name}
-        if self.warm_start.is_new_source:
-            unexplained = self.stats.unexplained
-            notes["unexplained_loss"] = unexplained if unexplained is not None and math.isfinite(unexplained) else None
-            notes["steps"] = {name: getattr(self.learning, name) for name in ("learning_rate", "l2_regularization")}
-        return notes
+    def damping_notes(self) -> dict[str, Any]:
+        """What the record of a source that continues a model says about the size of steps."""
+        unexplained = self.stats.unexplained
+        return {
+            "unexplained_loss": unexplained if unexplained is not None and math.isfinite(unexplained) else None,
+            "steps": {name: getattr(self.learning, name) for name in ("learning_rate", "l2_regularization")},
+        }
 
     @property
     def baseline(self) -> np.ndarray:
@@ -541,6 +541,7 @@ def make_plan(
     weights_as_hessian = parameters.criterion == "gradient" and not loss.constant_hessian
     max_weight = max_weight_of(stats, parameters, loss.constant_hessian or weights_as_hessian)
     constant_hessian = (loss.constant_hessian or weights_as_hessian) and max_weight is not None
+    precision = precision_of(parameters, constant_hessian, max_weight or 1)
     policy = growth_policy_of(parameters, rows.n_rows)
     shard = ShardSpec(
         layout=layout,
@@ -551,7 +552,7 @@ def make_plan(
         constant_hessian=constant_hessian,
         weights_as_hessian=weights_as_hessian,
         max_leaves=policy.max_leaves,
-        n_channels=precision_of(parameters, constant_hessian, max_weight or 1).n_channels,
+        n_channels=precision.n_channels,
         loss_unit=stats.loss_unit,
         speculates=policy.order != ANY_ORDER,
     )
@@ -570,6 +571,7 @@ def make_plan(
         n_rows=rows.n_rows,
         max_weight=max_weight,
         shard=shard,
+        precision=precision,
         policy=policy,
         constraints=FeatureConstraints.of(parameters.max_features, groups, len(binning.features)),
         direction=directions_of(parameters, binning.features, loss),
