@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -279,7 +280,7 @@ def fit(
                 )
             else:
                 memory = ReadOptions(threads) if budget is None else budget.reading
-                fitted = fit_table(asked, lambda: open_table(data, target, **reading, options=memory))
+                fitted = fit_table(asked, partial(open_table, data, target, **reading, options=memory))
     history = fitted.history if model is None else model.history_with(fitted.history)
     return Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=custom_loss)
 

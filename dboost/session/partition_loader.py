@@ -412,13 +412,9 @@ class PartitionLoader:
         """
         table = self._table_rows(batch).table
         numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical][slice(*columns)]
-        drawn = _drawn(table, starts, partial(sample_rows, n_rows, seed))
-        weights: dict[int, np.ndarray | None] = {}
-        for k, i in enumerate(table.numbers):
-            weight = table.roles(k)[1] if table.lengths[k] else None
-            weights[i] = None if weight is None else weight[drawn[i]]
+        drawn, weights = _drawn(table, starts, partial(sample_rows, n_rows, seed))
         found = sampled(table, _all(table, drawn), numeric, self._n_threads)
-        return {table.numbers[k]: (values, weights[table.numbers[k]]) for k, values in found}
+        return {table.numbers[k]: (values, weights[k]) for k, values in found}
 
     def reference_rows(
         self, batch: str, starts: dict[int, int], n_rows: int, seed: int
@@ -426,11 +422,9 @@ class PartitionLoader:
         """Return values and targets of the rows of the reference sample, by partition; arguments as in `sample`."""
         rows = self._table_rows(batch)
         table = rows.table
-        drawn = _drawn(table, starts, partial(reference_rows, n_rows, len(table.features), seed))
-        return {
-            table.numbers[k]: (values, rows.target_of(k)[drawn[table.numbers[k]]])
-            for k, values in values_in(table, _all(table, drawn))
-        }
+        drawn, _ = _drawn(table, starts, partial(reference_rows, n_rows, len(table.features), seed))
+        found = values_in(table, _all(table, drawn))
+        return {table.numbers[k]: (values, rows.target_of(k)[drawn[k]]) for k, values in found}
 
     def _gathered(self, batch: str) -> BatchRows:
         """Return a batch's rows with target, weight, offset and start scores in memory; columns may stay in files."""
@@ -451,20 +445,28 @@ def scan_targets(table: Table) -> list[TargetScan]:
     return scans
 
 
-def _drawn(table: Table, starts: dict[int, int], draw: Callable[[int, int], np.ndarray]) -> dict[int, np.ndarray]:
-    """Return the drawn rows of each partition; ``draw(first, last)`` returns the drawn ids of a range of global ids."""
-    drawn: dict[int, np.ndarray] = {}
+def _drawn(
+    table: Table, starts: dict[int, int], draw: Callable[[int, int], np.ndarray]
+) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+    """Return the drawn rows of each chunk, and their weights.
+
+    ``draw(first, last)`` returns the drawn ids of a range of global ids.
+    """
+    drawn: list[np.ndarray] = []
+    weights: list[np.ndarray | None] = []
     for k, (i, length) in enumerate(zip(table.numbers, table.lengths, strict=True)):
-        kept = kept_rows(table.roles(k)[1] if length else None)
+        weight = table.roles(k)[1] if length else None
+        kept = kept_rows(weight)
         rows = draw(starts[i], starts[i] + (length if kept is None else len(kept))) - starts[i]
-        drawn[i] = rows if kept is None else kept[rows]
-    return drawn
+        drawn.append(rows if kept is None else kept[rows])
+        weights.append(None if weight is None else weight[drawn[k]])
+    return drawn, weights
 
 
-def _all(table: Table, drawn: dict[int, np.ndarray]) -> np.ndarray:
+def _all(table: Table, drawn: list[np.ndarray]) -> np.ndarray:
     """Return the positions of the drawn rows in the table."""
-    starts = np.cumsum((0, *table.lengths))
-    return np.concatenate([np.empty(0, np.int64), *(first + drawn[i] for first, i in zip(starts, table.numbers, strict=False))])
+    starts = np.cumsum((0, *table.lengths[:-1]))
+    return np.concatenate([np.empty(0, np.int64), *map(np.add, starts, drawn)])
 
 
 @dataclass(frozen=True, eq=False)

@@ -238,9 +238,7 @@ class WorkerSession(PartitionLoader):
     def adopt(self, batch: str, table: Table) -> None:
         """Register a table that was read in this process as a batch; it is closed when its rows are encoded."""
         self._tables[batch] = table
-        # `assign_rows` must not change the weights of the caller's table.
-        reweighable = table if table.keeps_roles_apart else table.weighing(table.weight)
-        self._rows[batch] = BatchRows(reweighable, self._n_threads)
+        self._rows[batch] = BatchRows(table, self._n_threads)
 
     def open_engine(self, batch: str, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
         """Return the engine of a fit without a cluster, and drop the batch's raw values."""
@@ -281,8 +279,9 @@ class WorkerSession(PartitionLoader):
         weight = table.weight
         kept = kept_rows(weight)
         n_kept = table.n_rows if kept is None else len(kept)
-        n_cells = n_kept * len(spec.binning.features)
-        n_shards = 1 if is_small(n_kept, len(spec.binning.features)) else min(most_shards or self._n_threads, max(n_cells, 1))
+        n_shards = most_shards
+        if n_shards is None:
+            n_shards = 1 if is_small(n_kept, len(spec.binning.features)) else self._n_threads
         for k in range(n_shards):
             kept_range = slice(n_kept * k // n_shards, n_kept * (k + 1) // n_shards)
             n = kept_range.stop - kept_range.start

@@ -79,15 +79,13 @@ def _columns_of(matrix: np.ndarray, rows: np.ndarray, n_threads: int) -> np.ndar
     return columns
 
 
-def encode_table(
-    table: Table, binning: Binning, layout: BinLayout, kept: np.ndarray | None, n_threads: int, *, allow_infinite: bool = False
-) -> BinnedColumns:
+def encode_table(table: Table, binning: Binning, layout: BinLayout, kept: np.ndarray | None, n_threads: int) -> BinnedColumns:
     """Return the codes of all rows, or of the kept ones.
 
     Raises
     ------
     DataError
-        When a numeric feature holds an infinite value (unless allowed), naming column and row.
+        When a numeric feature holds an infinite value, naming column and row.
     """
     n_rows = table.n_rows if kept is None else len(kept)
     codes = empty_binned_columns(layout, n_rows)
@@ -101,7 +99,7 @@ def encode_table(
                 rows = kept[low:high] - start if high - low < length else None
             for first, some, chunk in table.slices(i, rows) if length else ():
                 infinite = encoder.encode(chunk, some, position)
-                if infinite is not None and not allow_infinite:
+                if infinite is not None:
                     row, feature = infinite
                     where = table.row_name(start + first + row)
                     raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})")

@@ -209,7 +209,7 @@ class Shard:
             self.target[rows],
             None if self.weight is None else self.weight[rows],
             np.ascontiguousarray(self.raw[..., rows]),
-            ranges=runs_of(self._all_row_ids()[rows]) if self._row_ids is None else None,
+            ranges=runs_of(self.row_ids(0, self.n_rows)[rows]) if self._row_ids is None else None,
             row_ids=None if self._row_ids is None else self._row_ids[rows],
         )
         shard.gradient[...] = self.gradient[..., rows]
@@ -227,9 +227,6 @@ class Shard:
             return rows
         stays = self.influence(output) >= least_influence
         return np.flatnonzero(stays) if rows is None else rows[stays[rows]]
-
-    def _all_row_ids(self) -> np.ndarray:
-        return np.concatenate([np.arange(first, first + n) for first, n in self._ranges])
 
     def _sampled(self, sample: Sample) -> np.ndarray:
         if self._row_ids is not None:
