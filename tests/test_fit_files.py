@@ -1,0 +1,58 @@
+"""A reader of one fit opens the files that the fit enters: a plain fit enters none of an option that is not in use."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dboost
+
+PACKAGE = Path(dboost.__file__).parent
+#: Packages and modules of options: a cluster, other kinds of input, evaluation sets, arcbites, a memory limit, a checkpoint.
+OPTIONS = {
+    "config.py", "data/dask_collections.py", "data/paths.py", "dataset.py", "distributed", "metrics/named.py",
+    "session/bites.py", "session/evaluation.py", "session/memory.py", "shards/arcbite_rows.py", "shards/block_store.py",
+    "shards/shard_grower.py", "storage/block_file.py", "training/arcbites.py", "training/checkpoint.py",
+    "training/dataset_rows.py", "training/prepared_dataset.py", "trees/bin_proposal.py", "trees/grower.py",
+    "trees/split_finder.py",
+}  # fmt: skip
+#: More files than this are too many for one evening.
+MOST_FILES = 40
+
+
+def entered_files(**options: Any) -> set[str]:
+    """Return the files of the package whose functions a fit of an array calls, relative to the package."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(3000, 6))
+    target = (rows[:, 0] + rng.normal(size=3000) > 0).astype(int)
+    options |= {"max_iter": 2, "progress": False}
+    dboost.fit(rows, target, **options)  # imports and compiles what is needed
+    codes = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            codes.add(frame.f_code)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        dboost.fit(rows, target, **options)
+    finally:
+        sys.setprofile(before)
+    paths = (Path(code.co_filename) for code in codes)
+    return {path.relative_to(PACKAGE).as_posix() for path in paths if path.is_relative_to(PACKAGE)}
+
+
+def test_a_plain_fit_enters_no_file_of_an_option() -> None:
+    files = entered_files()
+    assert "training/fit.py" in files and "trees/fused_grower.py" in files
+    assert {file for file in files if file in OPTIONS or file.partition("/")[0] in OPTIONS} == set()
+    assert len(files) <= MOST_FILES, sorted(files)
+
+
+def test_options_enter_their_files() -> None:
+    assert "session/memory.py" in entered_files(memory_limit="1GiB")
+    assert {"training/arcbites.py", "session/bites.py"} <= entered_files(arcbites=dboost.ArcBites(n_bites=3, trees_per_visit=1))
