@@ -28,9 +28,8 @@ from dboost.data.partition import (
     collected,
     column_spec,
     columns_like,
-    is_lazy,
-    is_path,
     is_plain,
+    is_source,
     kind_of,
     read_partition,
 )
@@ -103,7 +102,7 @@ def predict_through(
         If a column is missing or cannot be read. For Dask, missing columns are reported at once.
     """
     predictor = Predictor(function, features, named, None if names is None else tuple(names), np.dtype(dtype))
-    if is_path(data) or is_lazy(data):
+    if is_source(data):
         from dboost.data.dask_collections import predict_lazily
 
         return predict_lazily(data, predictor)
@@ -181,7 +180,7 @@ def predict_from(
             raise InputTypeError(f"offset={offset!r} {why}: give one number for each row")
         split: Callable[[np.ndarray], np.ndarray] = partial(_split, function, offset)
         return predict_through(data, split, **about | {"features": (*features, Feature(offset))})
-    if is_lazy(data) or is_path(data):
+    if is_source(data):
         raise InputTypeError("offset must be the name of a column when predicting from a Dask collection or a path")
     data = collected(data)
     block = feature_block(data, features, named)

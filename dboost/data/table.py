@@ -742,6 +742,29 @@ def kept_rows(weight: np.ndarray | None) -> np.ndarray | None:
     return np.flatnonzero(weight > 0)
 
 
+def values_of(chunk: Chunk, rows: np.ndarray) -> np.ndarray:
+    """Return rows of a chunk as numbers: float64[n, n_features]."""
+    values = np.empty((len(rows), len(chunk.columns)))
+    for j, column in enumerate(chunk.columns):
+        if isinstance(column, CategoryColumn):
+            codes = column.codes[rows]
+            values[:, j] = np.where(codes < 0, np.nan, codes)
+        else:
+            values[:, j] = column[rows]
+    return values
+
+
+def values_in(table: Table, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the number of each chunk that has some of the rows (int64, ascending), and their values."""
+    start = 0
+    for i, length in enumerate(table.lengths):
+        low, high = np.searchsorted(rows, (start, start + length))
+        if low < high:
+            found = [values_of(chunk, some) for _, some, chunk in table.slices(i, rows[low:high] - start) if some is not None]
+            yield i, np.concatenate(found)
+        start += length
+
+
 def _joined_columns(parts: list[Sequence[Column]]) -> Sequence[Column]:
     """Concatenate the columns of slices."""
     if isinstance(parts[0], DecodedColumns):

@@ -24,6 +24,7 @@ from dboost.data import CategoryColumn, Column
 from dboost.data.chunk import BinnedPartition
 from dboost.data.dask_collections import in_place
 from dboost.data.partition import ROLES, binned_plan, read_partition
+from dboost.data.table import values_of
 from dboost.distributed.client import WorkerChoice
 from dboost.distributed.cluster_fit import ClusterTable
 from dboost.distributed.connection import Connection, current_client
@@ -33,7 +34,7 @@ from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 from dboost.model.ensemble import Ensemble
 from dboost.session.memory import Budget
 from dboost.session.protocol import unpack
-from dboost.session.row_samples import FoldRows, reference_rows, values_of
+from dboost.session.row_samples import FoldRows, reference_rows
 from dboost.session.warm_start import COLD_START
 from dboost.shards.encode import bin_chunk
 from dboost.shards.shard_spec import NARROW_BINS

@@ -28,7 +28,7 @@ from distributed import Client
 
 from dboost.config import metric_rows
 from dboost.data.chunk import CategoryIndex
-from dboost.data.partition import ReadPlan, is_lazy, is_path
+from dboost.data.partition import ReadPlan, is_source
 from dboost.data.row_metadata import check_max_weight, label, raise_for_issues
 from dboost.data.table import disagree, mixes_kinds
 from dboost.distributed.client import WorkerChoice
@@ -552,7 +552,7 @@ class ClusterTable:
         remote = {name: n_rows for name, (n_rows, _) in chosen.items()}
         found: dict[str, EvalSet] = {}
         for name, data, *columns in sets:
-            if not (is_lazy(data) or is_path(data)):
+            if not is_source(data):
                 of = (columns[0], columns[1], columns[2])
                 found[name] = builder.from_data(name, data, of, spec, None, with_block=with_block)
                 continue

@@ -14,13 +14,14 @@ import numpy as np
 
 from dboost._lazy_import import pd
 from dboost.data import CategoryColumn, Table, open_table
-from dboost.data.partition import is_lazy, is_path
+from dboost.data.partition import is_source
+from dboost.data.table import values_of
 from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.inspection.row_functions import lazy_pieces
 from dboost.model.data_summary import n_rows_of
 from dboost.model.ensemble import Ensemble, FlatEnsemble, number_of
 from dboost.schema import Level
-from dboost.session.row_samples import summary_of, values_of
+from dboost.session.row_samples import summary_of
 
 #: Rows that are counted at a time.
 _CHUNK_ROWS = 65_536
@@ -37,7 +38,7 @@ def drift(ensemble: Ensemble, data: Any, target: Any = None, source: int | str =
             "continuing it on some data gives it one"
         )
     count = _Count(ensemble, number, target)
-    if is_path(data) or is_lazy(data):
+    if is_source(data):
         if target is not None and not isinstance(target, str):
             raise ParameterError("drift: name the column of the target, where the data come in partitions")
         tallies = _lazily(data, ensemble, count)

@@ -20,7 +20,7 @@ import numpy as np
 
 from dboost import losses
 from dboost.data import feature_block, open_table
-from dboost.data.partition import is_lazy, is_path
+from dboost.data.partition import is_path, is_source
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
@@ -68,7 +68,7 @@ def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, Block], 
     InputTypeError
         For an array of weights with a Dask collection or a path, or a name of a column with an array.
     """
-    if is_path(data) or is_lazy(data):
+    if is_source(data):
         parts = _lazily(data, ensemble, _Task(function, ensemble, _column(weight, ensemble)))
     else:
         block = block_of(data, ensemble, weight)
@@ -88,7 +88,7 @@ def sample(data: Any, ensemble: Ensemble, n_rows: int, weight: Any = None) -> tu
         Positions of the rows in the data.
     block : Block
     """
-    if not (is_path(data) or is_lazy(data)):
+    if not is_source(data):
         block = block_of(data, ensemble, weight)
         if not len(block):
             raise DataError("inspect: the data have no rows")

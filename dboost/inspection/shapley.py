@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from dboost.data import feature_block, predict_through
-from dboost.data.partition import is_lazy, is_path
+from dboost.data.partition import is_source
 from dboost.errors import MissingExtraError, ParameterError
 from dboost.inspection.row_functions import lazy_pieces
 from dboost.kernels import shap as kernels
@@ -395,18 +395,18 @@ def shap_values(ensemble: Ensemble, data: Any, background: Any, interactions: bo
     """
     rows = None
     if background is not None:
-        if is_path(background) or is_lazy(background):
+        if is_source(background):
             raise ParameterError("the background must be a table in memory: compute a sample of some hundred rows")
         rows = feature_block(background, ensemble.features, ensemble.named, what="background")
         if not len(rows):
             raise ParameterError("the background has no rows")
-    if n_threads is None and (is_path(data) or is_lazy(data)):
+    if n_threads is None and is_source(data):
         n_threads = 1
     function = Shapley(ensemble, rows, interactions, n_threads)
     if len(function.shape) == 1:
         names = [feature.name for feature in ensemble.features]
         return predict_through(data, function, features=ensemble.features, named=ensemble.named, names=names)
-    if is_path(data) or is_lazy(data):
+    if is_source(data):
         return _lazy_array(data, ensemble, function)
     return function(feature_block(data, ensemble.features, ensemble.named))
 
@@ -427,7 +427,7 @@ def explanation(ensemble: Ensemble, data: Any, background: Any, interactions: bo
         import shap
     except ImportError as error:
         raise MissingExtraError("shap.Explanation needs the library shap: pip install shap") from error
-    if is_path(data) or is_lazy(data):
+    if is_source(data):
         raise ParameterError("as_explanation=True needs rows in memory: compute them, or a sample of them")
     values = np.asarray(shap_values(ensemble, data, background, interactions, n_threads))
     block = np.asarray(feature_block(data, ensemble.features, ensemble.named), np.float64)

@@ -34,12 +34,12 @@ from dboost.data.binning import sample_rows
 from dboost.data.chunk import CategoryColumn, CategoryIndex, Chunk, Column
 from dboost.data.partition import ReadPlan
 from dboost.data.row_metadata import DataIssue, MetadataRows, RowMetadata, RowMetadataSpool
-from dboost.data.table import Reader, SpooledChunk, kept_rows
+from dboost.data.table import Reader, SpooledChunk, kept_rows, values_in
 from dboost.model.ensemble import FlatEnsemble
 from dboost.schema import Feature, Level
 from dboost.session.memory import Budget, TrimCounter
 from dboost.session.protocol import BuildSpec, MissingPartitions
-from dboost.session.row_samples import HELD_OUT, WATCHED, DigitRequest, NumberedRows, RowAssignment, reference_rows, values_in
+from dboost.session.row_samples import HELD_OUT, WATCHED, DigitRequest, NumberedRows, RowAssignment, reference_rows
 from dboost.session.target import Target, TargetScan, encode_chunk, encode_like, merge_target_scans, scan_target
 from dboost.session.warm_start import WarmStart, add_block, matrix_of, starting_scores
 from dboost.shards.encode import distinct_of, encoded_pieces, sampled

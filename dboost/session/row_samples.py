@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dboost.data import CategoryColumn, Chunk, Table
+from dboost.data import Table
 from dboost.data.binning import sample_rows
 from dboost.data.table import kept_rows
 from dboost.errors import DataError, DriftWarning, warn
@@ -332,29 +332,6 @@ class ReferenceSample:
 def reference_rows(n_rows: int, n_features: int, seed: int, first: int = 0, last: int | None = None) -> np.ndarray:
     """Return the global ids among first…last-1 that are in the sample of `n_rows` rows: int64[...], ascending."""
     return sample_rows(n_rows, seed, first, last, size=max(min(ROWS, VALUES // max(n_features, 1)), 1))
-
-
-def values_of(chunk: Chunk, rows: np.ndarray) -> np.ndarray:
-    """Return rows of a chunk as numbers: float64[n, n_features]."""
-    values = np.empty((len(rows), len(chunk.columns)))
-    for j, column in enumerate(chunk.columns):
-        if isinstance(column, CategoryColumn):
-            codes = column.codes[rows]
-            values[:, j] = np.where(codes < 0, np.nan, codes)
-        else:
-            values[:, j] = column[rows]
-    return values
-
-
-def values_in(table: Table, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the number of each chunk that has some of the rows (int64, ascending), and their values."""
-    start = 0
-    for i, length in enumerate(table.lengths):
-        low, high = np.searchsorted(rows, (start, start + length))
-        if low < high:
-            found = [values_of(chunk, some) for _, some, chunk in table.slices(i, rows[low:high] - start) if some is not None]
-            yield i, np.concatenate(found)
-        start += length
 
 
 def with_summary(model: Ensemble, sample: ReferenceSample | None, n_threads: int | None = 1) -> Ensemble:

@@ -39,7 +39,7 @@ import numpy as np
 from dboost.data import CategoryColumn, Column, Table
 from dboost.data.binning import Binning, propose_all, sample_rows
 from dboost.data.chunk import BinnedPartition
-from dboost.data.table import kept_rows
+from dboost.data.table import kept_rows, values_of
 from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.kernels.histograms import BinLayout
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
@@ -51,7 +51,7 @@ from dboost.session.evaluation import EvalSet, EvalSetBuilder
 from dboost.session.memory import Budget
 from dboost.session.partition_loader import StartingPiece, scan_targets
 from dboost.session.protocol import BuildSpec, Chosen, Engine, NamedSet
-from dboost.session.row_samples import ReferenceSample, reference_rows, values_of
+from dboost.session.row_samples import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_values
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
 from dboost.shards.arcbite_rows import InMemoryBite
