@@ -13,6 +13,7 @@ block is read as floats).
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import zlib
@@ -709,6 +710,16 @@ class Table:
             return
         for i in filled:
             self._metadata_spool.put("sample_weight", self.numbers[i], weights(i))
+
+    def weighing(self, weight: np.ndarray | None) -> Table:
+        """Return the same rows with other weights, valid while this table is open. Requires metadata in memory.
+
+        weight : float64[n_rows].
+        """
+        assert self._metadata_spool is None
+        found = copy.copy(self)
+        found.weight = weight
+        return found
 
     def partition_name(self, i: int) -> str:
         """Return the origin of chunk `i`, for messages."""

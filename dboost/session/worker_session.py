@@ -238,7 +238,9 @@ class WorkerSession(PartitionLoader):
     def adopt(self, batch: str, table: Table) -> None:
         """Register a table that was read in this process as a batch; it is closed when its rows are encoded."""
         self._tables[batch] = table
-        self._rows[batch] = BatchRows(table, self._n_threads)
+        # `assign_rows` must not change the weights of the caller's table.
+        reweighable = table if table.keeps_roles_apart else table.weighing(table.weight)
+        self._rows[batch] = BatchRows(reweighable, self._n_threads)
 
     def open_engine(self, batch: str, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
         """Return the engine of a fit without a cluster, and drop the batch's raw values."""
