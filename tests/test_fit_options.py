@@ -479,18 +479,18 @@ def test_the_rate_of_the_progress_line_is_that_of_the_iterations(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the first iteration, which compiles kernels, nor loading arcbites counts."""
-    grow, enter = BoostingLoop._with_bins, arcbites._ArcbiteLoop._enter
+    task_of, enter = BoostingLoop._task, arcbites._ArcbiteLoop._enter
     slow = 0.2
 
-    def slow_first(loop: BoostingLoop, task: Any) -> Any:
+    def slow_first(loop: BoostingLoop, *arguments: Any) -> Any:
         time.sleep(slow if loop.n_done == 0 else 0.0)
-        return grow(loop, task)
+        return task_of(loop, *arguments)
 
     def slow_enter(loop: arcbites._ArcbiteLoop, bite: int) -> Any:
         time.sleep(slow)
         return enter(loop, bite)
 
-    monkeypatch.setattr(BoostingLoop, "_with_bins", slow_first)
+    monkeypatch.setattr(BoostingLoop, "_task", slow_first)
     monkeypatch.setattr(arcbites._ArcbiteLoop, "_enter", slow_enter)
     for options, n_slow, n_rows in (({}, 1, len(FRAME)), ({"arcbites": dboost.ArcBites(4, 2)}, 5, len(FRAME) / 4)):
         booster = fit(progress=True, max_iter=8, **options)
