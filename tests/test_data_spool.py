@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import gc
 import os
@@ -275,12 +276,16 @@ def test_workers_remove_what_was_left_where_they_work(temporary: Path, tmp_path:
         state=SimpleNamespace(nthreads=1),
         memory_manager=SimpleNamespace(memory_limit=None),
     )
-    plugin = DBoostWorkerPlugin()
-    plugin.setup(worker)
-    try:
-        plugin.worker_session("fit")
-    finally:
-        plugin.teardown(worker)
+
+    async def use() -> None:
+        plugin = DBoostWorkerPlugin()
+        plugin.setup(worker)
+        try:
+            plugin.worker_session("fit")
+        finally:
+            plugin.teardown(worker)
+
+    asyncio.run(use())
     assert [*temporary.iterdir(), *(tmp_path / "worker").iterdir()] == []
 
 

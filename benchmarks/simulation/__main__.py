@@ -18,8 +18,9 @@ from benchmarks.simulation.costs import Costs, measure
 from benchmarks.simulation.network import Network
 from dboost.params import make_parameters
 
-#: Real rows of each worker.
+#: Real rows of each worker, and most real columns: each of them stands for several columns of a wider table.
 ROWS_EACH = 100
+MOST_COLUMNS = 200
 COLUMNS = ("workers", "rows", "s a tree", "computing", "deciding", "messages", "rounds", "owners", "MiB a tree")
 
 
@@ -35,9 +36,10 @@ def frame(n_workers: int, n_features: int) -> Any:
 
 def simulate(n_workers: int, n_rows: float, n_features: int, trees: int, network: Network, costs: Costs) -> dict[str, float]:
     """Return the columns of a row of the table."""
-    simulated = Simulated(n_workers, network, costs)
+    real = min(n_features, MOST_COLUMNS)
+    simulated = Simulated(n_workers, network, costs, columns=n_features / real)
     try:
-        data = frame(n_workers, n_features)
+        data = frame(n_workers, real)
         parameters = make_parameters({"max_iter": trees, "loss": "log_loss", "min_samples_leaf": 1})
         fit(simulated, data, "y", parameters, n_rows=n_rows)
         grown = [event for event in simulated.events if event["action"] == "tree"]
@@ -71,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, float]]:
     if options.quick:
         options.workers, options.rows = "2,9", "1e8"
     network = Network(bandwidth=options.gigabit * 1e9 / 8, latency=options.latency_ms / 1000)
-    costs = measure(20_000 if options.quick else 400_000)
+    real = min(options.features, MOST_COLUMNS)
+    costs = measure(20_000 if options.quick else 11_200_000 // real, real)
     simulate(2, 1e6, options.features, 1, network, costs)  # loads the kernels, which is not charged
     console = Console()
     table = Table(title=f"{options.features} features, 31 leaves, {options.gigabit:g} Gbit/s, {options.latency_ms:g} ms")

@@ -1,7 +1,8 @@
 """An event loop with a simulated clock.
 
 When no work is left before the next timer, the clock is set to it. Work that would run in a thread runs at once, and its result
-is available after its simulated seconds: those of `charge`, or the measured ones.
+is available after its simulated seconds: those of `charge`, or the measured ones, which are those of the processor: other
+processes of a busy machine do not count.
 
 A function that itself waits for the loop (`waits_for_loop`, the thread of a fit) runs in a real thread, in turns with the loop:
 the loop stands still while the thread computes, and the thread waits in `run_on` while the loop runs its coroutine.
@@ -40,20 +41,24 @@ class _Thread:
     current = threading.local()
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self._to_loop: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self._to_loop: queue.Queue[tuple[str, Any, float]] = queue.Queue()
         self._to_thread: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue()
         self._function, self._arguments = function, arguments
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         _Thread.current.thread = self
+        self._began = time.thread_time()
         try:
-            self._to_loop.put(("result", self._function(*self._arguments)))
+            self._put("result", self._function(*self._arguments))
         except BaseException as error:
-            self._to_loop.put(("error", error))
+            self._put("error", error)
 
-    def next_step(self) -> tuple[str, Any]:
-        """Wait until the thread has ended or needs the loop: "result", "error" or "coroutine", and which."""
+    def _put(self, kind: str, what: Any) -> None:
+        self._to_loop.put((kind, what, time.thread_time() - self._began))
+
+    def next_step(self) -> tuple[str, Any, float]:
+        """Wait until the thread has ended or needs the loop: "result", "error" or "coroutine", and which; and the seconds."""
         return self._to_loop.get()
 
     def resume(self, result: Any, error: BaseException | None) -> None:
@@ -62,14 +67,15 @@ class _Thread:
 
     def wait_for(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Have the loop run a coroutine; called in the thread."""
-        self._to_loop.put(("coroutine", work))
+        self._put("coroutine", work)
         result, error = self._to_thread.get()
+        self._began = time.thread_time()
         if error is not None:
             raise error
         return result
 
 
-def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> Any:
+def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], guard: Any = None) -> Any:
     """Take the place of `dboost.distributed.worker_calls.run_on` in a simulated cluster."""
     return _Thread.current.thread.wait_for(work)
 
@@ -100,12 +106,12 @@ class CountedLoop(asyncio.SelectorEventLoop):
         if self.waits_for_loop(executor):
             self._run_in_turns(future, _Thread(func, args), executor, func, args)
             return future
-        began = time.perf_counter()
+        began = time.thread_time()
         try:
             result, error = func(*args), None
         except Exception as raised:
             result, error = None, raised
-        seconds = self.charge(executor, func, args, time.perf_counter() - began)
+        seconds = self.charge(executor, func, args, time.thread_time() - began)
 
         def finish() -> None:
             if future.cancelled():
@@ -120,9 +126,8 @@ class CountedLoop(asyncio.SelectorEventLoop):
 
     def _run_in_turns(self, future: Any, thread: _Thread, executor: Any, func: Any, args: tuple[Any, ...]) -> None:
         """Let the thread run until it needs the loop or has ended, and charge the seconds."""
-        began = time.perf_counter()
-        kind, what = thread.next_step()
-        seconds = self.charge(executor, func, args, time.perf_counter() - began)
+        kind, what, took = thread.next_step()
+        seconds = self.charge(executor, func, args, took)
 
         async def run() -> None:
             try:

@@ -28,11 +28,13 @@ from distributed.core import Status
 from benchmarks.simulation.clock import CountedLoop, run_on
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.network import Host, Line, Network, Wire
+from dboost.config import fan_in, gather_bytes, owner_bytes
 from dboost.data import dask_collections
 from dboost.data.partition import ReadPlan
-from dboost.distributed import reducer, worker_calls
+from dboost.distributed import reducer, worker_calls, worker_plugin
 from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
 from dboost.distributed.connection import Connection
+from dboost.distributed.feature_exchange import count_groups
 from dboost.distributed.line import Message
 from dboost.distributed.read_tasks import ReadTasks, Receipt
 from dboost.distributed.worker_calls import METHODS, Branch, LineCalls, Relay
@@ -61,17 +63,20 @@ class Worker:
         self.memory_manager = SimpleNamespace(memory_limit=None)
         self._simulated = simulated
         self.holder = DBoostWorkerPlugin()
-        self.holder.setup(self)  # type: ignore[arg-type]
+        simulated.run(self._set_up())
         self.holder._execute = partial(self._execute, self.holder._execute)  # type: ignore[method-assign]
         self.line = object()  # the executor of calls on lines
         self._relays: dict[SessionRef, Relay] = {}
         self._surplus = 0.0
 
+    async def _set_up(self) -> None:
+        self.holder.setup(self)  # type: ignore[arg-type]
+
     def _execute(self, execute: Any, fit: str, session: str, number: int, method: str, arguments: Any) -> Any:
         """Execute a call, and note its simulated seconds above the real ones."""
-        began = time.perf_counter()
+        began = time.thread_time()
         answer = execute(fit, session, number, method, arguments)
-        took = time.perf_counter() - began
+        took = time.thread_time() - began
         self._surplus += self._simulated.seconds_of(self.holder._sessions.get(fit), number, method, arguments, took) - took
         return answer
 
@@ -118,8 +123,10 @@ class Simulated:
 
     Attributes
     ----------
-    many : float
-        Number of rows for which each real row stands.
+    n_rows : float
+        Of the simulated table.
+    many, columns : float
+        Number of rows for which each real row stands, and of columns for which each real column does.
     lines : bool
         Whether rounds travel on lines, or else as Dask's messages.
     seconds : float
@@ -133,7 +140,9 @@ class Simulated:
     n_workers: int
     network: Network
     costs: Costs
+    n_rows: float = 0.0
     many: float = 1.0
+    columns: float = 1.0
     lines: bool = True
     workers: dict[str, Worker] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -144,15 +153,14 @@ class Simulated:
     def __post_init__(self) -> None:
         self.loop = CountedLoop()
         self.loop.charge = self._charge
-        self.loop.waits_for_loop = lambda executor: executor is not None and executor not in self._pools
-        self.wire = Wire(self.network)
+        self.loop.waits_for_loop = lambda executor: executor is not None
+        self.wire = Wire(self.network, self._scale)
         self._trains = False
         self._of_executor: dict[Any, Worker] = {}
         for k in range(self.n_workers):
             worker = Worker(f"worker-{k:04d}", self)
             self.workers[worker.address] = worker
             self._of_executor |= {worker.holder._pool: worker, worker.line: worker}
-        self._pools = {worker.holder._pool for worker in self.workers.values()}
         self.scheduler = Scheduler(self)
 
     def line(self, sender: str, receiver: str) -> Line:
@@ -166,9 +174,16 @@ class Simulated:
         """Run a coroutine in simulated time."""
         return self.loop.run_until_complete(work)
 
-    def width(self, branch: Branch, buffers: Sequence[memoryview]) -> float:
+    def width(self, branch: Branch) -> float:
         """Return the factor of the bytes of a branch's histograms, whose real rows are too few to need wide numbers."""
-        return 2.0 if buffers and is_wide(self.n_rows_of(branch)) else 1.0
+        return self.columns * (2.0 if is_wide(self.n_rows_of(branch)) else 1.0)
+
+    def _scale(self, content: Any) -> float:
+        """Return the factor of the bytes of a message of Dask: of slices as in `width`; stage 1 sends the sums of groups."""
+        if not isinstance(content, dict) or "stage" not in content:
+            return 1.0
+        n_senders = count_groups(self.n_workers, fan_in()) if content["stage"] else self.n_workers
+        return self.columns * (2.0 if is_wide(self.n_rows / n_senders) else 1.0)
 
     async def train(self, call: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine that counts as training."""
@@ -189,9 +204,9 @@ class Simulated:
         self.deciding += took if self._trains else 0.0
         return took
 
-    def seconds_of(self, holding: WorkerSession | None, number: int, method: str, packed: bytes, took: float) -> float:
+    def seconds_of(self, holding: WorkerSession | None, number: int, method: str, arguments: Any, took: float) -> float:
         """Return the simulated seconds of a call, which took some real ones."""
-        seconds = took if holding is None else self._of_rows(holding, method, packed, took)
+        seconds = took if holding is None else self._of_rows(holding, method, arguments, took)
         if self._trains:
             self.computing[number] = max(self.computing.get(number, 0.0), seconds)
         return seconds
@@ -201,19 +216,32 @@ class Simulated:
         held = (self.workers[ref.worker].holder._sessions.values() for ref in (branch.ref, *branch.below))
         return self.many * sum(session.n_rows for sessions in held for session in sessions)
 
-    def _of_rows(self, holding: WorkerSession, method: str, packed: bytes, took: float) -> float:
-        """Return the cost of a method for a worker with many rows."""
+    def _of_rows(self, holding: WorkerSession, method: str, arguments: Any, took: float) -> float:
+        """Return the cost of a method for a worker with many rows, and columns."""
         if method == "update_scores":
             return holding.n_rows * self.many * self.costs.advance
-        if method in ("round_histograms", "histogram_slices"):
-            first, second = unpack(packed)
-            tasks, requests = (first, second) if method == "round_histograms" else (second.tasks, first)
-            return sum(
-                self.costs.of_round(runner.shard, bool(tasks), output, request, self.many)
-                for runner in holding._runners
-                for output, request in requests.items()
-            )
+        if method == "round_histograms":
+            tasks, requests = unpack(arguments)
+            return self._of_round(holding, tasks, requests)
+        if method == "histogram_slices":
+            requests, search = unpack(arguments)
+            assert holding._spec is not None
+            n_nodes = sum(len(request.nodes) for request in requests.values())
+            n_bytes = 4 * n_nodes * holding._spec.shard.n_channels * int(holding._spec.shard.bin_layout.offset[-1])
+            return self._of_round(holding, search.tasks, requests) + self.columns * n_bytes * self.costs.add  # it is copied
+        if method in ("add_slices", "search_slices"):
+            slices = arguments[-1]
+            added = sum(map(len, slices)) * self.costs.add
+            searched = len(slices[0]) * self.costs.search if method == "search_slices" else 0.0
+            return took + (self.columns - 1.0) * (added + searched)
         return took
+
+    def _of_round(self, holding: WorkerSession, tasks: Any, requests: Any) -> float:
+        return sum(
+            self.costs.of_round(runner.shard, bool(tasks), output, request, self.many, self.columns)
+            for runner in holding._runners
+            for output, request in requests.items()
+        )
 
     def close(self) -> None:
         for worker in self.workers.values():
@@ -265,7 +293,7 @@ class SimulatedCalls:
         passed_on = [memoryview(branch.passed_on)] if branch.below else []
         message = Message(number, method, memoryview(content), passed_on)
         status, reply, buffers = await simulated.loop.run_in_executor(worker.line, worker.answer, branch.ref, message)
-        size = len(reply) + int(sum(map(len, buffers)) * simulated.width(branch, buffers))
+        size = len(reply) + int(sum(map(len, buffers)) * simulated.width(branch))
         await simulated.wire.send(there, here, size, costs.message + size * costs.byte)
         self.n_bytes += size
         return status, reply, buffers
@@ -374,18 +402,24 @@ class _Source(ReadTasks):
 def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows: float) -> FitResult:
     """Train as if the data had `n_rows` rows; adds the seconds of training to `simulated`."""
     real = sum(map(len, data.partitions)) if hasattr(data, "partitions") else len(data)
-    simulated.many = n_rows / real
-    # Slices of histograms that do not fit 32 bits are sent in 64.
-    simulated.wire.scale = 2.0 if is_wide(n_rows / simulated.n_workers) else 1.0
+    simulated.n_rows, simulated.many = n_rows, n_rows / real
     with (
-        # The few real rows stand for many.
-        dask.config.set({"dboost.lines": simulated.lines, "dboost.single-worker-values": 0}),
+        # The few real rows and columns stand for many.
+        dask.config.set(
+            {
+                "dboost.lines": simulated.lines,
+                "dboost.single-worker-values": 0,
+                "dboost.gather-bytes": gather_bytes() / simulated.columns,
+                "dboost.owner-bytes": owner_bytes() / simulated.columns,
+            }
+        ),
         patch.object(Connection, "open_line", lambda self: None),
         patch.object(Connection, "_run", lambda self, work: self.client.sync(work)),
         patch.object(reducer, "FitCalls", lambda guard, numbers: SimulatedFitCalls(simulated, numbers)),
         patch.object(worker_calls, "LineCalls", lambda guard: SimulatedCalls(simulated, guard._line.address)),
         patch.object(reducer, "run_on", run_on),
         patch.object(worker_calls, "run_on", run_on),
+        patch.object(worker_plugin, "run_on", run_on),
     ):
         request = FitRequest(parameters, 1, columns=(target, None, None), progress=False)
         client = _Client(simulated)

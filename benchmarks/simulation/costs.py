@@ -14,9 +14,12 @@ import numpy as np
 
 import dboost
 from dboost.distributed.line import Line
+from dboost.kernels.histograms import BinLayout
 from dboost.session.engines import Team
+from dboost.session.protocol import pack_round, unpack
 from dboost.shards.shard_grower import ShardGrower
 from dboost.trees.grower import RoundHistograms, RoundRequest
+from dboost.trees.split_finder import BestSplits, SiblingPair, SplitFinder
 from dboost.trees.tree_task import GradientStats, TreeTask
 from tests.helpers.sharded_engine import ShardedEngine
 
@@ -37,6 +40,8 @@ class Costs:
         To start and return the histogram of one sibling pair, independent of the rows.
     message, byte : float
         Of a message on a line, at either end, and of each of its bytes.
+    add, search : float
+        Of a byte of histograms that an owner of features adds up, and searches.
     """
 
     cell: float
@@ -47,12 +52,16 @@ class Costs:
     pair: float
     message: float = 2e-5
     byte: float = 2e-10
+    add: float = 3e-10
+    search: float = 3e-9
 
-    def of_round(self, rounds: ShardGrower, begins: bool, output: int, request: RoundRequest, many: float) -> float:
-        """Return the seconds of a round request to one tree, when each real row stands for `many`."""
+    def of_round(
+        self, rounds: ShardGrower, begins: bool, output: int, request: RoundRequest, many: float, columns: float = 1.0
+    ) -> float:
+        """Return the seconds of a round request to one tree, when each real row stands for `many`, and each column for some."""
         n_split, n_cells, n_pairs, n_settled = _work(rounds, output, request)
-        fixed = n_pairs * self.pair
-        rows = n_split * self.split + n_cells * self.cell + n_settled * self.settle
+        fixed = n_pairs * self.pair * columns
+        rows = n_split * self.split + n_cells * self.cell * columns + n_settled * self.settle
         return fixed + many * (rows + (rounds.shard.n_rows * self.begin if begins else 0.0))
 
 
@@ -93,6 +102,22 @@ class _Clocked(ShardGrower):
         return histograms
 
 
+class _ClockedFinder(SplitFinder):
+    """A split finder like that of an owner of features, which records the seconds of a byte of histograms."""
+
+    searched: ClassVar[list[float]] = []
+
+    def __init__(self, task: TreeTask, layout: BinLayout, after: SplitFinder | None = None, n_rows: int | None = None) -> None:
+        super().__init__(task, layout, after=after)
+
+    def find_best_splits(self, pairs: Sequence[SiblingPair], histograms: np.ndarray) -> BestSplits:
+        began = time.perf_counter()
+        found = super().find_best_splits(pairs, histograms)
+        if histograms.size:
+            self.searched.append((time.perf_counter() - began) / (4 * histograms.size))
+        return found
+
+
 class _Clock(ShardedEngine):
     """An engine of one shard and one thread that is timed."""
 
@@ -119,7 +144,11 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
     X = rng.standard_normal((n_rows, n_features), dtype=np.float32)
     y = (X[:, 0] * X[:, 1] + X[:, 2] + rng.standard_normal(n_rows) > 0).astype(np.float64)
     _Clock.engines.clear()
-    with patch("dboost.session.worker_session.FusedEngine", _Clock):
+    _ClockedFinder.searched.clear()
+    with (
+        patch("dboost.session.worker_session.FusedEngine", _Clock),
+        patch("tests.helpers.sharded_engine.SplitFinder", _ClockedFinder),
+    ):
         dboost.fit(X, y, loss="log_loss", max_iter=8, min_samples_leaf=1, n_threads=1, progress=False)
     (clock,) = _Clock.engines
     parts = np.array(clock.clocked.parts[len(clock.clocked.parts) // 4 :])  # the first ones compile
@@ -130,7 +159,20 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
     split = np.median((seconds / np.maximum(n_split, 1))[n_split > n_rows / 4])
     settle = np.median(seconds[n_settled > 0]) / n_rows
     begin, advance = (float(np.median(told)) / n_rows for told in (clock.clocked.begins, clock.advances))
-    return Costs(*map(float, (cell, split, begin, settle, advance, pair, *measure_line())))
+    search = np.median(_ClockedFinder.searched)
+    return Costs(*map(float, (cell, split, begin, settle, advance, pair, *measure_line(), measure_add(), search)))
+
+
+def measure_add(n_bytes: int = 400_000, n_times: int = 50) -> float:
+    """Return the seconds of a byte of a received slice that is unpacked and added to another one."""
+    histograms = np.ones((1, 2, n_bytes // 8), np.int32)
+    packed = pack_round(RoundHistograms(histograms, np.empty((0, 2), np.int64)))
+    seconds = []
+    for _ in range(n_times):
+        began = time.perf_counter()
+        unpack(packed).merge(unpack(packed))
+        seconds.append((time.perf_counter() - began) / (2 * n_bytes))
+    return float(np.median(seconds))
 
 
 def measure_line(n_messages: int = 300) -> tuple[float, float]:

@@ -43,12 +43,12 @@ class Wire:
 
     Attributes
     ----------
-    scale : float
-        Factor of the bytes of results, where the real rows are too few to need wide numbers.
+    scale : callable
+        Given a message of Dask, returns the factor of its bytes, where real rows or columns stand for many.
     """
 
     network: Network
-    scale: float = 1.0
+    scale: Callable[[Any], float] = lambda content: 1.0
     hosts: dict[str, Host] = field(default_factory=dict)
 
     def host(self, address: str) -> Host:
@@ -64,7 +64,7 @@ class Wire:
 
     async def carry(self, sender: Host, receiver: Host, content: Any) -> None:
         """Wait until a message of Dask has arrived and been handled."""
-        await self.send(sender, receiver, _ENVELOPE + _size(content) * self.scale, self.network.handling)
+        await self.send(sender, receiver, _ENVELOPE + _size(content) * self.scale(content), self.network.handling)
 
     async def send(self, sender: Host, receiver: Host, size: float, handling: float) -> None:
         """Wait until some bytes have arrived; both ends spend `handling` seconds on them."""
@@ -89,13 +89,15 @@ class Line:
         self._wire, self._sender, self._receiver, self._handlers = wire, sender, receiver, handlers
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        async def call(**arguments: Any) -> Any:
+        async def call(reply: bool = True, **arguments: Any) -> Any:
             await self._wire.carry(self._sender, self._receiver, arguments)
-            reply = self._handlers[name](**arguments)
-            if asyncio.iscoroutine(reply):
-                reply = await reply
-            await self._wire.carry(self._receiver, self._sender, reply)
-            return reply
+            answer = self._handlers[name](**arguments)
+            if asyncio.iscoroutine(answer):
+                answer = await answer
+            if not reply:
+                return None
+            await self._wire.carry(self._receiver, self._sender, answer)
+            return answer
 
         return call
 

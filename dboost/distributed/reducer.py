@@ -32,7 +32,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dboost.config import fan_in, liveness_timeout, uses_lines, worker_timeout
-from dboost.distributed.feature_exchange import choose_owners
+from dboost.distributed.feature_exchange import choose_exchange
 from dboost.distributed.line import Line
 from dboost.distributed.messages import (
     CANCELLED,
@@ -352,16 +352,6 @@ class Reducer(SchedulerPlugin):
 
         return await self._fan_out(name, list(arguments), call)
 
-    async def _exchange(self, name: str, method: str, arguments: Mapping[SessionRef, bytes]) -> dict[SessionRef, bytes]:
-        """Have sessions exchange slices of histograms (`feature_exchange`), by Dask's messages."""
-        number = next(self._numbers)
-
-        def call(ref: SessionRef) -> Any:
-            rpc, address = self._scheduler.rpc(ref.worker), {"fit": name, "session": ref.session, "number": number}
-            return rpc.dboost_exchange(**address, n_senders=len(arguments), arguments=arguments[ref])
-
-        return await self._fan_out(name, list(arguments), call)
-
     async def _move(self, name: str, batch: str, plan: bytes, moves: dict[str, Any], lost: list[str]) -> dict[str, Any]:
         def call(ref: SessionRef) -> Any:
             rpc = self._scheduler.rpc(ref.worker)
@@ -507,20 +497,21 @@ class Reducer(SchedulerPlugin):
         asked: GrowOrder = unpack(order)
         fit = self._fit(name)
         self._use(fit, refs)
-        owners = choose_owners(refs, asked.tasks[0], asked.layout, asked.n_leaves_per_round)
+        exchange = choose_exchange(refs, asked.tasks[0], asked.layout, asked.n_leaves_per_round)
         branches = tree_of(tuple(refs), fan_in())
-        lines = None if owners else self._lines(name, fit, [branch.ref for branch in branches])
+        lines = self._lines(name, fit, [branch.ref for branch in branches])
         calls: WorkerCalls
         if lines is not None:
             calls = lines
         else:
-            calls, branches = MessageCalls(partial(self._exchange if owners else self._call, name), self._loop), flat(refs)
-        grown, timing = fit.rounds.grow_trees(calls, branches, asked, owners)
+            calls, branches = MessageCalls(partial(self._call, name), self._loop), flat(refs)
+        grown, timing = fit.rounds.grow_trees(calls, branches, asked, exchange)
         how = {
             "action": "tree",
             "fit": name,
             "workers": len(refs),
-            "owners": len(owners),
+            "owners": 0 if exchange is None else exchange.n_slices,
+            "groups": 0 if exchange is None else exchange.n_groups,
             "lines": lines is not None,
             "branches": len(branches),
         }

@@ -22,7 +22,7 @@ import numpy as np
 from dboost.distributed.messages import LostWorkers, Timing
 from dboost.distributed.worker_calls import Branch, RoundSums, WorkerCalls
 from dboost.kernels.histograms import BinLayout
-from dboost.session.protocol import FeatureOwner, FeatureSearch, Session, SessionRef, pack_round, unpack
+from dboost.session.protocol import FeatureSearch, Session, SessionRef, SliceExchange, pack_round, unpack
 from dboost.trees.bin_proposal import in_fine_bins
 from dboost.trees.grower import Round, RoundResult, grow_tree
 from dboost.trees.split_finder import BestSplits, SiblingPair, SplitFinder
@@ -62,12 +62,12 @@ class TreeRounds:
         self._divided: set[SessionRef] = set()
 
     def grow_trees(
-        self, calls: WorkerCalls, branches: Sequence[Branch], order: GrowOrder, owners: Sequence[FeatureOwner]
+        self, calls: WorkerCalls, branches: Sequence[Branch], order: GrowOrder, exchange: SliceExchange | None
     ) -> tuple[list[GrownTree], Timing]:
         """Grow the trees of an order, in the order of its tasks; their splits refer to fine bins.
 
         branches : of the tree of all sessions (see `worker_calls`).
-        owners : sessions that search ranges of features; empty if the histograms are gathered here.
+        exchange : how sessions add up slices of histograms and search them; None if the histograms are gathered here.
 
         Raises
         ------
@@ -87,13 +87,13 @@ class TreeRounds:
             pairs_of = {output: pairs for output, (_, pairs) in rounds.items()}
             sums = RoundSums()
             before = calls.n_bytes
-            if owners:
-                search = FeatureSearch(new_tasks, {output: pairs for output, pairs in pairs_of.items() if pairs}, tuple(owners))
+            if exchange:
+                pairs = {output: pairs for output, pairs in pairs_of.items() if pairs}
+                search = FeatureSearch(pairs, new_tasks, exchange if new_tasks else None)
                 method, packed = Session.histogram_slices.__name__, pack_round((requests, search))
-                calls.call(method, dict.fromkeys(branches, packed), sums.add_best)
             else:
                 method, packed = Session.round_histograms.__name__, pack_round((new_tasks, requests))
-                calls.call(method, dict.fromkeys(branches, packed), sums.add)
+            calls.call(method, dict.fromkeys(branches, packed), sums.add)
             if new_tasks:
                 refs = [ref for branch in branches for ref in (branch.ref, *branch.below)]
                 n_rows = [n for branch in branches for n in sums.rows[branch.ref]]
@@ -101,7 +101,7 @@ class TreeRounds:
                 new_tasks = ()
             replied = time.perf_counter()
             found: Iterable[BestSplits]
-            found = [sums.best.get(k, []) for k in pairs_of] if owners else self._find_best_splits(finders, pairs_of, sums)
+            found = [sums.best.get(k, []) for k in pairs_of] if exchange else self._find_best_splits(finders, pairs_of, sums)
             for output, best in zip(pairs_of, found, strict=True):
                 of_tree = sums.trees[output]
                 try:

@@ -43,6 +43,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -75,7 +76,7 @@ class RoundSums:
     trees : {output: RoundHistograms}
         Valid until the next round: they use the memory of an answer, which is that of a line or of a session.
     best : {output: BestSplits}
-        Merged over the feature owners.
+        Merged over the owners of slices; empty if histograms are added up on the way.
     rows : {SessionRef: list of int}
         Numbers of training rows of a session and of those below it, in their order.
     compute : float
@@ -92,26 +93,29 @@ class RoundSums:
         self.seconds = 0.0
 
     def add(self, ref: SessionRef, message: Message) -> None:
-        """Add an answer of `Session.round_histograms`, or the sum of several sessions' answers."""
+        """Add a packed answer, see `add_answer`."""
         began = time.perf_counter()
-        answers, n_rows, seconds = message.unpack()
-        self.add_answer(ref, answers, n_rows if isinstance(n_rows, list) else [n_rows], seconds)
+        self.add_answer(ref, *message.unpack())
         self.seconds += time.perf_counter() - began
 
-    def add_best(self, ref: SessionRef, message: Message) -> None:
-        """Add an answer of the exchange among feature owners; see `add`."""
-        began = time.perf_counter()
-        answers, found, n_rows, seconds = message.unpack()
-        self.add_answer(ref, answers, [n_rows], seconds)
-        for output, best in found.items():
-            self.best[output] = merge_best_splits([self.best[output], best]) if output in self.best else best
-        self.seconds += time.perf_counter() - began
+    def add_answer(
+        self,
+        ref: SessionRef,
+        answers: Mapping[int, RoundHistograms],
+        n_rows: int | list[int],
+        seconds: float,
+        found: Mapping[int, BestSplits] = MappingProxyType({}),
+    ) -> None:
+        """Add an answer of `Session.round_histograms`, or the sum of several sessions' answers.
 
-    def add_answer(self, ref: SessionRef, answers: Mapping[int, RoundHistograms], rows: list[int], seconds: float) -> None:
-        """Add the histograms and the numbers of rows of a session and of those below it; there are none without rows."""
+        answers : without histograms if their slices are exchanged (`feature_exchange`); then `found` has the best splits of the
+        features that a session searches. There are no answers without rows.
+        """
         for output, answer in answers.items():
             self.trees[output] = self.trees[output].merge(answer) if output in self.trees else answer
-        self.rows[ref] = rows
+        for output, best in found.items():
+            self.best[output] = merge_best_splits([self.best[output], best]) if output in self.best else best
+        self.rows[ref] = n_rows if isinstance(n_rows, list) else [n_rows]
         self.compute = max(self.compute, seconds)
 
     def merged(self, narrow: np.ndarray) -> dict[int, RoundHistograms]:
@@ -131,6 +135,8 @@ STATUSES = [OK, FAILED, UNKNOWN, STALE, LOST]
 
 #: Seconds between two checks whether the event loop still runs.
 _LOOP_CHECK = 1.0
+#: Seconds between two checks whether a call that waits for other workers must end.
+_GUARD_CHECK = 0.05
 
 #: Given the sessions that have not answered for the liveness timeout, remove workers that do not answer pings; return the lost
 #: sessions.
@@ -423,17 +429,32 @@ class MessageCalls:
             decode(ref, Message(0, 0, memoryview(content), []))
 
 
-def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine on an event loop from another thread, and return its result; FitCancelled when the loop has ended."""
+def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result], guard: Guard | None = None) -> Result:
+    """Run a coroutine on an event loop from another thread, and return its result.
+
+    Raises
+    ------
+    FitCancelled
+        When the loop has ended, the coroutine was cancelled, or the guard says that the call must end.
+    """
     future = asyncio.run_coroutine_threadsafe(work, loop)
     while True:
         try:
-            return future.result(timeout=_LOOP_CHECK)
+            return future.result(timeout=_LOOP_CHECK if guard is None else _GUARD_CHECK)
+        except concurrent.futures.CancelledError:
+            raise FitCancelled from None
         except concurrent.futures.TimeoutError:
             if future.done():  # the coroutine itself has raised a TimeoutError
                 raise
             if loop.is_closed() or not loop.is_running():
                 raise FitCancelled from None
+            if guard is not None:
+                try:
+                    guard.clear()
+                    guard.check(())
+                except BaseException:
+                    future.cancel()
+                    raise
 
 
 async def open_line(address: str, request: dict[str, Any], connection_args: dict[str, Any]) -> tuple[str, Line | None]:
@@ -529,8 +550,8 @@ class Relay:
             self._calls.send(message.number, message.kind, dict.fromkeys(branches, message.content))
             status, answer = execute()
             if status != OK:
-                return status, (self._here.worker, answer)
-            if METHODS[message.kind] == Session.round_histograms.__name__:
+                return status, unpack(answer) if status == LOST else (self._here.worker, answer)
+            if METHODS[message.kind] in (Session.round_histograms.__name__, Session.histogram_slices.__name__):
                 return OK, self._summed(message, answer)
             answers = {self._here: answer}
 
@@ -564,17 +585,16 @@ class Relay:
                     raise line
         return self._branches
 
-    def _summed(self, message: Message, answer: Any) -> tuple[Any, list[int], float]:
+    def _summed(self, message: Message, answer: Any) -> tuple[Any, list[int], float, dict[int, BestSplits]]:
         """Add the answers of the branches to the own one."""
-        histograms, n_rows, seconds = answer
         sums = RoundSums()
-        sums.add_answer(self._here, histograms, [n_rows], seconds)
+        sums.add_answer(self._here, *answer)
         self._calls.receive(message.number, self._branches, sums.add)
         size = sum(tree.histograms.size for tree in sums.trees.values())
         if size > self._narrow.size:
             self._narrow = np.empty(max(size, 2 * self._narrow.size), np.int32)
         rows = [n for ref in (self._here, *(branch.ref for branch in self._branches)) for n in sums.rows[ref]]
-        return sums.merged(self._narrow), rows, sums.compute
+        return sums.merged(self._narrow), rows, sums.compute, sums.best
 
     def close(self) -> None:
         """Close all lines."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from itertools import count
@@ -33,9 +33,21 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from dboost.config import liveness_timeout
 from dboost.distributed.feature_exchange import Inbox
 from dboost.distributed.line import Line, Message, packed
-from dboost.distributed.messages import FAILED, LOST, NAME, OK, STALE, UNKNOWN, UNSUPPORTED, pack, pack_error
+from dboost.distributed.messages import (
+    FAILED,
+    LOST,
+    NAME,
+    OK,
+    STALE,
+    UNKNOWN,
+    UNSUPPORTED,
+    FitCancelled,
+    LostWorkers,
+    pack,
+    pack_error,
+)
 from dboost.distributed.monitoring import WorkMeter, publish
-from dboost.distributed.worker_calls import METHODS, STATUSES, Relay, accept_line, open_worker_line, run_on
+from dboost.distributed.worker_calls import METHODS, STATUSES, Guard, Relay, accept_line, open_worker_line, run_on
 from dboost.errors import DBoostError
 from dboost.session.memory import Budget, keep_freed_memory, trim_memory
 from dboost.session.protocol import SESSION_METHODS, MissingPartitions, Session, SessionRef, pack_round, unpack
@@ -127,7 +139,8 @@ def _take_slice(worker_session: WorkerSession, batch: str, partition: int, plan:
 _FITS_AT_A_TIME = 16
 #: Calls whose results contain no objects of the user, so that they can be pickled with `pack_round`.
 _OF_ROUNDS = frozenset(
-    method.__name__ for method in (Session.round_histograms, Session.histogram_slices, Session.search_slices)
+    method.__name__
+    for method in (Session.round_histograms, Session.histogram_slices, Session.add_slices, Session.search_slices)
 )
 #: Calls that free the memory of feature values.
 _FREES_MEMORY = frozenset(method.__name__ for method in (Session.scan_partitions, Session.build, Session.hold_out))
@@ -145,6 +158,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         keep_freed_memory()
         self._worker = worker
+        self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, WorkerSession] = {}
         self._ended: set[str] = set()
         self._lock = threading.Lock()
@@ -161,7 +175,6 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 "dboost_has": self.has,
                 "dboost_call": self.call,
                 "dboost_line": self.line,
-                "dboost_exchange": self.exchange,
                 "dboost_slice": self.slice,
                 "dboost_release": self.release,
                 "dboost_discard": self.discard,
@@ -211,55 +224,87 @@ class DBoostWorkerPlugin(WorkerPlugin):
         """
         if self.known(fit, session) is None:
             return {"status": UNKNOWN}
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._call, fit, session, number, method, arguments)
+        return await self._loop.run_in_executor(self._pool, self._call, fit, session, number, method, arguments)
 
-    async def exchange(self, fit: str, session: str, number: int, n_senders: int, arguments: bytes) -> dict[str, Any]:
-        """Compute the histograms of a round, send slices to the feature owners, and return the best splits of own features.
+    def _exchange(
+        self, fit: str, session: str, number: int, arguments: bytes | memoryview, guard: Guard | None
+    ) -> tuple[str, Any]:
+        """Compute the histograms of a round, exchange slices of them, and return the best splits of own features, if any.
 
-        n_senders : number of sessions in the round.
+        This is the session's part of a `SliceExchange`; called in threads. guard : says when to give up.
+        """
+        execute = partial(self._execute, fit, session, number)
+        status, answer = execute(Session.histogram_slices.__name__, arguments)
+        if status != OK:
+            return status, answer
+        histograms, slices, n_rows, seconds = answer
+        best: dict[int, BestSplits] = {}
+        worker_session = self.known(fit, session)
+        if not slices or worker_session is None:
+            return OK, (histograms, n_rows, seconds, best)
+        exchange, here = worker_session.exchange, SessionRef(self._worker.address, session)
+        assert exchange is not None
+        swap = partial(self._swap, fit, number, here)
+        k, group = exchange.place(here)
+        try:
+            # Each session sends to the next one of its group first, so that no link receives from all at the same time.
+            first, wanted = (k, len(group)) if k < len(slices) else (0, 0)
+            to_group = {group[j]: slices[j] for j in (*range(first, len(slices)), *range(first))}
+            received = run_on(self._loop, swap(0, to_group, wanted), guard)
+            if received and exchange.n_groups > 1:
+                status, answer = execute(Session.add_slices.__name__, (received,))
+                if status != OK:
+                    return status, answer
+                seconds += answer[1]
+                owner = exchange.owner(k)
+                wanted = exchange.n_groups if owner == here else 0
+                received = run_on(self._loop, swap(1, {owner: answer[0]}, wanted), guard)
+        except FitCancelled:
+            return STALE, b""
+        except LostWorkers as lost:
+            return LOST, pack_round(lost.sessions)
+        if received:
+            status, answer = execute(Session.search_slices.__name__, (k, received))
+            if status != OK:
+                return status, answer
+            best = answer[0]
+            seconds += answer[1]
+        return OK, (histograms, n_rows, seconds, best)
+
+    async def _swap(
+        self, fit: str, number: int, here: SessionRef, stage: int, slices: Mapping[SessionRef, bytes], n_wanted: int
+    ) -> list[bytes]:
+        """Send slices to other sessions, and return those that `n_wanted` sessions have sent to this one.
+
+        Raises
+        ------
+        LostWorkers
+            When other workers cannot be reached.
         """
         self._inbox.begin(fit, number)
-        reply = await self.call(fit, session, number, Session.histogram_slices.__name__, arguments)
-        if reply["status"] != OK:
-            return reply
-        here = SessionRef(self._worker.address, session)
-        answer, slices, n_rows, seconds = unpack(reply["result"])
-        owners = list(slices)
-        sent = await asyncio.gather(*(self._send(owner, here, fit, number, slices[owner]) for owner in owners))
-        lost = [owner for owner, arrived in zip(owners, sent, strict=True) if not arrived]
+        sent = await asyncio.gather(*(self._send(ref, here, fit, number, stage, slices[ref]) for ref in slices))
+        lost = [ref for ref, arrived in zip(slices, sent, strict=True) if not arrived]
         if lost:
-            return {"status": LOST, "sessions": lost}
-        found: dict[int, BestSplits] = {}
-        if here in slices:
-            received = await self._inbox.all_of(fit, number, n_senders)
-            reply = await self.call(
-                fit, session, number, Session.search_slices.__name__, pack_round((here, arguments, received))
-            )
-            if reply["status"] != OK:
-                return reply
-            found, more = unpack(reply["result"])
-            seconds += more
-        return {"status": OK, "result": pack_round((answer, found, n_rows, seconds))}
+            raise LostWorkers(lost)
+        return await self._inbox.all_of(fit, number, stage, n_wanted) if n_wanted else []
 
-    async def _send(self, owner: SessionRef, here: SessionRef, fit: str, number: int, content: bytes) -> bool:
-        if owner == here:
-            self._inbox.put(fit, number, here.session, content)
+    async def _send(self, ref: SessionRef, here: SessionRef, fit: str, number: int, stage: int, content: bytes) -> bool:
+        """Send a slice, without waiting for a reply; return whether the worker could be reached."""
+        message: dict[str, Any] = {"fit": fit, "session": ref.session, "number": number, "stage": stage, "sender": here.session}
+        if ref == here:
+            self.slice(**message, content=content)
             return True
         try:
-            message = {"fit": fit, "session": owner.session, "number": number, "sender": here.session, "content": content}
-            reply = await self._worker.rpc(owner.worker).dboost_slice(**message)
+            await self._worker.rpc(ref.worker).dboost_slice(**message, content=content, reply=False)
         except OSError:
             return False
-        return reply is not None and reply["status"] == OK
+        return True
 
-    def slice(self, fit: str, session: str, number: int, sender: str, content: bytes) -> dict[str, str]:
-        """Receive another worker's slice of own features. sender : its session."""
-        if self.known(fit, session) is None:
-            return {"status": UNKNOWN}
-        self._inbox.put(fit, number, sender, content)
-        self.meter.received(len(content))
-        return {"status": OK}
+    def slice(self, fit: str, session: str, number: int, stage: int, sender: str, content: bytes) -> None:
+        """Receive a slice. sender : its session."""
+        if self.known(fit, session) is not None:
+            self._inbox.put(fit, number, stage, sender, content)
+            self.meter.received(len(content))
 
     async def line(self, comm: Any, fit: str, session: str) -> Any:
         """Open a line to a session: from now on the connection is a line, and a thread answers its calls."""
@@ -269,9 +314,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         if line is None:
             return {"status": UNSUPPORTED}
         self._lines[line] = fit, session
-        relay = Relay(
-            line, SessionRef(self._worker.address, session), partial(self._open_lines, fit, asyncio.get_running_loop())
-        )
+        relay = Relay(line, SessionRef(self._worker.address, session), partial(self._open_lines, fit))
         threading.Thread(target=self._serve, args=(line, relay, fit, session), name="dboost-line", daemon=True).start()
         return Status.dont_reply
 
@@ -290,15 +333,13 @@ class DBoostWorkerPlugin(WorkerPlugin):
     def answer(self, relay: Relay, fit: str, session: str, message: Message) -> tuple[int, bytes, list[memoryview]]:
         """Return number of the status, content and buffers of the answer to a call on a line."""
         method = METHODS[message.kind]
-        execute = partial(self._execute, fit, session, message.number, method, message.content)
+        execute = partial(self._answer, fit, session, message.number, method, message.content, relay)
         is_relayed = bool(message.buffers)
         status, answer = relay.call(message, execute) if is_relayed else execute()
         is_packed = not is_relayed and (status != OK or method not in _OF_ROUNDS)
         return STATUSES.index(status), *((answer, []) if is_packed else packed(answer))
 
-    def _open_lines(
-        self, fit: str, loop: asyncio.AbstractEventLoop, refs: Sequence[SessionRef]
-    ) -> dict[SessionRef, Line | BaseException]:
+    def _open_lines(self, fit: str, refs: Sequence[SessionRef]) -> dict[SessionRef, Line | BaseException]:
         """Open lines to sessions of other workers; called by threads of lines."""
 
         async def opened() -> list[Line | BaseException | None]:
@@ -310,21 +351,33 @@ class DBoostWorkerPlugin(WorkerPlugin):
             ref: DBoostError(f"worker {here} cannot open a line to {ref.worker}: see dboost.lines in Dask's configuration")
             if line is None
             else line
-            for ref, line in zip(refs, run_on(loop, opened()), strict=True)
+            for ref, line in zip(refs, run_on(self._loop, opened()), strict=True)
         }
 
     def _call(self, fit: str, session: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
-        status, answer = self._execute(fit, session, number, method, arguments)
+        status, answer = self._answer(fit, session, number, method, arguments, None)
         if status == FAILED:
             return {"status": FAILED, "error": answer}
+        if status == LOST:
+            return {"status": LOST, "sessions": unpack(answer)}
         if status != OK:
             return {"status": status}
         return {"status": OK, "result": pack_round(answer) if method in _OF_ROUNDS else answer}
 
-    def _execute(self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview) -> tuple[str, Any]:
+    def _answer(
+        self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview, guard: Guard | None
+    ) -> tuple[str, Any]:
+        """Answer a call: by a method of the session, or by an exchange with other sessions; see `_execute`, `_exchange`."""
+        if method == Session.histogram_slices.__name__:
+            return self._exchange(fit, session, number, arguments, guard)
+        return self._execute(fit, session, number, method, arguments)
+
+    def _execute(
+        self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview | tuple[Any, ...]
+    ) -> tuple[str, Any]:
         """Call a method of a session; return the status, and the packed answer or error.
 
-        Answers of methods in `_OF_ROUNDS` are not packed.
+        Answers of methods in `_OF_ROUNDS` are not packed. arguments : packed, or a tuple.
         """
         worker_session = self.known(fit, session)
         if worker_session is None:
@@ -337,14 +390,15 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 started = time.perf_counter()
                 if method not in SESSION_METHODS:
                     raise RuntimeError(f"a session has no method {method!r}")
-                answer = getattr(worker_session, method)(*unpack(arguments))
+                answer = getattr(worker_session, method)(*(arguments if isinstance(arguments, tuple) else unpack(arguments)))
                 if method in _FREES_MEMORY:
                     trim_memory()
                 if method not in _OF_ROUNDS:
                     answer = pack(answer)
                 with self._lock:
                     if self.known(fit, session) is not None:  # metrics of a fit that has ended meanwhile would never be removed
-                        self.meter.note(fit, method, started, len(arguments), bytes_of(answer), worker_session.n_rows)
+                        n_received = 0 if isinstance(arguments, tuple) else len(arguments)  # `slice` has counted slices
+                        self.meter.note(fit, method, started, n_received, bytes_of(answer), worker_session.n_rows)
                 return OK, answer
         except MissingPartitions:
             return UNKNOWN, b""

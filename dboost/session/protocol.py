@@ -166,24 +166,47 @@ class MissingPartitions(Exception):
 
 
 @dataclass(frozen=True)
-class FeatureOwner:
-    """A session that searches features first…last-1."""
+class SliceExchange:
+    """Which sessions add up which slices of wide histograms; see `distributed.feature_exchange`.
 
-    ref: SessionRef
-    first: int
-    last: int
+    refs : all sessions, of which each group has the next ones.
+    bounds : slice k has features bounds[k]…bounds[k + 1] - 1; there are at most as many slices as sessions in a group.
+    """
 
-    def buckets(self, layout: BinLayout) -> slice:
-        return slice(int(layout.offset[self.first]), int(layout.offset[self.last]))
+    refs: tuple[SessionRef, ...]
+    n_groups: int
+    bounds: tuple[int, ...]
+
+    @property
+    def n_slices(self) -> int:
+        return len(self.bounds) - 1
+
+    def group(self, number: int) -> tuple[SessionRef, ...]:
+        """Return the sessions of a group; the k-th one adds up slice k of the group."""
+        n = len(self.refs)
+        return self.refs[n * number // self.n_groups : n * (number + 1) // self.n_groups]
+
+    def place(self, ref: SessionRef) -> tuple[int, tuple[SessionRef, ...]]:
+        """Return the position of a session in its group, and the group."""
+        rank, n = self.refs.index(ref), len(self.refs)
+        number = ((rank + 1) * self.n_groups - 1) // n
+        return rank - n * number // self.n_groups, self.group(number)
+
+    def owner(self, k: int) -> SessionRef:
+        """Return the session that adds up slice k of all groups. Owners are divided among the groups."""
+        return self.group(k % self.n_groups)[k]
+
+    def buckets(self, k: int, layout: BinLayout) -> slice:
+        return slice(int(layout.offset[self.bounds[k]]), int(layout.offset[self.bounds[k + 1]]))
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureSearch:
-    """What the feature owners search in a round."""
+    """What the owners of slices search in a round."""
 
-    tasks: tuple[TreeTask, ...]  # of the trees that start
     pairs: dict[int, tuple[SiblingPair, ...]]  # by output
-    owners: tuple[FeatureOwner, ...]
+    tasks: tuple[TreeTask, ...] = ()  # of the trees that start
+    exchange: SliceExchange | None = None  # sent with the tasks, valid for all of their rounds
 
 
 def pack_round(message: Any) -> bytes:
@@ -319,13 +342,14 @@ class Session(Protocol):
 
     def histogram_slices(
         self, requests: dict[int, RoundRequest], search: FeatureSearch, /
-    ) -> tuple[dict[int, RoundHistograms], dict[SessionRef, bytes], int, float]:
-        """Do the same, but return the histograms as one packed slice for each feature owner."""
+    ) -> tuple[dict[int, RoundHistograms], list[bytes], int, float]:
+        """Do the same, but return the histograms as packed slices."""
 
-    def search_slices(
-        self, here: SessionRef, arguments: bytes, slices: Sequence[bytes], /
-    ) -> tuple[dict[int, BestSplits], float]:
-        """Merge the slices of a feature range, and return the best splits by output, and the seconds."""
+    def add_slices(self, slices: Sequence[bytes], /) -> tuple[bytes, float]:
+        """Return the packed sum of slices of the same features, and the seconds."""
+
+    def search_slices(self, k: int, slices: Sequence[bytes], /) -> tuple[dict[int, BestSplits], float]:
+        """Return the best splits of the features of slice `k` by output, and the seconds. slices : they are added up."""
 
     def shard_statistics(self, function: Callable[..., Any], arguments: tuple[Any, ...], /) -> list[Any]:
         """Return ``function(shard, first, last, *arguments)`` of every shard."""

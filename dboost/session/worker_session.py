@@ -55,7 +55,7 @@ from dboost.session.protocol import (
     RefitOrder,
     RefitStep,
     ReplayState,
-    SessionRef,
+    SliceExchange,
     pack_round,
     unpack,
 )
@@ -107,6 +107,8 @@ class WorkerSession(PartitionLoader):
         self._built: set[str] = set()
         self._spec: BuildSpec | None = None
         self._split_finders: dict[int, SplitFinder] = {}  # of own features, by output
+        self._search: FeatureSearch | None = None  # of the current round, if slices of histograms are exchanged
+        self.exchange: SliceExchange | None = None
         self._narrow = np.empty(0, np.int32)  # receives the histograms of a round for sending
         self._bites = SessionBites()
         self._pool = ThreadPoolExecutor(n_threads, "dboost")
@@ -421,45 +423,46 @@ class WorkerSession(PartitionLoader):
 
     def histogram_slices(
         self, requests: dict[int, RoundRequest], search: FeatureSearch
-    ) -> tuple[dict[int, RoundHistograms], dict[SessionRef, bytes], int, float]:
-        """Do the same, but return the histograms as one packed slice for each feature owner, if there are any."""
+    ) -> tuple[dict[int, RoundHistograms], list[bytes], int, float]:
+        """Do the same, but return the histograms as packed slices, if there are any."""
         results, n_rows, seconds = self.round_histograms(search.tasks, requests)
         started = time.perf_counter()
-        slices: dict[SessionRef, bytes] = {}
+        self._search = search
+        self.exchange = self.exchange if search.exchange is None else search.exchange
+        assert self.exchange is not None
+        slices: list[bytes] = []
         if any(len(request.nodes) for request in requests.values()):
-            for owner in search.owners:
+            for k in range(self.exchange.n_slices):
                 pieces = {}
                 if self._spec is not None:
-                    buckets = owner.buckets(self._spec.shard.bin_layout)
-                    pieces = {k: np.ascontiguousarray(one.histograms[:, :, buckets]) for k, one in results.items()}
-                slices[owner.ref] = pack_round(pieces)
-        results = {output: replace(one, histograms=np.empty(0)) for output, one in results.items()}
+                    buckets = self.exchange.buckets(k, self._spec.shard.bin_layout)
+                    pieces = {output: one.slice(buckets) for output, one in results.items()}
+                slices.append(pack_round(pieces))
+        results = {output: replace(one, histograms=one.histograms[:, :, :0]) for output, one in results.items()}
         return results, slices, n_rows, seconds + time.perf_counter() - started
 
-    def search_slices(self, here: SessionRef, arguments: bytes, slices: Sequence[bytes]) -> tuple[dict[int, BestSplits], float]:
-        """Sum the slices of this session's features, and return their best splits by output, and the seconds.
-
-        arguments : those of `histogram_slices`, packed.
-        """
+    def add_slices(self, slices: Sequence[bytes]) -> tuple[bytes, float]:
+        """Return the packed sum of slices of the same features, and the seconds."""
         started = time.perf_counter()
-        search: FeatureSearch = unpack(arguments)[1]
-        assert self._spec is not None
+        return pack_round(_sum_slices(slices)), time.perf_counter() - started
+
+    def search_slices(self, k: int, slices: Sequence[bytes]) -> tuple[dict[int, BestSplits], float]:
+        """Return the best splits of the features of slice `k` by output, and the seconds. slices : they are added up."""
+        started = time.perf_counter()
+        search, exchange = self._search, self.exchange
+        assert self._spec is not None and search is not None and exchange is not None
         if search.tasks:
-            features = next(owner for owner in search.owners if owner.ref == here)
             layout = self._spec.shard.bin_layout
             free: list[SplitFinder | None] = [*self._split_finders.values(), *[None] * len(search.tasks)]
             self._split_finders = {
-                task.output: SplitFinder(task, layout, features.first, features.last, after=earlier)
+                task.output: SplitFinder(task, layout, exchange.bounds[k], exchange.bounds[k + 1], after=earlier)
                 for task, earlier in zip(search.tasks, free, strict=False)
             }
-        sums: dict[int, np.ndarray] = {}
-        for pieces in map(unpack, slices):
-            for output, piece in pieces.items():
-                if output in sums:
-                    sums[output] += piece
-                else:
-                    sums[output] = piece.astype(np.float64)
-        found = {k: self._split_finders[k].find_best_splits(pairs, sums[k]) for k, pairs in search.pairs.items()}
+        sums = _sum_slices(slices)
+        found = {
+            output: self._split_finders[output].find_best_splits(pairs, sums[output].histograms)
+            for output, pairs in search.pairs.items()
+        }
         return found, time.perf_counter() - started
 
     def shard_statistics(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
@@ -576,6 +579,15 @@ def _replay(runner: InMemoryRunner, past: ReplayState) -> None:
         runner.applied = past.applied
     for tree in past.pending:
         shard.output_arrays(tree.output)[2][:] = leaves_of(shard.codes, shard.layout, tree.grown)
+
+
+def _sum_slices(slices: Sequence[bytes]) -> dict[int, RoundHistograms]:
+    """Return the sums of packed slices by output; a session without rows has sent an empty one."""
+    sums: dict[int, RoundHistograms] = {}
+    for pieces in map(unpack, slices):
+        for output, piece in pieces.items():
+            sums[output] = sums[output].merge(piece) if output in sums else piece
+    return sums
 
 
 def _sum_histograms(runner: ShardRunner, output: int, request: RoundRequest) -> RoundHistograms:

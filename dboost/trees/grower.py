@@ -124,6 +124,10 @@ class RoundHistograms:
         fits = _narrow(self.histograms.ravel(), narrow.ravel())
         return RoundHistograms(narrow if fits else self.histograms.copy(), self.n_rows, self.leaf_sums)
 
+    def slice(self, buckets: slice) -> RoundHistograms:
+        """Return a range of buckets, without row counts and leaf sums."""
+        return RoundHistograms(self.histograms[:, :, buckets], np.empty((0, 2), np.int64))
+
     def __reduce__(self) -> tuple[Any, ...]:
         # The histograms as a buffer, which a line sends without a copy; see `RoundRequest.__reduce__` for the rest.
         histograms = np.ascontiguousarray(self.histograms)
