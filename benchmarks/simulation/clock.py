@@ -75,7 +75,7 @@ class _Thread:
         return result
 
 
-def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], guard: Any = None) -> Any:
+def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> Any:
     """Take the place of `dboost.distributed.worker_calls.run_on` in a simulated cluster."""
     return _Thread.current.thread.wait_for(work)
 

@@ -34,7 +34,7 @@ from dboost.data.partition import ReadPlan
 from dboost.distributed import reducer, worker_calls, worker_plugin
 from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
 from dboost.distributed.connection import Connection
-from dboost.distributed.feature_exchange import count_groups
+from dboost.distributed.feature_exchange import Inbox, count_groups
 from dboost.distributed.line import Message
 from dboost.distributed.read_tasks import ReadTasks, Receipt
 from dboost.distributed.worker_calls import METHODS, Branch, LineCalls, Relay
@@ -64,6 +64,9 @@ class Worker:
         self._simulated = simulated
         self.holder = DBoostWorkerPlugin()
         simulated.run(self._set_up())
+        self.holder._inbox = SimulatedInbox(simulated)
+        peers = SimulatedPeers(simulated, address)
+        self.holder._peers_of = lambda fit, session: peers  # type: ignore[assignment, method-assign, return-value]
         self.holder._execute = partial(self._execute, self.holder._execute)  # type: ignore[method-assign]
         self.line = object()  # the executor of calls on lines
         self._relays: dict[SessionRef, Relay] = {}
@@ -89,8 +92,15 @@ class Worker:
         """Answer a call on a line."""
         if ref not in self._relays:
             self._relays[ref] = Relay(SimulatedLine(self._simulated, self.address), ref, lambda refs: {})  # type: ignore[arg-type]
+        return self.holder.answer(self._relays[ref], self._fit_of(ref), ref.session, message)
+
+    def receive(self, ref: SessionRef, number: int, header: bytes, content: bytes) -> None:
+        """Receive a slice on a line."""
+        self.holder.slice(self._fit_of(ref), ref.session, number, *unpack(header), content)
+
+    def _fit_of(self, ref: SessionRef) -> str:
         (fit,) = (fit for fit, session in self.holder._sessions.items() if session.session == ref.session)
-        return self.holder.answer(self._relays[ref], fit, ref.session, message)
+        return fit
 
     def rpc(self, address: str) -> Line:
         return self._simulated.line(self.address, address)
@@ -178,12 +188,14 @@ class Simulated:
         """Return the factor of the bytes of a branch's histograms, whose real rows are too few to need wide numbers."""
         return self.columns * (2.0 if is_wide(self.n_rows_of(branch)) else 1.0)
 
-    def _scale(self, content: Any) -> float:
-        """Return the factor of the bytes of a message of Dask: of slices as in `width`; stage 1 sends the sums of groups."""
-        if not isinstance(content, dict) or "stage" not in content:
-            return 1.0
-        n_senders = count_groups(self.n_workers, fan_in()) if content["stage"] else self.n_workers
+    def scale_of_slices(self, stage: int) -> float:
+        """Return the same of slices: of the rows of a worker, or in the second stage of a group of workers."""
+        n_senders = count_groups(self.n_workers, fan_in()) if stage else self.n_workers
         return self.columns * (2.0 if is_wide(self.n_rows / n_senders) else 1.0)
+
+    def _scale(self, content: Any) -> float:
+        """Return the factor of the bytes of a message of Dask."""
+        return self.scale_of_slices(content["stage"]) if isinstance(content, dict) and "stage" in content else 1.0
 
     async def train(self, call: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine that counts as training."""
@@ -264,6 +276,56 @@ class SimulatedLine:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class SimulatedInbox(Inbox):
+    """Takes the place of `Inbox`: the loop runs while a thread waits."""
+
+    def __init__(self, simulated: Simulated) -> None:
+        super().__init__()
+        self._simulated = simulated
+        self._arrived: dict[tuple[str, int, int], asyncio.Future[None]] = {}
+
+    def put(self, fit: str, number: int, stage: int, sender: str, content: bytes) -> None:
+        super().put(fit, number, stage, sender, content)
+        arrived = self._arrived.get((fit, number, stage))
+        if arrived is not None and not arrived.done():
+            arrived.set_result(None)
+
+    def all_of(self, fit: str, number: int, stage: int, n_senders: int, guard: Any = None) -> list[bytes]:
+        key = fit, number, stage
+
+        async def wait() -> None:
+            while len(self._slices.get(key, ())) < n_senders:
+                self._arrived[key] = self._simulated.loop.create_future()
+                await self._arrived[key]
+
+        run_on(self._simulated.loop, wait())
+        self._arrived.pop(key, None)
+        return super().all_of(fit, number, stage, n_senders)
+
+
+class SimulatedPeers:
+    """Takes the place of `Peers`."""
+
+    def __init__(self, simulated: Simulated, address: str) -> None:
+        self._simulated, self._address = simulated, address
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def send(self, number: int, header: bytes, slices: Mapping[SessionRef, bytes]) -> None:
+        async def start() -> None:
+            for ref, content in slices.items():
+                self._sending.add(task := asyncio.ensure_future(self._send(ref, number, header, content)))
+                task.add_done_callback(self._sending.discard)
+
+        run_on(self._simulated.loop, start())
+
+    async def _send(self, ref: SessionRef, number: int, header: bytes, content: bytes) -> None:
+        simulated, costs = self._simulated, self._simulated.costs
+        size = len(header) + len(content) * simulated.scale_of_slices(unpack(header)[0])
+        here, there = simulated.host(self._address), simulated.host(ref.worker)
+        await simulated.wire.send(here, there, size, costs.message + size * costs.byte)
+        simulated.workers[ref.worker].receive(ref, number, header, content)
 
 
 class SimulatedCalls:

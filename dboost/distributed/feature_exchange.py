@@ -13,27 +13,34 @@ Every session sends and receives its histograms about once, in a number of messa
 number of workers. Up to `config.fan_in` workers form one group, whose sums need no second stage. Sums of integers are exact in
 any order, so the model does not depend on the groups.
 
-Whether slices are exchanged, and how many there are, depends on the bytes H of a worker's histograms in a round: below
-`config.gather_bytes` over the workers from which a process collects answers (`config.fan_in`) they are added up on the way to
-the scheduler's process. Else there is one slice for each `config.owner_bytes` of W·H over W workers, but no more than a group
-has sessions.
+Whether slices are exchanged, and how many there are, depends on the bytes H of a worker's histograms in a round. They are
+added up on the way to the scheduler's process if that process and those on the way to it together receive less than
+`config.gather_bytes`: H from each of at most `config.fan_in` workers on each level of the tree. Else there is one slice for
+each `config.owner_bytes` of W·H over W workers, but no more than a group has sessions.
 
-Slices are messages of Dask without replies. If one does not arrive, because a worker was lost, those that wait for it give up
-when the reducer, which notices the loss, sends the next call (`worker_calls.run_on`).
+Slices travel on lines (`Peers`), or as messages of Dask where the reducer's calls do. They have no replies. If a slice does not
+arrive, because a worker was lost, those that wait for it give up when the reducer, which notices the loss, sends the next call.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from dboost.config import fan_in, gather_bytes, owner_bytes
+from dboost.config import fan_in, gather_bytes, liveness_timeout, owner_bytes
+from dboost.distributed.line import Line
+from dboost.distributed.messages import FitCancelled, LostWorkers
+from dboost.distributed.worker_calls import SLICE, Guard
 from dboost.kernels.histograms import BinLayout
 from dboost.session.protocol import SessionRef, SliceExchange
 from dboost.trees.tree_task import TreeTask
+
+#: Seconds between two checks whether a session that waits for slices must give up.
+_GUARD_CHECK = 0.05
 
 
 def choose_exchange(
@@ -43,7 +50,7 @@ def choose_exchange(
     n, n_features = len(refs), len(layout.n_bins)
     n_channels = 3 if task.limits.count_channel == 2 else 2
     of_worker = n_leaves_per_round * n_channels * int(layout.offset[-1]) * 4
-    if min(n, fan_in()) * of_worker < gather_bytes() or n == 1:
+    if n == 1 or count_levels(n, fan_in()) * min(n, fan_in()) * of_worker < gather_bytes():
         return None
     n_groups = count_groups(n, fan_in())
     n_slices = min(-(-n * of_worker // owner_bytes()), n // n_groups, n_features)
@@ -51,6 +58,14 @@ def choose_exchange(
     targets = layout.offset[-1] * np.arange(1, n_slices) / n_slices
     inner = np.clip(np.searchsorted(layout.offset, targets), 1, n_features - 1)
     return SliceExchange(tuple(refs), n_groups, tuple(sorted({0, *inner.tolist(), n_features})))
+
+
+def count_levels(n: int, fan_in: int) -> int:
+    """Return the number of levels of the tree of `n` sessions, see `worker_calls.tree_of`."""
+    levels, most = 1, fan_in
+    while most < n:
+        levels, most = levels + 1, (most + 1) * fan_in
+    return levels
 
 
 def count_groups(n: int, fan_in: int) -> int:
@@ -63,39 +78,109 @@ def count_groups(n: int, fan_in: int) -> int:
     return 1 if n <= fan_in else math.ceil(n / math.ceil(math.sqrt(n * fan_in / 2)))
 
 
+class Peers:
+    """The lines on which a session sends slices to those of other workers. open_lines : as for `worker_calls.Relay`."""
+
+    def __init__(self, open_lines: Callable[[Sequence[SessionRef]], Mapping[SessionRef, Line | BaseException]]) -> None:
+        self._open_lines = open_lines
+        self._lines: dict[SessionRef, Line] = {}
+        self._lock = threading.Lock()  # a thread that has given up a round may still be sending
+
+    def send(self, number: int, header: bytes, slices: Mapping[SessionRef, bytes]) -> None:
+        """Send slices. number : of the round; header : sent with each.
+
+        Raises
+        ------
+        LostWorkers
+            When other workers cannot be reached.
+        """
+        lost = []
+        with self._lock:
+            missing = [ref for ref in slices if ref not in self._lines]
+            opened = self._open_lines(missing) if missing else {}
+            self._lines |= {ref: line for ref, line in opened.items() if isinstance(line, Line)}
+            for line in opened.values():
+                if isinstance(line, BaseException):
+                    raise line
+            for ref, content in slices.items():
+                try:
+                    self._lines[ref].send(number, SLICE, header, [memoryview(content)], timeout=liveness_timeout())
+                except OSError:
+                    self._lines.pop(ref).close()
+                    lost.append(ref)
+        if lost:
+            raise LostWorkers(lost)
+
+    def close(self) -> None:
+        """Close all lines; a thread that is sending raises an error."""
+        for line in list(self._lines.values()):
+            line.shut_down()
+        with self._lock:
+            for line in self._lines.values():
+                line.close()
+            self._lines.clear()
+
+
+#: Fit, number of the round, and stage.
+_Key = tuple[str, int, int]
+
+
+@dataclass(eq=False)
+class _Wait:
+    """A thread that waits for slices."""
+
+    n_wanted: int
+    is_over: bool = False
+
+
 class Inbox:
-    """Received slices, by fit, number of the round, and stage. Used on the worker's event loop only."""
+    """Received slices of all fits on a worker. Methods may be called by any thread."""
 
     def __init__(self) -> None:
-        self._slices: dict[tuple[str, int, int], dict[str, bytes]] = {}
-        self._waiting: dict[tuple[str, int, int], tuple[int, asyncio.Future[None]]] = {}
+        self._changed = threading.Condition()
+        self._slices: dict[_Key, dict[str, bytes]] = {}
+        self._waits: dict[_Key, _Wait] = {}
 
     def begin(self, fit: str, number: int) -> None:
-        """Drop slices of earlier rounds, which were abandoned."""
-        for key in [key for key in self._slices if key[0] == fit and key[1] < number]:
-            del self._slices[key]
-        for key in [key for key in self._waiting if key[0] == fit and key[1] < number]:
-            self._waiting.pop(key)[1].cancel()
+        """Drop slices of earlier rounds, which were abandoned, and end the waiting for them."""
+        with self._changed:
+            for key in [key for key in self._slices if key[0] == fit and key[1] < number]:
+                del self._slices[key]
+            for key, wait in self._waits.items():
+                wait.is_over |= key[0] == fit and key[1] < number
+            self._changed.notify_all()
 
     def put(self, fit: str, number: int, stage: int, sender: str, content: bytes) -> None:
         """Add a slice; it may arrive before this worker has started the round."""
-        slices = self._slices.setdefault((fit, number, stage), {})
-        slices[sender] = content
-        n_wanted, done = self._waiting.get((fit, number, stage), (-1, None))
-        if done is not None and len(slices) == n_wanted and not done.done():
-            done.set_result(None)
-
-    async def all_of(self, fit: str, number: int, stage: int, n_senders: int) -> list[bytes]:
-        """Return the slices of a stage once all have arrived."""
         key = fit, number, stage
-        if len(self._slices.get(key, ())) < n_senders:
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting[key] = n_senders, done
+        with self._changed:
+            slices = self._slices.setdefault(key, {})
+            slices[sender] = content
+            if key in self._waits and len(slices) == self._waits[key].n_wanted:
+                self._changed.notify_all()
+
+    def all_of(self, fit: str, number: int, stage: int, n_senders: int, guard: Guard | None = None) -> list[bytes]:
+        """Wait until all slices of a stage have arrived, and return them. guard : says when to give up.
+
+        Raises
+        ------
+        FitCancelled
+            When the round has been abandoned.
+        """
+        key = fit, number, stage
+        with self._changed:
+            wait = self._waits[key] = _Wait(n_senders)
             try:
-                await done
+                while len(self._slices.get(key, ())) < n_senders:
+                    is_silent = not self._changed.wait(_GUARD_CHECK)
+                    if wait.is_over:
+                        raise FitCancelled
+                    if is_silent and guard is not None:
+                        guard.clear()
+                        guard.check(())
+                return list(self._slices.pop(key).values())
             finally:
-                self._waiting.pop(key, None)
-        return list(self._slices.pop(key).values())
+                del self._waits[key]
 
     def drop(self, fit: str) -> None:
         """Drop all slices of a fit."""

@@ -132,11 +132,11 @@ Result = TypeVar("Result")
 #: Numbers of methods and statuses in the headers of messages.
 METHODS = sorted(SESSION_METHODS)
 STATUSES = [OK, FAILED, UNKNOWN, STALE, LOST]
+#: The kind of a message that has no answer: a slice of histograms from another session (`feature_exchange`).
+SLICE = 255
 
 #: Seconds between two checks whether the event loop still runs.
 _LOOP_CHECK = 1.0
-#: Seconds between two checks whether a call that waits for other workers must end.
-_GUARD_CHECK = 0.05
 
 #: Given the sessions that have not answered for the liveness timeout, remove workers that do not answer pings; return the lost
 #: sessions.
@@ -429,32 +429,17 @@ class MessageCalls:
             decode(ref, Message(0, 0, memoryview(content), []))
 
 
-def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result], guard: Guard | None = None) -> Result:
-    """Run a coroutine on an event loop from another thread, and return its result.
-
-    Raises
-    ------
-    FitCancelled
-        When the loop has ended, the coroutine was cancelled, or the guard says that the call must end.
-    """
+def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine on an event loop from another thread, and return its result; FitCancelled when the loop has ended."""
     future = asyncio.run_coroutine_threadsafe(work, loop)
     while True:
         try:
-            return future.result(timeout=_LOOP_CHECK if guard is None else _GUARD_CHECK)
-        except concurrent.futures.CancelledError:
-            raise FitCancelled from None
+            return future.result(timeout=_LOOP_CHECK)
         except concurrent.futures.TimeoutError:
             if future.done():  # the coroutine itself has raised a TimeoutError
                 raise
             if loop.is_closed() or not loop.is_running():
                 raise FitCancelled from None
-            if guard is not None:
-                try:
-                    guard.clear()
-                    guard.check(())
-                except BaseException:
-                    future.cancel()
-                    raise
 
 
 async def open_line(address: str, request: dict[str, Any], connection_args: dict[str, Any]) -> tuple[str, Line | None]:

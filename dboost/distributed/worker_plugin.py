@@ -31,7 +31,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dboost.config import liveness_timeout
-from dboost.distributed.feature_exchange import Inbox
+from dboost.distributed.feature_exchange import Inbox, Peers
 from dboost.distributed.line import Line, Message, packed
 from dboost.distributed.messages import (
     FAILED,
@@ -47,7 +47,7 @@ from dboost.distributed.messages import (
     pack_error,
 )
 from dboost.distributed.monitoring import WorkMeter, publish
-from dboost.distributed.worker_calls import METHODS, STATUSES, Guard, Relay, accept_line, open_worker_line, run_on
+from dboost.distributed.worker_calls import METHODS, SLICE, STATUSES, Relay, accept_line, open_worker_line, run_on
 from dboost.errors import DBoostError
 from dboost.session.memory import Budget, keep_freed_memory, trim_memory
 from dboost.session.protocol import SESSION_METHODS, MissingPartitions, Session, SessionRef, pack_round, unpack
@@ -166,6 +166,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
         self._inbox = Inbox()
         #: Fit and session of each line on which calls arrive.
         self._lines: dict[Line, tuple[str, str]] = {}
+        #: Lines on which sessions send slices of histograms, by fit and session.
+        self._peers: dict[tuple[str, str], Peers] = {}
         self._mover = PartitionMover(worker, self, self._pool)
         self.meter = WorkMeter()
         self._unpublish = publish(self.meter)
@@ -227,11 +229,11 @@ class DBoostWorkerPlugin(WorkerPlugin):
         return await self._loop.run_in_executor(self._pool, self._call, fit, session, number, method, arguments)
 
     def _exchange(
-        self, fit: str, session: str, number: int, arguments: bytes | memoryview, guard: Guard | None
+        self, fit: str, session: str, number: int, arguments: bytes | memoryview, relay: Relay | None
     ) -> tuple[str, Any]:
         """Compute the histograms of a round, exchange slices of them, and return the best splits of own features, if any.
 
-        This is the session's part of a `SliceExchange`; called in threads. guard : says when to give up.
+        This is the session's part of a `SliceExchange`; called in threads. relay : by which the call arrived on a line.
         """
         execute = partial(self._execute, fit, session, number)
         status, answer = execute(Session.histogram_slices.__name__, arguments)
@@ -244,25 +246,28 @@ class DBoostWorkerPlugin(WorkerPlugin):
             return OK, (histograms, n_rows, seconds, best)
         exchange, here = worker_session.exchange, SessionRef(self._worker.address, session)
         assert exchange is not None
-        swap = partial(self._swap, fit, number, here)
         k, group = exchange.place(here)
+        self._inbox.begin(fit, number)
         try:
             # Each session sends to the next one of its group first, so that no link receives from all at the same time.
             first, wanted = (k, len(group)) if k < len(slices) else (0, 0)
             to_group = {group[j]: slices[j] for j in (*range(first, len(slices)), *range(first))}
-            received = run_on(self._loop, swap(0, to_group, wanted), guard)
+            self._send_slices(fit, here, number, 0, to_group, relay)
+            received = self._inbox.all_of(fit, number, 0, wanted, relay) if wanted else []
             if received and exchange.n_groups > 1:
                 status, answer = execute(Session.add_slices.__name__, (received,))
                 if status != OK:
                     return status, answer
                 seconds += answer[1]
                 owner = exchange.owner(k)
-                wanted = exchange.n_groups if owner == here else 0
-                received = run_on(self._loop, swap(1, {owner: answer[0]}, wanted), guard)
+                self._send_slices(fit, here, number, 1, {owner: answer[0]}, relay)
+                received = self._inbox.all_of(fit, number, 1, exchange.n_groups, relay) if owner == here else []
         except FitCancelled:
             return STALE, b""
         except LostWorkers as lost:
             return LOST, pack_round(lost.sessions)
+        except Exception as error:  # any error is raised in the client
+            return FAILED, pack_error(error)
         if received:
             status, answer = execute(Session.search_slices.__name__, (k, received))
             if status != OK:
@@ -271,34 +276,46 @@ class DBoostWorkerPlugin(WorkerPlugin):
             seconds += answer[1]
         return OK, (histograms, n_rows, seconds, best)
 
-    async def _swap(
-        self, fit: str, number: int, here: SessionRef, stage: int, slices: Mapping[SessionRef, bytes], n_wanted: int
-    ) -> list[bytes]:
-        """Send slices to other sessions, and return those that `n_wanted` sessions have sent to this one.
+    def _send_slices(
+        self, fit: str, here: SessionRef, number: int, stage: int, slices: dict[SessionRef, bytes], relay: Relay | None
+    ) -> None:
+        """Send slices to other sessions, on lines or by messages of Dask.
 
         Raises
         ------
         LostWorkers
             When other workers cannot be reached.
         """
-        self._inbox.begin(fit, number)
-        sent = await asyncio.gather(*(self._send(ref, here, fit, number, stage, slices[ref]) for ref in slices))
+        if here in slices:
+            self.slice(fit, here.session, number, stage, here.session, slices.pop(here))
+        if relay is not None:
+            self._peers_of(fit, here.session).send(number, pack_round((stage, here.session)), slices)
+        elif slices:
+            run_on(self._loop, self._send_messages(fit, here.session, number, stage, slices))
+
+    def _peers_of(self, fit: str, session: str) -> Peers:
+        with self._lock:
+            if self.known(fit, session) is None:
+                raise FitCancelled
+            key = fit, session
+            if key not in self._peers:
+                self._peers[key] = Peers(partial(self._open_lines, fit))
+            return self._peers[key]
+
+    async def _send_messages(self, fit: str, sender: str, number: int, stage: int, slices: Mapping[SessionRef, bytes]) -> None:
+        async def send(ref: SessionRef, content: bytes) -> bool:
+            message = {"fit": fit, "session": ref.session, "number": number, "stage": stage, "sender": sender}
+            sending = self._worker.rpc(ref.worker).dboost_slice(**message, content=content, reply=False)
+            try:
+                await asyncio.wait_for(sending, liveness_timeout())
+            except OSError:
+                return False
+            return True
+
+        sent = await asyncio.gather(*(send(ref, content) for ref, content in slices.items()))
         lost = [ref for ref, arrived in zip(slices, sent, strict=True) if not arrived]
         if lost:
             raise LostWorkers(lost)
-        return await self._inbox.all_of(fit, number, stage, n_wanted) if n_wanted else []
-
-    async def _send(self, ref: SessionRef, here: SessionRef, fit: str, number: int, stage: int, content: bytes) -> bool:
-        """Send a slice, without waiting for a reply; return whether the worker could be reached."""
-        message: dict[str, Any] = {"fit": fit, "session": ref.session, "number": number, "stage": stage, "sender": here.session}
-        if ref == here:
-            self.slice(**message, content=content)
-            return True
-        try:
-            await self._worker.rpc(ref.worker).dboost_slice(**message, content=content, reply=False)
-        except OSError:
-            return False
-        return True
 
     def slice(self, fit: str, session: str, number: int, stage: int, sender: str, content: bytes) -> None:
         """Receive a slice. sender : its session."""
@@ -323,7 +340,11 @@ class DBoostWorkerPlugin(WorkerPlugin):
         try:
             while True:
                 message = relay.receive()
-                line.send(message.number, *self.answer(relay, fit, session, message))
+                if message.kind == SLICE:
+                    stage, sender = unpack(message.content)
+                    self.slice(fit, session, message.number, stage, sender, bytes(message.buffers[0]))
+                else:
+                    line.send(message.number, *self.answer(relay, fit, session, message))
         except OSError:
             pass  # the reducer notices it, too
         finally:
@@ -365,11 +386,11 @@ class DBoostWorkerPlugin(WorkerPlugin):
         return {"status": OK, "result": pack_round(answer) if method in _OF_ROUNDS else answer}
 
     def _answer(
-        self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview, guard: Guard | None
+        self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview, relay: Relay | None
     ) -> tuple[str, Any]:
         """Answer a call: by a method of the session, or by an exchange with other sessions; see `_execute`, `_exchange`."""
         if method == Session.histogram_slices.__name__:
-            return self._exchange(fit, session, number, arguments, guard)
+            return self._exchange(fit, session, number, arguments, relay)
         return self._execute(fit, session, number, method, arguments)
 
     def _execute(
@@ -416,7 +437,10 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 return {"status": OK}
             worker_session = self._sessions.pop(fit, None)
             self.meter.forget(fit)
+            peers = [self._peers.pop(key) for key in list(self._peers) if key[0] == fit and session in (None, key[1])]
         self._inbox.drop(fit)
+        for one in peers:
+            self._pool.submit(one.close)
         for line, (of_fit, name) in list(self._lines.items()):
             if of_fit == fit and session in (None, name):
                 line.shut_down()

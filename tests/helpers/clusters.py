@@ -236,6 +236,19 @@ def a_table(n_rows: int, seed: int = 0) -> pd.DataFrame:
     return frame
 
 
+def fail_between_stages(what: int, after: int, dask_worker: Any = None) -> None:
+    """For `Client.run`: the worker gets a signal when it has added up slices of its group, in the `after`-th round from now."""
+    plugin = dask_worker.plugins["dboost"]
+    send, rounds = plugin._send_slices, iter(range(after))
+
+    def fails(fit: str, here: Any, number: int, stage: int, *arguments: Any) -> None:
+        if stage == 1 and next(rounds, None) is None:
+            os.kill(os.getpid(), what)
+        send(fit, here, number, stage, *arguments)
+
+    plugin._send_slices = fails
+
+
 def scheduler_plugin(dask_scheduler: Scheduler | None = None) -> dict[str, int]:
     """For `Client.run_on_scheduler`: the number of fits that the reducer knows."""
     assert dask_scheduler is not None

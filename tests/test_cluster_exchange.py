@@ -1,0 +1,284 @@
+"""Slices of wide histograms are added up in groups of sessions, then over the groups. The model is that of one process."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import pickle
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from distributed.security import Security
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dboost
+from dboost.distributed.feature_exchange import Inbox, Peers, choose_exchange, count_groups, count_levels
+from dboost.distributed.line import Line
+from dboost.distributed.messages import FitCancelled, LostWorkers
+from dboost.distributed.worker_calls import SLICE, tree_of
+from dboost.session.protocol import SessionRef, SliceExchange, unpack
+from dboost.trees.split_finder import SplitInfo
+from tests.helpers.clusters import Processes, a_table, fail_between_stages, uses_lines
+
+FRAME = a_table(1500)
+OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "progress": False}
+#: All histograms are wide, and there are as many slices as sessions in a group.
+EXCHANGE = {"dboost.fan-in": 2, "dboost.gather-bytes": "0B", "dboost.owner-bytes": 1}
+ENVIRONMENT = {"DASK_DBOOST__FAN_IN": "2", "DASK_DBOOST__GATHER_BYTES": "0B", "DASK_DBOOST__OWNER_BYTES": "1B"}
+
+
+def sessions(n: int) -> tuple[SessionRef, ...]:
+    return tuple(SessionRef(f"tcp://10.0.0.{k}", str(k)) for k in range(n))
+
+
+@given(n=st.integers(1, 1200), fan_in=st.integers(2, 40), data=st.data())
+def test_every_slice_of_every_session_reaches_its_owner_once(n: int, fan_in: int, data: st.DataObject) -> None:
+    n_groups = count_groups(n, fan_in)
+    assert n_groups == 1 if n <= fan_in else 1 < n_groups <= n
+    n_slices = data.draw(st.integers(1, n // n_groups))
+    exchange = SliceExchange(sessions(n), n_groups, tuple(range(n_slices + 1)))
+    groups = [exchange.group(number) for number in range(n_groups)]
+    assert tuple(ref for group in groups for ref in group) == exchange.refs
+    added: dict[tuple[SessionRef, int], list[int]] = {}
+    for rank, ref in enumerate(exchange.refs):
+        place, group = exchange.place(ref)
+        assert group[place] == ref and group in groups
+        for k in range(n_slices):
+            added.setdefault((group[k], k), []).append(rank)
+    owned: dict[tuple[SessionRef, int], list[int]] = {}
+    for (ref, k), ranks in added.items():
+        assert exchange.place(ref)[0] == k
+        owned.setdefault((exchange.owner(k), k), []).extend(ranks)
+    assert len(owned) == len({ref for ref, _ in owned}) == n_slices
+    assert all(sorted(ranks) == list(range(n)) for ranks in owned.values())
+    # Every session exchanges messages with a number of others that grows with the square root of all.
+    assert max(n_groups, *map(len, groups)) <= max(fan_in, math.sqrt(n * fan_in / 2) + 2)
+
+
+@given(n=st.integers(1, 1200), fan_in=st.integers(2, 40))
+def test_levels_are_those_of_the_tree(n: int, fan_in: int) -> None:
+    def depth(branches: Any) -> int:
+        return max((1 + depth(tree_of(*unpack(branch.passed_on)) if branch.below else ()) for branch in branches), default=0)
+
+    assert count_levels(n, fan_in) == depth(tree_of(sessions(n), fan_in))
+
+
+def test_a_slice_has_about_the_same_number_of_buckets(client: Client) -> None:
+    """The features of 16 bins and of 2 bins are divided by buckets, not by their number."""
+    seen: list[SliceExchange | None] = []
+
+    def choose(*arguments: Any) -> SliceExchange | None:
+        seen.append(choose_exchange(*arguments))
+        return seen[-1]
+
+    rare = {f"rare {i}": (np.arange(len(FRAME)) % 15 == i).astype(float) for i in range(9)}
+    frame = FRAME[["y", "a", "b", "c"]].assign(**rare)
+    with dask.config.set(EXCHANGE), pytest.MonkeyPatch.context() as patched:
+        patched.setattr("dboost.distributed.reducer.choose_exchange", choose)
+        booster = dboost.fit(dd.from_pandas(frame, npartitions=7), "y", client=client, **OPTIONS)
+    assert booster.sha256 == dboost.fit(frame, "y", **OPTIONS).sha256
+    assert {exchange.bounds for exchange in seen if exchange is not None} == {(0, 2, 12)}
+
+
+@pytest.fixture(scope="module")
+def client() -> Any:
+    with (
+        dask.config.set({"dboost.single-worker-values": 0}),
+        LocalCluster(n_workers=7, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def last_trees(client: Client) -> list[dict[str, Any]]:
+    """Return the events of the trees of the last fit."""
+    events = [event for _, event in client.get_events("dboost")]
+    last = [event["fit"] for event in events if event["action"] == "began"][-1]
+    return [event for event in events if event["action"] == "tree" and event["fit"] == last]
+
+
+@pytest.mark.parametrize(("n_workers", "fan_in"), [(7, 2), (7, 3), (7, 6)])
+@pytest.mark.parametrize("target", ["y", "z", "t"])
+def test_the_model_is_that_of_one_process(client: Client, target: str, n_workers: int, fan_in: int) -> None:
+    table = FRAME.drop(columns=sorted({"y", "z", "t"} - {target}))
+    options = OPTIONS | {"sample_weight": "w", "split_proposal": "tree" if fan_in == 3 else "global"}
+    with dask.config.set(EXCHANGE | {"dboost.fan-in": fan_in}):
+        there = dboost.fit(dd.from_pandas(table, npartitions=9), target, client=client, **options)
+    trees = last_trees(client)
+    assert {(event["lines"], event["branches"], event["groups"]) for event in trees} == {
+        (True, fan_in, count_groups(7, fan_in))
+    }
+    assert all(event["owners"] == 7 // count_groups(7, fan_in) for event in trees)
+    assert there.sha256 == dboost.fit(table, target, **options).sha256
+
+
+def test_sessions_without_rows_take_part(client: Client) -> None:
+    bounds = [0, 0, 200, 201, 700, 700, 1500]
+    data = dd.concat([dd.from_pandas(FRAME[a:b], npartitions=1) for a, b in itertools.pairwise(bounds)])
+    with dask.config.set(EXCHANGE):
+        assert dboost.fit(data, "y", client=client, **OPTIONS).sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
+
+
+@pytest.mark.parametrize("how", ["TLS", "messages", "one thread each for two fits"])
+def test_the_model_is_the_same_however_sessions_are_called(how: str) -> None:
+    secure = how == "TLS"
+    with (
+        dask.config.set(EXCHANGE | {"dboost.lines": how != "messages", "dboost.single-worker-values": 0}),
+        LocalCluster(
+            n_workers=5, threads_per_worker=1, processes=False, protocol="tls://" if secure else "tcp://",
+            security=Security.temporary() if secure else None, dashboard_address=None,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):  # fmt: skip
+        found: list[str] = []
+
+        def fit() -> None:
+            found.append(dboost.fit(dd.from_pandas(FRAME, npartitions=5), "y", client=client, **OPTIONS).sha256)
+
+        threads = [threading.Thread(target=fit) for _ in range(2 if "two fits" in how else 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        trees = last_trees(client)
+    assert set(found) == {dboost.fit(FRAME, "y", **OPTIONS).sha256} and len(found) == len(threads)
+    lines = how != "messages"
+    assert {(event["lines"], event["branches"], event["groups"]) for event in trees} == {(lines, 2 if lines else 5, 2)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", [True, False], ids=["lines", "messages"])
+@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_is_lost_between_the_stages(what: signal.Signals, lines: bool) -> None:
+    """The sessions of its group have sent it their slices; the owner of the slice waits for their sum."""
+    expected = dboost.fit(FRAME, "y", **OPTIONS).sha256
+    data = dd.from_pandas(FRAME, npartitions=6)
+    environment = ENVIRONMENT | {"DASK_DBOOST__LINES": str(lines).lower()}
+    with Processes(6, environment=environment) as cluster, dask.config.set({"dboost.single-worker-values": 0}):
+        dboost.fit(data, "y", client=cluster.client, **OPTIONS)  # everything is compiled
+        victim = sorted(cluster.pids())[0]
+        cluster.client.run(fail_between_stages, int(what), 3, workers=[victim])
+        with cluster.impatient() if what == signal.SIGSTOP else contextlib.nullcontext():
+            began = time.monotonic()
+            booster = dboost.fit(data, "y", client=cluster.client, **OPTIONS)
+            took = time.monotonic() - began
+        trees = last_trees(cluster.client)
+        assert set(cluster.client.run_on_scheduler(uses_lines)) == {lines}
+        # The workers that waited for the lost one have given up: the cluster can be used again.
+        assert dboost.fit(data, "y", client=cluster.client, **OPTIONS).sha256 == expected
+    assert booster.sha256 == expected
+    assert booster.history["workers"].tolist()[-1] == 5
+    assert {event["groups"] for event in trees} == {2}
+    assert took < 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 3, 5])
+def test_a_worker_is_killed_during_a_tree(which: int) -> None:
+    expected = dboost.fit(FRAME, "t", **OPTIONS).sha256
+    with Processes(6, environment=ENVIRONMENT) as cluster, dask.config.set({"dboost.single-worker-values": 0}):
+        pids = cluster.pids()
+
+        def strike(now: dboost.Iteration) -> None:
+            if now.iteration == 2:
+                threading.Timer(0.01, os.kill, (pids[sorted(pids)[which]], signal.SIGKILL)).start()
+
+        booster = dboost.fit(dd.from_pandas(FRAME, npartitions=6), "t", client=cluster.client, callbacks=strike, **OPTIONS)
+        assert {event["groups"] for event in last_trees(cluster.client)} == {2}
+    assert booster.sha256 == expected
+
+
+def test_a_later_round_ends_the_waiting_of_an_earlier_one() -> None:
+    inbox = Inbox()
+    inbox.put("fit", 1, 0, "a", b"early")
+    inbox.put("fit", 1, 1, "b", b"of another stage")
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(inbox.all_of, "fit", 1, 0, 2)
+        other = pool.submit(inbox.all_of, "other fit", 1, 0, 1)
+        while len(inbox._waits) < 2:
+            time.sleep(0.001)
+        inbox.begin("fit", 2)
+        with pytest.raises(FitCancelled):
+            waiting.result(10)
+        inbox.put("other fit", 1, 0, "a", b"slice")
+        assert other.result(10) == [b"slice"]
+    inbox.put("fit", 2, 1, "a", b"one")
+    inbox.put("fit", 2, 1, "a", b"one")  # the same again
+    inbox.put("fit", 2, 1, "b", b"two")
+    assert inbox.all_of("fit", 2, 1, 2) == [b"one", b"two"]
+    assert not inbox._slices and not inbox._waits
+
+
+class Over:
+    """A guard that ends a call when it is asked the third time."""
+
+    def __init__(self) -> None:
+        self.n_checks = 0
+
+    def fileno(self) -> int:
+        return -1
+
+    def clear(self) -> None:
+        self.n_checks += 1
+
+    def check(self, refs: Any) -> None:
+        if self.n_checks == 3:
+            raise FitCancelled
+
+    def check_silent(self, refs: Any) -> None:
+        raise AssertionError
+
+
+def test_a_guard_ends_the_waiting_for_slices() -> None:
+    inbox, guard = Inbox(), Over()
+    inbox.put("fit", 1, 0, "a", b"one")
+    with pytest.raises(FitCancelled):
+        inbox.all_of("fit", 1, 0, 2, guard)
+    assert guard.n_checks == 3
+    inbox.drop("fit")
+    assert not inbox._slices and not inbox._waits
+
+
+def test_a_worker_that_cannot_be_reached_is_lost() -> None:
+    here, there = socket.socketpair()
+    ref, other = sessions(2)
+    peers = Peers(lambda refs: {ref: Line(here)})
+    peers.send(1, b"header", {ref: b"slice"})
+    message = Line(there).receive()
+    assert (message.number, message.kind, bytes(message.content), bytes(message.buffers[0])) == (1, SLICE, b"header", b"slice")
+    there.close()
+    with pytest.raises(LostWorkers) as lost:
+        for number in range(2, 5):
+            peers.send(number, b"header", {ref: b"slice"})
+    assert lost.value.sessions == [ref]
+    peers.close()
+    assert here.fileno() == -1
+    error = LostWorkers([other])
+    with pytest.raises(LostWorkers) as lost:
+        Peers(lambda refs: {other: error}).send(1, b"", {other: b""})
+    assert lost.value is error
+
+
+def test_a_split_is_packed_as_numbers() -> None:
+    split = SplitInfo(np.arange(8.0), np.array([1.0, 2.0, 3.0, -np.inf, np.inf]), np.arange(10.0).reshape(2, 5), 0.5,
+                      np.array([1, 0, 1], np.uint8))  # fmt: skip
+    buffers: list[Any] = []
+    found = pickle.loads(pickle.dumps(split, 5, buffer_callback=buffers.append))
+    assert not buffers
+    for field, value in zip(SplitInfo._fields, split, strict=True):
+        assert (
+            np.array_equal(getattr(found, field), value) and np.asarray(getattr(found, field)).dtype == np.asarray(value).dtype
+        )
+    found.best[0] = -1.0  # it may be written to
