@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import dask
 import numpy as np
@@ -74,7 +75,7 @@ def test_more_rows_take_longer_and_more_workers_less() -> None:
     def seconds(n_workers: int, n_rows: float) -> float:
         simulated = Simulated(n_workers, Network(), COSTS)
         try:
-            parameters = make_parameters({"max_iter": 1, "loss": "log_loss"})
+            parameters = make_parameters({"max_iter": 2, "loss": "log_loss"})
             fit(simulated, frame(n_workers, 4), "y", parameters, n_rows=n_rows)
             return simulated.seconds
         finally:
@@ -85,9 +86,33 @@ def test_more_rows_take_longer_and_more_workers_less() -> None:
     assert 3.5 < many / shared < 4.2
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    found = main(["--quick", "--features", "6", "--trees", "1"])
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Title\n\n% table: 6 features\n| workers |\n|---|\n| 7 |\n\n% table: 7 features\n| x |\n", encoding="utf-8"
+    )
+    found = main(["--quick", "--features", "6", "--trees", "1", "--page", str(page)])
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert lines[:3] == ["# Title", "", "% table: 6 features"] and lines[-3:] == ["", "% table: 7 features", "| x |"]
+    assert [line.split("|")[1].strip() for line in lines[3:-3]] == ["workers", "---", "2", "9"]
+    assert float(lines[5].split("|")[2]) == pytest.approx(found[0]["s a tree"], rel=0.06)
     assert [(one["workers"], one["rows"]) for one in found] == [(2, 1e8), (9, 1e8)]
     assert all(one["s a tree"] > one["computing"] > 0 and one["messages"] >= 0 for one in found)
     assert "Gbit/s" in capsys.readouterr().out
     assert np.isfinite([list(one.values()) for one in found]).all()
+
+
+def test_columns_that_stand_for_many() -> None:
+    """Of a table ten times as wide, cells cost ten times as much, and as many bytes are sent; the rounds are the same."""
+    found = []
+    for columns in (1.0, 10.0):
+        simulated = Simulated(9, Network(), COSTS, columns=columns)
+        try:
+            fit(simulated, frame(9, 30), "y", make_parameters({"max_iter": 2, "loss": "log_loss"}), n_rows=1e9)
+        finally:
+            simulated.close()
+        received = sum(host.received for host in simulated.wire.hosts.values())
+        _, tree = (event for event in simulated.events if event["action"] == "tree")
+        found.append((sum(simulated.computing.values()), received, tree["n_rounds"]))
+    assert found[0][2] == found[1][2]
+    assert 5 < found[1][0] / found[0][0] < 10 and 2 < found[1][1] / found[0][1] < 10

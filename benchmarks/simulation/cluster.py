@@ -140,7 +140,7 @@ class Simulated:
     lines : bool
         Whether rounds travel on lines, or else as Dask's messages.
     seconds : float
-        Simulated time of growing trees and advancing, from the client's request to the result.
+        Simulated time of growing trees and advancing, from the client's request to the result, without the first tree.
     computing : dict of int to float
         Of these, those of the slowest worker, by round.
     deciding : float
@@ -165,7 +165,7 @@ class Simulated:
         self.loop.charge = self._charge
         self.loop.waits_for_loop = lambda executor: executor is not None
         self.wire = Wire(self.network, self._scale)
-        self._trains = False
+        self._trains, self._n_grown = False, 0
         self._of_executor: dict[Any, Worker] = {}
         for k in range(self.n_workers):
             worker = Worker(f"worker-{k:04d}", self)
@@ -197,8 +197,12 @@ class Simulated:
         """Return the factor of the bytes of a message of Dask."""
         return self.scale_of_slices(content["stage"]) if isinstance(content, dict) and "stage" in content else 1.0
 
-    async def train(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine that counts as training."""
+    async def train(self, call: Coroutine[Any, Any, Any], grows: bool) -> Any:
+        """Run a coroutine that counts as training, from the second tree on. grows : whether it grows trees."""
+        if grows and self._n_grown < 2:  # the first tree opens lines and fills caches
+            self.seconds = self.deciding = 0.0
+            self.computing.clear()
+        self._n_grown += grows
         began = self.loop.time()
         self._trains = True
         gc.disable()  # this process has the objects of all workers, so a collection would take long
@@ -438,7 +442,7 @@ class _ToScheduler:
 
         def noted(**arguments: Any) -> Any:
             trains = name == "dboost_grow" or arguments.get("method") == "update_scores"
-            return self._simulated.train(call(**arguments)) if trains else call(**arguments)
+            return self._simulated.train(call(**arguments), name == "dboost_grow") if trains else call(**arguments)
 
         return noted
 

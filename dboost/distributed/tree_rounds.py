@@ -58,6 +58,8 @@ class TreeRounds:
     def __init__(self) -> None:
         self._split_finders: list[SplitFinder] = []
         self._threads: ThreadPoolExecutor | None = None
+        #: What all sessions have received with an earlier tree.
+        self._exchange: SliceExchange | None = None
         #: Sessions that have all rows, but as several shards.
         self._divided: set[SessionRef] = set()
 
@@ -81,6 +83,8 @@ class TreeRounds:
         finders = self._new_finders(order)
         rounds: dict[int, Round] = {output: next(grower) for output, grower in growers.items()}
         new_tasks, grown, timing = tasks, dict[int, GrownTree](), Timing()  # new tasks are sent with the first request
+        new_exchange = None if exchange == self._exchange else exchange
+        self._exchange = None
         while rounds:
             began = time.perf_counter()
             requests = {output: request for output, (request, _) in rounds.items()}
@@ -89,7 +93,7 @@ class TreeRounds:
             before = calls.n_bytes
             if exchange:
                 pairs = {output: pairs for output, pairs in pairs_of.items() if pairs}
-                search = FeatureSearch(pairs, new_tasks, exchange if new_tasks else None)
+                search = FeatureSearch(pairs, new_tasks, new_exchange)
                 method, packed = Session.histogram_slices.__name__, pack_round((requests, search))
             else:
                 method, packed = Session.round_histograms.__name__, pack_round((new_tasks, requests))
@@ -98,7 +102,7 @@ class TreeRounds:
                 refs = [ref for branch in branches for ref in (branch.ref, *branch.below)]
                 n_rows = [n for branch in branches for n in sums.rows[branch.ref]]
                 check_rows(dict(zip(refs, n_rows, strict=True)), order.rows_of)
-                new_tasks = ()
+                new_tasks, new_exchange, self._exchange = (), None, exchange
             replied = time.perf_counter()
             found: Iterable[BestSplits]
             found = [sums.best.get(k, []) for k in pairs_of] if exchange else self._find_best_splits(finders, pairs_of, sums)

@@ -206,7 +206,7 @@ class FeatureSearch:
 
     pairs: dict[int, tuple[SiblingPair, ...]]  # by output
     tasks: tuple[TreeTask, ...] = ()  # of the trees that start
-    exchange: SliceExchange | None = None  # sent with the tasks, valid for all of their rounds
+    exchange: SliceExchange | None = None  # None: that of the round before
 
 
 def pack_round(message: Any) -> bytes:
