@@ -306,10 +306,12 @@ class _Fit:
         fan_in = min(FAN_IN, workers)
         levels = max(math.ceil(math.log(workers) / math.log(FAN_IN)), 1)
         messages = levels * (2 * LATENCY + fan_in * (2 * MESSAGE_SECONDS + n_bytes * BYTE_SECONDS))
-        # Wide histograms are reduced by feature: "0.4 + 0.11 W + 0.3 R + 1.7 H (W - 1) / W" milliseconds in docs/scaling.md.
-        mebibytes = n_bytes / 2**20
-        slices = 0.4 + 0.11 * workers + 0.3 * min(math.ceil(mebibytes / 4), workers) + 1.7 * mebibytes * (workers - 1) / workers
-        return ROUND_SECONDS * spec.n_outputs + min(messages, slices / 1000)
+        # Wide histograms are reduced by feature, in groups of workers.
+        group = min(math.sqrt(workers * FAN_IN / 2), workers)
+        calls = levels * (2 * LATENCY + 2 * fan_in * MESSAGE_SECONDS)
+        slices = 3 * LATENCY + (2 * group + workers / group) * MESSAGE_SECONDS
+        slices += (1 + workers / group**2) * n_bytes * BYTE_SECONDS
+        return ROUND_SECONDS * spec.n_outputs + min(messages, calls + slices)
 
     def on(self, workers: int) -> Plan:
         """Return the plan for a number of workers."""

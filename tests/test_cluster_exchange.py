@@ -29,6 +29,7 @@ from dboost.distributed.line import Line
 from dboost.distributed.messages import FitCancelled, LostWorkers
 from dboost.distributed.worker_calls import SLICE, tree_of
 from dboost.session.protocol import SessionRef, SliceExchange, unpack
+from dboost.session.worker_session import WorkerSession
 from dboost.trees.split_finder import SplitInfo
 from tests.helpers.clusters import Processes, a_table, fail_between_stages, uses_lines
 
@@ -221,34 +222,45 @@ def test_a_later_round_ends_the_waiting_of_an_earlier_one() -> None:
     assert not inbox._slices and not inbox._waits
 
 
-class Over:
-    """A guard that ends a call when it is asked the third time."""
+def test_a_check_ends_the_waiting_for_slices() -> None:
+    inbox, checks = Inbox(), iter([None, None, FitCancelled()])
 
-    def __init__(self) -> None:
-        self.n_checks = 0
+    def check() -> None:
+        error = next(checks)
+        if error is not None:
+            raise error
 
-    def fileno(self) -> int:
-        return -1
-
-    def clear(self) -> None:
-        self.n_checks += 1
-
-    def check(self, refs: Any) -> None:
-        if self.n_checks == 3:
-            raise FitCancelled
-
-    def check_silent(self, refs: Any) -> None:
-        raise AssertionError
-
-
-def test_a_guard_ends_the_waiting_for_slices() -> None:
-    inbox, guard = Inbox(), Over()
     inbox.put("fit", 1, 0, "a", b"one")
     with pytest.raises(FitCancelled):
-        inbox.all_of("fit", 1, 0, 2, guard)
-    assert guard.n_checks == 3
+        inbox.all_of("fit", 1, 0, 2, check)
+    assert not list(checks)
     inbox.drop("fit")
     assert not inbox._slices and not inbox._waits
+
+
+@pytest.mark.parametrize("lines", [True, False])
+@pytest.mark.parametrize("which", [0, 3, 6])
+def test_an_error_of_one_session_ends_the_waiting_of_the_others(
+    client: Client, monkeypatch: pytest.MonkeyPatch, which: int, lines: bool
+) -> None:
+    """Its slices never arrive. With two branches at each session, the first one is a relay, and the others are below one."""
+    compute = WorkerSession.histogram_slices
+
+    def fails(self: WorkerSession, requests: Any, search: Any) -> Any:
+        answer = compute(self, requests, search)
+        if self.exchange is not None and self.session == self.exchange.refs[which].session and not search.tasks:
+            raise ValueError("no histograms today")
+        return answer
+
+    data = dd.from_pandas(FRAME, npartitions=7)
+    with dask.config.set(EXCHANGE | {"dboost.lines": lines}):
+        with monkeypatch.context() as patched:
+            patched.setattr(WorkerSession, "histogram_slices", fails)
+            began = time.monotonic()
+            with pytest.raises(dboost.DBoostError, match=r"worker tcp://.* failed: ValueError: no histograms today"):
+                dboost.fit(data, "y", client=client, **OPTIONS)
+            assert time.monotonic() - began < 8  # less than the liveness timeout
+        assert dboost.fit(data, "y", client=client, **OPTIONS).sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
 
 
 def test_a_worker_that_cannot_be_reached_is_lost() -> None:

@@ -25,7 +25,7 @@ READERS: dict[str, Callable[[], object]] = {
     "metric-rows": config.metric_rows,
     "keep-freed-memory": config.keep_freed_memory,
 }
-DEFAULTS = [10.0, 60.0, 30.0, True, 8, 3 * 2**20, 4 * 2**20, 8_000_000, 1.2, 1.5, 10_000_000, False]
+DEFAULTS = [10.0, 60.0, 30.0, True, 8, 3 * 2**20, 2**20, 8_000_000, 1.2, 1.5, 10_000_000, False]
 
 
 def test_every_key_has_a_default_and_a_reader() -> None:

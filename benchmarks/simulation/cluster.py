@@ -296,7 +296,7 @@ class SimulatedInbox(Inbox):
         if arrived is not None and not arrived.done():
             arrived.set_result(None)
 
-    def all_of(self, fit: str, number: int, stage: int, n_senders: int, guard: Any = None) -> list[bytes]:
+    def all_of(self, fit: str, number: int, stage: int, n_senders: int, check: Any = None) -> list[bytes]:
         key = fit, number, stage
 
         async def wait() -> None:

@@ -20,6 +20,7 @@ each `config.owner_bytes` of W·H over W workers, but no more than a group has s
 
 Slices travel on lines (`Peers`), or as messages of Dask where the reducer's calls do. They have no replies. If a slice does not
 arrive, because a worker was lost, those that wait for it give up when the reducer, which notices the loss, sends the next call.
+A relay also watches the sessions below it while it waits, because the reducer cannot see that one of them has failed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import numpy as np
 from dboost.config import fan_in, gather_bytes, liveness_timeout, owner_bytes
 from dboost.distributed.line import Line
 from dboost.distributed.messages import FitCancelled, LostWorkers
-from dboost.distributed.worker_calls import SLICE, Guard
+from dboost.distributed.worker_calls import SLICE
 from dboost.kernels.histograms import BinLayout
 from dboost.session.protocol import SessionRef, SliceExchange
 from dboost.trees.tree_task import TreeTask
@@ -121,6 +122,7 @@ class Peers:
             self._lines.clear()
 
 
+Check = Callable[[], None]
 #: Fit, number of the round, and stage.
 _Key = tuple[str, int, int]
 
@@ -159,8 +161,8 @@ class Inbox:
             if key in self._waits and len(slices) == self._waits[key].n_wanted:
                 self._changed.notify_all()
 
-    def all_of(self, fit: str, number: int, stage: int, n_senders: int, guard: Guard | None = None) -> list[bytes]:
-        """Wait until all slices of a stage have arrived, and return them. guard : says when to give up.
+    def all_of(self, fit: str, number: int, stage: int, n_senders: int, check: Check | None = None) -> list[bytes]:
+        """Wait until all slices of a stage have arrived, and return them. check : raises an error when they will not.
 
         Raises
         ------
@@ -175,9 +177,8 @@ class Inbox:
                     is_silent = not self._changed.wait(_GUARD_CHECK)
                     if wait.is_over:
                         raise FitCancelled
-                    if is_silent and guard is not None:
-                        guard.clear()
-                        guard.check(())
+                    if is_silent and check is not None:
+                        check()
                 return list(self._slices.pop(key).values())
             finally:
                 del self._waits[key]

@@ -285,6 +285,7 @@ class LineCalls:
         self._lines: dict[SessionRef, Line] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(guard, selectors.EVENT_READ, None)
+        self._taken: dict[SessionRef, Message] = {}  # answers to the current call that `receive` has not returned
         self.n_bytes = 0
 
     def missing(self, refs: Iterable[SessionRef]) -> list[SessionRef]:
@@ -303,6 +304,7 @@ class LineCalls:
         LostWorkers, FitCancelled
         """
         timeout = liveness_timeout()
+        self._taken.clear()
         self._guard.check(_refs_of(arguments))
         lost = []
         for branch, packed in arguments.items():
@@ -317,6 +319,18 @@ class LineCalls:
         if lost:
             raise LostWorkers(lost)
 
+    def take(self, number: int, branches: Iterable[Branch]) -> None:
+        """Take the answers of a call that have arrived, for `receive`; raise the error of a session that has failed."""
+        for branch in branches:
+            if branch.ref not in self._taken:
+                message = self._poll_answer(branch.ref, number)
+                if message is not None:
+                    self._check_status(branch, message)
+                    self._taken[branch.ref] = message
+        lost = self.missing(branch.ref for branch in branches)
+        if lost:
+            raise LostWorkers(lost)
+
     def receive(self, number: int, branches: Iterable[Branch], decode: Callable[[SessionRef, Message], None]) -> None:
         """Wait for the answers of a call; see `WorkerCalls.call`."""
         timeout = liveness_timeout()
@@ -324,7 +338,7 @@ class LineCalls:
         refs = _refs_of(branches)
         deadline = time.monotonic() + timeout
         while pending:
-            ready = [ref for ref in pending if self._lines[ref].has_received]
+            ready = [ref for ref in pending if ref in self._taken or self._lines[ref].has_received]
             if not ready:
                 ready = [key.data for key, _ in self._selector.select(max(deadline - time.monotonic(), 0.0))]
                 if not ready and time.monotonic() >= deadline:
@@ -337,9 +351,7 @@ class LineCalls:
                     self._guard.clear()
                     self._guard.check(refs)
                     continue
-                message = self._poll(ref)
-                while message is not None and message.number < number:  # of an abandoned call
-                    message = self._poll(ref)
+                message = self._taken.pop(ref, None) or self._poll_answer(ref, number)
                 if message is None or ref not in pending:
                     continue
                 self.n_bytes += len(message.content) + sum(map(len, message.buffers))
@@ -348,6 +360,13 @@ class LineCalls:
             lost = self.missing(pending)
             if lost:
                 raise LostWorkers(lost)
+
+    def _poll_answer(self, ref: SessionRef, number: int) -> Message | None:
+        """Return the answer of a session, if it has arrived."""
+        message = self._poll(ref)
+        while message is not None and message.number < number:  # of an abandoned call
+            message = self._poll(ref)
+        return message
 
     def _poll(self, ref: SessionRef) -> Message | None:
         line = self._lines.get(ref)
@@ -520,6 +539,7 @@ class Relay:
         self._calls = LineCalls(self)
         self._next: Message | None = None
         self._is_closed = False
+        self._number = 0
         self._passed_on, self._branches = b"", tuple[Branch, ...]()
         self._narrow = np.empty(0, np.int32)
 
@@ -532,6 +552,7 @@ class Relay:
         """Pass a request on, execute it here, and return the status and the common answer, or the error."""
         try:
             branches = self._branches_of(message)
+            self._number = message.number
             self._calls.send(message.number, message.kind, dict.fromkeys(branches, message.content))
             status, answer = execute()
             if status != OK:
@@ -580,6 +601,15 @@ class Relay:
             self._narrow = np.empty(max(size, 2 * self._narrow.size), np.int32)
         rows = [n for ref in (self._here, *(branch.ref for branch in self._branches)) for n in sums.rows[ref]]
         return sums.merged(self._narrow), rows, sums.compute, sums.best
+
+    def check_others(self) -> None:
+        """Raise an error if the reducer has given up the call that is executed here, or if a session below has failed.
+
+        Called by an exchange that waits for other sessions. It would wait for ever for those that have failed.
+        """
+        self.clear()
+        self.check(())
+        self._calls.take(self._number, self._branches)
 
     def close(self) -> None:
         """Close all lines."""

@@ -43,6 +43,7 @@ from dboost.distributed.messages import (
     UNSUPPORTED,
     FitCancelled,
     LostWorkers,
+    WorkerFailed,
     pack,
     pack_error,
 )
@@ -247,13 +248,14 @@ class DBoostWorkerPlugin(WorkerPlugin):
         exchange, here = worker_session.exchange, SessionRef(self._worker.address, session)
         assert exchange is not None
         k, group = exchange.place(here)
+        check = None if relay is None else relay.check_others
         self._inbox.begin(fit, number)
         try:
             # Each session sends to the next one of its group first, so that no link receives from all at the same time.
             first, wanted = (k, len(group)) if k < len(slices) else (0, 0)
             to_group = {group[j]: slices[j] for j in (*range(first, len(slices)), *range(first))}
             self._send_slices(fit, here, number, 0, to_group, relay)
-            received = self._inbox.all_of(fit, number, 0, wanted, relay) if wanted else []
+            received = self._inbox.all_of(fit, number, 0, wanted, check) if wanted else []
             if received and exchange.n_groups > 1:
                 status, answer = execute(Session.add_slices.__name__, (received,))
                 if status != OK:
@@ -261,11 +263,13 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 seconds += answer[1]
                 owner = exchange.owner(k)
                 self._send_slices(fit, here, number, 1, {owner: answer[0]}, relay)
-                received = self._inbox.all_of(fit, number, 1, exchange.n_groups, relay) if owner == here else []
+                received = self._inbox.all_of(fit, number, 1, exchange.n_groups, check) if owner == here else []
         except FitCancelled:
             return STALE, b""
         except LostWorkers as lost:
             return LOST, pack_round(lost.sessions)
+        except WorkerFailed:
+            raise  # of a session below the relay
         except Exception as error:  # any error is raised in the client
             return FAILED, pack_error(error)
         if received:
