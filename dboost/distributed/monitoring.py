@@ -328,8 +328,10 @@ def _polylines(curves: dict[str, Curve]) -> list[str]:
     return lines
 
 
+#: Methods that add up and search histograms of other workers.
+_REDUCES = {"add_slices", "search_slices"}
 #: Methods that belong to boosting rounds; all others belong to loading.
-_ROUNDS = {"update_scores", "round_histograms", "histogram_slices", "search_slices", "shard_statistics", "evaluate"}
+_ROUNDS = {"update_scores", "round_histograms", "histogram_slices", "shard_statistics", "evaluate"} | _REDUCES
 
 
 class WorkMeter:
@@ -344,7 +346,7 @@ class WorkMeter:
     def note(self, fit: str, method: str, began: float, n_received: int, n_sent: int, n_rows: int) -> None:
         """Count a call that ends now. began : by `time.perf_counter`; n_rows : training rows of this fit on this worker."""
         now = time.perf_counter()
-        phase = "reduce" if method == "search_slices" else "compute" if method in _ROUNDS else "load"
+        phase = "reduce" if method in _REDUCES else "compute" if method in _ROUNDS else "load"
         with self._lock:
             self._totals[phase] += now - began
             last = self._last.get(fit)

@@ -602,14 +602,16 @@ class Relay:
         rows = [n for ref in (self._here, *(branch.ref for branch in self._branches)) for n in sums.rows[ref]]
         return sums.merged(self._narrow), rows, sums.compute, sums.best
 
-    def check_others(self) -> None:
-        """Raise an error if the reducer has given up the call that is executed here, or if a session below has failed.
+    def check_others(self, number: int) -> None:
+        """Raise an error if the reducer has given up a call that is executed here, or if a session below has failed.
 
-        Called by an exchange that waits for other sessions. It would wait for ever for those that have failed.
+        Called by an exchange that waits for other sessions. It would wait for ever for those that have failed. number : of the
+        call.
         """
         self.clear()
         self.check(())
-        self._calls.take(self._number, self._branches)
+        if number == self._number:  # otherwise it was not passed on
+            self._calls.take(number, self._branches)
 
     def close(self) -> None:
         """Close all lines."""

@@ -248,7 +248,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         exchange, here = worker_session.exchange, SessionRef(self._worker.address, session)
         assert exchange is not None
         k, group = exchange.place(here)
-        check = None if relay is None else relay.check_others
+        check = None if relay is None else partial(relay.check_others, number)
         self._inbox.begin(fit, number)
         try:
             # Each session sends to the next one of its group first, so that no link receives from all at the same time.
