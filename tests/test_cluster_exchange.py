@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import math
 import os
-import pickle
 import signal
 import socket
 import threading
@@ -28,9 +27,10 @@ from dboost.distributed.feature_exchange import Inbox, Peers, choose_exchange, c
 from dboost.distributed.line import Line
 from dboost.distributed.messages import FitCancelled, LostWorkers
 from dboost.distributed.worker_calls import SLICE, tree_of
+from dboost.kernels.splits import FEATURE, NO_SPLIT, SCORE
 from dboost.session.protocol import SessionRef, SliceExchange, unpack
 from dboost.session.worker_session import WorkerSession
-from dboost.trees.split_finder import SplitInfo
+from dboost.trees.split_finder import SplitInfo, merge_splits, pack_splits, unpack_splits
 from tests.helpers.clusters import Processes, a_table, fail_between_stages, uses_lines
 
 FRAME = a_table(1500)
@@ -283,14 +283,25 @@ def test_a_worker_that_cannot_be_reached_is_lost() -> None:
     assert lost.value is error
 
 
-def test_a_split_is_packed_as_numbers() -> None:
-    split = SplitInfo(np.arange(8.0), np.array([1.0, 2.0, 3.0, -np.inf, np.inf]), np.arange(10.0).reshape(2, 5), 0.5,
-                      np.array([1, 0, 1], np.uint8))  # fmt: skip
-    buffers: list[Any] = []
-    found = pickle.loads(pickle.dumps(split, 5, buffer_callback=buffers.append))
-    assert not buffers
-    for field, value in zip(SplitInfo._fields, split, strict=True):
-        assert (
-            np.array_equal(getattr(found, field), value) and np.asarray(getattr(found, field)).dtype == np.asarray(value).dtype
-        )
-    found.best[0] = -1.0  # it may be written to
+def split_of(score: float, feature: int) -> SplitInfo:
+    total = np.array([1.0, 2.0, 3.0, -np.inf, np.inf])
+    children, goes_left = np.arange(10.0).reshape(2, 5), np.array([1, 0, 1], np.uint8)
+    return SplitInfo(np.array([score, feature, 2, 3, 4, 5, 6, 7.0]), total, children, score, goes_left)
+
+
+def test_splits_are_merged_without_unpacking_them() -> None:
+    assert (SCORE, FEATURE) == (0, 1)
+    mine, others = (
+        [split_of(5, 1), split_of(5, 9), split_of(NO_SPLIT, -1)],
+        [split_of(6, 2), split_of(5, 2), split_of(NO_SPLIT, -1)],
+    )
+    for parts in ((mine, others), (others, mine)):
+        merged = unpack_splits(merge_splits(*map(pack_splits, parts)))
+        assert [int(split.best[FEATURE]) for split in merged] == [2, 2, -1]
+        for found, expected in zip(merged, (others[0], others[1], mine[2]), strict=True):
+            for field, value in zip(SplitInfo._fields, expected, strict=True):
+                assert np.array_equal(getattr(found, field), value)
+                assert (
+                    np.asarray(getattr(found, field)).dtype == np.asarray(value, np.float64 if field == "gain" else None).dtype
+                )
+            found.best[0] = 0.0  # it may be written to

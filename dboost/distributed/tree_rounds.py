@@ -25,7 +25,7 @@ from dboost.kernels.histograms import BinLayout
 from dboost.session.protocol import FeatureSearch, Session, SessionRef, SliceExchange, pack_round, unpack
 from dboost.trees.bin_proposal import in_fine_bins
 from dboost.trees.grower import Round, RoundResult, grow_tree
-from dboost.trees.split_finder import BestSplits, SiblingPair, SplitFinder
+from dboost.trees.split_finder import BestSplits, SiblingPair, SplitFinder, unpack_splits
 from dboost.trees.tree_task import GrownTree, TreeTask
 
 
@@ -105,7 +105,10 @@ class TreeRounds:
                 new_tasks, new_exchange, self._exchange = (), None, exchange
             replied = time.perf_counter()
             found: Iterable[BestSplits]
-            found = [sums.best.get(k, []) for k in pairs_of] if exchange else self._find_best_splits(finders, pairs_of, sums)
+            if exchange:
+                found = [unpack_splits(sums.best.get(output, [])) for output in pairs_of]
+            else:
+                found = self._find_best_splits(finders, pairs_of, sums)
             for output, best in zip(pairs_of, found, strict=True):
                 of_tree = sums.trees[output]
                 try:

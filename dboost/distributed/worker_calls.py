@@ -65,7 +65,7 @@ from dboost.distributed.messages import (
 )
 from dboost.session.protocol import SESSION_METHODS, Session, SessionRef, pack_round, unpack
 from dboost.trees.grower import RoundHistograms
-from dboost.trees.split_finder import BestSplits, merge_best_splits
+from dboost.trees.split_finder import PackedSplits, merge_splits
 
 
 class RoundSums:
@@ -75,7 +75,7 @@ class RoundSums:
     ----------
     trees : {output: RoundHistograms}
         Valid until the next round: they use the memory of an answer, which is that of a line or of a session.
-    best : {output: BestSplits}
+    best : {output: PackedSplits}
         Merged over the owners of slices; empty if histograms are added up on the way.
     rows : {SessionRef: list of int}
         Numbers of training rows of a session and of those below it, in their order.
@@ -87,7 +87,7 @@ class RoundSums:
 
     def __init__(self) -> None:
         self.trees: dict[int, RoundHistograms] = {}
-        self.best: dict[int, BestSplits] = {}
+        self.best: dict[int, PackedSplits] = {}
         self.rows: dict[SessionRef, list[int]] = {}
         self.compute = 0.0
         self.seconds = 0.0
@@ -104,7 +104,7 @@ class RoundSums:
         answers: Mapping[int, RoundHistograms],
         n_rows: int | list[int],
         seconds: float,
-        found: Mapping[int, BestSplits] = MappingProxyType({}),
+        found: Mapping[int, PackedSplits] = MappingProxyType({}),
     ) -> None:
         """Add an answer of `Session.round_histograms`, or the sum of several sessions' answers.
 
@@ -114,7 +114,7 @@ class RoundSums:
         for output, answer in answers.items():
             self.trees[output] = self.trees[output].merge(answer) if output in self.trees else answer
         for output, best in found.items():
-            self.best[output] = merge_best_splits([self.best[output], best]) if output in self.best else best
+            self.best[output] = merge_splits(self.best[output], best) if output in self.best else best
         self.rows[ref] = n_rows if isinstance(n_rows, list) else [n_rows]
         self.compute = max(self.compute, seconds)
 
@@ -591,7 +591,7 @@ class Relay:
                     raise line
         return self._branches
 
-    def _summed(self, message: Message, answer: Any) -> tuple[Any, list[int], float, dict[int, BestSplits]]:
+    def _summed(self, message: Message, answer: Any) -> tuple[Any, list[int], float, dict[int, PackedSplits]]:
         """Add the answers of the branches to the own one."""
         sums = RoundSums()
         sums.add_answer(self._here, *answer)

@@ -55,7 +55,7 @@ from dboost.session.protocol import SESSION_METHODS, MissingPartitions, Session,
 from dboost.session.worker_session import WorkerSession
 from dboost.storage.spool import remove_stale, temporary_root
 from dboost.trees.grower import RoundHistograms
-from dboost.trees.split_finder import BestSplits
+from dboost.trees.split_finder import PackedSplits
 from dboost.version import __version__
 
 
@@ -241,7 +241,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         if status != OK:
             return status, answer
         histograms, slices, n_rows, seconds = answer
-        best: dict[int, BestSplits] = {}
+        best: dict[int, PackedSplits] = {}
         worker_session = self.known(fit, session)
         if not slices or worker_session is None:
             return OK, (histograms, n_rows, seconds, best)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dboost.session.partition_loader import Numbered, PartitionStats
     from dboost.session.row_samples import DigitRequest, RowAssignment
     from dboost.trees.grower import RoundHistograms, RoundRequest
-    from dboost.trees.split_finder import BestSplits, SiblingPair
+    from dboost.trees.split_finder import PackedSplits, SiblingPair
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,7 +348,7 @@ class Session(Protocol):
     def add_slices(self, slices: Sequence[bytes], /) -> tuple[bytes, float]:
         """Return the packed sum of slices of the same features, and the seconds."""
 
-    def search_slices(self, k: int, slices: Sequence[bytes], /) -> tuple[dict[int, BestSplits], float]:
+    def search_slices(self, k: int, slices: Sequence[bytes], /) -> tuple[dict[int, PackedSplits], float]:
         """Return the best splits of the features of slice `k` by output, and the seconds. slices : they are added up."""
 
     def shard_statistics(self, function: Callable[..., Any], arguments: tuple[Any, ...], /) -> list[Any]:

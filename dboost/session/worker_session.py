@@ -73,7 +73,7 @@ from dboost.shards.shard import (
     runs_of,
 )
 from dboost.trees.grower import RoundHistograms, RoundRequest
-from dboost.trees.split_finder import BestSplits, SplitFinder
+from dboost.trees.split_finder import PackedSplits, SplitFinder, pack_splits
 from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
 
 
@@ -446,7 +446,7 @@ class WorkerSession(PartitionLoader):
         started = time.perf_counter()
         return pack_round(_sum_slices(slices)), time.perf_counter() - started
 
-    def search_slices(self, k: int, slices: Sequence[bytes]) -> tuple[dict[int, BestSplits], float]:
+    def search_slices(self, k: int, slices: Sequence[bytes]) -> tuple[dict[int, PackedSplits], float]:
         """Return the best splits of the features of slice `k` by output, and the seconds. slices : they are added up."""
         started = time.perf_counter()
         search, exchange = self._search, self.exchange
@@ -460,7 +460,7 @@ class WorkerSession(PartitionLoader):
             }
         sums = _sum_slices(slices)
         found = {
-            output: self._split_finders[output].find_best_splits(pairs, sums[output].histograms)
+            output: pack_splits(self._split_finders[output].find_best_splits(pairs, sums[output].histograms))
             for output, pairs in search.pairs.items()
         }
         return found, time.perf_counter() - started

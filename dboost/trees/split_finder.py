@@ -18,6 +18,7 @@ left (selection sampling).
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -165,13 +166,8 @@ class SplitInfo(NamedTuple):
     gain: float
     goes_left: np.ndarray
 
-    def merge(self, other: SplitInfo) -> SplitInfo:
-        """Return the better of the splits of two features; of equal ones, that of the lower feature."""
-        mine, others = (self.best[SCORE], -self.best[FEATURE]), (other.best[SCORE], -other.best[FEATURE])
-        return self if mine >= others else other
-
     def __reduce__(self) -> tuple[Any, ...]:
-        # As bytes, because pickle takes ten times as long for arrays, and a message has few buffers.
+        # As bytes, because pickle takes ten times as long for arrays.
         arrays = self.best, self.total, self.children, self.goes_left
         return _split_info_of, (float(self.gain), *(array.tobytes() for array in arrays))
 
@@ -186,12 +182,23 @@ def _split_info_of(gain: float, best: bytes, total: bytes, children: bytes, goes
 BestSplits = list[SplitInfo]
 
 
-def merge_best_splits(parts: Sequence[BestSplits]) -> BestSplits:
-    """Merge the best splits that several feature owners found for the same nodes."""
-    merged = parts[0]
-    for part in parts[1:]:
-        merged = [a.merge(b) for a, b in zip(merged, part, strict=True)]
-    return merged
+#: Splits as (score, minus the feature, the pickled split). Of the splits of two ranges of features the maximum is the better
+#: one, of equal ones that of the lower feature. So they are merged without unpacking them.
+PackedSplits = list[tuple[float, float, bytes]]
+
+
+def pack_splits(splits: BestSplits) -> PackedSplits:
+    """Return the best splits that the owner of a range of features found, for sending."""
+    return [(float(one.best[SCORE]), -float(one.best[FEATURE]), pickle.dumps(one, 5)) for one in splits]
+
+
+def merge_splits(mine: PackedSplits, others: PackedSplits) -> PackedSplits:
+    """Merge the best splits that the owners of two ranges of features found for the same nodes."""
+    return list(map(max, mine, others))
+
+
+def unpack_splits(splits: PackedSplits) -> BestSplits:
+    return [pickle.loads(packed) for _, _, packed in splits]
 
 
 class SplitFinder:
