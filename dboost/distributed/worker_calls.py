@@ -150,6 +150,9 @@ class Branch(NamedTuple):
     below: tuple[SessionRef, ...] = ()
     passed_on: bytes = b""
 
+    def __hash__(self) -> int:
+        return hash(self.ref)  # not of hundreds of sessions below
+
 
 @lru_cache(maxsize=64)
 def tree_of(refs: tuple[SessionRef, ...], fan_in: int) -> tuple[Branch, ...]:
