@@ -138,7 +138,7 @@ def in_pairs(found: dict[str, dict[str, list[float]]]) -> list[str]:
     cells = [f"{ours.mean():{scale}}"]
     for engine in ("lightgbm", "xgboost", "sklearn"):
         more = np.array(found[engine][loss]) - ours
-        cells.append(f"{more.mean():+{scale}} ± {more.std(ddof=1) / len(more) ** 0.5:{scale}}")
+        cells.append(f"{more.mean():+{scale}} ± {more.std(ddof=1) / len(more) ** 0.5:{scale}}".replace("-", "−"))
     return cells
 
 
