@@ -36,7 +36,7 @@ from benchmarks.__main__ import main
 from benchmarks.engines import ENGINES, Settings
 from benchmarks.workloads import WORKLOADS
 from dboost.session.memory import Budget
-from dboost.trees import split_finder
+from dboost.trees.tree_task import TreeTask
 from tests.helpers import real_data
 from tests.test_docs import cell
 
@@ -280,7 +280,7 @@ def test_a_profile_accounts_for_the_tree(
 ) -> None:
     """A tiny table's histograms stay packed, those of the measured ones do not: both have kernels of their own."""
     if not packed:
-        monkeypatch.setattr(split_finder, "can_stay_packed", lambda *_, **__: False)
+        monkeypatch.setattr(TreeTask, "can_stay_packed", lambda *_, **__: False)
     picture = folder / "profile.svg"
     profile.main(["--quick", "--workloads", "W1b", "--trees", "6", "--every", "3", "--plot", str(picture)])
     rows = {row[0]: row for row in cells(capsys.readouterr().out)}

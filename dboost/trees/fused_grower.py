@@ -237,7 +237,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             n_words = start_of[last_column] - base
             for k in range(n_words):
                 packed[k] = 0
-            # Packed buckets without counts never overflow (`split_finder.can_stay_packed`).
+            # Packed buckets without counts never overflow (`TreeTask.can_stay_packed`).
             destination = thread_histograms[thread]
             if pool is not None:
                 if by_unit:
