@@ -170,7 +170,7 @@ def test_a_cluster_grows_until_all_rows_are_in_memory(adaptive: Client, monkeypa
         time.sleep(0.1)
 
     needed: list[int] = []
-    options = OPTIONS | {"max_iter": 25}
+    options = OPTIONS | {"max_iter": 60}  # partitions move between iterations, which take longer on a busy machine
     booster = dboost.fit(lazy, "z", client=adaptive, callbacks=look, memory_limit="2MiB", **options)
     assert booster.sha256 == dboost.fit(rows, "z", **options).sha256
     history = booster.history
