@@ -126,11 +126,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(USUAL))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--trees", type=int, default=100)
+    parser.add_argument("--trees", type=int, help="iterations of equal settings, 100 if not given")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--defaults", action="store_true", help="each library at its own defaults, instead of equal settings")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="also write every score")
     options = parser.parse_args(argv)
+    if options.defaults and options.trees is not None:
+        parser.error("--trees is for equal settings: each library has its own number with --defaults")
+    trees = 100 if options.trees is None else options.trees
     seeds = range(options.seeds)
     console = Console(width=140)
     report = {}
@@ -145,9 +148,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         first = next(tables)
         loss = LOSS.get(name, "log_loss")
         n_classes = len(np.unique(first[1])) if loss == "log_loss" else 0
-        settings = Settings(loss, n_classes, trees=options.trees, threads=options.threads)
+        settings = Settings(loss, n_classes, trees=trees, threads=options.threads)
         found = measure(name, chain([first], tables), settings, options.engines, options.defaults)
-        how = "own defaults" if options.defaults else f"{options.trees} trees"
+        how = "own defaults" if options.defaults else f"{trees} trees"
         console.print(f"{name}: {len(first[1]) + len(first[3]):,} × {first[0].shape[1]}, {len(seeds)} {kind}, {how}")
         console.print(draw(name, found))
         if len(found) > 1 and "dboost" in found:
