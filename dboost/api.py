@@ -240,7 +240,10 @@ def fit(
             callbacks=checked_callbacks(callbacks),
             progress=progress,
             warm_start=warm_start,
-            checkpoint=None if (checkpoint, checkpoint_every) == (None, 10) else checkpoint_in(checkpoint, checkpoint_every),
+            # 10.0 is not the default 10, but an error.
+            checkpoint=None
+            if checkpoint is None and isinstance(checkpoint_every, int) and checkpoint_every == 10
+            else checkpoint_in(checkpoint, checkpoint_every),
             source_name=source_name,
             budget=budget,
             early_stopping=early_stopping,

@@ -452,3 +452,9 @@ def test_client_scheduler_and_worker_are_killed(tmp_path: Path) -> None:
             child.communicate(timeout=180)
             assert (child.returncode == 0) == (victim == "worker")
     assert (tmp_path / "model.json").read_bytes() == uninterrupted()
+
+
+def test_checkpoint_every_is_checked_without_a_checkpoint() -> None:
+    X = np.arange(40.0).reshape(20, 2)
+    with pytest.raises(ParameterError, match=r"checkpoint_every=10\.0 must be a positive integer"):
+        dboost.fit(X, X[:, 0], max_iter=1, progress=False, checkpoint_every=10.0)
