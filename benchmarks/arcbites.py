@@ -11,6 +11,8 @@ trained on in several ways, each in a process of its own, which has its own peak
     streamed           everything, a tenth in memory (`memory_limit`), the rest read again for every tree
     streamed, timed    the same, stopped after the time of the slowest of the arcbites
     arcbites …         ten bites, one in memory, the others in files
+    arcbites, slowly   one tree per visit with a tenth of the learning rate, until a third of the bytes of "streamed" are read
+                       (at most SLOW_TREES times as many trees)
 
 Reported for each way: the loss on the test rows and its excess over "all rows"; trees; seconds; bytes read from files while
 training; peak memory above that of the process before the fit. With --pictures the loss on the validation rows is plotted
@@ -54,13 +56,16 @@ WAYS: dict[str, tuple[dict[str, Any] | None, str]] = {
     "arcbites, 20 trees a visit": ({"trees_per_visit": 20, "visits": None}, "files"),
     "arcbites, 5 trees a visit": ({"trees_per_visit": 5, "visits": None}, "files"),
     "arcbites, 1 tree a visit": ({"trees_per_visit": 1, "visits": None}, "files"),
-    "arcbites, 1 tree a visit, grouped anew": ({"trees_per_visit": 1, "visits": None, "parts": 5}, "files"),
+    "arcbites, 1 tree a visit, grouped anew": ({"trees_per_visit": 1, "visits": None, "parts": 10}, "files"),
     "arcbites, adaptive": ({"trees_per_visit": 10, "visits": None, "order": "adaptive"}, "files"),
     "streamed": (None, "files"),
     "streamed, timed": (None, "files"),
+    "arcbites, slowly": ({"trees_per_visit": 1, "visits": None, "parts": 10}, "files"),
 }
 #: Ways for the synthetic table, where each takes long; and the number of trees.
-SYNTHETIC_WAYS = ["all rows", "one bite", "arcbites, 5 trees a visit", "arcbites, 1 tree a visit", "streamed"]
+SYNTHETIC_WAYS = ["all rows", "one bite", "arcbites, 5 trees a visit", "arcbites, 1 tree a visit, grouped anew", "streamed"]
+#: "slowly": the part of the learning rate, the most trees as a multiple of those of the other ways, and the part of the bytes.
+SLOW_RATE, SLOW_TREES, SLOW_BYTES = 0.1, 20, 1 / 3
 TREES, SYNTHETIC_TREES = 300, 100
 SYNTHETIC_MINUTES = 10.0
 #: Rows of a partition.
@@ -77,10 +82,10 @@ def make(name: str, folder: Path, rows: int, quick: bool) -> None:
         for which, seed in (("decide", 2), ("judge", 3)):
             pd.concat(synthetic(n_test, seed)).to_parquet(folder / f"{which}.parquet", index=False)
         return
-    if name == "hflights":
-        frame = real_data.load(name).frame
-    else:
+    if name == "covtype":
         frame = pd.read_parquet(real_data.path(name)).rename(columns={"Cover_Type": "target"})
+    else:
+        frame = real_data.load(name).frame
     frame = frame.iloc[np.random.default_rng(0).permutation(len(frame))].reset_index(drop=True)
     cut = round(0.7 * len(frame))
     half = (cut + len(frame)) // 2
@@ -117,11 +122,13 @@ def limit_for(folder: Path) -> int:
     first = pd.read_parquet(files[0])
     outputs = first["target"].nunique()
     outputs = 1 if outputs == 2 else outputs
-    return int(1.2 * n_rows / N_BITES * (2 * (first.shape[1] - 1) + 40 + 17 * outputs)) + 32 * 2**20 * (1 + outputs // 4)
+    return int(1.2 * n_rows / N_BITES * (2 * (first.shape[1] - 1) + 40 + 17 * outputs)) + 12 * 2**20
 
 
-def measure(folder: Path, way: str, trees: int, given: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Train in one way, in this process. given : additional parameters; seconds : after which it is stopped."""
+def measure(
+    folder: Path, way: str, trees: int, given: dict[str, Any], seconds: float, most_bytes: float = math.inf
+) -> dict[str, Any]:
+    """Train in one way, in this process. given : additional parameters; seconds, most_bytes : after which it is stopped."""
     import dboost
     from dboost.shards.arcbite_rows import bites_of
 
@@ -138,15 +145,20 @@ def measure(folder: Path, way: str, trees: int, given: dict[str, Any], seconds: 
         options["arcbites"] = dboost.ArcBites(N_BITES, **bites)
     if bites is None or "trees_per_visit" in bites:
         options["early_stopping_rounds"] = 30
+    if way.endswith("slowly"):
+        rate = options.get("learning_rate", dboost.params.Parameters().learning_rate)
+        options |= {"learning_rate": SLOW_RATE * rate, "max_iter": SLOW_TREES * trees, "early_stopping_rounds": 300}
     decide, judge = (pd.read_parquet(folder / f"{name}.parquet") for name in ("decide", "judge"))
     dboost.fit(decide[:2000], "target", loss="log_loss", max_iter=2, progress=False)  # compiles
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began, used = time.perf_counter(), time.process_time()
+    began, used, read = time.perf_counter(), time.process_time(), 0
 
-    def late(_: dboost.Iteration) -> bool:
-        return time.perf_counter() - began >= seconds
+    def ends(iteration: dboost.Iteration) -> bool:
+        nonlocal read
+        read += iteration.record["bytes_read"]
+        return time.perf_counter() - began >= seconds or read >= most_bytes
 
-    booster = dboost.fit(data, "target", eval_set=decide, callbacks=late, **options)
+    booster = dboost.fit(data, "target", eval_set=decide, callbacks=ends, **options)
     took, processor = time.perf_counter() - began, time.process_time() - used
     history = booster.history.drop_duplicates("iteration", keep="last")
     history = history[history["iteration"] <= booster.n_iter_]
@@ -185,11 +197,14 @@ def race(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
             slowest = max((one["seconds"] for one in found if one["way"].startswith("arcbites")), default=math.inf)
             left = max(60 * minutes - (time.perf_counter() - began), 0.0)
             seconds = min(left, slowest) if way.endswith("timed") else left
+            most_bytes = math.inf
+            if way.endswith("slowly"):
+                most_bytes = SLOW_BYTES * max((one["bytes_read"] for one in found if one["way"] == "streamed"), default=0) or math.inf
             if arguments.quick:
-                found.append({"table": name} | measure(folder, way, trees, dict(arguments.set), seconds))
+                found.append({"table": name} | measure(folder, way, trees, dict(arguments.set), seconds, most_bytes))
                 continue
             command = [sys.executable, "-m", "benchmarks.arcbites", "--one", str(folder), way, str(trees)]
-            command += [json.dumps(dict(arguments.set)), str(seconds)]
+            command += [json.dumps(dict(arguments.set)), str(seconds), str(most_bytes)]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 raise SystemExit(f"{name}, {way}: {done.stderr}")
@@ -255,8 +270,9 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
     if arguments.one:
-        folder, way, trees, options, seconds = arguments.one
-        print(json.dumps(measure(Path(folder), way, int(trees), json.loads(options), float(seconds))))
+        folder, way, trees, options, seconds, most_bytes = arguments.one
+        found_one = measure(Path(folder), way, int(trees), json.loads(options), float(seconds), float(most_bytes))
+        print(json.dumps(found_one))
         return
     if arguments.quick:
         arguments.rows = min(arguments.rows, 20_000)

@@ -304,15 +304,16 @@ def test_rows_are_held_out_where_no_test_set_is_given() -> None:
     with pytest.warns(
         UserWarning, match=r"no eval_set was given to tell when to leave a bite: \d+ of the 900 rows are held out"
     ):
-        booster = fit(arcbites=True)
+        booster = fit(arcbites=ArcBites())
     rows = held_out_rows_of(900, 0).selects(np.arange(900))
     assert 60 < rows.sum() < 120
-    given = fit(FRAME[~rows].reset_index(drop=True), arcbites=True, eval_set={"validation": FRAME[rows]})
+    given = fit(FRAME[~rows].reset_index(drop=True), arcbites=ArcBites(), eval_set={"validation": FRAME[rows]})
     assert [t.value.tobytes() for t in given.ensemble.trees] == [t.value.tobytes() for t in booster.ensemble.trees]
     assert given.ensemble.metrics == booster.ensemble.metrics
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit(arcbites=ArcBites(4, 1))
+        fit(arcbites=True)
     assert held_out_rows_of(10**7, 0).selects(np.arange(10**6)).mean() == pytest.approx(0.02, rel=0.05), "about 200,000 at most"
 
 
@@ -404,7 +405,7 @@ def test_prepared_data(tmp_path: Any) -> None:
     expected = fit(ROWS, "y", **options).sha256
     assert fit(path, "y", **options).sha256 == fit(path, "y", memory_limit=SMALL_LIMIT, **options).sha256 == expected
     with pytest.raises(ParameterError, match="arcbites on prepared data need a test set"):
-        fit(path, "y", **(options | {"arcbites": True}))
+        fit(path, "y", **(options | {"arcbites": ArcBites()}))
     assert len(list((tmp_path / "rows.binned").iterdir())) == 4, "and the folder is as it was"
 
 
@@ -488,7 +489,8 @@ def test_a_model_says_how_it_was_trained() -> None:
 
 def test_ways_to_write_it() -> None:
     assert read_arcbites(None) is read_arcbites(False) is None
-    assert read_arcbites(True) == ArcBites() == read_arcbites({})
+    assert read_arcbites({}) == ArcBites()
+    assert read_arcbites(True) == ArcBites(trees_per_visit=1, visits=None, parts=10)
     assert read_arcbites({"n_bites": 3, "order": "cyclic"}) == ArcBites(3, order="cyclic")
     assert make_parameters({"arcbites": {"n_bites": np.int64(3)}}).arcbites == ArcBites(np.int64(3)) == ArcBites(3)
     with pytest.raises(AttributeError):
@@ -545,7 +547,7 @@ def test_estimators() -> None:
         X, y
     )
     assert model.booster_.sha256 == fit(X, y, arcbites=ArcBites(3, 2)).sha256
-    watched = DBoostClassifier(arcbites=True, early_stopping=True, n_iter_no_change=2, max_iter=80, learning_rate=0.5).fit(
+    watched = DBoostClassifier(arcbites=ArcBites(), early_stopping=True, n_iter_no_change=2, max_iter=80, learning_rate=0.5).fit(
         X, y > 0
     )
     assert watched.booster_.history["visit"].max() > 1
@@ -555,4 +557,4 @@ def test_estimators() -> None:
     with pytest.raises(ParameterError, match="arcbites do not go together with a warm start"):
         model.set_params(warm_start=True, max_iter=20).fit(X, y)
     with pytest.raises(ParameterError, match="cannot be stopped by the training loss"):
-        DBoostRegressor(arcbites=True, early_stopping=True, validation_fraction=None).fit(X, y)
+        DBoostRegressor(arcbites=ArcBites(), early_stopping=True, validation_fraction=None).fit(X, y)

@@ -119,7 +119,7 @@ def test_warnings_name_the_line_of_the_caller(tmp_path: Path) -> None:
         (lambda: fit(dates), "look like dates"),
         (lambda: dboost.DBoostRegressor(max_iter=2).fit(dates.drop(columns="y"), dates["y"]), "look like dates"),
         (lambda: fit(offsets, offset="pay"), "offset has no effect"),
-        (lambda: fit(FRAME, arcbites=True), "no eval_set was given"),
+        (lambda: fit(FRAME, arcbites=dboost.ArcBites()), "no eval_set was given"),
         (lambda: fit(FRAME.assign(age=FRAME["age"] + 100), start_from=first), "have drifted"),
     ):
         with pytest.warns(UserWarning, match=message) as seen:

@@ -43,6 +43,8 @@ from dboost.kernels.quantile_keys import FIRST_SHIFT
 
 #: Fine units per coarse unit.
 FINE = 2.0**26
+#: Temporary arrays are this long. (The sum of as many integers below 2**27 is exact in float64.)
+_VALUES_AT_A_TIME = 2**18
 
 
 def unit_for(bound: float, n_rows: int, *, spare_bits: int = 0) -> float:
@@ -68,12 +70,17 @@ class ExactSum:
     @classmethod
     def of(cls, values: np.ndarray, unit: float, times: np.ndarray | None = None) -> ExactSum:
         """Sum a float64 array (the chunk step); with `times` (integers) each value is added that many times."""
-        scaled = values * unit
-        whole = np.rint(scaled)
-        fine = np.rint((scaled - whole) * FINE)
-        if times is not None:
-            whole, fine = whole * times, fine * times
-        return cls(unit, float(whole.sum()), float(fine.sum()))
+        sums = [0.0, 0.0]
+        for first in range(0, len(values), _VALUES_AT_A_TIME):
+            piece = slice(first, first + _VALUES_AT_A_TIME)
+            scaled = values[piece] * unit
+            whole = np.rint(scaled)
+            fine = np.rint((scaled - whole) * FINE)
+            if times is not None:
+                whole, fine = whole * times[piece], fine * times[piece]
+            sums[0] += float(whole.sum())
+            sums[1] += float(fine.sum())
+        return cls(unit, *sums)
 
     def merge(self, other: ExactSum) -> ExactSum:
         assert self.unit == other.unit
@@ -86,8 +93,6 @@ class ExactSum:
 
 #: Totals are multiples of 2**-TOTAL_BITS: the last bit of the smallest float64, with spare bits for its mantissa.
 TOTAL_BITS = 1130
-#: The sum of this many integers below 2**27 is exact in float64.
-_VALUES_AT_A_TIME = 2**25
 
 
 def total(values: np.ndarray) -> int | None:

@@ -120,6 +120,10 @@ def _encode(
     if isinstance(column, CategoryColumn):
         codes, classes = column.codes, column.categories
     else:
+        if not any(isinstance(level, str) for level in target.classes):
+            encoded = _positions(np.array(target.classes, np.float64), column)
+            if encoded is not None:
+                return encoded
         values, codes = np.unique(column, return_inverse=True)
         classes, _ = _classes(values, str(table.target_dtype), table.target_is_bool)
     known = {level: code for code, level in enumerate(target.classes)}
@@ -156,10 +160,22 @@ def encode_values(
             raise unknown_class(categories[int(values[np.argmax(codes < 0)])])
         return codes
     numbers = np.array(target.classes, np.float64)
-    at = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
-    if (numbers[at] != values).any():
-        raise unknown_class(float(values[np.argmax(numbers[at] != values)]))
-    return at.astype(np.float64)
+    encoded = _positions(numbers, values)
+    if encoded is None:
+        raise unknown_class(float(values[np.argmax(~np.isin(values, numbers))]))
+    return encoded
+
+
+def _positions(numbers: np.ndarray, values: np.ndarray) -> np.ndarray | None:
+    """Return the position of each value among ascending numbers, as float64; None if one of them is not there."""
+    found = np.empty(len(values))
+    for first in range(0, len(values), PIECE):
+        piece = values[first : first + PIECE]
+        at = np.minimum(np.searchsorted(numbers, piece), len(numbers) - 1)
+        if (numbers[at] != piece).any():
+            return None
+        found[first : first + PIECE] = at
+    return found
 
 
 def unknown_class(level: Level) -> DataError:
@@ -189,6 +205,8 @@ def _classes(values: np.ndarray, dtype: str, is_bool: bool) -> tuple[tuple[Level
 
 
 _FRACTIONS = "Unknown label type: continuous. A classifier wants classes, but the target holds fractions"
+#: Targets are encoded so many rows at a time: temporary arrays of all rows would be the largest of the fit.
+PIECE = 2**18
 #: Maximal number of classes; a target with more distinct values is no classification target.
 MAX_CLASSES = 4096
 
@@ -216,9 +234,21 @@ def scan_target(target: Column | None, weight: np.ndarray | None, dtype: str, is
     values = target if weight is None else target[weight > 0]
     if not len(values):
         return None
-    some = np.unique(values[: 4 * MAX_CLASSES])
-    distinct = some if len(some) > MAX_CLASSES else np.unique(values)
+    distinct = _distinct(values)
     return TargetScan(None, distinct[:MAX_CLASSES], len(distinct) > MAX_CLASSES, dtype, is_bool)
+
+
+def _distinct(values: np.ndarray) -> np.ndarray:
+    """Return the distinct numbers, ascending; only those of the first rows if there are more than `MAX_CLASSES` of them."""
+    known = np.unique(values[: 4 * MAX_CLASSES])
+    if len(known) > MAX_CLASSES:
+        return known
+    for first in range(0, len(values), PIECE):
+        piece = values[first : first + PIECE]
+        is_new = known[np.minimum(np.searchsorted(known, piece), len(known) - 1)] != piece
+        if is_new.any():
+            known = np.union1d(known, piece[is_new])
+    return known
 
 
 def merge_target_scans(a: TargetScan, b: TargetScan) -> TargetScan:

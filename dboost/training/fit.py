@@ -36,7 +36,7 @@ from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.engines import FusedEngine, Team, team_for
 from dboost.session.evaluation import EvalRows, EvalSet, EvalSetBuilder, StreamedEvalSet, log_streamed_eval_set
-from dboost.session.memory import Budget
+from dboost.session.memory import Budget, columns_at_once
 from dboost.session.partition_loader import scan_targets
 from dboost.session.protocol import BuildSpec, ByPartitions, Chosen, Engine, NamedSet, P, Result, Session, SessionTable
 from dboost.session.row_samples import DigitRequest, ReferenceSample, warn_of_drift, with_summary
@@ -387,8 +387,7 @@ class SessionRows:
 
     def _column_ranges(self, n_numeric: int, n_rows: int) -> list[tuple[int, int]]:
         """Return ranges of numeric columns whose sampled values fit into memory together."""
-        budget = self._request.budget
-        n_columns = n_numeric if budget is None else budget.columns_at_once(n_rows)
+        n_columns = columns_at_once(n_rows, self._request.budget)
         return [(first, min(first + n_columns, n_numeric)) for first in range(0, n_numeric, max(n_columns, 1))]
 
     def compute_start_scores(self, warm_start: WarmStart) -> None:

@@ -48,7 +48,7 @@ from dboost.schema import Feature, Level
 from dboost.session.bites import ArcbitesEngine, BiteStore, FileBiteStore, InMemoryBiteStore
 from dboost.session.engines import FusedEngine, StreamedEngine, team_for
 from dboost.session.evaluation import EvalSet, EvalSetBuilder
-from dboost.session.memory import Budget
+from dboost.session.memory import Budget, columns_at_once
 from dboost.session.partition_loader import StartingPiece, scan_targets
 from dboost.session.protocol import BuildSpec, Chosen, Engine, NamedSet
 from dboost.session.row_samples import ReferenceSample, reference_rows
@@ -174,8 +174,8 @@ def propose_within(
     weight = np.concatenate(joined) if joined else None
     numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical]
     edges: list[np.ndarray | None] = [None] * len(table.features)
-    n_columns = len(numeric) if budget is None else budget.columns_at_once(n_rows)
-    for at in range(0, len(numeric), max(n_columns, 1)):
+    n_columns = columns_at_once(n_rows, budget)
+    for at in range(0, len(numeric), n_columns):
         some = numeric[at : at + n_columns]
         parts = [part for _, part in sampled(table, rows, some, n_threads)]
         columns = [np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*parts, strict=True)]
