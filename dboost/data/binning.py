@@ -31,6 +31,8 @@ from dboost.schema import Feature
 
 #: Size of the row sample.
 SAMPLE_ROWS = 200_000
+#: Bytes of sampled values at a time without a memory limit: a pass over the rows for so many columns costs little for each.
+SAMPLED_BYTES = 128 * 2**20
 #: For fewer values, starting other threads takes longer than the work.
 FEW = 400_000
 #: Maximum number of bins with 16-bit codes, one code being "missing".
@@ -80,6 +82,12 @@ def sample_rows(n_rows: int, seed: int, first: int = 0, last: int | None = None,
     threshold = np.uint64(int(size / n_rows * 2.0**64))
     n = select_rows(np.uint64(seed), first, last - first, threshold, chosen)
     return chosen[: min(n, len(chosen))]
+
+
+def columns_at_once(n_rows: int, n_bytes: int | None) -> int:
+    """Return the number of columns, at least 1, whose sampled values (which exist twice) fit in n_bytes; None: no limit."""
+    n_bytes = SAMPLED_BYTES if n_bytes is None else n_bytes
+    return max(n_bytes // (16 * min(n_rows, SAMPLE_ROWS + SAMPLE_ROWS // 8) or 1), 1)
 
 
 def propose(values: np.ndarray, weight: np.ndarray | None, max_bins: int) -> np.ndarray:

@@ -38,15 +38,11 @@ from typing import Any
 import numpy as np
 
 from dboost.data import ReadOptions
-from dboost.data.binning import SAMPLE_ROWS
 from dboost.errors import ParameterError
 from dboost.params import Parameters
 from dboost.shards.shard_spec import NARROW_BINS, ShardSpec
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-#: Bytes of sampled values at a time without a limit: a pass over the rows for so many columns costs little for each.
-SAMPLED_BYTES = 128 * 2**20
 
 
 def parse_memory_limit(given: Any, name: str = "memory_limit") -> int:
@@ -221,12 +217,6 @@ def _trim() -> Callable[[int], int] | None:
     except (AttributeError, OSError, TypeError):  # another C library
         return None
     return found
-
-
-def columns_at_once(n_rows: int, budget: Budget | None) -> int:
-    """Return the number of columns, at least 1, that are sampled at a time; the sampled values exist twice."""
-    n_bytes = SAMPLED_BYTES if budget is None else budget.sampled
-    return max(n_bytes // (16 * min(n_rows, SAMPLE_ROWS + SAMPLE_ROWS // 8) or 1), 1)
 
 
 def trim_memory() -> None:

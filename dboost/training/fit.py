@@ -25,7 +25,7 @@ from typing import Any, Concatenate, Protocol
 import numpy as np
 
 from dboost.data import Table
-from dboost.data.binning import Binning, distinct_values, exact_binning, propose_all
+from dboost.data.binning import Binning, columns_at_once, distinct_values, exact_binning, propose_all
 from dboost.data.row_metadata import warn_of_numbers_as_text
 from dboost.errors import DBoostError, FitInterrupted, ParameterError
 from dboost.metrics.metric import MetricReduction
@@ -36,7 +36,7 @@ from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.engines import FusedEngine, Team, team_for
 from dboost.session.evaluation import EvalRows, EvalSet, EvalSetBuilder, StreamedEvalSet, log_streamed_eval_set
-from dboost.session.memory import Budget, columns_at_once
+from dboost.session.memory import Budget
 from dboost.session.partition_loader import scan_targets
 from dboost.session.protocol import BuildSpec, ByPartitions, Chosen, Engine, NamedSet, P, Result, Session, SessionTable
 from dboost.session.row_samples import DigitRequest, ReferenceSample, warn_of_drift, with_summary
@@ -387,7 +387,7 @@ class SessionRows:
 
     def _column_ranges(self, n_numeric: int, n_rows: int) -> list[tuple[int, int]]:
         """Return ranges of numeric columns whose sampled values fit into memory together."""
-        n_columns = columns_at_once(n_rows, self._request.budget)
+        n_columns = columns_at_once(n_rows, None if self._request.budget is None else self._request.budget.sampled)
         return [(first, min(first + n_columns, n_numeric)) for first in range(0, n_numeric, max(n_columns, 1))]
 
     def compute_start_scores(self, warm_start: WarmStart) -> None:

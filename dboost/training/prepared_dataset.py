@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from dboost.data import CategoryColumn, Column, Table
-from dboost.data.binning import Binning, propose_all, sample_rows
+from dboost.data.binning import Binning, columns_at_once, propose_all, sample_rows
 from dboost.data.chunk import BinnedPartition
 from dboost.data.table import kept_rows, values_of
 from dboost.errors import DataError, DBoostError, ParameterError
@@ -48,7 +48,7 @@ from dboost.schema import Feature, Level
 from dboost.session.bites import ArcbitesEngine, BiteStore, FileBiteStore, InMemoryBiteStore
 from dboost.session.engines import FusedEngine, StreamedEngine, team_for
 from dboost.session.evaluation import EvalSet, EvalSetBuilder
-from dboost.session.memory import Budget, columns_at_once
+from dboost.session.memory import Budget
 from dboost.session.partition_loader import StartingPiece, scan_targets
 from dboost.session.protocol import BuildSpec, Chosen, Engine, NamedSet
 from dboost.session.row_samples import ReferenceSample, reference_rows
@@ -174,7 +174,7 @@ def propose_within(
     weight = np.concatenate(joined) if joined else None
     numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical]
     edges: list[np.ndarray | None] = [None] * len(table.features)
-    n_columns = columns_at_once(n_rows, budget)
+    n_columns = columns_at_once(n_rows, None if budget is None else budget.sampled)
     for at in range(0, len(numeric), n_columns):
         some = numeric[at : at + n_columns]
         parts = [part for _, part in sampled(table, rows, some, n_threads)]
