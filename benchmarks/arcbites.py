@@ -197,9 +197,8 @@ def race(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
             slowest = max((one["seconds"] for one in found if one["way"].startswith("arcbites")), default=math.inf)
             left = max(60 * minutes - (time.perf_counter() - began), 0.0)
             seconds = min(left, slowest) if way.endswith("timed") else left
-            most_bytes = math.inf
-            if way.endswith("slowly"):
-                most_bytes = SLOW_BYTES * max((one["bytes_read"] for one in found if one["way"] == "streamed"), default=0) or math.inf
+            of_streamed = next((one["bytes_read"] for one in found if one["way"] == "streamed"), 0)
+            most_bytes = SLOW_BYTES * of_streamed if way.endswith("slowly") and of_streamed else math.inf
             if arguments.quick:
                 found.append({"table": name} | measure(folder, way, trees, dict(arguments.set), seconds, most_bytes))
                 continue

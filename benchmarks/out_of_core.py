@@ -11,6 +11,10 @@ Reported for each: the largest growth of its memory (not counting pages of mappe
 and processor seconds per tree, bytes read per tree, and the time to read these at the bandwidth of the disk, which is measured
 too.
 
+With ``--memory 1GiB 2GiB …`` the largest table is also trained on in control groups of the Linux kernel (root only). They limit
+all memory of a process: its own, its libraries' and the pages of the system's cache that it fills. Bytes that do not fit there
+come from the disk. XGBoost needs four times the limit of the fit for itself; below that it is killed.
+
 With ``--cluster`` the largest table goes to two Dask workers, each in a process that Dask monitors, with a memory limit of
 640 MiB more than the fit's (a worker's libraries and kernels take 400 MiB, and Dask requires a fifth to be free); reported are
 their peaks, and how often one of them was paused or killed.
@@ -30,10 +34,15 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from dboost.session.memory import parse_memory_limit
 
 FOLDER = Path(__file__).parent / "data" / "out_of_core"
 FEATURES, TREES, DEPTH = 28, 5, 6
@@ -233,17 +242,47 @@ def bandwidth(files: list[str]) -> float:
     return n / (time.perf_counter() - began)
 
 
-def run(engine: str, files: list[str], limit: int) -> dict[str, Any]:
-    """Train once, in a process of its own; return the results, or why it failed."""
-    with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
+@contextmanager
+def control_group(limit: int) -> Iterator[Path]:
+    """Make a group of processes whose memory is limited together, with their part of the page cache; yield its folder."""
+    root = Path("/sys/fs/cgroup/memory") if Path("/sys/fs/cgroup/memory").is_dir() else Path("/sys/fs/cgroup")
+    folder = root / f"dboost-benchmark-{os.getpid()}"
+    name = "memory.limit_in_bytes" if root.name == "memory" else "memory.max"
+    try:
+        folder.mkdir()
+        (folder / name).write_text(str(limit))
+    except OSError as error:
+        raise SystemExit(f"cannot limit memory by a control group: {error}") from error
+    try:
+        yield folder
+    finally:
+        for _ in range(100):  # ended processes leave it a moment later
+            try:
+                folder.rmdir()
+                break
+            except OSError:
+                time.sleep(0.1)
+
+
+def run(engine: str, files: list[str], limit: int, memory: int | None = None) -> dict[str, Any]:
+    """Train once, in a process of its own; return the results, or why it failed. memory : of its control group."""
+    with ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(dir=FOLDER))
+        enter = None
+        if memory is not None:
+            procs = stack.enter_context(control_group(memory)) / "cgroup.procs"
+            enter = partial(procs.write_text, "0")  # 0: the process that writes
         child = subprocess.run(
-            [sys.executable, "-m", "benchmarks.out_of_core", "--child", engine],
+            preexec_fn=enter,
+            args=[sys.executable, "-m", "benchmarks.out_of_core", "--child", engine],
             input=json.dumps({"files": files, "limit": limit, "scratch": scratch}),
             capture_output=True,
             text=True,
             env=os.environ | {"MALLOC_ARENA_MAX": "2"},
             check=False,
         )
+    if child.returncode == -9:
+        return {"failed": "killed: out of memory"}
     if child.returncode:
         return {"failed": (child.stderr.strip().splitlines() or ["no message"])[-1]}
     return json.loads(child.stdout.splitlines()[-1])
@@ -285,6 +324,9 @@ def main() -> None:
         "--xgboost-sizes", nargs="+", type=int, metavar="SIZE", help="the same for XGBoost; default: the largest"
     )
     parser.add_argument("--cluster", action="store_true", help="also the largest table on two Dask workers")
+    parser.add_argument(
+        "--memory", nargs="+", type=parse_memory_limit, default=[], metavar="SIZE", help="also in control groups of this size"
+    )
     parser.add_argument("--output", metavar="FILE.json", type=Path, help="also write the figures")
     parser.add_argument("--picture", metavar="FILE.svg", type=Path, help="also draw them")
     parser.add_argument("--child", choices=ENGINES, help=argparse.SUPPRESS)
@@ -322,6 +364,18 @@ def main() -> None:
                 f"{times}×: XGBoost takes {ratios['tree']:.2f} times our seconds a tree, {ratios['processor']:.2f} times our "
                 f"processors' seconds and {ratios['added']:.2f} times our memory"
             )
+    most = max(options.sizes)
+    for memory in options.memory:
+        engines = [*options.engines, *["cluster"] * options.cluster]
+        there = {engine: run(engine, files[: most * limit // size], limit, memory) for engine in engines}
+        for engine, found in there.items():
+            figures[f"{engine} in {memory >> 20} MiB", most] = found
+            line = (
+                found["failed"][:100] if "failed" in found else f"{found['load']:.1f} s to load, {found['tree']:.2f} s a tree"
+            )
+            print(f"{engine} {most}× in a group of {memory >> 20} MiB: {line}", flush=True)
+        if all("tree" in there.get(engine, {}) for engine in ("dboost", "xgboost")):
+            print(f"  XGBoost takes {there['xgboost']['tree'] / there['dboost']['tree']:.2f} times our seconds a tree")
     if options.cluster:
         found = figures["cluster", max(options.sizes)] = run("cluster", files[: max(options.sizes) * limit // size], limit)
         if "failed" in found:

@@ -547,9 +547,9 @@ def test_estimators() -> None:
         X, y
     )
     assert model.booster_.sha256 == fit(X, y, arcbites=ArcBites(3, 2)).sha256
-    watched = DBoostClassifier(arcbites=ArcBites(), early_stopping=True, n_iter_no_change=2, max_iter=80, learning_rate=0.5).fit(
-        X, y > 0
-    )
+    watched = DBoostClassifier(
+        arcbites=ArcBites(), early_stopping=True, n_iter_no_change=2, max_iter=80, learning_rate=0.5
+    ).fit(X, y > 0)
     assert watched.booster_.history["visit"].max() > 1
     assert watched.n_iter_ < len(watched.booster_.history)
     assert len(watched.validation_score_) == watched.n_iter_ + 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.shards.shard import add_grown_tree, assign_leaves, leaves_of
-from dboost.trees.tree_task import GrownTree, new_node_arrays
+from dboost.trees.tree_task import GrownTree, TreeRoutes, new_node_arrays
 from tests.helpers.tables import make_table
 
 
@@ -69,3 +71,21 @@ def test_trees_are_added_to_many_rows_as_to_few(bins: list[int], n_leaves: int) 
         add_grown_tree(codes, table.layout, grown, values, few, first, min(first + 1000, n))
     assert np.array_equal(many, few) and np.array_equal(many[:5], raw[:5])
     assert len(np.unique(many - raw)) >= n_leaves
+
+
+@given(n_leaves=st.integers(1, 40), seed=st.integers(0, 2**32))
+def test_stored_routes_lead_to_the_same_leaves(n_leaves: int, seed: int) -> None:
+    bins, categorical, n = [7, 40, 300], np.array([True, False, True]), 200
+    table = make_table(bins, n, categorical=categorical.tolist(), seed=seed % 1000)
+    codes, grown = table.stored(), a_tree(np.array(bins), categorical, n_leaves, seed)
+    routes = pickle.loads(pickle.dumps(TreeRoutes.of(grown, categorical.astype(np.uint8))))
+    assert np.array_equal(leaves_of(codes, table.layout, routes.restore()), leaves_of(codes, table.layout, grown))
+
+
+def test_a_tree_of_many_categories_takes_little_memory() -> None:
+    n_bins, categorical = np.array([5000, 5000, 200]), np.array([1, 0, 0], np.uint8)
+    grown = a_tree(n_bins, categorical != 0, 31, 1)
+    routes = TreeRoutes.of(grown, categorical)
+    n_sets = int((grown.nodes.feature[grown.nodes.child >= 0] == 0).sum())
+    assert 0 < n_sets < 30 and routes.sets.bits.nbytes == n_sets * 626
+    assert routes.nodes.nbytes + routes.leaf_of.nbytes == 61 * 24

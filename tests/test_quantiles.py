@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.kernels import or_empty
-from dboost.kernels.quantile_keys import Residuals, collect_keys, count_digits, next_keys
+from dboost.kernels.quantile_keys import (
+    N_BUCKETS,
+    Residuals,
+    bucket_bounds,
+    collect_buckets,
+    count_buckets,
+    count_digits,
+    next_keys,
+)
 from dboost.losses import Quantile
-from dboost.metrics.exact import FEW, exact_level, find_quantiles, find_size, from_keys, rank_unit
+from dboost.metrics.exact import FEW, Window, exact_level, find_quantiles, find_size, from_keys, rank_unit
 from dboost.shards.shard import concatenated
 
 FLOATS = st.floats(-1e300, 1e300) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324])
@@ -50,14 +58,46 @@ class Asked:
             count_digits(self.residuals(first, last), prefix, shift, self.unit, answers[-1])
         return reduce(np.add, answers)
 
-    def collect(self, prefix: np.ndarray, shift: np.uint64) -> np.ndarray | None:
+    def count_buckets(self, low: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """Count by a loop over the rows, and check that the kernel does the same."""
+        self.n_passes += 1
+        answers = []
+        for first, last in self.ranges:
+            answers.append(np.zeros((self.n_groups, N_BUCKETS), np.int64))
+            count_buckets(self.residuals(first, last), low, scale, self.unit, answers[-1])
+        expected = np.zeros((self.n_groups, N_BUCKETS), np.int64)
+        for g, k, w in zip(*self.buckets(low, scale), strict=True):
+            expected[g, k] += w
+        np.testing.assert_array_equal(reduce(np.add, answers), expected)
+        return expected
+
+    def buckets(self, low: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return group, bucket and weight of each row."""
+        group = np.zeros(len(self.values), np.int64) if self.group is None else self.group.astype(np.int64)
+        low, scale = (np.broadcast_to(of, self.n_groups) for of in (low, scale))
+        size = np.abs(self.values) if self.sizes else self.values
+        with np.errstate(over="ignore"):
+            at = np.minimum(np.maximum((size - low[group]) * scale[group], 0.0), N_BUCKETS - 1.0).astype(np.int64)
+        weight = np.ones(len(size)) if self.weight is None else np.maximum(np.floor(self.weight * self.unit), 1.0)
+        return group, at, weight.astype(np.int64)
+
+    def collect(self, low: np.ndarray, scale: np.ndarray, wanted: np.ndarray) -> np.ndarray | None:
         self.n_passes += 1
         answers: list[np.ndarray | None] = []
         for first, last in self.ranges:
             found = np.empty((self.room, 3), np.uint64)
-            n = collect_keys(self.residuals(first, last), prefix, shift, self.unit, found)
+            n = collect_buckets(
+                self.residuals(first, last), low, scale, wanted, *bucket_bounds(low, scale, wanted), self.unit, found
+            )
             answers.append(found[:n] if n <= self.room else None)
-        return reduce(concatenated, answers)
+        group, at, _ = self.buckets(low, scale)
+        there = int(((at >= wanted[group, 0]) & (at <= wanted[group, 1])).sum())
+        collected = reduce(concatenated, answers)
+        assert collected is None or len(collected) == there
+        return collected
+
+    def window(self, low: float, high: float) -> Window:
+        return Window(low, high, self.count_buckets, self.collect, len(self.values))
 
     def above(self, keys: np.ndarray) -> np.ndarray:
         self.n_passes += 1
@@ -80,15 +120,47 @@ def quantiles(
     asked = Asked(values, weight, group, n_groups, cuts or [], False)
     found = find_quantiles(asked.count, asked.above, exact_level(level), n_groups)
     assert asked.n_passes <= 9
-    # Values are collected once few are left, or not if there are too many of them: the result is the same to the bit.
+    # Wherever they are expected, and whether or not they can be collected, the result is the same to the bit.
+    middle, size = float(np.median(found)), float(np.ptp(found)) + 1.0
     for room in (FEW, 3):
-        asked.n_passes, asked.room = 0, room
-        collected = find_quantiles(asked.count, asked.above, exact_level(level), n_groups, asked.collect, len(values))
-        np.testing.assert_array_equal(collected, found)
-        assert asked.n_passes <= 10
-        if room == FEW:
-            assert asked.n_passes <= 4  # two bytes, the rest, and the next larger numbers
+        for low, high in (
+            (middle - size, middle + size),
+            (middle, middle + 1e-3),
+            (middle - 1e9, middle - 1e8),
+            (-1e300, 1e301),
+        ):
+            asked.n_passes, asked.room = 0, room
+            there = find_quantiles(asked.count, asked.above, exact_level(level), n_groups, asked.window(low, high))
+            np.testing.assert_array_equal(there, found)
+            assert asked.n_passes <= 13
     return found
+
+
+def test_two_passes_find_quantiles_that_are_where_they_are_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    values, group = rng.normal(size=20_001), rng.integers(3, size=20_001).astype(np.uint8)
+    asked = Asked(values, None, group, 3, [7_000], False)
+    expected = [np.median(values[group == g]) for g in range(3)]
+    assert find_quantiles(asked.count, asked.above, Fraction(1, 2), 3, asked.window(-1.0, 1.0)).tolist() == expected
+    assert asked.n_passes == 2
+    # Buckets that hold too many numbers are divided.
+    monkeypatch.setattr("dboost.metrics.exact.FEW", 60)
+    asked.n_passes = 0
+    assert find_quantiles(asked.count, asked.above, Fraction(1, 2), 3, asked.window(-9.0, 9.0)).tolist() == expected
+    assert asked.n_passes == 3
+
+
+def test_windows_of_fits_do_not_change_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(3000, 3))
+    y = X[:, 0] + rng.standard_t(2, 3000)
+    for options in ({"loss": "absolute_error"}, {"loss": "quantile", "quantile": 0.9}, {"loss": "huber"}):
+        for weight in (None, rng.integers(1, 4, 3000), rng.exponential(size=3000)):
+            fits = []
+            for n_windows in (0, 3):
+                monkeypatch.setattr("dboost.metrics.exact._MOST_WINDOWS", n_windows)
+                fits.append(dboost.fit(X, y, sample_weight=weight, max_iter=15, progress=False, **options).sha256)
+            assert fits[0] == fits[1]
 
 
 @given(st.lists(FLOATS, min_size=1, max_size=60), st.lists(st.integers(0, 60), max_size=9))

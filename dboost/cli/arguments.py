@@ -98,7 +98,7 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument("--discard-batch", action="store_true", help=discard)
     command.add_argument("--checkpoint", metavar="DIR", help="save progress here; the same command resumes from it")
     command.add_argument("--memory-limit", metavar="SIZE", help="what a worker may use, for example 2GiB")
-    bites = "boost on random subsets of the rows, one by one; details by --set, for example --set arcbites={n_bites=20,trees_per_visit=1}"
+    bites = "boost on random subsets of the rows, one by one; for example --set arcbites={n_bites=20,trees_per_visit=1}"
     command.add_argument("--arcbites", action="store_true", help=bites)
     _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
     command.add_argument("--quiet", action="store_true", help="no progress bar and no summary")

@@ -66,7 +66,7 @@ from dboost.training.fit import FitResult, SessionRows, fit
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.loop import metrics_of
 from dboost.training.plan import FitRequest
-from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
+from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeRoutes, TreeTask
 
 
 class FitEvents:
@@ -131,9 +131,9 @@ class ClusterEngine:
         self.connection = connection
         self._training = training
         self._tables = [training]
-        self._layout = spec.shard.bin_layout
+        self.layout = spec.shard.bin_layout
         #: Whether the bins that trees are grown with are the fine bins that finished trees refer to, for each feature.
-        self._is_identity_bin_map = spec.shard.layout.n_bins == self._layout.n_bins
+        self._is_identity_bin_map = spec.shard.layout.n_bins == self.layout.n_bins
         self._terms = spec.target.loss.terms()
         self._tree_bytes = _TREE_BYTES if spec.budget is None else spec.budget.limit // 16
         self._iterations: list[tuple[TreeDelta, ...]] = []
@@ -187,7 +187,7 @@ class ClusterEngine:
         self.connection.attempts.reset(f"iteration {self._n_advanced}")
         if self._pending:
             self._iterations.append(
-                tuple(TreeDelta(tree.grown, row, tree.output) for tree, row in zip(self._pending, values, strict=True))
+                tuple(TreeDelta(tree.routes, row, tree.output) for tree, row in zip(self._pending, values, strict=True))
             )
         self._pending = []
         self._n_advanced += 1
@@ -212,7 +212,7 @@ class ClusterEngine:
 
         def ask() -> tuple[list[GrownTree], Timing]:
             order = GrowOrder(
-                tasks, self._layout, self._is_identity_bin_map, self.n_rows, n_leaves_per_round,
+                tasks, self.layout, self._is_identity_bin_map, self.n_rows, n_leaves_per_round,
                 self._training.rows_of_sessions(),
             )  # fmt: skip
             return self.connection.grow_trees(self._training.sessions, order)
@@ -220,7 +220,8 @@ class ClusterEngine:
         trees, timing = self._with_recovery("grow", ask)
         self.timing += timing
         for task, grown in zip(tasks, trees, strict=True):
-            self._pending.append(TreeDelta(grown, np.zeros(grown.n_leaves), task.output))
+            routes = TreeRoutes.of(grown, self.layout.is_categorical)
+            self._pending.append(TreeDelta(routes, np.zeros(grown.n_leaves), task.output))
         return trees
 
     def _trees_together(self, tasks: Sequence[TreeTask]) -> int:
@@ -232,7 +233,7 @@ class ClusterEngine:
         if self.streams or any(task.bin_merge is not None for task in tasks):
             return 1
         of_rows = BYTES_PER_ROW * max(self._training.rows_of_sessions().values())
-        of_histograms = 16 * int(self._layout.offset[-1]) * 2 * tasks[0].policy.max_leaves
+        of_histograms = 16 * int(self.layout.offset[-1]) * 2 * tasks[0].policy.max_leaves
         most = max(self._tree_bytes // max(of_rows, of_histograms), 1)
         n_groups = -(-len(tasks) // most)
         return -(-len(tasks) // n_groups)
@@ -310,8 +311,8 @@ class ClusterEvalSets:
         """Return the evaluation sets."""
         return [ClusterEvalSet(self, name, name == self._names[0]) for name in self._names]
 
-    def add(self, tree: TreeDelta) -> None:
-        self._trees.append(tree)
+    def add(self, grown: GrownTree, values: np.ndarray, output: int) -> None:
+        self._trees.append(TreeDelta(TreeRoutes.of(grown, self._engine.layout.is_categorical), values, output))
 
     def save_state(self) -> None:
         """Save the current number of trees for `rollback`; workers receive it with the next evaluation."""
@@ -368,7 +369,7 @@ class ClusterEvalSet:
     def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
         """Add a tree; it is sent to the workers with the next evaluation."""
         if self._is_first:
-            self._together.add(TreeDelta(grown.copy(), values, output))
+            self._together.add(grown, values, output)
 
     def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
         """Return the current metrics."""

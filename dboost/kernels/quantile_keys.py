@@ -1,4 +1,4 @@
-"""Counts of residuals by the digits of their rank keys, for exact quantiles (see `metrics.exact`).
+"""Counts of residuals, by the digits of their rank keys or in buckets, for exact quantiles (see `metrics.exact`).
 
 The bits of a float64 become its *rank key*, an unsigned integer with the same order as the numbers, by flipping the sign bit of
 non-negative numbers and all bits of negative ones. Both zeros have the same key.
@@ -18,8 +18,10 @@ U = np.uint64
 I = np.int64  # noqa: E741
 
 _SIGN = U(1 << 63)
-#: Rows that `count_influence` tests together.
-BLOCK = 64
+#: Rows that `count_influence` and `collect_buckets` test together.
+BLOCK, BLOCK_ROWS = 64, 1024
+#: Buckets of a window in which quantiles are expected.
+N_BUCKETS = 1024
 #: Largest number of values of a digit of an influence; number of bits below the first digit.
 N_DIGITS, FIRST_SHIFT = 2048, 20
 #: Sums of each digit that `add_influence` keeps, a power of two.
@@ -81,33 +83,122 @@ def count_digits(residuals, prefix, shift, unit, counts):
         counts[g, key & U(255)] += w
 
 
+@internal
+def _residual_block(residuals, first, size):
+    """Write the residuals of `size` rows from position `first` on. size : array of float64, receives them."""
+    target, raw, rows = residuals.target, residuals.raw, residuals.rows
+    if rows.size > 0:
+        for k in range(size.size):
+            i = rows[first + k]
+            size[k] = target[i] - raw[i]
+    else:
+        y, score = target[first : first + size.size], raw[first : first + size.size]
+        for k in range(size.size):
+            size[k] = y[k] - score[k]
+    if residuals.absolute:
+        for k in range(size.size):
+            size[k] = abs(size[k])
+
+
+@inlined
+def _bucket(residual, low, scale, last):
+    """Return the number of the bucket of a residual, which does not decrease with it. last : float64, the last bucket."""
+    at = (residual - low) * scale
+    at = at if at > 0.0 else 0.0
+    return np.int32(at if at < last else last)
+
+
 @kernel
-def collect_keys(residuals, prefix, shift, unit, found):
-    """Collect the residuals whose digits above `shift` are those of `prefix`; return how many there are.
+def count_buckets(residuals, low, scale, unit, counts):
+    """Add up the weights of residuals by group and by buckets of equal width.
 
-    found : uint64[capacity, 3], receives group, rank key and weight of as many as fit. All else as in `count_digits`.
+    residuals : Residuals; low, scale : float64[n_groups], or float64[1] for all groups, lower bound of the first bucket and
+    1 / width; smaller residuals are in the first bucket, larger ones in the last; unit : factor of the weights; counts :
+    int64[n_groups, N_BUCKETS], added to. Each row adds at least 1.
 
-    The rows are found without a branch, since writing the number of every row takes a third of the time of a test.
+    Blocks of rows are processed in loops that vectorise, followed by one that adds: six times as fast as row by row.
     """
-    target, raw, absolute = residuals.target, residuals.raw, residuals.absolute
     weight, group, rows = residuals.weight, residuals.group, residuals.rows
-    capacity = U(len(found))
-    chosen = np.empty(len(found) + 1, np.int64)  # the last one is written again and again
-    n = U(0)
-    for at in range(residuals.first, residuals.last):
-        i = rows[at] if rows.size > 0 else I(at)
-        key = rank_key(_residual(target, raw, absolute, i))
-        g = I(group[i]) if group.size > 0 else I(0)
-        chosen[n if n < capacity else capacity] = i
-        n += U(key >> shift == prefix[g])
-    for k in range(I(n if n < capacity else capacity)):
-        i = chosen[k]
-        w = I(1)
-        if weight.size > 0:
-            w = max(I(weight[i] * unit), I(1))
-        found[k, 0] = U(group[i]) if group.size > 0 else U(0)
-        found[k, 1], found[k, 2] = rank_key(_residual(target, raw, absolute, i)), U(w)
-    return I(n)
+    last = np.float64(N_BUCKETS - 1)
+    size, bucket = np.empty(BLOCK_ROWS), np.empty(BLOCK_ROWS, np.int32)
+    flat = counts.reshape(counts.size)
+    for first in range(residuals.first, residuals.last, BLOCK_ROWS):
+        n = BLOCK_ROWS if first + BLOCK_ROWS < residuals.last else residuals.last - first
+        of_block, at = size[:n], bucket[:n]
+        _residual_block(residuals, first, of_block)
+        if low.size == 1:
+            for k in range(n):
+                at[k] = _bucket(of_block[k], low[0], scale[0], last)
+        else:
+            for k in range(n):
+                g = I(group[rows[first + k] if rows.size > 0 else first + k]) if group.size > 0 else I(0)
+                at[k] = _bucket(of_block[k], low[g], scale[g], last)
+        if group.size > 0 and rows.size == 0 and weight.size == 0:
+            of_row = group[first : first + n]
+            for k in range(n):
+                flat[U(of_row[k]) * U(N_BUCKETS) + U(at[k])] += 1
+            continue
+        for k in range(n):
+            i = rows[first + k] if rows.size > 0 else I(first + k)
+            g = I(group[i]) if group.size > 0 else I(0)
+            w = I(1)
+            if weight.size > 0:
+                w = max(I(weight[i] * unit), I(1))
+            flat[U(g) * U(N_BUCKETS) + U(at[k])] += w
+
+
+@kernel
+def collect_buckets(residuals, low, scale, wanted, lowest, highest, unit, found):
+    """Collect the residuals of some adjacent buckets of each group; return how many there are.
+
+    low, scale : float64[n_groups], as in `count_buckets`; wanted : int64[n_groups, 2], the first and the last bucket; lowest,
+    highest : float64[n_groups], between which all residuals of these buckets are, and few others; found : uint64[capacity, 3],
+    receives group, rank key and weight of as many as fit. All else as in `count_buckets`.
+
+    Rows between the bounds are found without a branch, since writing the number of every row takes a third of the time of a
+    test; of these, the ones in the buckets are kept.
+    """
+    weight, group, rows = residuals.weight, residuals.group, residuals.rows
+    capacity, last, n_kept = len(found), np.float64(N_BUCKETS - 1), I(0)
+    size, chosen = np.empty(BLOCK_ROWS), np.empty(BLOCK_ROWS + 1, np.int64)
+    for first in range(residuals.first, residuals.last, BLOCK_ROWS):
+        n = BLOCK_ROWS if first + BLOCK_ROWS < residuals.last else residuals.last - first
+        of_block, n_near = size[:n], U(0)
+        _residual_block(residuals, first, of_block)
+        if group.size > 0 and rows.size == 0:
+            of_row = group[first : first + n]
+            for k in range(n):
+                chosen[n_near] = k
+                g = of_row[k]
+                n_near += U((of_block[k] >= lowest[g]) & (of_block[k] <= highest[g]))
+        else:
+            for k in range(n):
+                g = I(group[rows[first + k] if rows.size > 0 else first + k]) if group.size > 0 else I(0)
+                chosen[n_near] = k
+                n_near += U((of_block[k] >= lowest[g]) & (of_block[k] <= highest[g]))
+        for j in range(I(n_near)):
+            k = chosen[j]
+            i = rows[first + k] if rows.size > 0 else I(first + k)
+            g = I(group[i]) if group.size > 0 else I(0)
+            at = _bucket(of_block[k], low[g], scale[g], last)
+            if at < wanted[g, 0] or at > wanted[g, 1]:
+                continue
+            if n_kept < capacity:
+                w = I(1)
+                if weight.size > 0:
+                    w = max(I(weight[i] * unit), I(1))
+                found[n_kept, 0], found[n_kept, 1], found[n_kept, 2] = U(g), rank_key(of_block[k]), U(w)
+            n_kept += 1
+    return n_kept
+
+
+def bucket_bounds(low: np.ndarray, scale: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return `lowest` and `highest` for `collect_buckets`."""
+    lowest, highest = low + (wanted[:, 0] - 0.001) / scale, low + (wanted[:, 1] + 1.001) / scale
+    error = 1e-15 * (np.abs(low) + np.abs(lowest) + np.abs(highest))
+    lowest, highest = lowest - error, highest + error
+    lowest[wanted[:, 0] == 0], highest[wanted[:, 1] == N_BUCKETS - 1] = -np.inf, np.inf
+    return lowest, highest
 
 
 @kernel

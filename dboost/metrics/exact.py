@@ -12,8 +12,11 @@ equals NumPy's, to the bit, and a row of weight 2 counts like two rows.
 Numbers are neither sorted nor sent. The bits of a float64 can be mapped to an unsigned integer with the same order
 (`kernels.quantile_keys`); its eight bytes are determined one after the other, from the highest. A pass adds up, for each group,
 the weights of the numbers that share the bytes found so far by their next byte: 256 integers per group, which merge by
-addition. The ninth pass finds the next larger numbers, for groups where a share is met exactly. As soon as few numbers share
-the bytes found, after two or three passes, these numbers are collected and the rest is computed from them.
+addition. The ninth pass finds the next larger numbers, for groups where a share is met exactly.
+
+In a fit, the quantiles of one tree are near those of the tree before. So the numbers are first counted in a thousand buckets of
+equal width around these (`Window`), and the few numbers in the buckets of the quantiles are collected: two passes. If the
+quantiles are not there, or if too many numbers are equal or nearly so, the bytes decide.
 
 Weights are added as integers, in a unit that leaves at least 61 - log2(rows) bits for the largest of them.
 
@@ -36,10 +39,11 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
-from dboost.kernels.quantile_keys import FIRST_SHIFT
+from dboost.kernels.quantile_keys import FIRST_SHIFT, N_BUCKETS
 
 #: Fine units per coarse unit.
 FINE = 2.0**26
@@ -133,6 +137,8 @@ def merged_float(totals: Iterable[int | None]) -> float:
 
 #: At most this many numbers are collected.
 FEW = 16_384
+#: Windows that are tried, each a part of the one before.
+_MOST_WINDOWS = 3
 
 _SIGN = np.uint64(1 << 63)
 
@@ -147,13 +153,29 @@ def rank_unit(max_weight: float, n_rows: int) -> float:
     return 2.0 ** (61 - math.ceil(math.log2(max(n_rows, 2))) - math.frexp(max_weight)[1])
 
 
+class Window(NamedTuple):
+    """Where quantiles are expected, and the passes that count numbers in buckets of equal width. Results do not depend on it.
+
+    low, high : the bounds. weights : callable, given the lower bounds of the first buckets and 1 / width (float64[n_groups], or
+    float64[1] for all groups), returns the weights by bucket, int64[n_groups, N_BUCKETS]; numbers outside are in the first and
+    the last one. collect : callable, given
+    these and the first and the last of some buckets of each group (int64[n_groups, 2]), returns their numbers: uint64[n, 3],
+    group, key and weight; or None if there are more than `FEW`. n_rows : about how many numbers there are.
+    """
+
+    low: float
+    high: float
+    weights: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    collect: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray | None]
+    n_rows: int
+
+
 def find_quantiles(
     count: Callable[[np.ndarray, np.uint64], np.ndarray],
     above: Callable[[np.ndarray], np.ndarray],
     level: Fraction,
     n_groups: int,
-    collect: Callable[[np.ndarray, np.uint64], np.ndarray | None] | None = None,
-    n_rows: int = 0,
+    window: Window | None = None,
 ) -> np.ndarray:
     """Return a quantile of each group: float64[n_groups], 0 for groups without numbers.
 
@@ -167,39 +189,66 @@ def find_quantiles(
     level : Fraction
         Between 0 and 1, both excluded.
     n_groups : int
-    collect : callable, optional
-        Given the bytes found so far and the number of bits below them, return all numbers that share them: uint64[n, 3], group,
-        key and weight; or None if there are more than `FEW`. The result does not depend on it.
-    n_rows : int
-        About how many numbers there are: `collect` is called when few may be left.
+    window : Window, optional
+        It saves passes if the quantiles are in it.
     """
+    if window is not None and n_groups:
+        found_there = _in_window(window, above, level, n_groups)
+        if found_there is not None:
+            return found_there
     groups = np.arange(n_groups)
     prefix, below = np.zeros(n_groups, np.uint64), np.zeros(n_groups, np.int64)
-    need, met, everything = np.zeros(n_groups, np.int64), np.zeros(n_groups, bool), 1.0
+    need, met = np.zeros(n_groups, np.int64), np.zeros(n_groups, bool)
     for shift in range(56, -8, -8):
         reached = below[:, None] + count(prefix, np.uint64(shift)).cumsum(axis=1)
         if shift == 56:
-            everything = max(float(reached[:, -1].sum()), 1.0)
-            shares = [level * int(whole) for whole in reached[:, -1]]
-            need = np.array([math.ceil(share) for share in shares], np.int64)
-            met = np.array([share.denominator == 1 for share in shares])
+            need, met = _ranks(level, reached[:, -1])
         # The first byte at which the share is reached.
         byte = (reached < need[:, None]).sum(axis=1)
         below = np.where(byte > 0, reached[groups, byte - 1], below)
         prefix = (prefix << np.uint64(8)) | byte.astype(np.uint64)
-        if collect is None or not 0 < shift < 56:
-            continue
-        left = float((reached[groups, byte] - below).sum()) / everything
-        if left * n_rows <= FEW:
-            collected = collect(prefix, np.uint64(shift))
-            if collected is not None:
-                return _among(collected, below, need, met, above)
-            collect = None  # many numbers of little weight: not called again, which bounds the number of passes
     met &= (reached[groups, byte] == need) & (need > 0)
     found = from_keys(prefix)
     if met.any():
         found[met] = (found[met] + from_keys(above(prefix))[met]) / 2.0
     return np.where(need > 0, found, 0.0)
+
+
+def _ranks(level: Fraction, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weight that the numbers up to each group's quantile must have (int64), and whether it is the exact share."""
+    parts, whole = level.numerator, level.denominator  # integers: many fractions would take longer than a pass
+    shares = [divmod(parts * weight, whole) for weight in weights.tolist()]
+    return np.array([n + (rest > 0) for n, rest in shares], np.int64), np.array([rest == 0 for _, rest in shares])
+
+
+def _in_window(window: Window, above: Callable[[np.ndarray], np.ndarray], level: Fraction, n_groups: int) -> np.ndarray | None:
+    """Do the work of `find_quantiles` if the quantiles are in the window; otherwise return None.
+
+    If a bucket holds too many numbers, it becomes (with its neighbors) the next window of its group.
+    """
+    groups = np.arange(n_groups)
+    low = np.full(n_groups, window.low)
+    scale = np.full(n_groups, N_BUCKETS / max(window.high - window.low, 1e-300))
+    for _ in range(_MOST_WINDOWS):
+        if not (np.isfinite(low).all() and np.isfinite(scale).all()):
+            return None
+        is_common = bool((low == low[0]).all() and (scale == scale[0]).all())
+        reached = (window.weights(low[:1], scale[:1]) if is_common else window.weights(low, scale)).cumsum(axis=1)
+        need, met = _ranks(level, reached[:, -1])
+        bucket = (reached < need[:, None]).sum(axis=1)
+        below = np.where(bucket > 0, reached[groups, bucket - 1], 0)
+        # If the share is met exactly at the end of a bucket, the next larger number is in the next one that is not empty.
+        ends = met & (reached[groups, bucket] == need)
+        following = (reached <= need[:, None]).sum(axis=1)
+        following = np.where(ends & (following < N_BUCKETS - 1), following, bucket)
+        here = reached[groups, bucket] - below + np.where(following > bucket, reached[groups, following] - need, 0)
+        if float(here.sum()) * window.n_rows <= FEW * max(float(reached[:, -1].sum()), 1.0):
+            collected = window.collect(low, scale, np.column_stack([bucket, following]))
+            return None if collected is None else _among(collected, below, need, met, above)
+        if ((need > 0) & ((bucket == 0) | (bucket == N_BUCKETS - 1))).any():
+            return None
+        low, scale = low + (bucket - 1) / scale, scale * (N_BUCKETS / 3)
+    return None
 
 
 def _among(
@@ -235,15 +284,14 @@ def find_size(
     level: Fraction,
     count: Callable[..., np.ndarray],
     above: Callable[[np.ndarray], np.ndarray],
-    collect: Callable[..., np.ndarray | None] | None = None,
-    n_rows: int = 0,
+    window: Window | None = None,
 ) -> float:
     """Return a positive threshold between small and large sizes: their quantile; the smallest non-zero size if that is 0; else
     1.
 
-    count, above, collect, n_rows : as in `find_quantiles`, for one group of non-negative numbers.
+    count, above, window : as in `find_quantiles`, for one group of non-negative numbers.
     """
-    found = float(find_quantiles(count, above, level, 1, collect, n_rows)[0])
+    found = float(find_quantiles(count, above, level, 1, window)[0])
     if found > 0:
         return found
     next_key = float(from_keys(above(np.array([_SIGN])))[0])

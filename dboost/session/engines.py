@@ -53,7 +53,7 @@ from dboost.shards.block_store import BlockStore, BlockWriter, StreamedShard
 from dboost.shards.encode import in_ranges, tiles_of
 from dboost.shards.shard import (
     Shard,
-    add_grown_tree,
+    add_iterations,
     advance_rows,
     assign_leaves,
     empty_binned_columns,
@@ -270,10 +270,7 @@ def write_shard_files(
             fields |= spec.shard.constant_state(fields.get("weight"), raw.shape)
             if len(piece.codes.wide):
                 fields["wide"] = piece.codes.wide
-            for trees in past.iterations:
-                for tree in trees:
-                    scores = raw if raw.ndim == 1 else raw[tree.output]
-                    add_grown_tree(piece.codes, layout, tree.grown, tree.values, scores, 0, n)
+            add_iterations(piece.codes, layout, past.iterations, raw, 0, n)
             if past.pending:
                 leaf = np.zeros(raw.shape, spec.shard.leaf_type)
                 for tree in past.pending:

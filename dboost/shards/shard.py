@@ -20,8 +20,8 @@ Where a process has many ranges of rows, their results are merged before they ar
 small and are sent as they are.
 
 *Residuals.* `leaf_digits`, `leaf_keys`, `leaf_next` and `leaf_clipped` compute statistics of the residuals y - F by leaf of the
-tree grown last, with the scores before that tree, over the rows that took part in it; `size_digits`, `size_keys` and
-`size_next` those of |y - F| over all rows (see `metrics.exact`).
+tree grown last, with the scores before that tree, over the rows that took part in it; `size_digits`, `size_buckets`,
+`size_keys` and `size_next` those of |y - F| over all rows (see `metrics.exact`).
 
 *Influence.* `influence_digits` adds up second derivatives by the digits of their bits (see `metrics.exact`).
 
@@ -66,10 +66,13 @@ from dboost.kernels.predict import (
 from dboost.kernels.quantile_keys import (
     FIRST_SHIFT,
     LANES,
+    N_BUCKETS,
     N_DIGITS,
     Residuals,
     add_clipped,
-    collect_keys,
+    bucket_bounds,
+    collect_buckets,
+    count_buckets,
     count_digits,
     count_influence,
     count_near,
@@ -90,7 +93,7 @@ from dboost.losses.gradient_pass import (
 from dboost.metrics.exact import FEW, ExactSum, total
 from dboost.shards.shard_spec import NARROW_BINS, SHARED_CODES, ShardSpec, code_rows, plan_layout, tile_shape
 from dboost.trees.bin_proposal import BinMerge
-from dboost.trees.tree_task import GradientStats, GrownTree, RowSubset, Sample, hash_rows
+from dboost.trees.tree_task import GradientStats, GrownTree, RowSubset, Sample, TreeRoutes, hash_rows
 
 
 class BinnedColumns(NamedTuple):
@@ -499,14 +502,24 @@ def concatenated(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray
     return np.concatenate((one, other))
 
 
+@reduced_by(np.add)
+def leaf_buckets(
+    shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, unit: float, low: np.ndarray, scale: np.ndarray
+) -> np.ndarray:
+    """Return the weights of residuals by leaf and bucket: int64[n_leaves, N_BUCKETS], see `quantile_keys.count_buckets`."""
+    counts = np.zeros((n_leaves, N_BUCKETS), np.int64)
+    count_buckets(_residuals_by_leaf(shard, subset, first, last), low, scale, unit, counts)
+    return counts
+
+
 @reduced_by(concatenated)
 def leaf_keys(
-    shard: Shard, first: int, last: int, subset: RowSubset, unit: float, prefix: np.ndarray, shift: np.uint64
+    shard: Shard, first: int, last: int, subset: RowSubset, unit: float, low: np.ndarray, scale: np.ndarray, wanted: np.ndarray
 ) -> np.ndarray | None:
-    """Return leaf, rank key and weight of residuals that share the bytes found so far: uint64[n, 3], or None if there are too
-    many."""
+    """Return leaf, rank key and weight of the residuals in the wanted buckets: uint64[n, 3], or None if there are too many."""
     found = np.empty((FEW, 3), np.uint64)
-    n = collect_keys(_residuals_by_leaf(shard, subset, first, last), prefix, shift, unit, found)
+    lowest, highest = bucket_bounds(low, scale, wanted)
+    n = collect_buckets(_residuals_by_leaf(shard, subset, first, last), low, scale, wanted, lowest, highest, unit, found)
     return found[:n] if n <= FEW else None
 
 
@@ -537,11 +550,22 @@ def size_digits(shard: Shard, first: int, last: int, unit: float, prefix: np.nda
     return counts
 
 
+@reduced_by(np.add)
+def size_buckets(shard: Shard, first: int, last: int, unit: float, low: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Return the weights of all |y - F| by bucket: int64[1, N_BUCKETS], as `leaf_buckets`."""
+    counts = np.zeros((1, N_BUCKETS), np.int64)
+    count_buckets(_residual_sizes(shard, first, last), low, scale, unit, counts)
+    return counts
+
+
 @reduced_by(concatenated)
-def size_keys(shard: Shard, first: int, last: int, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray | None:
-    """Return group 0, rank key and weight of all |y - F| that share the bytes found so far, as `leaf_keys`."""
+def size_keys(
+    shard: Shard, first: int, last: int, unit: float, low: np.ndarray, scale: np.ndarray, wanted: np.ndarray
+) -> np.ndarray | None:
+    """Return group 0, rank key and weight of all |y - F| in the wanted buckets, as `leaf_keys`."""
     found = np.empty((FEW, 3), np.uint64)
-    n = collect_keys(_residual_sizes(shard, first, last), prefix, shift, unit, found)
+    lowest, highest = bucket_bounds(low, scale, wanted)
+    n = collect_buckets(_residual_sizes(shard, first, last), low, scale, wanted, lowest, highest, unit, found)
     return found[:n] if n <= FEW else None
 
 
@@ -684,17 +708,21 @@ def random_numbers(rows: np.ndarray) -> np.ndarray:
     return (x ^ (x >> np.uint64(31))) | np.uint64(1)
 
 
-#: Rows to which all trees are applied before the next rows.
-_BLOCK = 16_384
+#: Rows to which so many trees are applied before the next rows.
+_BLOCK, _TREES = 16_384, 64
 
 
 @dataclass(frozen=True, eq=False)
 class TreeDelta:
     """A grown tree of one output, and what its leaves add to the scores: float64[n_leaves]."""
 
-    grown: GrownTree
+    routes: TreeRoutes
     values: np.ndarray
     output: int
+
+    @property
+    def grown(self) -> GrownTree:
+        return self.routes.restore()
 
 
 #: From this many rows on, labelling them with leaves is faster than following each to its leaf: with masks, and with tables for
@@ -725,12 +753,13 @@ def add_iterations(
 
     Block by block, so that a block's codes and scores stay in the cache while all trees are applied to it.
     """
-    for begin in range(first, last, _BLOCK):
-        end = min(begin + _BLOCK, last)
-        for trees in iterations:
-            for tree in trees:
-                of_output = raw if raw.ndim == 1 else raw[tree.output]
-                add_grown_tree(codes, layout, tree.grown, tree.values, of_output, begin, end)
+    trees = [tree for of_iteration in iterations for tree in of_iteration]
+    for at in range(0, len(trees), _TREES):
+        some = [(tree.grown, tree.values, raw if raw.ndim == 1 else raw[tree.output]) for tree in trees[at : at + _TREES]]
+        for begin in range(first, last, _BLOCK):
+            end = min(begin + _BLOCK, last)
+            for grown, values, of_output in some:
+                add_grown_tree(codes, layout, grown, values, of_output, begin, end)
 
 
 def leaf_finder(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Callable[[np.ndarray, int, int], None] | None:

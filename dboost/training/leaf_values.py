@@ -50,6 +50,7 @@ from dboost.losses import Huber, LogLoss, Loss, SoftmaxLogLoss, is_custom, regis
 from dboost.losses.base import check_derivatives
 from dboost.metrics.exact import (
     ExactSum,
+    Window,
     exact_level,
     find_cut,
     find_quantiles,
@@ -63,12 +64,14 @@ from dboost.params import Parameters
 from dboost.shards.shard import (
     concatenated,
     influence_digits,
+    leaf_buckets,
     leaf_clipped,
     leaf_digits,
     leaf_keys,
     leaf_next,
     line_slopes,
     loss_hessian_sums,
+    size_buckets,
     size_digits,
     size_keys,
     size_next,
@@ -450,6 +453,7 @@ class LeafEstimator:
         self._max_weight = max_weight
         self._rank_unit = rank_unit(max_weight, n_counted)
         self._delta = 0.0
+        self._steps: np.ndarray | None = None  # quantiles of the last tree's leaves
         self._max_hessian = np.zeros(loss.n_outputs)
         self._influence: np.ndarray | None = None
         self._influence_terms: tuple | None = None
@@ -465,12 +469,20 @@ class LeafEstimator:
         """Add the leaf values of the last trees (float64[n_outputs, n_leaves]) to the scores; compute the gradients."""
         stats = self._advance(values, self._influence_terms)
         if isinstance(self._loss, Huber):
+            near = None
+            if self._delta > 0:
+                near = Window(
+                    0.0,
+                    self._delta * 2,
+                    lambda *buckets: reduce(np.add, self._map_shards(size_buckets, self._rank_unit, *buckets)),
+                    lambda *buckets: reduce(concatenated, self._map_shards(size_keys, self._rank_unit, *buckets)),
+                    self._n_counted,
+                )
             self._delta = find_size(
                 exact_level(self._loss.alpha),
                 lambda *digits: reduce(np.add, self._map_shards(size_digits, self._rank_unit, *digits)),
                 lambda keys: reduce(np.minimum, self._map_shards(size_next, keys)),
-                lambda *digits: reduce(concatenated, self._map_shards(size_keys, self._rank_unit, *digits)),
-                self._n_counted,
+                near,
             )
             stats = self._advance(np.zeros_like(values), self._loss.terms_with(self._delta))
         self._max_hessian, self._influence = stats.max_hessian, stats.influence
@@ -515,13 +527,22 @@ class LeafEstimator:
     def _residual_steps(self, grown: Leaves, subset: RowSubset) -> np.ndarray:
         """Return quantiles of the leaves' residuals, or Huber's step from their medians: float64[n_leaves]."""
         map_shards = self._map_shards
-        steps = find_quantiles(
+        near = None
+        if self._steps is not None and np.ptp(self._steps) > 0:
+            least, largest = float(self._steps.min()), float(self._steps.max())
+            near = Window(
+                2 * least - largest,
+                2 * largest - least,
+                lambda *buckets: reduce(np.add, map_shards(leaf_buckets, subset, grown.n_leaves, self._rank_unit, *buckets)),
+                lambda *buckets: reduce(concatenated, map_shards(leaf_keys, subset, self._rank_unit, *buckets)),
+                self._n_counted,
+            )
+        self._steps = steps = find_quantiles(
             lambda *digits: reduce(np.add, map_shards(leaf_digits, subset, grown.n_leaves, self._rank_unit, *digits)),
             lambda keys: reduce(np.minimum, map_shards(leaf_next, subset, keys)),
             exact_level(self._loss.level),
             grown.n_leaves,
-            lambda *digits: reduce(concatenated, map_shards(leaf_keys, subset, self._rank_unit, *digits)),
-            self._n_counted,
+            near,
         )
         if self._loss.leaf_statistic == "huber":
             unit, weight_unit = (unit_for(large * self._max_weight, self._n_counted) for large in (self._delta, 1.0))

@@ -39,6 +39,7 @@ from dboost.trees.tree_task import (
     GradientStats,
     GrownTree,
     Sample,
+    TreeRoutes,
     TreeSnapshot,
     TreeTask,
     derive_seed,
@@ -296,9 +297,10 @@ class BoostingLoop:
             within_bounds(values, grown, self.parameters.learning_rate * task.scales[1] / task.scales[0])
         if not np.isfinite(values).all():  # gradients of the absolute error are finite at any score
             raise _diverged(iteration)
-        self.snapshots.append(TreeSnapshot.of(grown, values, task.gain_unit, self.rate))
+        is_categorical = self.plan.shard.layout.is_categorical
+        self.snapshots.append(TreeSnapshot.of(grown, is_categorical, values, task.gain_unit, self.rate))
         if self.valued is not None:
-            self.valued.append(TreeDelta(grown.copy(), values, task.output))
+            self.valued.append(TreeDelta(TreeRoutes.of(grown, is_categorical), values, task.output))
         for eval_set in self.eval_sets:
             eval_set.add(grown, values, task.output)
         return values

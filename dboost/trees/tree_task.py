@@ -390,6 +390,55 @@ class GrownTree:
         )
 
 
+class CategorySets(NamedTuple):
+    """The categories that go left at the categorical splits of a tree, as bits: a tree may have thousands at many nodes."""
+
+    nodes: np.ndarray  # int32[n_sets], ascending
+    bits: np.ndarray  # uint8[n_sets, n_bytes]
+    n_codes: int
+
+    @classmethod
+    def of(cls, grown: GrownTree, is_categorical: np.ndarray) -> CategorySets:
+        """Copy the sets of a tree. is_categorical : uint8[n_features]."""
+        n = grown.n_nodes
+        is_set = (grown.nodes.child[:n] >= 0) & (is_categorical[np.maximum(grown.nodes.feature[:n], 0)] != 0)
+        nodes = np.flatnonzero(is_set)
+        return cls(nodes.astype(np.int32), np.packbits(grown.left_codes[nodes], axis=1), grown.left_codes.shape[1])
+
+    def left_codes(self, n_nodes: int) -> np.ndarray:
+        """Return them as in `GrownTree`: uint8[n_nodes, n_codes]."""
+        found = np.zeros((n_nodes, self.n_codes), np.uint8)
+        found[self.nodes] = np.unpackbits(self.bits, axis=1, count=self.n_codes)
+        return found
+
+
+class TreeRoutes(NamedTuple):
+    """A copy of what rows need to find their leaves in a grown tree, in little memory."""
+
+    nodes: np.ndarray  # int32[5, n_nodes]: the first five of `NodeArrays`
+    leaf_of: np.ndarray  # int32[n_nodes]
+    n_leaves: int
+    sets: CategorySets
+
+    @classmethod
+    def of(cls, grown: GrownTree, is_categorical: np.ndarray) -> TreeRoutes:
+        """Copy the routes of a tree. is_categorical : uint8[n_features]."""
+        n = grown.n_nodes
+        nodes = np.array([array[:n] for array in grown.nodes[:5]], np.int32)
+        return cls(nodes, grown.leaf_of[:n].astype(np.int32), grown.n_leaves, CategorySets.of(grown, is_categorical))
+
+    def restore(self) -> GrownTree:
+        """Return the tree, without sums and row counts."""
+        n = self.nodes.shape[1]
+        feature, split_bin, missing_left, child, depth = self.nodes.astype(np.int64)
+        sums = np.empty(0), np.empty((0, 5)), np.empty((0, SPLIT_SIZE))
+        nodes = NodeArrays(feature, split_bin, missing_left, child, depth, *sums)
+        return GrownTree(
+            nodes, n, self.n_leaves, np.empty(0, np.int64), self.leaf_of.astype(np.int64), np.empty((0, 2)),
+            self.sets.left_codes(n),
+        )  # fmt: skip
+
+
 def newton_steps(sums: np.ndarray, parameters: Parameters) -> np.ndarray:
     """Return the Newton step of each leaf, -T_α(G) / (H + λ): float64[n].
 
@@ -445,20 +494,21 @@ class TreeSnapshot:
     n_rows: np.ndarray
     leaf_of: np.ndarray
     sums: np.ndarray
-    left_codes: np.ndarray | None
+    sets: CategorySets
     values: np.ndarray
     gain_unit: float
     learning_rate: float
 
     @classmethod
-    def of(cls, grown: GrownTree, values: np.ndarray, gain_unit: float, learning_rate: float) -> TreeSnapshot:
+    def of(
+        cls, grown: GrownTree, is_categorical: np.ndarray, values: np.ndarray, gain_unit: float, learning_rate: float
+    ) -> TreeSnapshot:
         """Copy what the model needs of a grown tree.
 
-        values : float64[n_leaves], what leaves add to the scores; gain_unit : factor from a score of quantised sums to units of
-        the loss; learning_rate : that of the iteration.
+        is_categorical : uint8[n_features]; values : float64[n_leaves], what leaves add to the scores; gain_unit : factor from a
+        score of quantised sums to units of the loss; learning_rate : that of the iteration.
         """
         n, nodes = grown.n_nodes, grown.nodes
-        has_codes = grown.left_codes.shape[1] > 1
         return cls(
             feature=nodes.feature[:n].copy(),
             split_bin=nodes.split_bin[:n].copy(),
@@ -468,7 +518,7 @@ class TreeSnapshot:
             n_rows=grown.n_rows[:n].copy(),
             leaf_of=grown.leaf_of[:n].copy(),
             sums=grown.leaf_sums,
-            left_codes=grown.left_codes[:n].copy() if has_codes else None,
+            sets=CategorySets.of(grown, is_categorical),
             values=values,
             gain_unit=gain_unit,
             learning_rate=learning_rate,
@@ -506,15 +556,14 @@ class TreeSnapshot:
 
         threshold = [math.nan] * n
         categories: list[np.ndarray | None] = [None] * n
-        feature, split_bins = self.feature.tolist(), self.split_bin.tolist()
+        feature, split_bins, left_codes = self.feature.tolist(), self.split_bin.tolist(), self.sets.left_codes(n)
         n_bins = binning.n_bins
         for node in range(n):
             if child[node] < 0:
                 continue
             edges = binning.edges[feature[node]]
             if edges is None:
-                assert self.left_codes is not None
-                levels = self.left_codes[node, : n_bins[feature[node]]]
+                levels = left_codes[node, : n_bins[feature[node]]]
                 categories[node] = np.flatnonzero(levels).astype(np.int32)
             else:
                 # A split after the last bin separates missing values only.
