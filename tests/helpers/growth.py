@@ -102,7 +102,8 @@ class Problem:
     def finished(self, grown: GrownTree) -> Tree:
         gain_unit = 0.5 * self.task.scales[1] / self.task.scales[0] ** 2
         values = leaf_values(grown.leaf_sums, self.parameters, SquaredError())
-        snapshot = TreeSnapshot.of(grown, values, float(gain_unit), self.parameters.learning_rate)
+        is_categorical = self.table.layout.is_categorical
+        snapshot = TreeSnapshot.of(grown, is_categorical, values, float(gain_unit), self.parameters.learning_rate)
         return snapshot.to_tree(self.binning, self.parameters, SquaredError())
 
     @property
