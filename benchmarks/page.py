@@ -1,11 +1,14 @@
-"""Write the figures of `docs/benchmarks.md` from the reports of ``python -m benchmarks --output``.
+"""Write the figures of `docs/benchmarks.md`, `docs/out_of_core.md` and `docs/arcbites.md` from the reports of benchmarks.
 
     python -m benchmarks --all --output all.json
     python -m benchmarks.cluster --rows 1000000 --output cluster.json
     python -m benchmarks.accuracy --output equal.json
-    python -m benchmarks.page all.json --cluster cluster.json --accuracy equal.json
+    python -m benchmarks.out_of_core --memory 900MiB 2GiB 3GiB --cluster --output files.json
+    python -m benchmarks.arcbites --tables hflights covtype adult --output bites.json
+    python -m benchmarks.page all.json --cluster cluster.json --accuracy equal.json --out-of-core files.json \\
+        --arcbites bites.json
 
-On the page, a comment ``% table: NAME`` stands before each table that is written here. The first cells of its rows stay as they
+On a page, a comment ``% table: NAME`` stands before each table that is written here. The first cells of its rows stay as they
 are and say which workload a row is; the other cells are replaced. Rows whose workload is not in the reports, and rows of other
 benchmarks, stay unchanged. ``% measured with`` stands before the line with the versions, those of the environment of this
 command.
@@ -16,7 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,14 +146,12 @@ def in_pairs(found: dict[str, dict[str, list[float]]]) -> list[str]:
     return cells
 
 
-def written(
-    text: str,
-    report: dict[str, Results],
-    cluster: dict[str, Any] | None = None,
-    versions: str = "",
-    pairs: dict[str, dict[str, Any]] | None = None,
-) -> str:
-    """Return the text of the page with the figures of the reports.
+#: Given the first cell of a row, returns the others; None if there are no new figures for the row.
+CellsOf = Callable[[str], list[str] | None]
+
+
+def filled(text: str, tables: Mapping[str, CellsOf]) -> str:
+    """Return a page with new cells in its marked tables.
 
     Raises
     ------
@@ -162,27 +164,93 @@ def written(
         if line.startswith("% table: "):
             name = line.removeprefix("% table: ")
             seen.add(name)
-        elif line == "% measured with" and versions:
-            rounds = {len(results["dboost"]["training"]) for results in report.values()}
-            lines[i + 1] = f"Measured with {versions}, in {'–'.join(map(str, sorted(rounds)))} rounds."
         elif name and not line and lines[i - 1].startswith("|"):
             name = ""
-        elif name and line.startswith("| "):
-            label = _split(line)[0]
-            if name in (pairs or {}):
-                found = (pairs or {})[name].get(label.partition(",")[0])
-                cells = None if found is None else in_pairs(found)
-            else:
-                cells = _cells(name, label, report, cluster)
+        elif name in tables and line.startswith("| "):
+            cells = tables[name](_split(line)[0])
             if cells is not None:
                 lines[i] = _row(line, cells)
-    absent = {*TABLES, "summary", "on a cluster"} - seen
+    absent = tables.keys() - seen
     if absent:
         raise LookupError(f"the page has no comment '% table: {min(absent)}'")
     return "\n".join(lines)
 
 
-def _cells(table: str, label: str, report: dict[str, Results], cluster: dict[str, Any] | None) -> list[str] | None:
+def written(
+    text: str,
+    report: dict[str, Results],
+    cluster: dict[str, Any] | None = None,
+    versions: str = "",
+    pairs: dict[str, dict[str, Any]] | None = None,
+) -> str:
+    """Return the text of the page of benchmarks with the figures of the reports."""
+
+    def of_pairs(found: dict[str, Any], label: str) -> list[str] | None:
+        of_table = found.get(label.partition(",")[0])
+        return None if of_table is None else in_pairs(of_table)
+
+    tables: dict[str, CellsOf] = {
+        name: partial(_cells, name, report=report, cluster=cluster) for name in (*TABLES, "summary", "on a cluster")
+    }
+    tables |= {name: partial(of_pairs, found) for name, found in (pairs or {}).items()}
+    text = filled(text, tables)
+    if versions:
+        rounds = "–".join(map(str, sorted({len(results["dboost"]["training"]) for results in report.values()})))
+        text = re.sub(r"(?<=^% measured with\n).*", f"Measured with {versions}, in {rounds} rounds.", text, flags=re.MULTILINE)
+    return text
+
+
+def out_of_core(found: dict[str, Any]) -> dict[str, CellsOf]:
+    """Return the tables of `docs/out_of_core.md` from the report of `benchmarks.out_of_core`."""
+    figures, limit, disk = found["figures"], found["limit"] / 2**20, found["disk"]
+    most = max(int(name.split()[-1]) for name in figures)
+
+    def mib(label: str) -> float:
+        size = re.match(r"(\d+) ([GM])iB", label)
+        return 0.0 if size is None else float(size[1]) * (1024 if size[2] == "G" else 1)
+
+    def of_size(label: str) -> list[str] | None:
+        engine = "xgboost" if "XGBoost" in label else "dboost"
+        one = figures.get(f"{engine} {mib(label) / limit:.0f}")
+        if one is None or "tree" not in one:
+            return None
+        read = [f"{one['read'] / 2**30:.1f} GiB", f"{one['read'] / disk:.1f} s"] if one["read"] else ["0", ""]
+        times = f"{two_digits(one['tree'])} ({two_digits(one['processor'])})"
+        return [
+            f"{one['added'] / 2**20:.0f} MiB",
+            f"{two_digits(one['load'])} s",
+            times,
+            *(read if engine == "dboost" else ["", ""]),
+        ]
+
+    def of_group(label: str) -> list[str] | None:
+        if not mib(label) and label != "no limit":
+            return None
+        group = "" if label == "no limit" else f" in {mib(label):.0f} MiB"
+        by_engine = {engine: figures.get(f"{engine}{group} {most}", {}) for engine in ("dboost", "xgboost", "cluster")}
+        trees = [two_digits(one["tree"]) if "tree" in one else "killed" if one else "" for one in by_engine.values()]
+        ours, theirs = (by_engine[engine].get("tree") for engine in ("dboost", "xgboost"))
+        return [*trees[:2], two_digits(theirs / ours) if ours and theirs else "", trees[2]]
+
+    return {"sizes": of_size, "control groups": of_group}
+
+
+def arcbites(found: list[dict[str, Any]]) -> dict[str, CellsOf]:
+    """Return the table of `docs/arcbites.md` from the report of `benchmarks.arcbites`."""
+
+    def cells(label: str) -> list[str] | None:
+        of_table = {one["way"]: one for one in found if one["table"] == label.partition(",")[0]}
+        if not of_table:
+            return None
+        best, read = of_table["all rows"]["loss"], of_table["streamed"]["bytes_read"]
+        ways = [of_table[way] for way in ("arcbites, 1 tree a visit, grouped anew", "arcbites, slowly")]
+        losses = [f"{one['loss']:.4f} ({100 * (one['loss'] / best - 1):+.1f} %)".replace("-", "−") for one in ways]
+        return [f"{best:.4f}", *losses, f"{100 * ways[1]['bytes_read'] / read:.0f} %" if read else ""]
+
+    return {"a tenth in memory": cells}
+
+
+def _cells(table: str, label: str, *, report: dict[str, Results], cluster: dict[str, Any] | None) -> list[str] | None:
     """Return the cells of a row but the first one; None for rows without new figures."""
     if table == "summary":
         found = summary(report, cluster)
@@ -213,6 +281,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--accuracy", type=Path, metavar="FILE.json", help="of python -m benchmarks.accuracy --output")
     parser.add_argument("--defaults", type=Path, metavar="FILE.json", help="of the same with --defaults")
     parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--out-of-core", type=Path, metavar="FILE.json", help="of python -m benchmarks.out_of_core --output")
+    parser.add_argument("--arcbites", type=Path, metavar="FILE.json", help="of python -m benchmarks.arcbites --output")
     options = parser.parse_args(argv)
     report: dict[str, Results] = {}
     for path in options.reports:
@@ -226,6 +296,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     versions = peers.describe(peers.DISTRIBUTIONS) if report else ""
     text = written(options.page.read_text(encoding="utf-8"), report, cluster, versions, pairs)
     options.page.write_text(text, encoding="utf-8")
+    for path, tables_of, name in ((options.out_of_core, out_of_core, "out_of_core"), (options.arcbites, arcbites, "arcbites")):
+        if path is not None:
+            other = options.page.with_name(f"{name}.md")
+            tables = tables_of(json.loads(path.read_text(encoding="utf-8")))
+            other.write_text(filled(other.read_text(encoding="utf-8"), tables), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -312,7 +312,7 @@ class Parameters:
     early_stopping_rounds : int >= 1 or None, default None
         Stop when the (last) metric of the (last) evaluation set has not improved for this many iterations.
     arcbites : dboost.ArcBites, True or None, default None
-        Train on one random subset of the rows after the other; True: with the defaults of `ArcBites`.
+        Train on one random subset of the rows after the other; True: one tree per visit (see `ArcBites`).
     random_state : int >= 0, default 0
         Seed of all random choices.
 

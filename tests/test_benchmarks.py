@@ -504,3 +504,38 @@ def test_a_page_without_the_comments_is_refused() -> None:
         page.written("# A page\n\n% table: training\n", {})
     with pytest.raises(LookupError, match="'W1a' has 1 cells beside the first one, not 5"):
         page.written("% table: training\n| W1a | 3.0 |", a_report())
+
+
+def test_the_tables_of_other_pages_are_written_from_their_reports(folder: Path) -> None:
+    one = {"added": 300 * 2**20, "load": 12.0, "tree": 1.5, "processor": 2.0, "read": 3 * 2**30}
+    figures = {
+        "dboost 1": one | {"read": 0}, "dboost 8": one, "xgboost 8": one | {"tree": 4.5}, "dboost in 2048 MiB 8": one,
+        "xgboost in 2048 MiB 8": one | {"tree": 9.0}, "cluster in 2048 MiB 8": {"failed": "killed: out of memory"},
+    }  # fmt: skip
+    reports = {"files.json": {"limit": 2**29, "disk": 2.0**30, "figures": figures}}
+    ways = {"all rows": 0.5, "streamed": 0.5, "arcbites, 1 tree a visit, grouped anew": 0.55, "arcbites, slowly": 0.49}
+    reports["bites.json"] = [
+        {"table": "hflights", "way": way, "loss": loss, "bytes_read": 100 if way == "streamed" else 25}
+        for way, loss in ways.items()
+    ]
+    for name, report in reports.items():
+        (folder / name).write_text(json.dumps(report))
+    before = {}
+    for name in ("benchmarks", "out_of_core", "arcbites"):
+        before[name] = page.PAGE.with_name(f"{name}.md").read_text(encoding="utf-8")
+        (folder / f"{name}.md").write_text(before[name], encoding="utf-8")
+    options = ["--out-of-core", str(folder / "files.json"), "--arcbites", str(folder / "bites.json")]
+    page.main([*options, "--page", str(folder / "benchmarks.md")])
+    after = {name: (folder / f"{name}.md").read_text(encoding="utf-8") for name in before}
+    assert after["benchmarks"] == before["benchmarks"]
+    sizes, kept = rows_of(after["out_of_core"], "sizes"), rows_of(before["out_of_core"], "sizes")
+    assert sizes["512 MiB"] == ["300 MiB", "12 s", "1.5 (2.0)", "0", ""]
+    assert sizes["4 GiB"] == ["300 MiB", "12 s", "1.5 (2.0)", "3.0 GiB", "3.0 s"]
+    assert sizes["4 GiB, XGBoost 3.4"] == ["300 MiB", "12 s", "4.5 (2.0)", "", ""]
+    assert sizes["1 GiB"] == kept["1 GiB"], "not in the report"
+    groups = rows_of(after["out_of_core"], "control groups")
+    assert groups["2 GiB"] == ["1.5", "9.0", "6.0", "killed"]
+    assert groups["no limit"] == ["1.5", "4.5", "3.0", ""]
+    bites = rows_of(after["arcbites"], "a tenth in memory")
+    assert bites["hflights, 15,700 rows per bite"] == ["0.5000", "0.5500 (+10.0 %)", "0.4900 (−2.0 %)", "25 %"]
+    assert bites["adult, 3,400 rows per bite"] == rows_of(before["arcbites"], "a tenth in memory")["adult, 3,400 rows per bite"]

@@ -43,7 +43,8 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
     n_threads : int, optional
         Alias of `n_jobs`.
     arcbites : dboost.ArcBites, True or None
-        As in `dboost.fit`; early stopping, if it is on, ends the visit of a bite. Not with a warm start.
+        As in `dboost.fit`; early stopping, if it is on, ends the fit, or without `trees_per_visit` the visits of bites. Not
+        with a warm start.
     warm_start : bool, default False
         Let `fit` continue the model up to `max_iter` iterations in total. The validation rows stay the same; other arguments
         may change and apply to the new trees.
