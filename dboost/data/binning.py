@@ -32,7 +32,7 @@ from dboost.schema import Feature
 #: Size of the row sample.
 SAMPLE_ROWS = 200_000
 #: Bytes of sampled values at a time without a memory limit: a pass over the rows for so many columns costs little for each.
-SAMPLED_BYTES = 128 * 2**20
+SAMPLED_BYTES = 256 * 2**20
 #: For fewer values, starting other threads takes longer than the work.
 FEW = 400_000
 #: Maximum number of bins with 16-bit codes, one code being "missing".

@@ -44,7 +44,7 @@ from dboost.session.engines import (
     write_shard_files,
 )
 from dboost.session.evaluation import WorkerEvalSets
-from dboost.session.memory import Budget, limit_that_streams, trim_memory
+from dboost.session.memory import Budget, limit_that_streams
 from dboost.session.partition_loader import BatchRows, PartitionLoader, global_row_ids
 from dboost.session.protocol import (
     BiteVisit,
@@ -249,8 +249,6 @@ class WorkerSession(PartitionLoader):
         rows, terms, n_threads = self._rows.pop(batch), spec.target.loss.terms(), self._n_threads
         for table in (self._tables[batch], rows.table):
             table.target = None  # as it was read; `rows` has it encoded
-        if not is_small(rows.n_kept, len(spec.binning.features)):
-            trim_memory()  # of the sample; the process is largest while trees grow
         budget = spec.budget
         fits = budget is None or budget.holds_rows(spec.shard, rows.n_kept, n_threads)
         engine: Engine

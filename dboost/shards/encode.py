@@ -56,24 +56,27 @@ def sampled(
             samples: list[list[np.ndarray]] = []
             for _, some, chunk in table.slices(i, None if whole else rows[low:high] - start):
                 local: Any = slice(None) if some is None else some
-                if chunk.matrix is not None and not whole and len(numeric) == len(table.features):
-                    columns = _columns_of(chunk.matrix, local, n_threads)
-                    samples.append([columns[j] for j in numeric])
+                if chunk.matrix is not None and not whole and 0 < len(numeric) == numeric[-1] + 1 - numeric[0]:
+                    columns = _columns_of(chunk.matrix, local, slice(numeric[0], numeric[-1] + 1), n_threads)
+                    samples.append(list(columns))
                 else:
                     samples.append([chunk.columns[j][local] for j in numeric])  # type: ignore[index]
             yield i, samples[0] if len(samples) == 1 else [np.concatenate(column) for column in zip(*samples, strict=True)]
         start += length
 
 
-def _columns_of(matrix: np.ndarray, rows: np.ndarray, n_threads: int) -> np.ndarray:
-    """Return the columns of some rows of a matrix as contiguous arrays, transposed by blocks that stay in the cache."""
-    columns = np.empty((matrix.shape[1], len(rows)), matrix.dtype)
-    n = max(_TRANSPOSED_BYTES // (matrix.shape[1] * matrix.itemsize), 1)
+def _columns_of(matrix: np.ndarray, rows: np.ndarray, of: slice, n_threads: int) -> np.ndarray:
+    """Return a range of columns of some rows of a matrix as contiguous arrays, transposed by blocks that stay in the cache."""
+    wanted = matrix[:, of]
+    whole = wanted.shape == matrix.shape
+    columns = np.empty((wanted.shape[1], len(rows)), matrix.dtype)
+    n = max(_TRANSPOSED_BYTES // (wanted.shape[1] * matrix.itemsize), 1)
 
     def transpose_rows(first: int, last: int) -> None:
         for start in range(first, last, n):
             some = slice(start, min(start + n, last))
-            columns[:, some] = np.take(matrix, rows[some], axis=0).T
+            # `take` is faster, but copies a matrix that is not contiguous.
+            columns[:, some] = (np.take(matrix, rows[some], axis=0) if whole else wanted[rows[some]]).T
 
     in_ranges(transpose_rows, len(rows), n_threads)
     return columns
