@@ -158,9 +158,9 @@ class Window(NamedTuple):
 
     low, high : the bounds. weights : callable, given the lower bounds of the first buckets and 1 / width (float64[n_groups], or
     float64[1] for all groups), returns the weights by bucket, int64[n_groups, N_BUCKETS]; numbers outside are in the first and
-    the last one. collect : callable, given
-    these and the first and the last of some buckets of each group (int64[n_groups, 2]), returns their numbers: uint64[n, 3],
-    group, key and weight; or None if there are more than `FEW`. n_rows : about how many numbers there are.
+    the last one. collect : callable, given these and the first and the last of some buckets of each group (int64[n_groups, 2]),
+    returns their numbers: uint64[n, 3], group, key and weight; or None if there are more than `FEW`. n_rows : about how many
+    numbers there are.
     """
 
     low: float
