@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -407,6 +408,27 @@ def test_predicting_classes_into_a_folder(here: Path, table: pd.DataFrame) -> No
     found = pd.read_parquet("out.parquet")
     assert list(found.columns) == ["probability_high", "probability_low"]
     np.testing.assert_array_equal(found.to_numpy(), booster.predict_proba(table).to_numpy())
+
+
+@pytest.mark.parametrize("kind", ["text", "bool", "numbers"])
+def test_partitions_without_rows_have_the_type_of_the_predictions(here: Path, table: pd.DataFrame, kind: str) -> None:
+    target = {"text": table["grade"], "bool": table["grade"] == "low", "numbers": table["price"]}[kind]
+    booster = dboost.fit(table[["a", "shop"]], target, max_iter=1)
+    booster.save("model.json")
+    for name, at in {"first": [0, 300, 300], "all": [0, 0]}.items():
+        Path(name).mkdir()
+        ends = np.cumsum([0, *at])
+        for k in range(len(at)):
+            table[ends[k] : ends[k + 1]].to_parquet(f"{name}/part-{k}.parquet")
+        for proba in ([], ["--proba"]) if kind == "text" else ([],):
+            for output in ("out.parquet", "out.csv", f"{name}-{len(proba)}/"):
+                assert status_of("predict", "model.json", name, "--output", output, *proba) == 0
+            found = pq.read_table("out.parquet")
+            types = {str(pq.read_schema(file).types) for file in Path(f"{name}-{len(proba)}").iterdir()}
+            assert types == {str(found.schema.types)}
+            expected = (booster.predict_proba if proba else booster.predict)(table[: sum(at)])
+            np.testing.assert_array_equal(found.to_pandas().to_numpy().ravel(), np.asarray(expected).ravel())
+            assert len(pd.read_csv("out.csv")) == sum(at)
 
 
 def test_inspect_shows_what_was_learned(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

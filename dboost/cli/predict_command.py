@@ -53,15 +53,17 @@ def predictions(booster: Booster, data: str, proba: bool, client: Any = None) ->
     client : optional; the workers of its cluster read some partitions ahead.
     """
     lazy = booster.predict_proba(data) if proba else booster.predict(data)
+    # A partition without rows has no values that the type could follow from.
+    kind = pa.float64() if proba or booster.classes_ is None else pa.array(booster.classes_).type
     for i, compute in enumerate(_partitions(lazy, client)):
         try:
             table = compute()
         except (DataError, OSError, ValueError) as error:  # readers of damaged files raise the last two
             raise DataError(f"{data}, partition {i}: {error}") from error
         if proba:
-            yield pa.table({f"probability_{label}": column.to_numpy() for label, column in table.items()})
+            yield pa.table({f"probability_{label}": pa.array(column, kind) for label, column in table.items()})
         else:
-            yield pa.table({"prediction": pa.Array.from_pandas(table)})
+            yield pa.table({"prediction": pa.array(table, kind)})
 
 
 def _partitions(lazy: Any, client: Any) -> Iterator[Callable[[], Any]]:
@@ -86,7 +88,7 @@ def _write_file(tables: Iterator[pa.Table], path: str) -> int:
     with outputs.whole(path) as file, create(file, first.schema) as writer:
         writer.write_table(first)
         for table in tables:
-            writer.write_table(table.cast(first.schema))
+            writer.write_table(table)
             rows += table.num_rows
     return rows
 
