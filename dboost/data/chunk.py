@@ -59,6 +59,9 @@ class Chunk:
     offset: np.ndarray | None = None
     #: Shape (n_rows, n_features) if all columns are views of one numeric matrix, which is faster to process by rows.
     matrix: np.ndarray | None = None
+    #: Fingerprint of the rows as their source gave them (`data.partition`), if another worker has read them; its codes may
+    #: have lost what distinguishes them: categories that a model does not know are missing, True and 1 are one category.
+    fingerprint: int | None = None
 
 
 def sort_key(level: Level) -> tuple[int, Level]:

@@ -15,7 +15,8 @@ Types without an obvious meaning as a number or a category (dates, complex numbe
 
 `fingerprint` is a checksum of a chunk. A partition that was lost with its worker is read again, and the model is correct only
 if the source returns the same rows in the same order. Some sources do not: a query without an order, a sample without a seed,
-a file that was replaced. Categories enter the checksum by value, because codes depend on what the worker has read before.
+a file that was replaced. Categories enter the checksum by value, because codes depend on what the worker has read before. The
+checksum of rows that move to another worker moves with them: their codes may not distinguish all values of the source.
 
 **Frames.** `as_frame` inspects a table once and returns a `Frame`: names, number of rows and access to a column in its own
 library's type. It copies and converts nothing. NumPy arrays, pandas and pyarrow are recognized here, dataframes of every other

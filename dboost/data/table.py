@@ -236,14 +236,15 @@ class Reader:
                 for array, unifier, is_code in zip(arrays, self._features, piece.is_code, strict=True)
             )
         )
+        matrix = arrays[0] if piece.is_matrix else None
         if number:
-            return Chunk(piece.n_rows, columns, matrix=arrays[0] if piece.is_matrix else None)
+            return Chunk(piece.n_rows, columns, matrix=matrix, fingerprint=piece.fingerprint)
         spool = self.metadata_spool
         target, weight, offset = (self._parts[role].get(i) if spool is None else spool.raw(role, i) for role in ROLES)
         if isinstance(target, CategoryColumn):
             target = _with_own_categories(target.codes, self._target)
         assert not isinstance(weight, CategoryColumn) and not isinstance(offset, CategoryColumn)
-        return Chunk(piece.n_rows, columns, target, weight, offset, arrays[0] if piece.is_matrix else None)
+        return Chunk(piece.n_rows, columns, target, weight, offset, matrix, piece.fingerprint)
 
     def take_whole(self, data: Any) -> SpooledChunk:
         """Read a table in memory without unnecessary copies."""
@@ -252,7 +253,9 @@ class Reader:
         return SpooledChunk((one,))
 
     def _translate(self, i: int, chunk: Chunk, private: bool) -> tuple[list[np.ndarray], ChunkSlice]:
-        found = fingerprint(chunk) if self._fingerprints else 0
+        found = chunk.fingerprint
+        if found is None:
+            found = fingerprint(chunk) if self._fingerprints else 0
         arrays = [unifier.add(column, i) for unifier, column in zip(self._features, chunk.columns, strict=True)]
         if chunk.matrix is not None:
             arrays = [chunk.matrix]
