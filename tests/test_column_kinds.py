@@ -5,15 +5,18 @@ from __future__ import annotations
 import decimal
 import pickle
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from distributed import Client
 
@@ -332,3 +335,77 @@ def test_no_fit_gives_a_model_that_its_file_cannot_hold(
         with pytest.raises(dboost.ModelFileError, match="the model cannot be stored: edges of 'x' do not ascend"):
             fit(data, "y", callbacks=[note], **options)
     assert not grown, "that is known before the first iteration"
+
+
+#: Numbers as floats, and the same as Python's objects of several types.
+FLOATS = pd.DataFrame({"a": rng.integers(0, 10_000, N) / 100, "b": rng.integers(0, 9, N) / 1.0, "c": X["c"]})
+FLOATS = FLOATS.assign(y=(10 * Y).round() / 10, w=rng.integers(1, 5, N) / 4)
+OBJECTS = FLOATS.assign(
+    a=pd.Series([decimal.Decimal(repr(value)) for value in FLOATS["a"]], dtype=object),
+    b=pd.Series([int(value) for value in FLOATS["b"]], dtype=object),
+    y=pd.Series([decimal.Decimal(repr(value)) for value in FLOATS["y"]], dtype=object),
+    w=pd.Series([Fraction(value) for value in FLOATS["w"]], dtype=object),
+)
+
+
+def decimals() -> pa.Table:
+    kinds = {"a": pa.decimal128(10, 2), "b": pa.decimal64(3, 0), "y": pa.decimal256(60, 4), "w": pa.decimal32(5, 2)}
+    columns = {name: pa.array([decimal.Decimal(repr(v)) for v in FLOATS[name]], kind) for name, kind in kinds.items()}
+    return pa.table(columns | {"c": pa.array(FLOATS["c"])}).select(list(FLOATS))
+
+
+@pytest.fixture(scope="module")
+def of_floats() -> dboost.Booster:
+    return fit(FLOATS, "y", sample_weight="w")
+
+
+def selected(lazy: dd.DataFrame) -> dd.DataFrame:
+    return lazy[lazy["k"] == "u"].drop(columns="k").rename(columns={"a": "b", "b": "a"}).rename(columns={"a": "b", "b": "a"})
+
+
+def pieces() -> list[Any]:
+    return [dask.delayed(OBJECTS.iloc[:300]), dask.delayed(OBJECTS.iloc[300:])]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: OBJECTS,
+        lambda: dd.from_pandas(OBJECTS, npartitions=3),
+        lambda: dd.from_delayed(pieces()),
+        lambda: dd.from_map(lambda k: OBJECTS.iloc[k : k + 400], [0, 400]),
+        lambda: dd.concat(
+            [dd.from_pandas(OBJECTS.iloc[:300], npartitions=2), dd.from_pandas(OBJECTS.iloc[300:], npartitions=1)]
+        ),
+        lambda: (
+            dd.from_pandas(OBJECTS.assign(z=1), npartitions=3).assign(q=2).drop(columns=["z", "q"]).repartition(npartitions=2)
+        ),
+        lambda: selected(dd.from_pandas(OBJECTS.assign(k="u"), npartitions=3)),
+        lambda: decimals(),
+        lambda: decimals().to_pandas(types_mapper=pd.ArrowDtype),
+        lambda: dd.from_pandas(decimals().to_pandas(types_mapper=pd.ArrowDtype), npartitions=2),
+        lambda: pl.from_arrow(decimals().drop("y").append_column("y", pa.array(FLOATS["y"]))).select(list(FLOATS)),
+    ],
+)
+def test_decimals_give_the_model_of_floats(make: Callable[[], Any], of_floats: dboost.Booster) -> None:
+    data = make()
+    assert fit(data, "y", sample_weight="w") == of_floats
+    predicted = of_floats.predict(data)
+    predicted = predicted.compute() if hasattr(predicted, "compute") else predicted
+    np.testing.assert_array_equal(np.asarray(predicted), of_floats.predict(FLOATS))
+
+
+def test_decimals_of_files_workers_and_separate_collections(of_floats: dboost.Booster, tmp_path: Path, client: Client) -> None:
+    pq.write_table(decimals(), tmp_path / "decimals.parquet")
+    assert fit(tmp_path / "decimals.parquet", "y", sample_weight="w") == of_floats
+    for lazy in (dd.from_pandas(OBJECTS, npartitions=3), dd.from_delayed(pieces())):
+        assert fit(lazy, "y", sample_weight="w", client=client) == of_floats
+        assert fit(lazy[["a", "b", "c"]], lazy["y"], sample_weight=lazy["w"], client=client) == of_floats
+        assert fit(FLOATS[["a", "b", "c"]], lazy["y"], sample_weight=lazy["w"]) == of_floats
+    assert fit(decimals(), "y", sample_weight="w", client=client) == of_floats
+
+
+def test_text_that_the_users_code_made_of_numbers_is_text() -> None:
+    lazy = dd.from_pandas(OBJECTS, npartitions=2)
+    as_text = lazy.assign(b=lazy["b"].astype(str) + "x")
+    assert fit(as_text, "y", features=["b"]).features[0].categories == tuple(f"{k}x" for k in range(9))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import decimal
+import random
+from fractions import Fraction
+from typing import Any
 
 import dask.array as da
 import dask.dataframe as dd
@@ -213,3 +216,51 @@ def test_lists_are_read_as_numpy_would() -> None:
     assert open_table([["a", 1], ["b", 2]], [0, 1]).features == (Feature("f0", ("a", "b")), Feature("f1", ("1", "2")))
     mixed = np.array([["a", 1], ["b", None]], dtype=object)
     assert open_table(mixed, [0, 1]).features == (Feature("f0", ("a", "b")), Feature("f1"))
+
+
+@pytest.mark.parametrize(("make", "digits"), [(pa.decimal32, 9), (pa.decimal64, 18), (pa.decimal128, 38), (pa.decimal256, 76)])
+@pytest.mark.parametrize("share", [-0.05, 0.0, 0.2, 0.5, 1.0])
+def test_decimals_are_the_nearest_floats(make: Any, digits: int, share: float) -> None:
+    rng = random.Random(digits)
+    scale = int(share * digits)
+    values: list[Any] = []
+    with decimal.localcontext(prec=100):
+        for k in range(600):
+            n_digits = rng.randint(1, digits + min(scale, 0))
+            sign = rng.choice((-1, 1))
+            values.append(None if k % 9 == 4 else decimal.Decimal(sign * rng.randrange(10**n_digits)).scaleb(-scale))
+    array = pa.array(values, make(digits, scale))
+    want = np.array([np.nan if value is None else float(value) for value in values])
+    pieces = pa.chunked_array([array.slice(0, 200), array.slice(200, 0), array.slice(200)])
+    for some, expected in ((array, want), (pieces, want), (array.slice(7, 301), want[7:308])):
+        for table in (pa.table({"x": some}), pd.DataFrame({"x": pd.Series(some, dtype=pd.ArrowDtype(array.type))})):
+            column = open_table(table, np.arange(len(expected))).chunk(0).columns[0]
+            np.testing.assert_array_equal(column, expected)
+            assert isinstance(column, np.ndarray) and column.dtype == np.float64
+
+
+def test_decimals_among_objects_are_numbers() -> None:
+    values = [
+        decimal.Decimal("0.3"),
+        None,
+        1.5,
+        decimal.Decimal("NaN"),
+        decimal.Decimal("sNaN"),
+        2,
+        Fraction(1, 4),
+        np.int64(7),
+    ]
+    want = [0.3, np.nan, 1.5, np.nan, np.nan, 2.0, 0.25, 7.0]
+    column = open_table(pd.DataFrame({"x": pd.Series(values, dtype=object)}), np.arange(8)).chunk(0).columns[0]
+    np.testing.assert_array_equal(column, want)
+
+
+@pytest.mark.parametrize("kind", [pl.Int128, pl.UInt128])
+def test_integers_of_128_bits(kind: Any) -> None:
+    for values, dtype in (([1, 2**40, 3], np.int64), ([1, 2**63, 3], np.uint64), ([1, 2**90 + 1, 3], np.float64)):
+        column = open_table(pl.DataFrame({"x": pl.Series(values, dtype=kind)}), [0, 1, 2]).chunk(0).columns[0]
+        assert isinstance(column, np.ndarray) and column.dtype == dtype
+        np.testing.assert_array_equal(column, np.array(values, dtype))
+    gap = open_table(pl.DataFrame({"x": pl.Series([1, None, 3], dtype=kind)}), pl.Series([1, 5, 6], dtype=kind))
+    np.testing.assert_array_equal(gap.chunk(0).columns[0], [1.0, np.nan, 3.0])
+    assert (gap.target_dtype, gap.target.tolist()) == ("int64", [1.0, 5.0, 6.0])  # type: ignore[union-attr]

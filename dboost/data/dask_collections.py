@@ -11,11 +11,17 @@ one.
 For lazy predictions of Dask collections and files the model, which may take many megabytes, is one key of the graph that the
 tasks of all partitions depend on. Only the columns that the model needs are read.
 
+**Objects.** Dask makes text of every column of Python objects when a frame is created (``dataframe.convert-string``), also of
+decimals, fractions and integers. `with_numbers` returns the frame in which only text has become text, so that the model is that
+of the same pandas frame. This holds as long as rows and columns are selected, joined or renamed; where the user's code has
+computed with the text, it remains.
+
 Importing Dask takes 0.5 s, so this module and `paths` are imported only for a collection or a path.
 """
 
 from __future__ import annotations
 
+import operator
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,8 +34,14 @@ import numpy as np
 import pandas as pd
 from dask.base import tokenize
 from dask.core import flatten, get_dependencies, reverse_dict
+from dask.dataframe._pyarrow import to_pyarrow_string
+from dask.dataframe.dask_expr import _expr as dask_expr
+from dask.dataframe.dask_expr._collection import new_collection
+from dask.dataframe.dask_expr._concat import Concat
+from dask.dataframe.dask_expr._repartition import Repartition
+from dask.dataframe.dask_expr.io.io import FromPandas
 
-from dboost.data.partition import ROLES, array_names, columns_like, is_path, library, names_of, one_dimensional
+from dboost.data.partition import ROLES, array_names, columns_like, holds_numbers, is_path, library, names_of, one_dimensional
 from dboost.data.predict_io import NAME, Predictor, like_input
 from dboost.errors import DataError, DBoostError, InputTypeError
 
@@ -60,9 +72,72 @@ def select(frame: dd.DataFrame, names: tuple[str, ...]) -> dd.DataFrame:
     return frame[[label[name] for name in names]]
 
 
+#: Expressions whose first operand keeps the values of its columns.
+_KEEP_VALUES = (
+    dask_expr.AddPrefix,
+    dask_expr.Assign,
+    dask_expr.Drop,
+    dask_expr.DropnaFrame,
+    dask_expr.DropnaSeries,
+    dask_expr.Filter,
+    dask_expr.Head,
+    dask_expr.Partitions,
+    dask_expr.Projection,
+    dask_expr.RenameFrame,
+    dask_expr.RenameSeries,
+    dask_expr.ResetIndex,
+    dask_expr.Sample,
+    dask_expr.Tail,
+    dask_expr.ToFrame,
+    Repartition,
+)
+
+
+def with_numbers(collection: Any) -> Any:
+    """Return a Dask frame or Series in which Dask has not made text of Python's numbers; other collections unchanged."""
+    if not isinstance(collection, (dd.DataFrame, dd.Series)):
+        return collection
+    found = _with_numbers(collection.expr)
+    return collection if found is collection.expr else new_collection(found)
+
+
+def _with_numbers(expr: Any) -> Any:
+    if isinstance(expr, FromPandas) and expr.pyarrow_strings_enabled and _has_objects(expr.frame.head(0)):
+        named = zip(expr._parameters, expr.operands, strict=True)
+        return _TextToStrings(type(expr)(*(False if name == "pyarrow_strings_enabled" else value for name, value in named)))
+    if type(expr) is dask_expr.ArrowStringConversion and _has_objects(expr.frame._meta):
+        return _TextToStrings(expr.frame)
+    if isinstance(expr, Repartition) and expr.operand("partition_size") is not None:  # it depends on the types
+        return expr
+    n_frames = len(expr.operands) if isinstance(expr, Concat) else int(isinstance(expr, _KEEP_VALUES))
+    operands = [_with_numbers(one) if isinstance(one, dask_expr.Expr) else one for one in expr.operands[:n_frames]]
+    if all(map(operator.is_, operands, expr.operands)):
+        return expr
+    return type(expr)(*operands, *expr.operands[n_frames:])
+
+
+def _has_objects(meta: Any) -> bool:
+    return any(dtype == np.dtype(object) for dtype in (meta.dtypes if meta.ndim == 2 else [meta.dtype]))
+
+
+def _text_to_strings(part: Any) -> Any:
+    """Convert columns of objects to Arrow's strings, as Dask does, unless they hold numbers."""
+    if part.ndim == 1:
+        return part if holds_numbers(part) else to_pyarrow_string(part)
+    kept = [j for j in range(part.shape[1]) if holds_numbers(part.iloc[:, j])]
+    found = to_pyarrow_string(part.drop(columns=part.columns[kept]))
+    for j in kept:
+        found.insert(j, part.columns[j], part.iloc[:, j].array)
+    return found
+
+
+class _TextToStrings(dask_expr.ArrowStringConversion):
+    operation = staticmethod(_text_to_strings)
+
+
 def compute(collection: Any) -> Any:
     """Compute one collection in this process."""
-    return collection.compute(scheduler=_scheduler())
+    return with_numbers(collection).compute(scheduler=_scheduler())
 
 
 def consume(
@@ -134,6 +209,7 @@ def bundled(data: Any, vectors: tuple[Any, Any, Any]) -> tuple[dict[Any, Any], l
     """
     pairs = zip(vectors, ROLES, strict=True)
     collections = [data, *(_match(vector, data, role) for vector, role in pairs if vector is not None)]
+    collections = list(map(with_numbers, collections))
     graph: dict[Any, Any] = {}
     if all(isinstance(c, (dd.DataFrame, dd.Series)) for c in collections):
         meta = pd.Series(dtype=object)
@@ -205,6 +281,7 @@ def predict_lazily(data: Any, predictor: Predictor) -> Any:
         from dboost.data.paths import open_path
 
         data = open_path(data, predictor.features)
+    data = with_numbers(data)
     columns = columns_like(*layout(data), predictor.features, predictor.named)
     task = dask.delayed(predictor, name=f"dboost-model-{tokenize(predictor)}", traverse=False)
     if isinstance(data, da.Array):

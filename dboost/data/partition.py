@@ -6,7 +6,7 @@ consistent. NumPy arrays, pandas Series (NumPy, nullable, categorical or Arrow-b
 libraries (through Arrow) become either a numeric array or a `CategoryColumn`:
 
 * Integers, floats and booleans keep their type and are not copied if no value is missing; otherwise they become floats with
-  NaN. Decimals become float64, half floats float32.
+  NaN. Decimals become the nearest float64, half floats float32, and integers of 128 bits those of 64 bits or float64.
 * Text, dictionaries and categoricals become codes of the categories that occur, in no particular order.
 * A numeric column that the user declared categorical is coded by its distinct values. Negative values count as missing. Floats
   that are whole numbers become integers, so that 3 and 3.0 are the same category in every library.
@@ -526,6 +526,10 @@ class CellError(DataError, InputTypeError):
     """A column contains objects that are neither numbers nor text."""
 
 
+#: Integers of smaller magnitude, and powers of ten up to this exponent, are floats without rounding.
+_EXACT, _EXACT_POWER = 2**53, 22
+
+
 def to_column(values: Any, spec: ColumnSpec) -> Column:
     """Return one column as a numeric or boolean array, or as a `CategoryColumn`.
 
@@ -579,8 +583,14 @@ def _check_kind(column: Column, spec: ColumnSpec) -> None:
 
 
 def _to_arrow(values: Any, spec: ColumnSpec) -> Any:
+    series = nw.from_native(values, series_only=True)
     try:
-        return nw.from_native(values, series_only=True).to_arrow()
+        if series.dtype in (nw.Int128, nw.UInt128):  # Arrow has no such type
+            low, high = series.min(), series.max()
+            signed = low is None or (low >= -(2**63) and high < 2**63)
+            unsigned = not signed and low >= 0 and high < 2**64
+            series = series.cast(nw.Int64 if signed else nw.UInt64 if unsigned else nw.Float64)
+        return series.to_arrow()
     except Exception as error:  # polars raises several types of errors for columns of Python objects
         raise CellError(f"column {spec.name!r} holds {values.dtype}; a number or text is needed") from error
 
@@ -617,8 +627,28 @@ def _masked(values: np.ndarray, mask: np.ndarray, spec: ColumnSpec) -> np.ndarra
     return filled
 
 
+#: Types of Python's objects that are numbers.
+_NUMBERS = (numbers.Real, np.bool_, decimal.Decimal)
+
+
+def holds_numbers(column: pd.Series) -> bool:
+    """Return whether a column has the dtype object, and its values that are not missing, at least one, are numbers."""
+    if column.dtype != object:
+        return False
+    types = set(map(type, column[~_is_missing(column)]))
+    return bool(types) and all(issubclass(t, _NUMBERS) for t in types)
+
+
+def _is_missing(values: Any) -> np.ndarray:
+    """Return which objects are missing values: bool[n]."""
+    try:
+        return np.asarray(pd.isna(values))
+    except decimal.InvalidOperation:  # Decimal("sNaN") cannot be compared
+        return np.array([(isinstance(one, decimal.Decimal) and one.is_nan()) or bool(pd.isna(one)) for one in values], bool)
+
+
 def _from_objects(values: np.ndarray, spec: ColumnSpec) -> Column:
-    missing = np.asarray(pd.isna(values))
+    missing = _is_missing(values)
     present = values[~missing] if missing.any() else values
     types = set(map(type, present))
     if not types:
@@ -631,7 +661,7 @@ def _from_objects(values: np.ndarray, spec: ColumnSpec) -> Column:
         raise _refusal(spec, "complex", "complex")
     if any(hasattr(t, "isoformat") or t is np.datetime64 for t in types):
         raise _refusal(spec, _names(types), "date")
-    if not all(issubclass(t, (numbers.Real, np.bool_, decimal.Decimal)) for t in types):
+    if not all(issubclass(t, _NUMBERS) for t in types):
         raise CellError(f"column {spec.name!r} holds {_names(types)}: an argument must be a string or a real number")
     if all(issubclass(t, (bool, np.bool_)) for t in types):
         numeric = present.astype(bool)
@@ -696,7 +726,7 @@ def _from_arrow(array: pa.Array | pa.ChunkedArray, spec: ColumnSpec) -> Column:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _from_arrow_dictionary(array.dictionary_encode(), spec)
     if pa.types.is_decimal(kind):
-        array, kind = array.cast(pa.float64()), pa.float64()
+        array, kind = pa.chunked_array(map(_nearest_floats, _pieces(array)), pa.float64()), pa.float64()
     if pa.types.is_boolean(kind) and missing:
         array, kind = array.cast(pa.uint8()), pa.uint8()
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
@@ -710,6 +740,29 @@ def _from_arrow(array: pa.Array | pa.ChunkedArray, spec: ColumnSpec) -> Column:
     if len(pieces) == 1:
         return _from_numpy(pieces[0].to_numpy(zero_copy_only=pa.types.is_primitive(kind) and kind != pa.bool_()), spec)
     return _from_numpy(np.asarray(array.to_numpy()), spec)
+
+
+def _nearest_floats(decimals: pa.Array) -> pa.Array:
+    """Return decimals as the nearest float64, like ``float(Decimal(…))``; Arrow's own cast errs by a unit in the last place.
+
+    The quotient of two numbers that floats represent exactly is rounded once. Other decimals are converted as text.
+    """
+    kind = decimals.type
+    word = np.int32 if kind.bit_width == 32 else np.int64
+    buffer = decimals.buffers()[1]
+    if buffer is None or abs(kind.scale) > _EXACT_POWER:
+        return decimals.cast(pa.string()).cast(pa.float64())
+    first, n = decimals.offset, len(decimals)
+    words = np.frombuffer(buffer, word, (first + n) * kind.bit_width // word().nbytes // 8).reshape(first + n, -1)[first:]
+    low = words[:, 0].astype(np.int64)  # the others repeat its sign if the integer has at most 64 bits
+    exact = (words[:, 1:] == (low >> 63)[:, None]).all(axis=1) & (low > -_EXACT) & (low < _EXACT)
+    power = 10.0 ** abs(kind.scale)
+    found = low / power if kind.scale > 0 else low * power
+    missing = np.asarray(decimals.is_null()) if decimals.null_count else np.zeros(n, bool)
+    others = ~exact & ~missing
+    if others.any():
+        found[others] = decimals.filter(pa.array(others)).cast(pa.string()).cast(pa.float64()).to_numpy()
+    return pa.array(found, mask=missing)
 
 
 def _from_arrow_dictionary(array: pa.Array | pa.ChunkedArray, spec: ColumnSpec) -> CategoryColumn:

@@ -32,6 +32,7 @@ from dboost.data.partition import (
     is_source,
     kind_of,
     read_partition,
+    role_column,
 )
 from dboost.errors import DataError, DBoostError, InputTypeError
 from dboost.schema import Feature
@@ -184,7 +185,8 @@ def predict_from(
         raise InputTypeError("offset must be the name of a column when predicting from a Dask collection or a path")
     data = collected(data)
     block = feature_block(data, features, named)
-    values = np.asarray(offset, np.float64)
+    values = role_column(offset, "offset", None, None)
+    assert isinstance(values, np.ndarray)
     if values.shape != (len(block),):
         raise DataError(f"offset has the shape {values.shape}, but there are {len(block)} rows")
     return like_input(

@@ -197,6 +197,7 @@ def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any],
 
     if is_path(data):
         data = open_path(data, ensemble.features)
+    data = lazy.with_numbers(data)
     columns = columns_like(*lazy.layout(data), ensemble.features, ensemble.named)
     if isinstance(data, da.Array):
         return lazy.whole_rows(data).to_delayed().ravel().tolist(), list(data.chunks[0])
