@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dboost
 from dboost.data import binning, open_table
-from dboost.data.binning import SAMPLE_ROWS, Binning, midpoints, propose, propose_all, sample_rows
+from dboost.data.binning import SAMPLE_ROWS, Binning, between, propose, propose_all, sample_rows
 from dboost.data.table import kept_rows
+from dboost.interop.export import nearest_float32
 from dboost.schema import Feature
 from dboost.shards.encode import encode_table, sampled
 from dboost.shards.shard_spec import plan_layout
@@ -35,16 +39,29 @@ def test_few_values_have_a_bin_each_with_borders_half_way(values: list[float], e
     assert bin_of(distinct, edges).tolist() == list(range(len(distinct)))
     for lower, edge, upper in zip(distinct, edges, distinct[1:], strict=False):
         assert lower <= edge < upper
-        assert edge == pytest.approx(lower / 2 + upper / 2, rel=1e-12, abs=1e-300)
+        margin = max(edge / 2 - lower / 2, 0.0), upper / 2 - edge / 2  # halves, which do not overflow
+        assert min(margin) >= 0.2 * sum(margin) or upper - lower < 1e-322 or upper / 2 - lower / 2 < 4 * np.spacing(abs(edge))
+
+
+def test_candidates_are_midpoints_or_half_a_step_beside_them() -> None:
+    for values, expected in (
+        ([0, 1, 2, 5, 9], [0.5, 1.5, 3.5, 7.5]),
+        ([-3, -1, 4], [-2, 1.5]),  # the step is 2
+        ([0.1, 0.2, 0.4, 0.7], [0.15, 0.35, 0.55]),
+        ([1e6, 1e6 + 0.01, 1e6 + 0.05], [1e6 + 0.005, 1e6 + 0.035]),
+        ([0, 1, 3.3], [0.5, 2.15]),  # no grid
+        ([0, 1e-9, 1, 3], [5e-10, 0.5, 2]),
+    ):
+        np.testing.assert_allclose(between(np.array(values, np.float64)), expected, rtol=0, atol=1e-8)
 
 
 def test_neighbours_without_a_number_between() -> None:
     for lower in (1.0, 0.0, -1.0, 1e300, -5e-324):
         upper = np.nextafter(lower, np.inf)
-        assert midpoints(np.array([lower, upper])).tolist() == [lower]
+        assert between(np.array([lower, upper])).tolist() == [lower]
     largest = np.finfo(np.float64).max
-    assert midpoints(np.array([-largest, largest])).tolist() == [0.0]
-    assert np.isfinite(midpoints(np.array([largest / 2, largest]))).all()
+    assert between(np.array([-largest, largest])).tolist() == [0.0]
+    assert np.isfinite(between(np.array([largest / 2, largest]))).all()
 
 
 @given(counts=st.lists(st.integers(1, 50), min_size=3, max_size=60), seed=st.integers(0, 2**32), data=st.data())
@@ -56,7 +73,11 @@ def test_proposals_of_many_values(counts: list[int], seed: int, data: st.DataObj
     edges = propose(column, None, max_bins)
     assert 1 <= len(edges) <= max_bins - 1
     assert (np.diff(edges) > 0).all()
-    assert set(edges) <= set(distinct[:-1]), "values that occur, and none that leaves nothing above"
+    at = np.searchsorted(distinct, edges)
+    lower, upper = distinct[at - 1], distinct[at]
+    assert (at > 0).all(), "no candidate leaves nothing on a side"
+    margin = np.minimum(edges - lower, upper - edges) / (upper - lower)
+    assert (margin > 0.2).all(), "candidates are between values that occur, far from both"
     shuffled = rng.permutation(np.append(column, [np.nan] * data.draw(st.integers(0, 5))))
     assert np.array_equal(propose(shuffled, None, max_bins), edges), "neither order nor missing values matter"
     assert np.array_equal(propose(shuffled.astype(object).astype(np.float64), np.ones(len(shuffled)), max_bins), edges)
@@ -101,6 +122,123 @@ def test_types(dtype: type) -> None:
     assert propose(values, None, 255).tolist() == [1.5, 2.5, 51.5]
     assert propose(values, None, 255).dtype == np.float64
     assert propose(values, np.ones(5), 255).tolist() == [1.5, 2.5, 51.5]
+
+
+@given(seed=st.integers(0, 2**32), spread=st.sampled_from([1e-6, 1.0, 15.0]))
+def test_candidates_between_float32_numbers_are_compared_alike_in_float32(seed: int, spread: float) -> None:
+    """XGBoost and ONNX compare a float32 row with the float32 nearest to the threshold."""
+    rng = np.random.default_rng(seed)
+    values = np.unique(np.exp(spread * rng.normal(size=60)).astype(np.float32)).astype(np.float64)
+    edges = between(values)
+    thresholds = nearest_float32(edges)
+    for step in range(-2, 3):
+        rows = thresholds.copy()
+        for _ in range(abs(step)):
+            rows = np.nextafter(rows, np.float32(np.copysign(np.inf, step)))
+        np.testing.assert_array_equal(rows <= thresholds, rows.astype(np.float64) <= edges)
+
+
+@pytest.mark.parametrize("max_bins", [3, 20])
+@pytest.mark.parametrize("step", [1.0, 0.01, 2.0**-30, 1e300, 5e-324])
+def test_candidates_of_many_values_are_not_on_their_grid(step: float, max_bins: int) -> None:
+    """A row that is not in the sample may have any multiple of the step."""
+    rng = np.random.default_rng(max_bins)
+    multiples = np.flatnonzero(rng.random(200) < 0.4) - 100
+    multiples = multiples[np.abs(multiples * step) < np.inf]
+    edges = propose(multiples * step, None, max_bins)
+    assert len(edges) == max_bins - 1
+    if step == 5e-324:  # there is nothing between neighbors, and a candidate is the lower one
+        assert np.isin(edges, np.arange(-100, 100) * step).all()
+    else:
+        np.testing.assert_allclose(np.abs(edges / step % 1.0 - 0.5), 0.0, atol=1e-9)
+
+
+def test_candidates_between_huge_neighbors_and_numbers_without_a_step() -> None:
+    largest = np.finfo(np.float64).max
+    for values in (
+        np.linspace(-1.0, 1.0, 50) * largest,
+        np.append(np.arange(1.0, 50) * 5e-324, largest),
+        1e308 * np.arange(-1, 1.8, 0.1),
+    ):
+        values = np.unique(values)
+        edges = propose(values, None, 9)
+        at = np.searchsorted(values, edges, side="right")
+        assert len(edges) == 8
+        assert np.isfinite(edges).all()
+        assert (values[at - 1] <= edges).all()
+        assert (edges < values[at]).all()
+
+
+def numbers(kind: str, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Return a matrix of features with more distinct values than bins."""
+    normal = rng.normal(size=(n, 4))
+    if kind == "cents":
+        return np.round(normal * 3, 2)
+    if kind == "large":
+        return normal * 1e12
+    if kind == "small":
+        return normal * 1e-20
+    if kind == "skewed":
+        return np.exp(4 * normal)
+    if kind == "single":
+        return normal.astype(np.float32)
+    return normal
+
+
+ROUNDED = {
+    "12 digits": lambda X: np.array([[float(f"{x:.11e}") for x in row] for row in X]),
+    "float32": lambda X: X.astype(np.float32),
+    "text": lambda X: np.array([[float(f"{x:.9g}") for x in row] for row in X]),
+    "JSON": lambda X: np.array(json.loads(json.dumps(X.tolist()))),
+    "other last bit": lambda X: np.nextafter(X, np.inf),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {"max_bins": 64}) for kind in ("normal", "cents", "large", "small", "skewed", "single")),
+        *((kind, {"max_bins": 64, "split_proposal": of}) for kind in ("normal", "cents") for of in ("tree", "node")),
+        ("cents", {"split_proposal": "exact"}),
+        ("normal", {"max_bins": 64, "weighted": True}),
+    ],
+)
+def test_rounded_features_have_the_same_predictions(kind: str, options: dict) -> None:
+    rng = np.random.default_rng(5)
+    n = 900
+    X = numbers(kind, n, rng)
+    y = np.argsort(np.argsort(X[:, 0])) / n + (X[:, 1] > X[:, 2])
+    weight = rng.integers(0, 3, n).astype(np.float64) if "weighted" in options else None
+    options = {name: value for name, value in options.items() if name != "weighted"}
+    booster = dboost.fit(X, y, sample_weight=weight, max_iter=20, min_samples_leaf=5, **options)
+    expected = booster.predict(X)
+    for name, rounded in ROUNDED.items():
+        np.testing.assert_array_equal(booster.predict(rounded(X)), expected, err_msg=name)
+    if kind == "cents":  # and so have rows of values that no training row has
+        other = numbers(kind, 3000, rng)
+        np.testing.assert_array_equal(booster.predict(other.astype(np.float32)), booster.predict(other))
+
+
+def test_thresholds_are_between_values_wherever_they_are_proposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a sample, from prepared rows, from partitions, from a range of columns at a time: the same thresholds."""
+    import dask.dataframe as dd
+
+    rng = np.random.default_rng(2)
+    data = pd.DataFrame(np.round(rng.normal(size=(3000, 3)) * 5, 2), columns=list("abc"))
+    data["y"] = np.sin(data["a"]) + data["b"] * data["c"]
+    monkeypatch.setattr(binning, "SAMPLE_ROWS", 1000)
+    options: dict = {"max_iter": 20, "max_bins": 100}
+    booster = dboost.fit(data, "y", **options)
+    expected = booster.predict(data)
+    assert not np.isin(booster.to_frame()["threshold"].dropna(), data[["a", "b", "c"]].to_numpy()).any()
+    np.testing.assert_array_equal(booster.predict(data.astype(np.float32)), expected)
+    assert dboost.fit(dd.from_pandas(data, npartitions=4), "y", **options) == booster
+    dboost.prepare(data, "y", tmp_path / "data", max_bins=100)
+    assert dboost.fit(tmp_path / "data", "y", **options) == booster
+    monkeypatch.setattr(binning, "SAMPLED_BYTES", 1)
+    assert dboost.fit(data, "y", **options) == booster
+    continued = dboost.fit(data, "y", start_from=booster, **options)
+    np.testing.assert_array_equal(continued.predict(data.astype(np.float32)), continued.predict(data))
 
 
 def test_nothing_to_cut() -> None:

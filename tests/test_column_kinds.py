@@ -323,7 +323,7 @@ def test_text_of_digits_is_read_from_csv_as_the_model_knows_it(tmp_path: Path, c
 def test_no_fit_gives_a_model_that_its_file_cannot_hold(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(binning, "midpoints", lambda distinct: np.zeros(len(distinct) - 1))
+    monkeypatch.setattr(binning, "between", lambda distinct, *_: np.zeros(len(distinct) - 1))
     frame = X.assign(x=np.round(X["x"]), y=Y)
     grown: list[int] = []
 

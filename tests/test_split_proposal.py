@@ -54,8 +54,8 @@ def naive_bins(mass: np.ndarray, most: int) -> np.ndarray:
         return np.array([len(mass) - 1])
     if len(used) <= most:
         return used
-    ends = binning.quantiles(used.astype(float), np.cumsum(mass[used]).astype(float), most)
-    return np.append(ends.astype(int), used[-1])
+    ends = used[binning.quantile_positions(np.cumsum(mass[used]).astype(float), most)]
+    return np.append(ends, used[-1])
 
 
 masses = st.lists(

@@ -2,10 +2,14 @@
 
 **Candidates.** The split candidates of a numeric feature are quantiles of a row sample. Whether a row is sampled depends only
 on a hash of (seed, global row number), not on partitions; tables of up to `SAMPLE_ROWS` rows are not sampled. With few distinct
-values every value gets a bin, and the candidates are midpoints of neighbors. With many, the candidates are weighted quantiles
-by the inverted distribution function, that is values that occur: a strictly monotonic transformation of a feature then
-transforms the candidates too. Values that outweigh a bin get their own bin, and the remaining bins are quantiles of the other
-values. Rows of weight zero are ignored, and a row of weight two counts as two rows.
+values every value gets a bin. With many, bins end at weighted quantiles by the inverted distribution function. Values that
+outweigh a bin get their own bin, and the remaining bins are quantiles of the other values. Rows of weight zero are ignored, and
+a row of weight two counts as two rows. A strictly monotonic transformation of a feature leaves the sampled rows in their bins.
+
+A candidate is the midpoint of the last value of its bin and the first one of the next bin, not one of these values: a value
+that is rounded, to float32 or to some decimals, stays on its side. Values between two sampled ones may occur in the other rows.
+If values lie on a grid, such as whole numbers or cents, the midpoint may be such a value: then the candidate is half a step of
+the grid above it (`between`).
 
 **Codes.** Bin b contains the values in (edge[b-1], edge[b]]; missing values have the code after the last bin. The categories of
 a categorical feature are bins already.
@@ -115,21 +119,44 @@ def propose(values: np.ndarray, weight: np.ndarray | None, max_bins: int) -> np.
         distinct, cumulative = ordered[last].astype(np.float64), np.cumsum(weight[order])[last]
     distinct += 0.0  # -0.0 becomes 0.0: a sort leaves their order undefined
     if len(distinct) <= max_bins:
-        return midpoints(distinct)
-    return quantiles(distinct, cumulative, max_bins)
+        return between(distinct)
+    return between(distinct, quantile_positions(cumulative, max_bins))
 
 
-def midpoints(distinct: np.ndarray) -> np.ndarray:
-    """Return a split candidate between any two neighbors; it is never rounded up to the upper one."""
-    lower, upper = distinct[:-1], distinct[1:]
-    middle = lower / 2 + upper / 2
-    return np.where(middle >= upper, lower, np.maximum(middle, lower))
+#: Differences that are multiples of the step to this fraction of it are on a grid: cents of a million differ by 0.01 ± 1e-10.
+_GRID_TOLERANCE = 1e-3
 
 
-def quantiles(distinct: np.ndarray, cumulative: np.ndarray, max_bins: int) -> np.ndarray:
-    """Return quantiles of a weighted distribution, with separate bins for heavy values.
+def between(distinct: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
+    """Return a split candidate between each value and its upper neighbor; it is never rounded up to the upper one.
 
-    distinct, cumulative : float64[n], ascending values and the total weight up to and including each.
+    The least difference of two neighbors is taken for the step of a grid; a midpoint on the grid is moved up by half a step.
+    Between two float32 numbers the candidate is the nearest float32 if that is not near one of them: models of float32 features
+    can then be exported without rounding thresholds.
+
+    distinct : float64[n], ascending; positions : of the values below the candidates, default all but the last one.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # of huge numbers
+        gaps = distinct[1:] - distinct[:-1]
+        step = gaps.min(initial=np.inf)
+        positions = np.arange(len(gaps)) if positions is None else positions
+        lower, upper, gaps = distinct[positions], distinct[positions + 1], gaps[positions]
+        middle = lower / 2 + upper / 2
+        middle = np.where(middle >= upper, lower, np.maximum(middle, lower))
+        steps, moved = gaps / step, middle + step / 2
+        nearest = np.rint(steps)
+        is_on_grid = (nearest % 2 == 0) & (np.abs(steps - nearest) < _GRID_TOLERANCE) & (middle < moved) & (moved < upper)
+        found = np.where(is_on_grid, moved, middle)
+        single = found.astype(np.float32).astype(np.float64)
+        is_single = (lower.astype(np.float32) == lower) & (upper.astype(np.float32) == upper)
+        return np.where(is_single, np.where(np.abs(single - found) < gaps / 4, single, middle), found)
+
+
+def quantile_positions(cumulative: np.ndarray, max_bins: int) -> np.ndarray:
+    """Return the positions of quantiles of a weighted distribution, with separate bins for heavy values.
+
+    cumulative : float64[n], the total weight up to and including each of some ascending values. Returns int64[n_edges],
+    strictly ascending: the last value of each bin but the last bin.
     """
     mass = light = np.diff(cumulative, prepend=0.0)
     heavy, running = np.zeros(len(mass), bool), cumulative
@@ -146,8 +173,8 @@ def quantiles(distinct: np.ndarray, cumulative: np.ndarray, max_bins: int) -> np
     at = np.searchsorted(running, wanted, side="left")
     own = np.flatnonzero(heavy)
     # No value is above the largest one: a candidate there moves to its neighbor.
-    positions = np.sort(np.minimum(np.concatenate((at, own, own[own > 0] - 1)), len(distinct) - 2))
-    return distinct[positions[_ends(positions)]][: max_bins - 1]
+    positions = np.sort(np.minimum(np.concatenate((at, own, own[own > 0] - 1)), len(mass) - 2))
+    return positions[_ends(positions)][: max_bins - 1]
 
 
 def _ends(ordered: np.ndarray) -> np.ndarray:
@@ -191,7 +218,7 @@ def exact_binning(features: tuple[Feature, ...], distinct: Sequence[np.ndarray])
                 f"column {feature.name!r} has more than {MAX_FINE_BINS:,} distinct values, too many for "
                 "split_proposal='exact'; 'node' proposes finer bins where they matter"
             )
-        edges.append(None if values is None else midpoints(values))
+        edges.append(None if values is None else between(values))
     return Binning(features, tuple(edges))
 
 
