@@ -10,9 +10,10 @@ values) represent themselves; all other levels (text, fractions) are represented
 
 **Precision.** XGBoost and ONNX compare in float32. A float32 value represents all float64 values that round to it; so a
 threshold t becomes the float32 nearest to it, of two the lower one. If x <= t, then also float32(x) <= float32(t), so rows at a
-threshold stay on their side. If a model was trained on float32 values, each threshold is a float32 or lies half-way between two,
-and every float32 row reaches the same leaves; else rows between a threshold and the float32 next to it may not. A value beyond the range of float32 becomes an infinity and takes the path of an infinity: one
-float32 cannot represent values on both sides of a threshold out there.
+threshold stay on their side. If a model was trained on float32 values, each threshold is a float32 or lies half-way between
+two, and every float32 row reaches the same leaves; else rows between a threshold and the float32 next to it may not. A value
+beyond the range of float32 becomes an infinity and takes the path of an infinity: one float32 cannot represent values on both
+sides of a threshold out there.
 """
 
 from __future__ import annotations
