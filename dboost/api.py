@@ -29,7 +29,7 @@ from dboost.session.warm_start import WarmStart, check_options, checked_source_n
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.callbacks import Callback, schedule_of
 from dboost.training.checkpoint import checkpoint_in
-from dboost.training.dataset_rows import check_place
+from dboost.training.dataset_rows import lease_of
 from dboost.training.fit import FitResult, available_threads, fit_table, interruptible_reading
 from dboost.training.fit import fit as fit_rows
 from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule
@@ -143,7 +143,8 @@ def fit(
         `Booster.refit_leaves`, which has more options.
     checkpoint : path or URL, optional
         Folder of the fit's checkpoint. The same call resumes from it after the process was killed, and gives the same model
-        as without the interruption; a call with other data or parameters is refused. Default: none.
+        as without the interruption; a call with other data or parameters, or while another process writes the checkpoint, is
+        refused. Default: none.
     checkpoint_every : int, default 10
         Iterations between two checkpoints.
     keep_summary : bool, default True
@@ -442,7 +443,8 @@ def prepare(
     path : str or path, optional
         A folder, which stays. This process writes it, and `dboost.fit` also accepts its path; or with `client` the workers do,
         to a folder that all of them share or a URL of an object store, and any cluster and any process may open it again with
-        ``dboost.Dataset(path)``. An existing prepared data set is replaced, other content is refused. Default: temporary files,
+        ``dboost.Dataset(path)``. An existing prepared data set is replaced, other content is refused, and so is a call while
+        another process writes the folder. Default: temporary files,
         removed when the data set is closed or garbage-collected; on a cluster, the memory of the workers.
     start_from : Booster, path or URL, optional
         The model that fits on the folder will continue; they must be given the same one. The rows' scores are stored in the
@@ -571,17 +573,16 @@ def _prepared_on(
     names = ("sample_weight", "offset", "features", "categorical_features")
     shaping = {name: settings[name] for name in names}
     data, target = settings.pop("data"), settings["target"]
-    if path is not None:
-        check_place(os.fspath(path))
     tasks = ReadTasks(data, target, n_parts=n_parts_of(client), budget=budget, **shaping)
-    with interruptible_reading():
-        rows = prepare_on_cluster(client, tasks, FitRequest(parameters, n_threads, budget=budget, workers=workers))
     described = {name: describe(value) for name, value in settings.items()}
     stored = None
-    if path is not None:
-        stored = rows.write(os.fspath(path), described)
-        rows.close()
-        rows = ClusterRows.stored(stored, client, workers)  # partitions of lost workers are read from the files
+    with nullcontext() if path is None else lease_of(os.fspath(path)) as lease:
+        with interruptible_reading():
+            rows = prepare_on_cluster(client, tasks, FitRequest(parameters, n_threads, budget=budget, workers=workers))
+        if path is not None and lease is not None:
+            stored = rows.write(os.fspath(path), described, lease)
+            rows.close()
+            rows = ClusterRows.stored(stored, client, workers)  # partitions of lost workers are read from the files
     if publish is not None:
         rows.publish(publish, described)
     return Dataset.on_cluster(rows, described, stored)

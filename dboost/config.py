@@ -35,7 +35,7 @@ def worker_timeout() -> float:
 
 
 def lease_seconds() -> float:
-    """Seconds without a renewal after which another run may take over the model of ``dboost train --only-new``."""
+    """Seconds without a renewal after which another run may take over a model, a checkpoint or a folder."""
     return _positive_seconds("lease")
 
 

@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import dask
 import fsspec
 import numpy as np
 import pandas as pd
@@ -30,6 +31,7 @@ from dboost.session.memory import Budget
 from dboost.shards import shard_spec
 from dboost.shards.shard import random_numbers, row_fingerprint
 from dboost.storage import atomic_write
+from dboost.storage.lease import BusyError
 from dboost.training import checkpoint
 from tests.helpers.clusters import Processes, threads_cluster
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
@@ -385,6 +387,76 @@ def uninterrupted(**options: Any) -> bytes:
 def test_a_process_is_killed(tmp_path: Path) -> None:
     assert killed_until_done(tmp_path, [0.05, 0.2]) == 2
     assert (tmp_path / "model.json").read_bytes() == uninterrupted()
+
+
+WAIT = """
+import sys, time
+import dboost
+from tests.helpers.fits import FEATURES, mixed_frame
+def wait(now):
+    if now.iteration == 4:
+        print(now.iteration, flush=True)
+        time.sleep(600)
+dboost.fit(mixed_frame(400), "late", features=FEATURES, max_iter=12, callbacks=wait, checkpoint=sys.argv[1], checkpoint_every=1,
+    progress=False)
+"""
+
+
+def test_two_processes_with_one_checkpoint(tmp_path: Path) -> None:
+    """The second is refused, of the same fit and of another; after the first is killed, the next takes over at once."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DASK_DBOOST__LEASE": "3s"}
+    first = subprocess.Popen([sys.executable, "-c", WAIT, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT, env=environment)
+    try:
+        assert first.stdout is not None and first.stdout.readline() == b"4\n"
+        (tmp_path / f".state.json.{uuid.uuid4().hex}").write_bytes(b"a draft of the first")
+        for options in ({}, {"learning_rate": 0.3}):
+            before = files_in(tmp_path)
+            busy = rf"another run \(host .*, process {first.pid}, since .*\) is writing the checkpoint in .*: try again when"
+            with pytest.raises(BusyError, match=busy):
+                fit(checkpoint=tmp_path, checkpoint_every=1, **options)
+            after = files_in(tmp_path)
+            assert after | {"lease.json": b""} == before | {"lease.json": b""}, "the first is not disturbed"
+    finally:
+        first.kill()
+        first.communicate()
+    began = time.monotonic()
+    seen: list[int] = []
+    with dask.config.set({"dboost.lease": "60s"}):
+        booster = fit(checkpoint=tmp_path, checkpoint_every=1, callbacks=lambda now: seen.append(now.iteration))
+    assert time.monotonic() - began < 20 and min(seen) == 4
+    assert saved(booster) == saved(fit())
+    assert all(name == "state.json" or name.startswith("trees-") for name in files_in(tmp_path))
+
+
+def test_a_fit_that_has_lost_its_checkpoint_ends_and_writes_nothing(tmp_path: Path) -> None:
+    def lose(now: dboost.Iteration) -> None:
+        if now.iteration == 3:
+            record = json.loads((tmp_path / "lease.json").read_bytes())
+            (tmp_path / "lease.json").write_text(json.dumps(record | {"run": "of another"}))
+            (tmp_path / "state.json").write_bytes(b"of another")
+
+    with pytest.raises(BusyError, match=r"another run .* is writing the checkpoint in"):
+        fit(checkpoint=tmp_path, checkpoint_every=1, callbacks=[lose])
+    assert (tmp_path / "state.json").read_bytes() == b"of another" and (tmp_path / "lease.json").exists()
+    assert not (tmp_path / "trees-000003-000003.json").exists()
+
+
+def test_only_the_files_of_a_checkpoint_are_removed(tmp_path: Path) -> None:
+    fit(checkpoint=tmp_path / "run[1]", max_iter=2)
+    neighbours = [
+        tmp_path / "run1" / "state.json",
+        tmp_path / "run[1]" / "trees-of-mine.json",
+        tmp_path / "run[1]x" / "state.json",
+    ]
+    for path in neighbours:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    checkpoint.remove_checkpoint(f"{tmp_path}/run[1]")
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(neighbours)
+    neighbours[1].unlink()
+    for _ in range(2):
+        checkpoint.remove_checkpoint(f"{tmp_path}/run[1]/")
+        assert not (tmp_path / "run[1]").exists()
 
 
 FORKS = """

@@ -16,6 +16,7 @@ import dboost
 from dboost.cli import ledger, main
 from dboost.data.paths import find_files
 from dboost.storage import atomic_write
+from dboost.storage.lease import BusyError
 
 COMMAND = ("train", "data", "--target", "y", "--output", "model.json", "--only-new", "--quiet")
 
@@ -425,3 +426,21 @@ def test_the_model_is_the_one_of_fits_by_hand(here: Path) -> None:
     first = dboost.fit(["data/part-1.parquet", "data/part-2.parquet"], "y", max_iter=3, progress=False)
     second = dboost.fit("data/part-3.parquet", "y", start_from=first, max_iter=3, progress=False)
     assert dboost.load("model.json").sha256 == second.sha256
+
+
+def test_a_run_that_has_lost_its_lease_removes_no_checkpoint(here: Path) -> None:
+    """It is the checkpoint of the run that has taken over, which trains on the same batch."""
+    arrive(1)
+    asked = ledger.model_settings("y", {})
+    for ends in ("commit", "discard", "withdraw"):
+        with pytest.raises(BusyError, match="another run"), ledger.open_ledger("model.json", "data", asked, "kept") as run:
+            batch = run.next_batch()
+            assert batch is not None
+            folder = Path(run.checkpoint(batch))
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "trees-000001-000001.json").write_text("of the other run")
+            record = json.loads(Path("model.json.lease.json").read_bytes())
+            Path("model.json.lease.json").write_text(json.dumps(record | {"run": "of another", "started": "1"}))
+            getattr(run, ends)()
+        assert (folder / "trees-000001-000001.json").exists()
+        assert Path("model.json.ledger.json").exists()

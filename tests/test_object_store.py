@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import cloudpickle
+import dask
 import fsspec
 import numpy as np
 import pandas as pd
@@ -17,9 +18,12 @@ import pytest
 
 import dboost
 from dboost import errors
-from dboost.cli import main
+from dboost.cli import main, outputs
 from dboost.data.paths import open_path
 from dboost.errors import DataError, ModelFileError
+from dboost.storage import atomic_write
+from dboost.storage.lease import BusyError, Lease
+from dboost.training.checkpoint import remove_checkpoint
 from tests.helpers.clusters import a_table, threads_cluster
 from tests.helpers.object_store import KEY_ID, SECRET, served
 
@@ -45,7 +49,7 @@ def names(store: fsspec.AbstractFileSystem) -> list[str]:
 def empty(store: fsspec.AbstractFileSystem) -> Iterator[fsspec.AbstractFileSystem]:
     yield store
     for name in names(store):
-        store.rm(name)
+        store.rm_file(name)
 
 
 @pytest.mark.slow
@@ -209,10 +213,11 @@ def test_a_place_that_cannot_be_written_is_noticed_before_the_work(
         patch.setattr(type(store), denied, refuse)
         type(store).clear_instance_cache()  # fsspec sets methods of an instance when it is made
         assert main((*TRAIN, "--output", "s3://lake/model.json")) == 2
+    type(store).clear_instance_cache()
     said = capsys.readouterr().err
     assert said.startswith("dboost: --output: cannot write s3://lake/model.json: access is denied; ") and said.count("\n") == 1
     for name in names(store):
-        store.rm(name)
+        store.rm_file(name)
 
 
 def test_addresses_are_shown_without_what_is_secret() -> None:
@@ -248,3 +253,89 @@ def test_a_store_without_its_library_names_the_extra(
         dboost.fit(f"{scheme}://bucket/rows/", "y", max_iter=1)
     with pytest.raises(dboost.DBoostError, match=rf"not installed.*dboost\[{extra}\]"):
         dboost.load(f"{scheme}://bucket/model.json")
+
+
+#: Names that are patterns in some functions of fsspec, with names that they match.
+PATTERNS = [("model[1]", "model1"), ("a*", "ab"), ("a?", "ab"), ("[!x]", "y"), ("**", "z")]
+
+
+@pytest.fixture(params=["s3", "memory", "folder"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "s3":
+        request.getfixturevalue("empty")
+    roots = {"s3": "s3://lake", "memory": "memory://lake", "folder": str(tmp_path)}
+    yield roots[request.param]
+    if request.param == "memory":
+        fsspec.filesystem("memory").rm("/lake", recursive=True)
+
+
+def every_file(root: str) -> list[str]:
+    files, name = fsspec.url_to_fs(root)
+    files.invalidate_cache()
+    return sorted(one[len(name) :].lstrip("/") for one in files.find(name) if "lake/rows/" not in one)
+
+
+@pytest.mark.parametrize(
+    ("name", "neighbour"), [PATTERNS[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in PATTERNS[1:])]
+)
+def test_names_that_look_like_patterns_are_names(root: str, name: str, neighbour: str) -> None:
+    """Leases, checkpoints, data sets, predictions: nothing of a neighbour is touched, and nothing of their own stays."""
+    theirs = [f"{neighbour}.json.lease.json", f"{neighbour}/state.json", f"{neighbour}/part-0.parquet", f"{name}2/state.json"]
+    for path in theirs:
+        files, target = fsspec.url_to_fs(f"{root}/{path}")
+        files.makedirs(files._parent(target), exist_ok=True)
+        files.pipe_file(target, b"theirs")
+    with Lease(f"{root}/{name}.json.lease.json", "is training", 60.0):
+        assert f"{name}.json.lease.json" in every_file(root)
+    assert every_file(root) == sorted(theirs)
+    options = {"max_iter": 2, "max_leaf_nodes": 3, "checkpoint_every": 1, "progress": False}
+    for _ in range(2):
+        dboost.fit(ROWS, "y", checkpoint=f"{root}/{name}", **options)
+    own = [f"{name}/{file}" for file in ("state.json", "trees-000001-000001.json", "trees-000002-000002.json")]
+    assert every_file(root) == sorted([*theirs, *own])
+    remove_checkpoint(f"{root}/{name}")
+    assert every_file(root) == sorted(theirs)
+    with outputs.whole(f"{root}/{name}.csv") as file:
+        file.write(b"x")
+    with pytest.raises(ZeroDivisionError), outputs.whole(f"{root}/{name}.csv") as file:
+        _ = 1 / 0
+    with outputs.whole_folder(f"{root}/{name}/") as create, create("part-00000.parquet") as file:
+        file.write(b"x")
+    with pytest.raises(dboost.ParameterError, match="not empty"), outputs.whole_folder(f"{root}/{name}/"):
+        pass
+    assert every_file(root) == sorted([*theirs, f"{name}.csv", f"{name}/part-00000.parquet"])
+    assert atomic_write.read_whole(f"{root}/{name}.csv") == b"x"
+
+
+def test_a_data_set_removes_its_own_files_only(root: str) -> None:
+    folder = f"{root}/rows[1]"
+    mine = ["part-0.parquet", "part-of-mine.parquet", "sample-1.parquet", "notes.txt"]
+    with threads_cluster(1, 1) as client:
+        for _ in range(2):
+            dboost.prepare(ROWS, "y", folder, client=client).close()
+            for name in mine:
+                atomic_write.write_whole(f"{folder}/{name}", b"mine")
+        left = f"{folder}/part-0123456789ab-00000.parquet"  # of a killed run
+        atomic_write.write_whole(left, b"half")
+        dboost.prepare(ROWS, "y", folder, client=client).close()
+        names = [name.rpartition("/")[2] for name in every_file(root)]
+        assert set(mine) < set(names) and len(names) == len(mine) + 3, names
+        for name in mine:
+            atomic_write.remove(f"{folder}/{name}")
+        atomic_write.remove(f"{folder}/dataset.json")
+        dboost.prepare(ROWS, "y", folder, client=client).close()  # a killed run has left its parts
+        atomic_write.write_whole(f"{root}/other/{mine[0]}" if "://" in root else f"{root}/{mine[0]}", b"mine")
+        with pytest.raises(DataError, match="is there already and holds no data set"):
+            dboost.prepare(ROWS, "y", f"{root}/other" if "://" in root else root, client=client)
+
+
+def test_two_runs_write_no_folder_of_predictions_together(root: str) -> None:
+    with dask.config.set({"dboost.lease": "1s"}), outputs.whole_folder(f"{root}/many/") as create:
+        with create("part-00000.parquet") as file:
+            file.write(b"first")
+        with (
+            pytest.raises(BusyError, match=r"another run .* is writing .*many/: try again"),
+            outputs.whole_folder(f"{root}/many/"),
+        ):
+            pytest.fail("it was not refused")
+    assert every_file(root) == ["many/part-00000.parquet"]

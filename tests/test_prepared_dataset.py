@@ -8,14 +8,17 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 
 import dboost
 from dboost import DataError, InputTypeError, ParameterError
 from dboost.storage.block_file import StorageError
+from dboost.storage.lease import BusyError
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
@@ -162,6 +165,89 @@ def test_a_process_killed_between_two_renames_leaves_the_old_data(n_th: int, tmp
     assert not (tmp_path / ".data-replaced").exists()
     dboost.prepare(NEW, "y", tmp_path / "data", features=FEATURES)
     assert not (tmp_path / ".data-replaced").exists()
+
+
+HELD = """
+import os, sys, time
+import dboost
+from tests.helpers.fits import FEATURES, mixed_frame
+
+def rename(source, target):
+    print("ready", flush=True)
+    time.sleep(600)
+
+os.rename = rename
+dboost.prepare(mixed_frame(300, seed=5), "y", sys.argv[1], features=FEATURES)
+"""
+
+
+def test_one_process_at_a_time_prepares_a_folder(tmp_path: Path) -> None:
+    root = Path(__file__).parent.parent
+    (tmp_path / "data[1]").mkdir()
+    (tmp_path / "data[1]").rmdir()
+    dboost.prepare(OLD, "y", tmp_path / "data[1]", features=FEATURES)
+    before = saved(dboost.fit(tmp_path / "data[1]", "y", max_iter=2))
+    environment = os.environ | {"PYTHONPATH": str(root), "DASK_DBOOST__LEASE": "3s"}
+    command = [sys.executable, "-c", HELD, str(tmp_path / "data[1]")]
+    first = subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE)
+    try:
+        assert first.stdout is not None and first.stdout.readline() == b"ready\n"
+        busy = rf"another run \(host .*, process {first.pid}, since .*\) is preparing .*: try again when that run has ended"
+        with pytest.raises(BusyError, match=busy):
+            dboost.prepare(NEW, "y", tmp_path / "data[1]", features=FEATURES)
+        assert saved(dboost.fit(tmp_path / "data[1]", "y", max_iter=2)) == before
+    finally:
+        first.kill()
+        first.communicate()
+    mine = tmp_path / ".data1.0123456789abcdef0123456789abcdef.draft"
+    mine.mkdir()
+    began = time.monotonic()
+    with dask.config.set({"dboost.lease": "60s"}):
+        dboost.prepare(NEW, "y", tmp_path / "data[1]", features=FEATURES)
+    assert time.monotonic() - began < 20, "the other process was killed: nothing is waited for"
+    assert saved(dboost.fit(tmp_path / "data[1]", "y", max_iter=2)) != before
+    assert sorted(path.name for path in tmp_path.iterdir()) == [mine.name, "data[1]"]
+
+
+AT_ONCE = """
+import os, sys, time
+import dboost
+from dboost.storage.lease import BusyError
+from tests.helpers.fits import FEATURES, mixed_frame
+frame = mixed_frame(500)
+dboost.prepare(frame, "y", features=FEATURES).close()
+for number in range(6):
+    start, folder = time.time() + 0.2, f"{sys.argv[1]}/{number % 3}"
+    children = []
+    for seed in range(3):
+        child = os.fork()
+        if child == 0:
+            time.sleep(max(0.0, start - time.time()))
+            try:
+                dboost.prepare(frame, "y", folder, features=FEATURES, max_bins=20 + seed).close()
+            except BusyError:
+                os._exit(3)
+            except BaseException as error:
+                print(repr(error), flush=True)
+                os._exit(4)
+            os._exit(0)
+        children.append(child)
+    ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert 0 in ended and set(ended) <= {0, 3}, ended
+    dboost.fit(folder, "y", max_iter=1, progress=False)
+print(sorted(os.listdir(sys.argv[1])))
+"""
+
+
+@pytest.mark.slow
+def test_of_processes_that_prepare_a_folder_at_once_each_succeeds_or_is_refused(tmp_path: Path) -> None:
+    root = Path(__file__).parent.parent
+    environment = os.environ | {"PYTHONPATH": str(root), "DASK_DBOOST__LEASE": "2s"}
+    done = subprocess.run(
+        [sys.executable, "-c", AT_ONCE, str(tmp_path)], cwd=root, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "['0', '1', '2']"
 
 
 def test_prepare_returns_a_data_set(tmp_path: Path) -> None:

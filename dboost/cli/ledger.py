@@ -23,200 +23,29 @@ there is one), or the recorded one (commit). Any other file was written by anoth
 checkpoint is withdrawn; ``--discard-batch`` discards any other unfinished one. A ledger of other data is an error if a model
 exists (unless ``--moved-from`` names its folder: the files have moved), and is begun anew otherwise.
 
-**One run at a time** has the ledger, from reading it to the last write: it holds the lease of the model, on any storage. A run
-holds the file ``MODEL.lease.json`` while it works and removes it at the end. A thread rewrites the file three times in
-the lease's duration (`config.lease_seconds`), so the content of the file of a live run changes. Another run that finds the file
-watches it for the duration, by its own clock, so the clocks of hosts need not agree:
-
-* The content changes: the other run is alive, and this one ends with a `BusyError`.
-* The file disappears: the other run has ended, and this one creates the file.
-* The content stays the same: the other run was killed, and this one takes over. Of two runs that do so at the same time, the
-  file names the last one after a moment.
-
-A file is created only if there is none (stores: a conditional put). A store that ignores the condition may give the lease to
-two runs, and a run that was suspended for longer than the duration may have lost it. So every renewal first reads the file, and
-a run that finds the record of another run, or no file, ends with a `BusyError` as well. The ledger renews the lease
-before each of its writes, and so does each iteration that ends later than the duration after the last renewal. A run that fails
-after it has lost the lease (the other run has removed its checkpoint, for instance) ends with a `BusyError` too.
+**One run at a time** has the ledger, from reading it to the last write: it holds the lease of the model
+(`dboost.storage.lease`), the file ``MODEL.lease.json``. The ledger renews the lease before each of its writes and deletions, and so does each iteration
+that ends later than the lease's duration after the last renewal.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import math
-import os
 import shlex
-import socket
-import sys
-import threading
-import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
-from datetime import UTC, datetime
 from hashlib import sha256
-from types import TracebackType
 from typing import Any
 
-import fsspec
-
 import dboost
-from dboost.config import lease_seconds
 from dboost.data.paths import find_files
-from dboost.errors import DataError, DBoostError, ParameterError, is_failure, shown
+from dboost.errors import DataError, ParameterError, shown
 from dboost.params import Parameters, canonical
-from dboost.storage.atomic_write import FileMissingError, create_whole, read_whole, remove, write_whole
-from dboost.training.checkpoint import STATE, first_difference
-
-#: How many times a file is read within a duration while it is watched.
-_WATCHES = 30
-
-
-class BusyError(DBoostError):
-    """Another run has the lease; a later try may succeed."""
-
-
-class Lease:
-    """The right to train a model, held within a ``with`` block.
-
-    Parameters
-    ----------
-    model : str
-        Path or URL of the model; the file of the lease is beside it.
-    seconds : float
-        Duration after which an unchanged file counts as abandoned.
-
-    Raises
-    ------
-    BusyError
-        On entering, if another run has the lease.
-    ModelFileError
-        If the file cannot be written.
-    """
-
-    def __init__(self, model: str, seconds: float) -> None:
-        self.path = f"{model}.lease.json"
-        self._model, self._seconds = model, seconds
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._run = uuid.uuid4().hex
-        self._holder = {"run": self._run, "host": socket.gethostname(), "process": os.getpid(), "since": now}
-        self._renewed = 0.0
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="dboost-lease", daemon=True)
-
-    def __enter__(self) -> Lease:
-        while not self._create() and not self._take_over():
-            pass  # the file has disappeared
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._ended.set()
-        self._thread.join()
-        try:
-            found = self._read()
-            if self._is_own(found):
-                remove(self.path)
-                return
-        except Exception as failed:  # the file counts as abandoned after its duration
-            if not is_failure(failed):
-                raise
-            return
-        if isinstance(error, DBoostError) and not isinstance(error, BusyError):
-            raise self._busy(found) from error
-
-    def check(self, *_: Any) -> None:
-        """Renew the lease if that is overdue; a callback of `dboost.fit`."""
-        if time.monotonic() - self._renewed > self._seconds:
-            self.renew()
-
-    def renew(self) -> None:
-        """Write the file again.
-
-        Raises
-        ------
-        BusyError
-            If another run has taken over.
-        ModelFileError
-            If the file cannot be read or written.
-        """
-        with self._lock:
-            began = time.monotonic()
-            found = self._read()
-            if not self._is_own(found):
-                raise self._busy(found)
-            self._write(write_whole)
-            if self._renewed - began > self._seconds:  # suspended between reading and writing
-                raise self._busy(found)
-
-    def _keep(self) -> None:
-        while not self._ended.wait(self._seconds / 3):
-            try:
-                self.renew()
-            except BusyError:
-                self._renewed = -math.inf  # the next check raises the error
-                return
-            except DBoostError:  # there are two more tries before the next check raises the error
-                continue
-
-    def _create(self) -> bool:
-        try:
-            self._write(create_whole)
-        except FileExistsError:
-            return False
-        return True
-
-    def _take_over(self) -> bool:
-        """Take over an abandoned lease; return False if its file has disappeared."""
-        try:
-            found = read_whole(self.path)
-            print(f"dboost: {self._called(found)}: waiting {self._seconds:g} s for its next renewal", file=sys.stderr)
-            deadline = time.monotonic() + self._seconds
-            while time.monotonic() < deadline:
-                time.sleep(self._seconds / _WATCHES)
-                now = read_whole(self.path)
-                if now != found:
-                    raise self._busy(now)
-            self._write(write_whole)
-            time.sleep(self._seconds / _WATCHES)
-            now = read_whole(self.path)
-        except FileMissingError:
-            return False
-        if not self._is_own(now):
-            raise self._busy(now)
-        return True
-
-    def _read(self) -> bytes:
-        """Return the content of the file; nothing if there is no file."""
-        try:
-            return read_whole(self.path)
-        except FileMissingError:
-            return b""
-
-    def _write(self, write: Callable[[str, bytes], None]) -> None:
-        # The time makes each content different from the one before.
-        record = self._holder | {"renewed": datetime.now(UTC).isoformat(timespec="microseconds")}
-        write(self.path, json.dumps(record, indent=1).encode())
-        self._renewed = time.monotonic()
-
-    def _is_own(self, found: bytes) -> bool:
-        return self._run.encode() in found
-
-    def _busy(self, found: bytes) -> BusyError:
-        return BusyError(f"{self._called(found)}: try again when that run has ended")
-
-    def _called(self, found: bytes) -> str:
-        """Describe the run that has the lease."""
-        try:
-            holder = json.loads(found)
-            whose = f" (host {holder['host']}, process {holder['process']}, since {holder['since']})"
-        except (LookupError, TypeError, ValueError):
-            whose = ""
-        return f"another run{whose} is training {shown(self._model)}"
-
+from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
+from dboost.storage.lease import Lease
+from dboost.training.checkpoint import STATE, first_difference, remove_checkpoint
 
 #: Version 1 had no settings; its batches are finished with any.
 _FORMAT, _VERSION = "dboost ledger", 2
@@ -268,7 +97,7 @@ def open_ledger(
     model: str, data: str, settings: dict[str, Any], checkpoint: str | None = None, moved_from: str | None = None
 ) -> Iterator[Ledger]:
     """Open the ledger of a model for this run alone; see `Ledger` and `Lease` for arguments and errors."""
-    with Lease(model, lease_seconds()) as lease:
+    with Lease(f"{model}.lease.json", f"is training {shown(model)}") as lease:
         yield Ledger(model, data, settings, checkpoint, moved_from, lease)
 
 
@@ -373,9 +202,7 @@ class Ledger:
     def commit(self) -> None:
         """Move the pending batch to the settled ones, after its model has been saved."""
         assert self._pending is not None
-        self.lease.renew()
-        if self._checkpoint is not None:
-            remove(self.checkpoint(self._pending))
+        self._remove_checkpoint()
         self._settled = [*self._settled, self._pending]
         self._pending = None
         self._write()
@@ -383,24 +210,28 @@ class Ledger:
     def withdraw(self) -> None:
         """Drop the pending batch after an error of its data or settings, unless its checkpoint contains iterations."""
         assert self._pending is not None
-        if self._checkpoint is not None:
-            folder = self.checkpoint(self._pending)
-            if _exists(f"{folder}/{STATE}"):
-                return
+        if self._checkpoint is not None and STATE in names_in(self.checkpoint(self._pending)):
+            return
         self.discard()
 
     def discard(self) -> None:
         """Drop the pending batch, if there is one, with its checkpoint."""
         if self._pending is None:
             return
-        if self._checkpoint is not None:
-            remove(self.checkpoint(self._pending))
+        self._remove_checkpoint()
         self._pending = None
         if self._settled:
             self._write()
         else:
             self.lease.renew()
             remove(self.path)
+
+    def _remove_checkpoint(self) -> None:
+        """Remove the checkpoint of the pending batch, unless another run has taken over: then it is that of the other run."""
+        assert self._pending is not None
+        self.lease.renew()
+        if self._checkpoint is not None:
+            remove_checkpoint(self.checkpoint(self._pending))
 
     def _digest(self) -> str | None:
         try:
@@ -472,12 +303,6 @@ class Ledger:
         }
         self.lease.renew()
         write_whole(self.path, json.dumps(content, indent=1).encode())
-
-
-def _exists(path: str) -> bool:
-    files, name = fsspec.url_to_fs(path)
-    files.invalidate_cache()
-    return bool(files.exists(name))
 
 
 def _batch(found: dict[str, Any]) -> Batch:

@@ -12,7 +12,7 @@ import os
 import posixpath
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import fsspec
@@ -21,6 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from dboost.data.paths import find_files
 from dboost.errors import DBoostError, ModelFileError, ParameterError, is_failure, missing_bucket, reason, shown
 from dboost.storage.atomic_write import try_writing
+from dboost.storage.lease import Lease
 
 
 def not_existing(path: str, option: str) -> str:
@@ -90,6 +91,7 @@ def _same_name(paths: Sequence[str]) -> list[str]:
 
 
 def _check_target(files: Any, name: str, path: str, option: str) -> None:
+    files.invalidate_cache()
     bucket = missing_bucket(files, name)
     if bucket is not None:
         raise ParameterError(f"{option} {shown(path)}: there is no bucket {bucket}")
@@ -125,29 +127,58 @@ def whole(path: str) -> Iterator[Any]:
     try:
         with files.open(draft, "wb") as file:
             yield file
-        files.mv(draft, name)
+        _move(files, draft, name)
     finally:
-        if files.exists(draft):
-            files.rm(draft)
+        _remove(files, draft)
 
 
 @contextmanager
 def whole_folder(path: str) -> Iterator[Callable[[str], Any]]:
-    """Yield a function that opens a file in a new folder, which becomes `path` at the end of the block."""
+    """Yield a function that opens a file in a new folder, which becomes `path` at the end of the block.
+
+    path : ends in "/". One run at a time writes it, see `storage.lease`.
+    """
     files, name, draft = _draft(path)
-    files.makedirs(draft)
-    try:
-        yield lambda file: files.open(posixpath.join(draft, file), "wb")
-        if isinstance(files, LocalFileSystem):
-            if files.isdir(name):
-                files.rmdir(name)
-            files.mv(draft, name, recursive=True)
-        else:  # object stores cannot rename folders: move object by object
-            for file in sorted(files.find(draft)):
-                files.mv(file, name + file.removeprefix(draft))
-    finally:
-        if files.exists(draft):
-            files.rm(draft, recursive=True)
+    written: list[str] = []
+
+    def create(file: str) -> Any:
+        written.append(file)
+        return files.open(f"{draft}/{file}", "wb")
+
+    with Lease(f"{path.rstrip('/')}.lease.json", f"is writing {shown(path)}") as lease:
+        _check_target(files, name, path, "--output")  # another run may have written it meanwhile
+        try:
+            files.makedirs(draft)
+            yield create
+            lease.renew()
+            if isinstance(files, LocalFileSystem):
+                if files.isdir(name):
+                    files.rmdir(name)
+                os.rename(draft, name)
+            else:  # object stores cannot rename folders: move object by object
+                for file in sorted(written):
+                    lease.check()
+                    _move(files, f"{draft}/{file}", f"{name}/{file}")
+        finally:
+            for file in written:
+                _remove(files, f"{draft}/{file}")
+            with suppress(OSError, NotImplementedError):  # it has been renamed, or the store has no folders
+                files.rmdir(draft)
+
+
+def _move(files: Any, source: str, target: str) -> None:
+    """Move the file of exactly this name; in `mv` of fsspec "p[1].csv" also means "p1.csv"."""
+    if isinstance(files, LocalFileSystem):
+        os.replace(source, target)
+    else:
+        files.cp_file(source, target)
+        files.rm_file(source)
+
+
+def _remove(files: Any, name: str) -> None:
+    """Remove the file of exactly this name, if it exists."""
+    with suppress(FileNotFoundError):
+        files.rm_file(name)
 
 
 def _draft(path: str) -> tuple[Any, str, str]:

@@ -38,6 +38,7 @@ from dboost.session.row_samples import FoldRows, reference_rows
 from dboost.session.warm_start import COLD_START
 from dboost.shards.encode import bin_chunk
 from dboost.shards.shard_spec import NARROW_BINS
+from dboost.storage.lease import Lease
 from dboost.training.dataset_rows import (
     DatasetDescription,
     DatasetRows,
@@ -159,11 +160,11 @@ class ClusterRows:
             raise ParameterError(f"publish={name!r}: the cluster has a data set of that name already") from None
         self.name = name
 
-    def write(self, root: str, settings: dict[str, Any]) -> StoredDataset:
+    def write(self, root: str, settings: dict[str, Any], lease: Lease) -> StoredDataset:
         """Write the rows to a folder that all workers share, or to an object store, replacing an older data set."""
         version = new_version()
         parts = self._map(partial(_write_part, root, version), [(i,) for i in range(len(self.futures))])
-        return write_description(root, version, self.data, settings, parts, self.lengths, self.filled)
+        return write_description(root, version, self.data, settings, parts, self.lengths, self.filled, lease)
 
     @classmethod
     def stored(cls, stored: StoredDataset, client: Client, workers: Any = None) -> Self:

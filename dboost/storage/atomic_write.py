@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def create_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Remove a file, or a folder with its content, if it exists.
+    """Remove the file of exactly this name, if it exists.
 
     Raises
     ------
@@ -81,8 +82,50 @@ def remove(path: str | os.PathLike[str]) -> None:
     """
     with _place(path, "remove") as (filesystem, target):
         filesystem.invalidate_cache()
-        if filesystem.exists(target):
-            filesystem.rm(target, recursive=True)
+        with suppress(FileNotFoundError):
+            # Not `rm`, in which "model[1].json" also means "model1.json".
+            filesystem.rm_file(target)
+
+
+def names_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the files and folders in a folder, sorted; none if it does not exist.
+
+    Raises
+    ------
+    ModelFileError
+        Naming the folder.
+    """
+    with _place(folder, "list") as (filesystem, target):
+        target = target.rstrip("/")
+        filesystem.invalidate_cache()
+        try:
+            found = [str(one).rstrip("/") for one in filesystem.ls(target, detail=False)]
+        except FileNotFoundError:
+            return []
+        # A store may also list an object of the folder's own name.
+        inside = (one.rpartition("/") for one in found if one.strip("/") != target.strip("/"))
+        return sorted(name for parent, _, name in inside if parent.strip("/") == target.strip("/"))
+
+
+def remove_own(folder: str | os.PathLike[str], own: re.Pattern[str]) -> None:
+    """Remove the files of a folder whose whole names match a pattern, and the folder if nothing else is in it.
+
+    Raises
+    ------
+    ModelFileError
+        Naming the file or folder.
+    """
+    base = os.fspath(folder).rstrip("/")
+    names = names_in(folder)
+    for name in names:
+        if own.fullmatch(name):
+            remove(f"{base}/{name}")
+    if all(own.fullmatch(name) for name in names):
+        with _place(folder, "remove") as (filesystem, target):
+            filesystem.invalidate_cache()
+            if _is_local(filesystem) or "/" in target.strip("/"):  # a store would remove a bucket
+                with suppress(OSError, NotImplementedError):  # stores have no folders; another run may have written into it
+                    filesystem.rmdir(target.rstrip("/"))
 
 
 def try_writing(path: str | os.PathLike[str]) -> None:
@@ -99,7 +142,8 @@ def try_writing(path: str | os.PathLike[str]) -> None:
         folder, base = posixpath.split(target.rstrip("/"))
         trial = posixpath.join(folder, f".{base[:100]}.{uuid.uuid4().hex[:8]}.part")
         filesystem.pipe_file(trial, b"dboost tests whether it can write here\n")
-        filesystem.rm_file(trial)
+        with suppress(FileNotFoundError):  # another run has removed what looks like the file of a killed one
+            filesystem.rm_file(trial)
 
 
 def read_whole(path: str | os.PathLike[str]) -> bytes:

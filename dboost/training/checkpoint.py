@@ -13,6 +13,10 @@ parts, stored under names that never change (error messages use the words of `CA
   random number of the row (see `shards.shard`). The sums are integers modulo 2**64, so they do not depend on partitions
   and workers.
 
+**One run at a time** has a checkpoint: during the fit it holds the lease of the folder (`storage.lease`), the file
+``lease.json`` in it, and renews it before each write. So another run neither replaces its files nor removes their drafts, and a fit of other
+data or settings does not begin in the same folder.
+
 Raw scores are recomputed from the trees. The loss and every metric of every evaluation set must then be bit-identical to those
 recorded after the last iteration.
 """
@@ -26,12 +30,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dboost._lazy_import import fsspec, is_a
-from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError
+from dboost._lazy_import import fsspec
+from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, shown
 from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
@@ -41,6 +46,7 @@ from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.shards.shard import row_fingerprint
 from dboost.storage import atomic_write as files
+from dboost.storage.lease import Lease
 from dboost.training.loop import appended, metrics_of
 
 if TYPE_CHECKING:
@@ -50,6 +56,11 @@ if TYPE_CHECKING:
 #: Version of the format of `state.json`; higher versions are rejected. Version 1 used the words of messages as names.
 VERSION = 2
 STATE = "state.json"
+_LEASE = "lease.json"
+#: Names of the files of a checkpoint: of iterations, state and lease, and their drafts, which a killed process leaves.
+_FILES = rf"(trees-\d{{6,}}-\d{{6,}}|{re.escape(STATE[:-5])}|{re.escape(_LEASE[:-5])})\.json"
+_DRAFT = re.compile(rf"\.{_FILES}\.([0-9a-f]{{32}}|[0-9a-f]{{8}}\.part)")
+_OWN = re.compile(rf"{_FILES}|{_DRAFT.pattern}")
 _HEAD = re.compile(rb'\{"format": "dboost checkpoint", "version": (\d{1,9}), "sha256": "([0-9a-f]{64})",\n')
 
 
@@ -67,7 +78,7 @@ class State:
 
 
 class Checkpoint:
-    """The checkpoint of one fit.
+    """The checkpoint of one fit, which it has within a ``with`` block.
 
     Parameters
     ----------
@@ -77,17 +88,35 @@ class Checkpoint:
 
     Raises
     ------
+    BusyError
+        On entering, if another run has the checkpoint.
     ModelFileError
-        When the folder cannot be read or written, or its state is damaged or of a newer version.
+        If the folder cannot be written; on entering, if its state is damaged or of a newer version.
     """
 
     def __init__(self, path: str | os.PathLike[str], every: int) -> None:
         self.path = os.fspath(path).rstrip("/")
         self._every = every
         self._make_folder()
-        self._state = self._read()
+        self._lease = Lease(f"{self.path}/{_LEASE}", f"is writing the checkpoint in {shown(self.path)}")
+        self._state: State | None = None
         self._identity: dict[str, Any] = {}
         self._empty: Ensemble
+
+    def __enter__(self) -> Checkpoint:
+        self._lease.__enter__()
+        try:
+            for name in files.names_in(self.path):
+                if _DRAFT.fullmatch(name):  # of a process that was killed while it wrote
+                    files.remove(f"{self.path}/{name}")
+            self._state = self._read()
+        except BaseException as error:
+            self._lease.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._lease.__exit__(kind, error, trace)
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -255,6 +284,7 @@ class Checkpoint:
         self._write_state(State(self._identity, parts, state.before, history, plain(past | {"began": began})))
 
     def _write_trees(self, loop: BoostingLoop, first: int, last: int) -> dict[str, Any]:
+        self._lease.renew()
         name = f"trees-{first + 1:06d}-{last:06d}.json"
         content = storage.dumps(replace(self._empty, trees=loop.trees(first, last)))
         files.write_whole(f"{self.path}/{name}", content)
@@ -262,6 +292,7 @@ class Checkpoint:
         return {"name": name, "first_iteration": first + 1, "last_iteration": last, "sha256": digest}
 
     def _write_state(self, written: State) -> None:
+        self._lease.check()
         files.write_whole(f"{self.path}/{STATE}", _dumps(written))
         self._state = written
 
@@ -277,10 +308,6 @@ class Checkpoint:
         try:
             filesystem, folder = fsspec.url_to_fs(self.path)
             filesystem.makedirs(folder, exist_ok=True)
-            if is_a(filesystem, "fsspec.implementations.local", "LocalFileSystem"):
-                for entry in os.scandir(folder):  # temporary files of a process that was killed while it wrote
-                    if entry.name.startswith((f".{STATE}.", ".trees-")):
-                        os.unlink(entry)
             files.try_writing(f"{self.path}/{STATE}")
         except (OSError, ValueError, ImportError) as error:
             reason = getattr(error, "strerror", None) or str(error)
@@ -322,6 +349,17 @@ class Checkpoint:
         if not pieces:
             raise ModelFileError(f"{self.path}/{STATE} names no trees")
         return replace(pieces[-1], trees=tuple(tree for piece in pieces for tree in piece.trees))
+
+
+def remove_checkpoint(path: str) -> None:
+    """Remove the files of a checkpoint, and its folder if nothing else is in it.
+
+    Raises
+    ------
+    ModelFileError
+        Naming the file.
+    """
+    files.remove_own(path, _OWN)
 
 
 def checkpoint_in(path: Any, every: Any) -> Checkpoint | None:

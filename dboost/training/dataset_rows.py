@@ -8,9 +8,10 @@ set, which was drawn when the raw values were read. Everything else is as for an
     dataset.json                  features, split points, settings, and the checksum of every other file; written last
     part-<version>-00000.parquet  bin codes (columns b0, b1, …), target, weight and offset of a partition
     sample-<version>.parquet      values and targets of the reference sample
+    lease.json                    the lease of the run that writes (`storage.lease`)
 
-A new version has files of other names, so a reader finds the old data set or the new one; the files of the old one are removed
-at the end. A file is read as a whole and compared with its checksum.
+A new version has files of other names, so a reader finds the old data set or the new one; the files of the old one, and those
+of killed runs, are removed at the end. A file is read as a whole and compared with its checksum.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,8 +41,9 @@ from dboost.session.protocol import SessionTable
 from dboost.session.row_samples import TEST, FoldRows, ReferenceSample
 from dboost.session.target import Target, encode_values
 from dboost.session.warm_start import WarmStart, matrix_of
-from dboost.storage.atomic_write import FileMissingError, read_whole, remove, write_whole
+from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
 from dboost.storage.block_file import StorageError
+from dboost.storage.lease import Lease
 from dboost.training.fit import FitResult, LocalTable, SessionRows, fit
 from dboost.training.plan import FitRequest, RowsDescription
 
@@ -224,6 +227,10 @@ def joined_targets(parts: Sequence[Column]) -> Column:
 
 
 NAME, VERSION = "dataset.json", 1
+_LEASE = "lease.json"
+_FILES = rf"((part-[0-9a-f]{{12}}-\d{{5,}}|sample-[0-9a-f]{{12}})\.parquet|{re.escape(NAME)}|{re.escape(_LEASE)})"
+#: Names of the files of a data set, and of their drafts.
+_OWN = re.compile(rf"{_FILES}|\.{_FILES}\.[0-9a-f]{{32}}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,12 +276,19 @@ def read_part(root: str, name: str, checksum: str) -> BinnedPartition:
     return BinnedPartition(tuple(columns[f"b{j}"] for j in range(len(columns))), target, weight, offset)
 
 
-def check_place(root: str) -> None:
-    """Raise a DataError if a data set would be written among other files, before the work starts."""
-    filesystem, folder = fsspec.url_to_fs(root)
-    if filesystem.exists(folder) and not is_stored(root) and filesystem.ls(folder):
+def lease_of(root: str) -> Lease:
+    """Return the lease of a folder or URL that will have a data set; make the folder.
+
+    Raises
+    ------
+    DataError
+        If the folder has other files and no data set.
+    """
+    if not is_stored(root) and not all(_OWN.fullmatch(name) for name in names_in(root)):
         raise DataError(f"{shown(root)} is there already and holds no data set: choose another path, or remove it")
+    filesystem, folder = fsspec.url_to_fs(root)
     filesystem.makedirs(folder, exist_ok=True)
+    return Lease(f"{root.rstrip('/')}/{_LEASE}", f"is preparing {shown(root)}")
 
 
 def write_description(
@@ -285,11 +299,14 @@ def write_description(
     parts: Sequence[tuple[str, str, int]],
     lengths: Sequence[int],
     filled: Sequence[bool],
+    lease: Lease,
 ) -> StoredDataset:
     """Complete a data set whose partitions have been written; remove the files of an older one.
 
     Raises
     ------
+    BusyError
+        If another run has taken over the lease.
     StorageError
         If this process cannot read the partitions, because the workers have another file system.
     """
@@ -310,8 +327,13 @@ def write_description(
     }
     text = json.dumps(content, ensure_ascii=False, sort_keys=True)
     head = {"format": "dboost-dataset", "version": VERSION, "sha256": _digest(text.encode()), "content": content}
+    lease.renew()
     write_whole(f"{root}/{NAME}", json.dumps(head, ensure_ascii=False, sort_keys=True).encode())
-    _remove_others(root, {*(name for name, _ in files), sample[0], NAME})
+    lease.renew()
+    kept = {*(name for name, _ in files), sample[0], NAME, _LEASE}
+    for found in names_in(root):
+        if _OWN.fullmatch(found) and found not in kept:
+            remove(f"{root}/{found}")
     return read_description(root)
 
 
@@ -389,16 +411,6 @@ def _read(root: str, name: str, checksum: str) -> tuple[dict[str, np.ndarray], C
         assert isinstance(target, np.ndarray)
         target = CategoryColumn(target, tuple(json.loads(categories)))
     return columns, target
-
-
-def _remove_others(root: str, kept: set[str]) -> None:
-    """Remove the files of older versions."""
-    filesystem, folder = fsspec.url_to_fs(root)
-    filesystem.invalidate_cache()
-    for found in filesystem.ls(folder, detail=False):
-        name = str(found).rstrip("/").rpartition("/")[2]
-        if name.startswith(("part-", "sample-")) and name.endswith(".parquet") and name not in kept:
-            remove(f"{root}/{name}")
 
 
 def _digest(content: bytes) -> str:

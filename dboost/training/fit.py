@@ -17,7 +17,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from typing import Any, Concatenate, Protocol
@@ -83,17 +83,18 @@ def fit(request: FitRequest, rows: TrainingRows) -> FitResult:
     """Train on rows, and close them."""
     clock, ensemble_so_far = Clock(), _EnsembleSoFar()
     try:
-        with interruptible_reading():
-            plan, engine, eval_sets = _prepare(request, rows, clock, ensemble_so_far)
-        observers = [make_observer(plan) for make_observer in OBSERVERS]
-        callbacks: list[Callback] = [*request.callbacks, *rows.observers(plan), *observers]
-        result = None
-        try:
-            result = _boost(plan, engine, eval_sets, callbacks, clock, ensemble_so_far)
-        finally:
-            for observer in observers:
-                observer.end(result)
-        return result
+        with request.checkpoint or nullcontext():
+            with interruptible_reading():
+                plan, engine, eval_sets = _prepare(request, rows, clock, ensemble_so_far)
+            observers = [make_observer(plan) for make_observer in OBSERVERS]
+            callbacks: list[Callback] = [*request.callbacks, *rows.observers(plan), *observers]
+            result = None
+            try:
+                result = _boost(plan, engine, eval_sets, callbacks, clock, ensemble_so_far)
+            finally:
+                for observer in observers:
+                    observer.end(result)
+            return result
     finally:
         rows.close()
 

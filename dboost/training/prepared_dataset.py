@@ -15,7 +15,8 @@ the sample that proposes the split points (some columns at a time), and for the 
 
 `PreparedTargets` encodes the targets for the loss of a fit; `PreparedRows` implements `training.fit.TrainingRows`.
 
-**Writing** is atomic. A new folder is written under a temporary name beside its final path, synced to disk and renamed. An
+**Writing** is atomic. A new folder is written under a temporary name beside its final path, synced to disk and renamed. One run
+at a time does so, which holds the lease (`storage.lease`) ``.NAME.lease.json`` and removes what killed runs have left. An
 existing folder is replaced only if it is a prepared data set. Not every system can exchange two folders atomically, so the old
 one is first renamed to a backup name; if the process is killed between the two renames, readers open the backup.
 ``binned.json`` has a digest and contains a checksum for every block of the other files; both are verified when reading.
@@ -26,9 +27,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +42,7 @@ from dboost.data import CategoryColumn, Column, Table
 from dboost.data.binning import Binning, columns_at_once, propose_all, sample_rows
 from dboost.data.chunk import BinnedPartition
 from dboost.data.table import kept_rows, values_of
-from dboost.errors import DataError, DBoostError, ParameterError
+from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError
 from dboost.kernels.histograms import BinLayout
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
 from dboost.params import Parameters
@@ -60,6 +62,7 @@ from dboost.shards.encode import codes_of, encoded_pieces, in_ranges, sampled, t
 from dboost.shards.shard import BinnedColumns, Shard, check_rows_in_memory, empty_binned_columns
 from dboost.shards.shard_spec import code_fields, plan_layout, rows_that_fit
 from dboost.storage.block_file import BlockFile, Field, StorageError
+from dboost.storage.lease import Lease
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.callbacks import Callback
 from dboost.training.fit import learn_target
@@ -505,19 +508,32 @@ def write_folder(path: str | os.PathLike[str], write: Callable[[Path], PreparedD
 
     Raises
     ------
+    BusyError
+        When another run writes the folder.
     DataError
         When the path exists and is no prepared data set.
     StorageError
         When the folder cannot be written.
     """
-    final = Path(path)
+    final = Path(os.path.abspath(path))
     if final.exists() and not is_prepared(final):
         raise DataError(f"{final} is there already and holds no prepared data: choose another path, or remove it")
     try:
-        new = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
-    except OSError as error:
-        raise StorageError(f"cannot write {final}: {error.strerror}") from error
+        with Lease(f"{final.with_name(f'.{final.name}.lease.json')}", f"is preparing {final}") as lease:
+            _write_new(final, write, lease)
+    except ModelFileError as error:  # of the lease
+        raise StorageError(f"cannot write {final}: {getattr(error.__cause__, 'strerror', None) or error}") from error
+
+
+def _write_new(final: Path, write: Callable[[Path], PreparedDataset], lease: Lease) -> None:
+    """Write a folder and put it in its place, for the run that has the lease."""
+    draft = re.compile(rf"\.{re.escape(final.name)}\.[0-9a-f]{{32}}\.draft")
+    new = final.with_name(f".{final.name}.{uuid.uuid4().hex}.draft")
     try:
+        for name in os.listdir(final.parent):
+            if draft.fullmatch(name):  # of a run that was killed
+                shutil.rmtree(final.with_name(name), ignore_errors=True)
+        new.mkdir(0o700)
         data = write(new)
         reference = _write_reference(new, data.reference)
         for file in (data.codes, data.rows, reference):
@@ -530,6 +546,7 @@ def write_folder(path: str | os.PathLike[str], write: Callable[[Path], PreparedD
             description.write(head + content + "}\n")
             description.flush()
             os.fsync(description.fileno())
+        lease.renew()
         _put_in_place(new, final)
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
