@@ -24,8 +24,8 @@ checkpoint is withdrawn; ``--discard-batch`` discards any other unfinished one. 
 exists (unless ``--moved-from`` names its folder: the files have moved), and is begun anew otherwise.
 
 **One run at a time** has the ledger, from reading it to the last write: it holds the lease of the model
-(`dboost.storage.lease`), the file ``MODEL.lease.json``. The ledger renews the lease before each of its writes and deletions, and so does each iteration
-that ends later than the lease's duration after the last renewal.
+(`dboost.storage.lease`), the file ``MODEL.lease.json``. The ledger renews the lease before each of its writes and deletions,
+and so does each iteration that ends later than the lease's duration after the last renewal.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ parts, stored under names that never change (error messages use the words of `CA
   and workers.
 
 **One run at a time** has a checkpoint: during the fit it holds the lease of the folder (`storage.lease`), the file
-``lease.json`` in it, and renews it before each write. So another run neither replaces its files nor removes their drafts, and a fit of other
-data or settings does not begin in the same folder.
+``lease.json`` in it, and renews it before each write. So another run neither replaces its files nor removes their drafts, and
+a fit of other data or settings does not begin in the same folder.
 
 Raw scores are recomputed from the trees. The loss and every metric of every evaluation set must then be bit-identical to those
 recorded after the last iteration.
