@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ from numba import types
 from dboost import kernels
 
 if kernels.KNOWN_NUMBA:
+    from dboost.kernels import cache_files
     from dboost.kernels.cache_files import KernelFiles
 
 known_numba = pytest.mark.skipif(not kernels.KNOWN_NUMBA, reason="other versions of Numba have a cache of their own")
@@ -220,3 +223,51 @@ def test_named_tuples_are_told_apart_by_their_classes() -> None:
     second.instance_class.__module__ = "elsewhere"
     files = KernelFiles("folder", "kernel", "stamp")
     assert files.name_of(((first,), "machine", "function")) != files.name_of(((second,), "machine", "function"))
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "one byte": lambda data: data[:1],
+    "half": lambda data: data[: len(data) // 2],
+    "last byte": lambda data: data[:-1],
+    "a byte more": lambda data: data + b"x",
+    "first bit": lambda data: bytes([data[0] ^ 1]) + data[1:],
+    "middle bit": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 16]) + data[len(data) // 2 + 1 :],
+    "zeros": lambda data: bytes(len(data)),
+    "without the digest": lambda data: data[16:],
+    "no pickle": lambda data: cache_files._digest(b"none") + b"none",
+    "a class that is missing": lambda data: cache_files._digest(MISSING) + MISSING,
+}
+MISSING = b"cnowhere\nNothing\n."
+
+
+@known_numba
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_not_loaded_and_is_replaced(tmp_path: Path, damage: str) -> None:
+    key = (types.float64,), "machine", "function"
+    files = KernelFiles(str(tmp_path), "kernel", "stamp")
+    files.save(key, ("compiled", b"code" * 1000))
+    assert files.load(key) == ("compiled", b"code" * 1000)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(DAMAGES[damage](whole))
+    assert files.load(key) is None
+    files.save(key, ("compiled", b"code" * 1000))
+    assert file.read_bytes() == whole
+
+
+@known_numba
+def test_what_is_no_file_of_the_cache_is_compiled_again(copy: Path) -> None:
+    assert use(copy) == (42, True)
+    for file in (copy / "cache").rglob("*.nbc"):
+        file.write_bytes(cache_files._digest(pickle.dumps(1)) + pickle.dumps(1))
+    assert use(copy) == (42, True)
+    assert use(copy) == (42, False)
+    for file in (copy / "cache").rglob("*.nbc"):
+        file.write_bytes(file.read_bytes()[:-1000])
+    assert use(copy) == (42, True)
+    assert use(copy) == (42, False)
+    for file in (copy / "cache").rglob("*.nbc"):
+        file.unlink()
+        file.mkdir()
+    assert use(copy) == (42, True)

@@ -22,8 +22,9 @@ covers content and not dates, which change when files are packed into an image.
 
 *Versions of Numba.* Kernels compile and run with every supported version. With the version that `cache_files` was written
 for, processes that compile at the same time do not disturb each other, a cached kernel loads without what Numba needs only
-for compiling, and a `NUMBA_CACHE_DIR` that can be read but not written, as in a container image, is used: kernels that are
-not in it are compiled and not kept. With other versions Numba's own cache is used.
+for compiling, a damaged file of the cache is replaced, and a `NUMBA_CACHE_DIR` that can be read but not written, as in a
+container image, is used: kernels that are not in it are compiled and not kept. With other versions Numba's own cache is used,
+which has no checksums and whose private parts differ: remove its folder if files in it are damaged.
 
 *Without compilation.* With `NUMBA_DISABLE_JIT=1` kernels run as Python on NumPy's numbers: the same model, some thousand
 times slower, for debuggers and coverage.

@@ -7,6 +7,9 @@ change of the code, a process that reads the new index before the new file exist
 name of a file is a digest of everything that its content depends on: there is no index, and a file is complete or absent. So
 a `NUMBA_CACHE_DIR` also serves several copies of one state of the code: environments, checkouts, hosts with a common folder.
 
+A file begins with a digest of the rest. A file that is damaged, cut short or empty is not loaded, since its machine code could
+do anything: the kernel is compiled and the file replaced. The digest protects against damage, not against forgery.
+
 This module uses private parts of Numba. `dboost.kernels` imports it only with the version of Numba that it was written for.
 """
 
@@ -16,6 +19,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -29,6 +33,7 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataC
 
 #: Seconds for which the files of other states of the code are kept: another checkout or branch may use them.
 OTHERS_KEPT = 24 * 3600
+_DIGEST_BYTES = 16
 
 
 class KernelFiles(IndexDataCacheFile):
@@ -58,17 +63,32 @@ class KernelFiles(IndexDataCacheFile):
         _remove(file for file in others if _age(file) > OTHERS_KEPT)
 
     def load(self, key: Any) -> Any:
-        """Return what was compiled for a signature, or None."""
+        """Return what was compiled for a signature; None if there is no file, or one that is damaged."""
         try:
-            return self._load_data(self.name_of(key))
+            data = Path(self._data_path(self.name_of(key))).read_bytes()
         except OSError:
             return None
+        content = memoryview(data)[_DIGEST_BYTES:]
+        if data[:_DIGEST_BYTES] != _digest(content):
+            return None
+        try:
+            return pickle.loads(content)
+        except Exception:  # written by other code, with a digest of its own: whatever is wrong, the kernel is compiled
+            return None
+
+    def _dump(self, obj: Any) -> bytes:
+        content: bytes = super()._dump(obj)
+        return _digest(content) + content
 
     def name_of(self, key: Any) -> str:
         """Return the name of a file. key : as Numba makes it: the signature, then properties of machine and function."""
         signature, *others = key
         content = [*map(_describe, signature), repr(others), self._version, self._source_stamp]
         return f"{self._prefix}{hashlib.sha256(repr(content).encode()).hexdigest()[:24]}.nbc"
+
+
+def _digest(content: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
 
 
 def _age(file: Path) -> float:
@@ -140,6 +160,7 @@ class KernelCache(FunctionCache):
         """Return the compiled kernel, or None. Numba prepares for compilation first, which takes a third of a second; here
         it does so only before it compiles."""
         data = self._cache_file.load(self._index_key(sig, target_context.codegen()))
+        data = data if isinstance(data, tuple) else None
         if data is None or self._counts_references:
             _import_without_linear_algebra()
             target_context.refresh()
