@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -348,3 +349,22 @@ def test_boosting_goes_on_from_what_was_begun_elsewhere(library: str, target: st
     assert losses[-1] < losses[4]
     longer.save(tmp_path / "model.dboost")
     assert dboost.load(tmp_path / "model.dboost") == longer
+
+
+def test_damaged_trees_of_xgboost_are_refused(tmp_path: Path) -> None:
+    xgboost = pytest.importorskip("xgboost")
+    rows = np.random.default_rng(0).normal(size=(300, 3))
+    booster = xgboost.train({"max_depth": 3}, xgboost.DMatrix(rows, rows[:, 0] * rows[:, 1]), 2)
+    whole = bytes(booster.save_raw("json"))
+    for name, value in (("split_indices", -1), ("split_indices", 2**32), ("split_conditions", math.nan), ("right_children", 1)):
+        content = json.loads(whole)
+        content["learner"]["gradient_booster"]["model"]["trees"][0][name][0] = value
+        (tmp_path / "m.json").write_text(json.dumps(content))
+        with pytest.raises(dboost.DBoostError, match=r"damaged|read"):
+            dboost.from_xgboost(tmp_path / "m.json")
+    for change in ({"num_class": "1000000000"}, {"num_feature": "1000000000"}):
+        content = json.loads(whole)
+        content["learner"]["learner_model_param"] |= change
+        (tmp_path / "m.json").write_text(json.dumps(content))
+        with pytest.raises(dboost.DBoostError, match=r"m\.json is"):
+            dboost.from_xgboost(tmp_path / "m.json")

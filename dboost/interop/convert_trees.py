@@ -17,10 +17,13 @@ from typing import Any
 import numpy as np
 
 from dboost import losses
-from dboost.errors import ParameterError
+from dboost.errors import ModelFileError, ParameterError
 from dboost.model.ensemble import Ensemble, Tree
+from dboost.model.model_file import check
 from dboost.schema import MAX_LEVELS, Feature, Level
 
+#: What reading a damaged model may raise.
+DAMAGES = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 #: The user's levels of categorical columns: in the order of their codes, or their number if they are 0, 1, ….
 Levels = dict[str, Sequence[Level] | int]
 
@@ -55,12 +58,19 @@ def convert_tree(tree: ImportedTree, name: str) -> Tree:
         If the nodes do not form a tree.
     """
     n = len(tree.feature)
+    of_nodes = (value for name, value in vars(tree).items() if name != "categories")
+    if any(len(values) != n for values in of_nodes):
+        raise ParameterError(f"{name} is damaged: the arrays of a tree differ in length")
+    if any(len(of) and (of.min() < -(2**31) or of.max() >= 2**31) for of in (tree.feature, tree.left, tree.right)):
+        raise ParameterError(f"{name} is damaged: a tree has numbers of nodes or features beyond 32 bits")
     order: list[int] = []
+    is_reached = np.zeros(n, np.bool_)
     pending = [0]
     while pending:
         node = pending.pop()
-        if not 0 <= node < n or len(order) == n:
+        if not 0 <= node < n or is_reached[node]:
             raise ParameterError(f"{name} is damaged: the nodes of a tree do not make a tree")
+        is_reached[node] = True
         order.append(node)
         if tree.left[node] >= 0:
             pending += (int(tree.right[node]), int(tree.left[node]))
@@ -103,16 +113,20 @@ def assemble_imported(
     """Return an ensemble from pairs (output, tree), in the order of the iterations."""
     n_outputs = len(baseline)
     if n_outputs == 2:
-        trees = [(0, tree if output else _negated(tree)) for output, tree in trees]
+        trees = [(0 if output in (0, 1) else output, tree if output else _negated(tree)) for output, tree in trees]
         baseline, n_outputs = np.array([baseline[1] - baseline[0]]), 1
-    of_output = [[tree for output, tree in trees if output == k] for k in range(n_outputs)]
+    of_output: list[list[Tree]] = [[] for _ in range(n_outputs)]
+    for output, tree in trees:
+        if not 0 <= output < n_outputs:
+            raise ParameterError(f"the model of {library} is damaged: a tree is of output {output}, there are {n_outputs}")
+        of_output[output].append(tree)
     if len({len(of) for of in of_output}) > 1:
         raise ParameterError(f"the model of {library} is damaged: its classes have different numbers of trees")
     kind = losses.by_name(loss, max(2, n_outputs), **options)
     classes = tuple(range(max(2, n_outputs))) if kind.is_classification else None
     n_iterations = len(of_output[0])
     source: dict[str, Any] = {"label": library, "rows": None, "first_iteration": 1, "last_iteration": n_iterations}
-    return Ensemble(
+    ensemble = Ensemble(
         features=features,
         named=named,
         loss=kind.to_dict(),
@@ -122,6 +136,14 @@ def assemble_imported(
         trees=tuple(tree for iteration in zip(*of_output, strict=True) for tree in iteration),
         sources=(source | {"parameters": {}, "data_digest": None},),
     )
+    check(ensemble)  # as of a file of ours: a wrong index would have the kernels read outside their arrays
+    return ensemble
+
+
+def check_outputs(n_outputs: int, n_trees: int, name: str) -> None:
+    """Raise a ModelFileError for a number of outputs that the trees cannot be of, before memory is taken for it."""
+    if not 1 <= n_outputs <= (n_trees or MAX_LEVELS):
+        raise ModelFileError(f"{name} is damaged: it has {n_trees} trees of {n_outputs} outputs")
 
 
 def levels_of(name: str, given: Sequence[Level] | int) -> tuple[Level, ...]:

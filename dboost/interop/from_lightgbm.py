@@ -22,11 +22,13 @@ import numpy as np
 
 from dboost.errors import ModelFileError, ParameterError
 from dboost.interop.convert_trees import (
+    DAMAGES,
     ImportedTree,
     Levels,
     assemble_imported,
     check_codes,
     check_levels,
+    check_outputs,
     convert_tree,
     levels_of,
 )
@@ -61,7 +63,7 @@ def from_lightgbm(model: Any, levels: Levels) -> Ensemble:
     text, name = _text(model)
     try:
         return _parse(text, levels, name)
-    except (KeyError, IndexError, ValueError) as error:
+    except DAMAGES as error:
         if isinstance(error, ParameterError):
             raise
         raise ModelFileError(f"{name} is not a model of LightGBM that can be read: {error!r}") from error
@@ -87,6 +89,7 @@ def _parse(text: str, levels: Levels, name: str) -> Ensemble:
     entries = _entries(head)
     rest = text[text.index("\nend of trees") :]
     n_outputs = int(entries["num_tree_per_iteration"])
+    check_outputs(n_outputs, len(blocks), name)
     loss, options, factor = _loss(entries, rest, name)
     names = entries["feature_names"].split(" ")
     named = names != [f"Column_{j}" for j in range(len(names))]
@@ -174,7 +177,10 @@ def _sets(tree: dict[str, str]) -> dict[int, tuple[int, np.ndarray]]:
     ends, words = _numbers(tree, "cat_boundaries", np.int64), _numbers(tree, "cat_threshold", np.uint32)
     found = {}
     for split in map(int, np.flatnonzero(is_set)):
-        first, last = ends[int(set_number[split])], ends[int(set_number[split]) + 1]
+        number = int(set_number[split])
+        if not 0 <= number < len(ends) - 1 or not 0 <= ends[number] <= ends[number + 1] <= len(words):
+            raise ValueError(f"the categories of split {split} do not fit the tree")
+        first, last = ends[number], ends[number + 1]
         bits = np.unpackbits(words[first:last].astype("<u4").view(np.uint8), bitorder="little")
         found[split] = int(columns[split]), np.flatnonzero(bits)
     return found
@@ -184,6 +190,8 @@ def _tree(tree: dict[str, str], features: tuple[Feature, ...], literal_columns: 
     if tree.get("is_linear", "0") != "0":
         raise ParameterError(f"{name} has trees with linear models in their leaves, ours have constants")
     n_leaves = int(tree["num_leaves"])
+    if n_leaves < 1 or n_leaves != len(_numbers(tree, "leaf_value", np.float64)):
+        raise ValueError(f"num_leaves is {n_leaves}, but leaf_value has another length")
     n_splits = n_leaves - 1
     left, right = _numbers(tree, "left_child", np.int64)[:n_splits], _numbers(tree, "right_child", np.int64)[:n_splits]
     leaves = np.full(n_leaves, -1)

@@ -27,11 +27,13 @@ import numpy as np
 
 from dboost.errors import ModelFileError, ParameterError
 from dboost.interop.convert_trees import (
+    DAMAGES,
     ImportedTree,
     Levels,
     assemble_imported,
     check_codes,
     check_levels,
+    check_outputs,
     convert_tree,
     levels_of,
 )
@@ -54,6 +56,10 @@ _OBJECTIVES = {
     "multi:softprob": ("log_loss", "softmax"),
     "multi:softmax": ("log_loss", "softmax"),
 }
+
+
+#: Features of a model without names, whose number is declared only: it takes memory before a tree shows that it is wrong.
+_MOST_FEATURES = 2**22
 
 
 def from_xgboost(model: Any, levels: Levels) -> Ensemble:
@@ -80,6 +86,7 @@ def from_xgboost(model: Any, levels: Levels) -> Ensemble:
         if int(parameters.get("num_target", 1)) > 1:
             raise ParameterError(f"{name} predicts several targets, a Booster of ours one")
         n_outputs = max(1, int(parameters["num_class"]))
+        check_outputs(n_outputs, len(forest["trees"]), name)
         loss, options, link = _loss(learner["objective"], name)
         features, named = _features(learner, forest, int(parameters["num_feature"]), levels, name)
         trees = [
@@ -87,11 +94,11 @@ def from_xgboost(model: Any, levels: Levels) -> Ensemble:
             for tree, output, weight in zip(forest["trees"], forest["tree_info"], weights, strict=True)
         ][: _n_trees(learner, forest, n_outputs, is_estimator)]
         baseline = _baseline(parameters["base_score"], link, n_outputs, name)
-    except (KeyError, TypeError, IndexError, ValueError) as error:
+        return assemble_imported(trees, features, named=named, loss=loss, options=options, baseline=baseline, library="XGBoost")
+    except DAMAGES as error:
         if isinstance(error, ParameterError):
             raise
         raise ModelFileError(f"{name} is not a model of XGBoost that can be read: {error!r}") from error
-    return assemble_imported(trees, features, named=named, loss=loss, options=options, baseline=baseline, library="XGBoost")
 
 
 def _content(model: Any) -> tuple[dict[str, Any], str]:
@@ -148,7 +155,9 @@ def _n_trees(learner: dict[str, Any], forest: dict[str, Any], n_outputs: int, is
     if "best_iteration" not in attributes or not (is_estimator or "scikit_learn" in attributes):
         return None
     per_iteration = n_outputs * max(1, int(forest["gbtree_model_param"]["num_parallel_tree"]))
-    return (int(attributes["best_iteration"]) + 1) * per_iteration
+    if (best := int(attributes["best_iteration"])) < 0:
+        raise ValueError(f"best_iteration is {best}")
+    return (best + 1) * per_iteration
 
 
 def _baseline(stored: str, link: str, n_outputs: int, name: str) -> np.ndarray:
@@ -172,6 +181,8 @@ def _features(
 ) -> tuple[tuple[Feature, ...], bool]:
     names, types = learner.get("feature_names") or [], learner.get("feature_types") or []
     named = bool(names)
+    if (named and len(names) != n) or not 0 <= n <= _MOST_FEATURES:
+        raise ValueError(f"num_feature is {n}, and there are {len(names)} names")
     names = names or [f"f{j}" for j in range(n)]
     has_sets = {
         int(tree["split_indices"][node]) for tree in forest["trees"] for node in np.flatnonzero(tree.get("split_type", []))
@@ -222,6 +233,8 @@ def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature],
     for node, first, size in segments:
         of_feature = features[feature[node]]
         right = np.asarray(tree["categories"][first : first + size], np.int64)
+        if not 0 <= node < len(feature) or first < 0 or len(right) != size:
+            raise ValueError(f"the categories of node {node} do not fit the tree")
         check_codes(of_feature.name, right, len(of_feature.categories or ()))
         sets[int(node)] = np.setdiff1d(np.arange(len(of_feature.categories or ())), right)
     threshold = last_below(condition)
