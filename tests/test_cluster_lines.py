@@ -23,7 +23,7 @@ import dboost
 from dboost.distributed.line import Line, LineClosed, packed
 from dboost.losses import Loss
 from dboost.trees.grower import RoundHistograms
-from tests.helpers.clusters import Processes, a_table, uses_lines
+from tests.helpers.clusters import Processes, a_table, hold_files, release_files, uses_lines
 
 FRAME = a_table(2000)
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "progress": False}
@@ -196,3 +196,24 @@ def test_a_worker_is_lost_in_a_round(expected: str, lines: bool, what: str) -> N
         assert booster.sha256 == expected
         assert set(cluster.client.run_on_scheduler(uses_lines)) == {lines}
         assert booster.history["workers"].tolist() == [3, 3, 2, 2]
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """This process has more open files than `select` can wait for."""
+    hold_files(1100)
+    yield
+    release_files()
+
+
+@pytest.mark.parametrize(
+    "how", [{}, pytest.param({"FAN_IN": "2", "GATHER_BYTES": "0", "OWNER_BYTES": "1000"}, marks=pytest.mark.slow)]
+)
+def test_processes_with_many_open_files_train(expected: str, many_files: None, how: dict[str, str]) -> None:
+    """Descriptors from 1,024 on, in the client, the scheduler and the workers; with relays and with slices of histograms."""
+    with Processes(3 + len(how), environment={f"DASK_DBOOST__{key}": value for key, value in how.items()}) as cluster:
+        cluster.client.run(hold_files, 1100)
+        cluster.client.run_on_scheduler(hold_files, 1100)
+        booster, on_lines = fit_on(cluster.client)
+        assert booster.sha256 == expected
+        assert on_lines == {True}

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import select
+import selectors
 import socket
 import ssl
 import struct
@@ -36,6 +36,8 @@ _HEADER = struct.Struct("<QBBQ")
 #: Messages up to this size are copied, so that one system call sends them.
 _JOINED_BYTES = 64 * 1024
 _ALIGNMENT = 16
+#: Unlike `select`, `poll` waits for descriptors from 1,024 on; unlike `epoll`, it has no descriptor of its own.
+_Selector: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +79,8 @@ class Line:
     def __init__(self, sock: socket.socket, received: bytes = b"") -> None:
         sock.setblocking(False)
         self._socket = sock
+        self._arriving = _Selector()  # of the thread that receives; made once, because every round waits
+        self._arriving.register(sock, selectors.EVENT_READ)
         self._received = received
         self._header = bytearray(_HEADER.size)
         self._body = np.empty(0, np.uint8)
@@ -135,11 +139,17 @@ class Line:
             try:
                 at += self._socket.send(view[at:])
             except (BlockingIOError, ssl.SSLWantWriteError):
-                if not select.select([], [self._socket], [], timeout)[1]:
+                if not self._can_send(selectors.EVENT_WRITE, timeout):
                     raise TimeoutError("the other end of the line does not receive") from None
             except ssl.SSLWantReadError:  # TLS exchanges keys
-                if not select.select([self._socket], [], [], timeout)[0]:
+                if not self._can_send(selectors.EVENT_READ, timeout):
                     raise TimeoutError("the other end of the line does not answer") from None
+
+    def _can_send(self, event: int, timeout: float | None) -> bool:
+        """Wait until the thread that sends can continue; return whether it can before the timeout."""
+        with _Selector() as selector:
+            selector.register(self._socket, event)
+            return bool(selector.select(timeout))
 
     def poll(self) -> Message | None:
         """Receive what has arrived, without waiting; return the message if it is complete.
@@ -168,7 +178,7 @@ class Line:
             message = self.poll()
             if message is not None:
                 return message
-            select.select([self._socket], [], [])
+            self._arriving.select()
 
     def _receive_into(self, view: memoryview) -> int | None:
         if self._received:

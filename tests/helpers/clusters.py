@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -285,3 +286,21 @@ def session_names(dask_worker: Any = None) -> list[str]:
 def uses_lines(dask_scheduler: Scheduler) -> list[bool]:
     """Run on the scheduler: whether each tree grew on lines."""
     return [event["lines"] for _, event in dask_scheduler.get_events("dboost") if event["action"] == "tree"]
+
+
+_HELD: list[Any] = []
+
+
+def hold_files(n_files: int, n_left: int | None = None) -> None:
+    """Open files and keep them open, in this process or for `Client.run`; the process may then open `n_left` more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    _HELD.extend(open(os.devnull) for _ in range(n_files))
+    if n_left is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_HELD[-1].fileno() + 1 + n_left, hard))
+
+
+def release_files() -> None:
+    """Close the files of `hold_files`."""
+    while _HELD:
+        _HELD.pop().close()
