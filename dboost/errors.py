@@ -99,6 +99,22 @@ def is_failure(error: BaseException) -> bool:
     return isinstance(error, OSError | EOFError | ValueError | ImportError) or _package(error) in _PACKAGES
 
 
+def is_out_of_descriptors(error: BaseException | None) -> bool:
+    """Return whether an error, or one that has caused it, means that the process or the machine has too many open files."""
+    if error is None:
+        return False
+    exhausted = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    return exhausted or is_out_of_descriptors(error.__cause__ or error.__context__)
+
+
+def out_of_descriptors(process: str, what: str) -> DBoostError:
+    """Return the error to raise then. process : has too many open files; what : it could not do."""
+    return DBoostError(f"{process} has too many open files and connections to {what}: {_MORE_DESCRIPTORS}")
+
+
+_MORE_DESCRIPTORS = "raise its limit of open files (RLIMIT_NOFILE), such as by `ulimit -n 65536` in the shell that starts it"
+
+
 def is_of_store(error: BaseException) -> bool:
     """Return whether the library of a store raised the error."""
     return _package(error) in _PACKAGES
@@ -128,6 +144,8 @@ def reason(error: BaseException) -> str:
         known = None
         if library is not None:
             known = f"{library} is not installed; it comes with the extra: pip install 'dboost[{_EXTRAS[library]}]'"
+    if known is None and is_out_of_descriptors(error):
+        known = f"the process has too many open files and connections: {_MORE_DESCRIPTORS}"
     return known or shown(" ".join(str(text).split())) or type(error).__name__
 
 

@@ -217,3 +217,20 @@ def test_processes_with_many_open_files_train(expected: str, many_files: None, h
         booster, on_lines = fit_on(cluster.client)
         assert booster.sha256 == expected
         assert on_lines == {True}
+
+
+@pytest.mark.parametrize(
+    ("which", "told"),
+    [
+        ("worker", "worker tcp://.* has too many open files"),
+        pytest.param("scheduler", "too many open files", marks=pytest.mark.slow),
+    ],
+)
+def test_the_limit_of_open_files_is_named(which: str, told: str) -> None:
+    """The process that may open no more files is the reason of the failure, not a lost worker or scheduler."""
+    with Processes(2) as cluster:
+        fit_on(cluster.client)
+        run = cluster.client.run if which == "worker" else cluster.client.run_on_scheduler
+        run(hold_files, 10, 0)
+        with pytest.raises(dboost.DBoostError, match=f"{told}.*RLIMIT_NOFILE.*ulimit -n"):
+            fit_on(cluster.client)

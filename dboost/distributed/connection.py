@@ -29,7 +29,7 @@ from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, Fit
 from dboost.distributed.reducer import Reducer
 from dboost.distributed.tree_rounds import GrowOrder
 from dboost.distributed.worker_calls import open_line, run_on
-from dboost.errors import DBoostError, InputTypeError, warn
+from dboost.errors import DBoostError, InputTypeError, is_out_of_descriptors, out_of_descriptors, warn
 from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
 from dboost.storage.block_file import StorageError
 from dboost.trees.tree_task import GrownTree
@@ -138,6 +138,13 @@ def version_error(address: str, record: WorkerRecord) -> DBoostError | None:
     return None
 
 
+def _unreachable(error: OSError) -> DBoostError:
+    """Return the error to raise if a call does not reach the scheduler."""
+    if is_out_of_descriptors(error):
+        return out_of_descriptors("this process", "call the scheduler")
+    return DBoostError(f"the connection to the scheduler was lost: {error}")
+
+
 class ClientClosed(DBoostError):
     """The client was closed during a fit."""
 
@@ -242,7 +249,7 @@ class Connection:
         try:
             _, self._line = client.sync(opened)
         except OSError as error:
-            raise DBoostError(f"the connection to the scheduler was lost: {error}") from error
+            raise _unreachable(error) from error
 
     @property
     def is_closed(self) -> bool:
@@ -443,7 +450,7 @@ class Connection:
             else:
                 reply = self._run(call)
         except OSError as error:
-            raise DBoostError(f"the connection to the scheduler was lost: {error}") from error
+            raise _unreachable(error) from error
         if reply is None or "status" not in reply:
             raise DBoostError("the scheduler no longer runs dboost: was it restarted?")
         if reply["status"] == LOST:
@@ -457,6 +464,8 @@ class Connection:
             if isinstance(what, DBoostError):
                 raise what
             where = f"worker {reply['worker']}" if reply["worker"] else "the reducer"
+            if is_out_of_descriptors(what):
+                raise out_of_descriptors(where, "take part in the fit") from what
             raise DBoostError(f"{where} failed: {type(what).__name__}: {what}") from what
         if reply["status"] == CANCELLED:
             raise DBoostError("the fit was cancelled")

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from distributed import Future
+from distributed import Future, get_worker
 
 from dboost._lazy_import import is_a, pa
 from dboost.config import liveness_timeout, worker_timeout
@@ -42,7 +42,7 @@ from dboost.data.table import separate_roles
 from dboost.distributed.connection import ClientClosed, Connection
 from dboost.distributed.messages import READING, pack
 from dboost.distributed.worker_plugin import here
-from dboost.errors import DataError, DBoostError
+from dboost.errors import DataError, DBoostError, is_out_of_descriptors, out_of_descriptors
 from dboost.schema import Feature
 from dboost.session.memory import Budget, format_bytes
 from dboost.session.protocol import SessionRef, unpack
@@ -256,6 +256,8 @@ class ReadTasks:
             absent = self._check_columns_of(connection, i)
             if absent is not None:
                 return absent
+        if is_out_of_descriptors(error):
+            return out_of_descriptors("the worker", f"read partition {i}")
         return DBoostError(f"partition {i} could not be read: {type(error).__name__}: {error}")
 
     def _check_columns_of(self, connection: Connection, i: int) -> DataError | None:
@@ -436,7 +438,12 @@ def _read_part(
     session: tuple[str, str, list[str]], batch: str, i: int, plan: bytes, filled: Sequence[bool], bundle: tuple[Any, ...]
 ) -> Receipt:
     """Run a read task. session : arguments of `here`."""
-    worker_session, ref = here(*session)
+    try:
+        worker_session, ref = here(*session)
+    except OSError as error:
+        if is_out_of_descriptors(error):
+            raise out_of_descriptors(f"worker {get_worker().address}", f"read partition {i}") from error
+        raise
     how, budget, whole = unpack(plan)
     return Receipt(i, worker_session.take(batch, i, how, in_place(bundle, filled), budget, whole), ref)
 

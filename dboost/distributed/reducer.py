@@ -544,7 +544,7 @@ class Reducer(SchedulerPlugin):
         return fit.lines
 
     async def _open_lines(self, name: str, refs: Sequence[SessionRef]) -> dict[SessionRef, Line | BaseException | None]:
-        opening = (open_worker_line(name, ref, self._scheduler.connection_args) for ref in refs)
+        opening = (open_worker_line("the scheduler", name, ref, self._scheduler.connection_args) for ref in refs)
         return dict(zip(refs, await asyncio.gather(*opening, return_exceptions=True), strict=True))
 
     def _fit(self, name: str) -> Fit:

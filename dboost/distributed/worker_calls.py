@@ -63,6 +63,7 @@ from dboost.distributed.messages import (
     WorkerFailed,
     pack_error,
 )
+from dboost.errors import is_out_of_descriptors, out_of_descriptors
 from dboost.session.protocol import SESSION_METHODS, Session, SessionRef, pack_round, unpack
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.split_finder import PackedSplits, merge_splits
@@ -484,18 +485,22 @@ async def open_line(address: str, request: dict[str, Any], connection_args: dict
         comm.abort()  # has no effect after `detach`
 
 
-async def open_worker_line(fit: str, ref: SessionRef, connection_args: dict[str, Any]) -> Line | None:
-    """Return a line to a session; None if the connection does not allow one.
+async def open_worker_line(here: str, fit: str, ref: SessionRef, connection_args: dict[str, Any]) -> Line | None:
+    """Return a line to a session; None if the connection does not allow one. here : this process, for messages.
 
     Raises
     ------
     LostWorkers
         When the worker cannot be reached, or no longer has the session.
+    DBoostError
+        When this process has too many open files.
     """
     request = {"op": "dboost_line", "fit": fit, "session": ref.session}
     try:
         status, line = await open_line(ref.worker, request, connection_args)
     except OSError as error:
+        if is_out_of_descriptors(error):
+            raise out_of_descriptors(here, f"connect to worker {ref.worker}") from error
         raise LostWorkers([ref]) from error
     if status not in (OK, UNSUPPORTED):
         raise LostWorkers([ref])

@@ -369,7 +369,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
 
         async def opened() -> list[Line | BaseException | None]:
             arguments = self._worker.connection_args
-            return await asyncio.gather(*(open_worker_line(fit, ref, arguments) for ref in refs), return_exceptions=True)
+            opening = (open_worker_line(f"worker {here}", fit, ref, arguments) for ref in refs)
+            return await asyncio.gather(*opening, return_exceptions=True)
 
         here = self._worker.address
         return {

@@ -295,7 +295,7 @@ def hold_files(n_files: int, n_left: int | None = None) -> None:
     """Open files and keep them open, in this process or for `Client.run`; the process may then open `n_left` more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
-    _HELD.extend(open(os.devnull) for _ in range(n_files))
+    _HELD.extend(open(os.devnull) for _ in range(n_files))  # noqa: SIM115
     if n_left is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (_HELD[-1].fileno() + 1 + n_left, hard))
 
