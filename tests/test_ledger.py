@@ -14,7 +14,7 @@ import pytest
 
 import dboost
 from dboost.cli import ledger, main
-from dboost.data.paths import find_files
+from dboost.data.files import FilesBelow, find_files
 from dboost.storage import atomic_write
 from dboost.storage.lease import BusyError
 
@@ -413,7 +413,7 @@ def test_columns_in_the_names_of_folders(here: Path) -> None:
         pd.DataFrame({"a": [day]}).to_parquet(here / f"data/day={day}/rows.parquet")
     found = find_files("data")
     assert list(found.sizes) == ["day=1/rows.parquet", "day=2/rows.parquet"]
-    frame = open_path(list(found.urls.values())[1:]).compute()
+    frame = open_path(FilesBelow(list(found.urls.values())[1:], found.root)).compute()
     assert list(frame.columns) == ["a", "day"] and frame["day"].astype(str).tolist() == ["2"]
 
 

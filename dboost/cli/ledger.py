@@ -40,7 +40,7 @@ from hashlib import sha256
 from typing import Any
 
 import dboost
-from dboost.data.paths import find_files
+from dboost.data.files import FilesBelow, find_files
 from dboost.errors import DataError, ParameterError, shown
 from dboost.params import Parameters, canonical
 from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
@@ -186,8 +186,8 @@ class Ledger:
         return self._pending
 
     def urls(self, batch: Batch) -> list[str]:
-        """Return the URLs of the files of a batch, in the order of their names."""
-        return [url for name, url in self._data.urls.items() if name in batch.files]
+        """Return the URLs of the files of a batch, in the order of their names, with the columns in the names of folders."""
+        return FilesBelow((url for name, url in self._data.urls.items() if name in batch.files), self._data.root)
 
     def checkpoint(self, batch: Batch) -> str:
         """Return the folder of a batch's checkpoint; a checkpoint of another batch would be refused."""

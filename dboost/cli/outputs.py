@@ -18,7 +18,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from dboost.data.paths import find_files
+from dboost.data.files import find_files
 from dboost.errors import DBoostError, ModelFileError, ParameterError, is_failure, missing_bucket, reason, shown
 from dboost.storage.atomic_write import try_writing
 from dboost.storage.lease import Lease

@@ -17,7 +17,7 @@ from dboost.cli import arguments as settings
 from dboost.cli import outputs
 from dboost.cli.data_arguments import check_target
 from dboost.cli.ledger import model_settings, open_ledger
-from dboost.data.paths import no_files_error
+from dboost.data.files import no_files_error
 from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, InputTypeError, ParameterError, is_passing, shown
 from dboost.storage.atomic_write import write_whole

@@ -1,11 +1,11 @@
 """Parquet and CSV files, Delta Lake and Apache Iceberg tables as a lazy Dask frame.
 
-Parquet is read by Dask. CSV files are divided into blocks of whole lines here, because Dask determines the dtypes by a sample
-of the first file and fails if a later block differs. A column is text if it contains anything but numbers and truth values, and
-numeric otherwise, so the features do not depend on the blocks. Columns that are text in the sample are read as text in every
-block, also if a block contains only digits. If a block contains text in a column that has numbers in another block, all files
-are read again: once to find the columns that are text in any block (`open_with_text`), and then with these as text. As in Dask,
-a line break inside quotes must not fall on a block boundary.
+For Parquet see `data.parquet`, for the files of a path `data.files`. CSV files are divided into blocks of whole lines here,
+because Dask determines the dtypes by a sample of the first file and fails if a later block differs. A column is text if it
+contains anything but numbers and truth values, and numeric otherwise, so the features do not depend on the blocks. Columns that
+are text in the sample are read as text in every block, also if a block contains only digits. If a block contains text in a
+column that has numbers in another block, all files are read again: once to find the columns that are text in any block
+(`open_with_text`), and then with these as text. As in Dask, a line break inside quotes must not fall on a block boundary.
 
 **Tables with versions** (Delta Lake, Apache Iceberg) have one partition per data file or part of one. Which files and rows
 belong to a table is stated by its metadata, not by its folder, which also has files of older versions and rows that were
@@ -28,12 +28,9 @@ from __future__ import annotations
 import csv
 import io
 import logging
-import os
-import posixpath
-import re
 from collections.abc import Collection, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -46,12 +43,23 @@ from dask.utils import natural_sort_key
 from fsspec.utils import read_block
 
 from dboost._lazy_import import is_a, pa, pd
+from dboost.data.files import (
+    CSV,
+    DELTA_LOG,
+    ICEBERG,
+    PARQUET,
+    DataFile,
+    existing_files,
+    items_of,
+    reading,
+    shown_path,
+    unchanged,
+)
+from dboost.data.parquet import ParquetPart, open_parquet, parts_of, read_footers, read_part
 from dboost.data.partition import is_table_format
-from dboost.errors import DataError, DataFileMissingError, DBoostError, MissingExtraError, is_failure, reason, shown
+from dboost.errors import DataError, MissingExtraError, shown
 from dboost.schema import TEXT, Feature
 
-#: Bytes of the columns of a partition, unless memory is limited.
-PARTITION_BYTES = 128 * 2**20
 #: Files of at most this size are one partition, whose footer need not be read beforehand.
 SMALL_BYTES = 16 * 2**20
 #: What names of partition columns begin with in the log.
@@ -137,34 +145,24 @@ def _as_pandas(table: Any) -> pd.DataFrame:
 # Delta
 
 
-@dataclass(frozen=True, eq=False)
-class _DeltaFile:
-    """A data file of a Delta table, or some of its row groups.
-
-    columns : the values of the partition columns; groups : None for all row groups; deleted : positions of deleted rows among
-    those of the row groups, or None.
-    """
-
-    url: str
-    columns: dict[str, Any]
-    groups: tuple[int, ...] | None = None
-    deleted: np.ndarray | None = None
-
-
 def _of_delta(table: Any, most_bytes: int | None) -> dd.DataFrame:
     _check_delta(table)
     schema = pa.schema(table.schema().to_arrow())
-    files = sorted(_delta_files(table), key=lambda found: natural_sort_key(found[0].url))
-    if not files:
+    found = sorted(_delta_files(table, schema), key=lambda pair: natural_sort_key(pair[0].file.url))
+    if not found:
         raise DataError(f"the Delta table {name_of(table)} has no rows")
-    if most_bytes is not None:
-        check_parquet([file.url for file, _ in files], LARGEST * most_bytes, ())
-    limit = PARTITION_BYTES if most_bytes is None else most_bytes
-    parts = [part for file, size in files for part in _delta_parts(file, size, limit, most_bytes is None)]
+    large = [part.file for part, size in found if most_bytes is not None or size > SMALL_BYTES]
+    footers = dict(zip((file.url for file in large), read_footers(large, exact=most_bytes is not None), strict=True))
+    parts = [
+        one
+        for part, _ in found
+        for one in (parts_of(part, footers[part.file.url], most_bytes) if part.file.url in footers else [part])
+    ]
     return dd.from_map(
-        read_delta_part,
+        read_part,
         parts,
-        schema=schema,
+        names=schema.names,
+        types=schema,
         meta=_as_pandas(schema.empty_table()),
         label="read-delta",
         enforce_metadata=False,
@@ -186,7 +184,7 @@ def _check_delta(table: Any) -> None:
         )
 
 
-def _delta_files(table: Any) -> Iterator[tuple[_DeltaFile, int]]:
+def _delta_files(table: Any, schema: pa.Schema) -> Iterator[tuple[ParquetPart, int]]:
     """Yield the files of the table's version with their bytes."""
     actions = pa.table(table.get_add_actions(flatten=True))
     uris = table.file_uris()
@@ -198,8 +196,10 @@ def _delta_files(table: Any) -> Iterator[tuple[_DeltaFile, int]]:
     deleted = _deleted_rows(table, [folder + path for folder, path in zip(folders, actions["path"].to_pylist(), strict=True)])
     constants = [name for name in actions.column_names if name.startswith(_PARTITION)]
     for i, (folder, name) in enumerate(zip(folders, names, strict=True)):
-        columns = {name.removeprefix(_PARTITION): actions[name][i].as_py() for name in constants}
-        yield _DeltaFile(unquote(folder) + name, columns, deleted=deleted.get(i)), actions["size_bytes"][i].as_py()
+        of_file = {one.removeprefix(_PARTITION): actions[one][i].as_py() for one in constants}
+        columns = {one: pa.array([value], schema.field(one).type) for one, value in of_file.items()}
+        file = DataFile(unquote(folder) + name, None, "")  # by the protocol a file never changes
+        yield ParquetPart(file, constants=columns, deleted=deleted.get(i)), actions["size_bytes"][i].as_py()
 
 
 def _deleted_rows(table: Any, paths: list[str]) -> dict[int, np.ndarray]:
@@ -217,57 +217,6 @@ def _deleted_rows(table: Any, paths: list[str]) -> dict[int, np.ndarray]:
 
 def _plain(url: str) -> str:
     return url.removeprefix("file://")
-
-
-def _delta_parts(file: _DeltaFile, size: int, limit: int, unlimited: bool) -> Iterator[_DeltaFile]:
-    """Yield consecutive row groups of a file, of about `limit` bytes at most."""
-    from pyarrow import parquet as pq
-
-    if unlimited and size <= SMALL_BYTES:
-        yield file
-        return
-    with reading(file.url), fsspec.open(file.url, "rb") as stream:
-        footer = pq.read_metadata(stream)
-    groups: list[int] = []
-    first = n_rows = n_bytes = 0
-    for k in range(footer.num_row_groups):
-        group = footer.row_group(k)
-        if groups and n_bytes + group.total_byte_size > limit:
-            yield _row_groups(file, groups, first, n_rows)
-            first, groups, n_rows, n_bytes = first + n_rows, [], 0, 0
-        groups.append(k)
-        n_rows, n_bytes = n_rows + group.num_rows, n_bytes + group.total_byte_size
-    yield _row_groups(file, groups, first, n_rows)
-
-
-def _row_groups(file: _DeltaFile, groups: list[int], first: int, n_rows: int) -> _DeltaFile:
-    deleted = file.deleted
-    if deleted is not None:
-        deleted = deleted[slice(*np.searchsorted(deleted, (first, first + n_rows)))] - first
-    return _DeltaFile(file.url, file.columns, tuple(groups), deleted)
-
-
-def read_delta_part(part: _DeltaFile, *, schema: pa.Schema, columns: list[str] | None = None) -> pd.DataFrame:
-    """Return the rows of a part of a file with columns of the table's schema (default: all)."""
-    from pyarrow import parquet as pq
-
-    fields = list(schema) if columns is None else [schema.field(name) for name in columns]
-    with reading(part.url), fsspec.open(part.url, "rb") as stream:
-        file = pq.ParquetFile(stream)
-        stored = [field.name for field in fields if field.name not in part.columns and field.name in file.schema_arrow.names]
-        groups = range(file.num_row_groups) if part.groups is None else part.groups
-        n_rows = sum(file.metadata.row_group(k).num_rows for k in groups)
-        table = file.read_row_groups(list(groups), stored)
-        found = {}
-        for field in fields:
-            if field.name in stored:
-                found[field.name] = table[field.name].cast(field.type)
-            else:
-                found[field.name] = pa.repeat(pa.scalar(part.columns.get(field.name), field.type), n_rows)
-    frame = _as_pandas(pa.table(found)) if found else pd.DataFrame(index=range(n_rows))
-    if part.deleted is not None and len(part.deleted):
-        frame = frame.drop(index=part.deleted).reset_index(drop=True)
-    return frame
 
 
 # Iceberg
@@ -356,23 +305,12 @@ _log = logging.getLogger("dboost")
 BLOCK_BYTES = 32 * 2**20
 #: Minimum bytes of a block if memory is limited; the reader converts larger partitions in slices anyway.
 LEAST_BLOCK_BYTES = 2**20
-#: Bytes that are read at once from the end of a Parquet file, and from a CSV file to find out how its lines end.
+#: Bytes that are read at once from a CSV file to find out how its lines end.
 _PIECE_BYTES = 2**16
-#: Parquet files whose metadata are read at the same time.
-_FOOTERS_AT_ONCE = 32
-#: Names of columns in which pandas stores an index without a name.
-_INDEX_LEVEL = re.compile(r"__index_level_\d+__")
-#: Maximum size of a row group as a multiple of the memory for the columns of a partition: the whole memory limit.
+#: Maximum size of a file of Iceberg as a multiple of the memory for the columns of a partition: the whole memory limit.
 LARGEST = 4
 #: Rows of the first file that determine which columns are text.
 SAMPLE_ROWS = 1000
-
-#: Characters of a glob.
-_MAGIC = re.compile(r"[*?\[]")
-#: Folder in that of a Delta table, and end of the names of an Iceberg table's metadata.
-_DELTA_LOG, _ICEBERG = "_delta_log", ".metadata.json"
-_PARQUET = (".parquet", ".parq", ".pq")
-_CSV = (".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zip", ".csv.zst")
 
 
 def open_path(
@@ -390,8 +328,8 @@ def open_path(
     like : sequence of Feature, optional
         Features of a model. CSV columns that are text features are read as text, also if they contain only digits.
     most_bytes : int, optional
-        Target size of a partition: row groups of Parquet files are not joined beyond it, and blocks of CSV files are not
-        longer (but at least `LEAST_BLOCK_BYTES`).
+        Target size of a partition: larger row groups of Parquet files are divided, and blocks of CSV files are not longer (but
+        at least `LEAST_BLOCK_BYTES`).
     columns : collection of str, optional
         Columns that are used. Parquet files may differ in other columns. Default: those of `like`, or all.
 
@@ -399,18 +337,17 @@ def open_path(
     ------
     DataError
         If there is no file (which is also a FileNotFoundError), a folder has no data files, the files are neither Parquet nor
-        CSV, Parquet files differ in a column that is used, or a row group is too large. The message names the path.
+        CSV, or Parquet files differ in a column that is used. The message names the path.
     """
     with reading(path):
         table = _table_format(path, most_bytes)
         if table is not None:
             return table
-        parquet, text = _classified(path)
+        root, parquet, text = _classified(path)
         if parquet:
             if columns is None and like is not None:
                 columns = [one.name for one in like]
-            check_parquet(parquet, None if most_bytes is None else LARGEST * most_bytes, columns)
-            return _read_parquet(parquet, most_bytes)
+            return open_parquet(parquet, root, most_bytes, columns, like)
         return _read_csv(text, _text_of(like), _block_bytes(most_bytes))
 
 
@@ -428,14 +365,14 @@ def open_with_text(
         Default: as `concurrent.futures` selects it.
     """
     with reading(path):
-        text = [] if is_table_format(path) or _table_path(path) else _classified(path)[1]
+        text = [] if is_table_format(path) or _table_path(path) else _classified(path)[2]
         if not text:
             return None
         blocks = list(_blocks(text, _block_bytes(most_bytes)))
         with ThreadPoolExecutor(n_threads) as threads:
             found = set[str]().union(*threads.map(_text_columns, blocks))
         _log.info(
-            "columns of %s that contain text, and are read as text everywhere: %s", _shown(path), ", ".join(sorted(found))
+            "columns of %s that contain text, and are read as text everywhere: %s", shown_path(path), ", ".join(sorted(found))
         )
         return _read_csv(text, found | _text_of(like), _block_bytes(most_bytes))
 
@@ -447,33 +384,29 @@ def _table_format(path: Any, most_bytes: int | None) -> dd.DataFrame | None:
     found = _table_path(path)
     if found is None:
         return None
-    is_iceberg = found.endswith(_ICEBERG)
+    is_iceberg = found.endswith(ICEBERG)
     return (open_iceberg_metadata if is_iceberg else open_delta_folder)(found, most_bytes)
 
 
 def _table_path(path: Any) -> str | None:
     """Return a path that is the folder of a Delta table, or the metadata file of an Iceberg table; else None."""
-    items = _items(path)
-    if len(items) != 1 or _MAGIC.search(items[0]):
+    items = items_of(path)
+    if len(items) != 1:
         return None
     fs, root = fsspec.url_to_fs(items[0])
-    return items[0] if root.endswith(_ICEBERG) or fs.isdir(f"{root.rstrip('/')}/{_DELTA_LOG}") else None
+    return items[0] if root.endswith(ICEBERG) or fs.isdir(f"{root.rstrip('/')}/{DELTA_LOG}") else None
 
 
-def _items(path: Any) -> list[str]:
-    return [os.fspath(item) for item in path] if isinstance(path, (list, tuple)) else [os.fspath(path)]
-
-
-def _classified(path: Any) -> tuple[list[str], list[str]]:
-    """Return the Parquet and the CSV files of a path or list; one of the two lists is empty."""
-    found = [file for item in _items(path) for file in _existing_files(item)]
-    parquet = [file for file in found if file.lower().endswith(_PARQUET)]
-    text = [file for file in found if file.lower().endswith(_CSV)]
+def _classified(path: Any) -> tuple[str, list[DataFile], list[DataFile]]:
+    """Return the root (see `existing_files`), the Parquet and the CSV files of a path; one of the two lists is empty."""
+    root, found = existing_files(path)
+    parquet = [file for file in found if file.url.lower().endswith(PARQUET)]
+    text = [file for file in found if file.url.lower().endswith(CSV)]
     if parquet and text:
-        raise DataError(f"{_shown(path)} holds both Parquet and CSV files: name one kind")
+        raise DataError(f"{shown_path(path)} holds both Parquet and CSV files: name one kind")
     if not (parquet or text):
-        raise DataError(f"{_shown(path)} is neither Parquet nor CSV: its name must end in .parquet, .csv or .csv.gz")
-    return parquet, text
+        raise DataError(f"{shown_path(path)} is neither Parquet nor CSV: its name must end in .parquet, .csv or .csv.gz")
+    return root, parquet, text
 
 
 def _text_of(like: Sequence[Feature] | None) -> set[str]:
@@ -485,208 +418,15 @@ def _block_bytes(most_bytes: int | None) -> int:
     return BLOCK_BYTES if most_bytes is None else min(BLOCK_BYTES, max(most_bytes, LEAST_BLOCK_BYTES))
 
 
-@dataclass(frozen=True)
-class DataFiles:
-    """The files of a path, by names relative to a folder, which do not depend on how the path is written."""
-
-    #: URL of the folder.
-    root: str
-    #: Full URLs by name, in the order in which the rows are read.
-    urls: dict[str, str]
-    #: Bytes by name.
-    sizes: dict[str, int]
-
-
-def find_files(path: Any) -> DataFiles:
-    """Return the existing files of a path; finding none is not an error.
-
-    Parameters
-    ----------
-    path : file, folder, glob or URL
-
-    Raises
-    ------
-    DataError
-        If the path cannot be listed.
-    """
-    with reading(path):
-        fs, name = fsspec.url_to_fs(path)
-        fs.invalidate_cache()
-        urls = _files(os.fspath(path))
-        root = name if fs.isdir(name) or not urls else posixpath.dirname(name)
-        while _MAGIC.search(root):
-            root = posixpath.dirname(root)
-        files = [fs._strip_protocol(url) for url in urls]
-        names = [posixpath.relpath(file, root) for file in files]
-        sizes = [fs.info(file)["size"] for file in files]
-        return DataFiles(fs.unstrip_protocol(root), dict(zip(names, urls, strict=True)), dict(zip(names, sizes, strict=True)))
-
-
-@contextmanager
-def reading(path: Any) -> Iterator[None]:
-    """Convert errors of the libraries that read files to a DataError that names the path; None converts nothing."""
-    try:
-        yield
-    except DBoostError:
-        raise
-    except Exception as error:
-        if path is None or not (is_failure(error) or isinstance(error, RuntimeError | pa.ArrowException)):
-            raise
-        kinds = ((ImportError, MissingExtraError), (FileNotFoundError, DataFileMissingError))
-        kind = next((ours for theirs, ours in kinds if isinstance(error, theirs)), DataError)
-        raise kind(f"cannot read {_shown(path)}: {reason(error)}") from error
-
-
-def _shown(path: Any) -> str:
-    if is_table_format(path):
-        from dboost.data.paths import name_of
-
-        return name_of(path)
-    return ", ".join(map(shown, path)) if isinstance(path, (list, tuple)) else shown(path)
-
-
-def no_files_error(path: str) -> DataError:
-    """Return the error of a path, folder, glob or URL without data files: whether nothing is there, or nothing to read."""
-    fs, root = fsspec.url_to_fs(path)
-    if not fs.isdir(root):
-        return DataFileMissingError(f"there is no file at {shown(path)}")
-    return DataError(
-        f"the folder {shown(path)} has no data files: their names end in .parquet, .csv or .csv.gz, and do not begin with "
-        f"'.' or '_'"
-    )
-
-
-def _existing_files(path: str) -> list[str]:
-    """Return the files of a path, folder or glob; raise a DataError if there is none."""
-    found = _files(path)
-    if not found:
-        raise no_files_error(path)
-    return found
-
-
-def _files(path: str) -> list[str]:
-    """Return full URLs of the data files of a path, folder or glob in natural order: part-2 before part-10."""
-    fs, root = fsspec.url_to_fs(path)
-    if fs.exists(root) and not fs.isdir(root):
-        return [fs.unstrip_protocol(root)]
-    in_folder = fs.isdir(root)
-    names = fs.find(root) if in_folder else _matches(fs, root)
-    if in_folder:
-        _check_plain(path, names)
-    # What is hidden counts only below the folder, or where a glob has wildcards, and unless the glob asks for such names.
-    n_fixed = len(root.rstrip("/").split("/")) if in_folder else len(_MAGIC.split(root)[0].split("/")) - 1
-    asked = tuple(part[0] for part in root.split("/")[n_fixed:] if part.startswith(("_", ".")))
-    shown = [
-        name
-        for name in names
-        if name.lower().endswith(_PARQUET + _CSV)
-        and not any(part.startswith(("_", ".")) and not part.startswith(asked) for part in name.split("/")[n_fixed:])
-    ]
-    return [fs.unstrip_protocol(name) for name in sorted(shown, key=natural_sort_key)]
-
-
-def _matches(fs: Any, glob: str) -> list[str]:
-    """Return the files that match a glob, and those in folders that match it and are named like a file, as Dask writes them."""
-    found = fs.glob(glob, detail=True)
-    folders = [name for name, info in found.items() if info["type"] == "directory" and name.lower().endswith(_PARQUET + _CSV)]
-    return list({name for name, info in found.items() if info["type"] != "directory"}.union(*map(fs.find, folders)))
-
-
-def _check_plain(folder: str, names: list[str]) -> None:
-    """Raise a DataError if the files of a folder belong to a table format: some of them may have deleted rows."""
-    for name in names:
-        if f"/{_DELTA_LOG}/" in name:
-            table, kind = name.partition(f"/{_DELTA_LOG}/")[0], "Delta"
-            way = "name its folder alone as the data"
-        elif name.endswith(_ICEBERG) and "/metadata/" in name:
-            table, kind = name.rpartition("/metadata/")[0], "Iceberg"
-            way = "load it with pyiceberg and pass the table, or name its current .metadata.json"
-        else:
-            continue
-        raise DataError(
-            f"{shown(folder)} has the files of the {kind} table {shown(table)}, also those of older versions: {way}. Its files "
-            "cannot be read one by one, as --only-new does"
-        )
-
-
-def _read_parquet(files: list[str], most_bytes: int | None) -> dd.DataFrame:
-    # Of a folder, Dask would also read hidden files and unfinished ones in `_temporary`, and not those that a `_metadata` file
-    # does not list.
-    how: dict[str, Any] = {"ignore_metadata_file": True}
-    if most_bytes is not None:
-        how |= {"split_row_groups": "adaptive", "blocksize": most_bytes}
-    escaped = [_MAGIC.sub(r"[\g<0>]", file) for file in files]  # Dask takes the names of a list for globs
-    if files == sorted(files, key=natural_sort_key):
-        return dd.read_parquet(escaped, **how)
-    return dd.concat([dd.read_parquet([file], **how) for file in escaped])  # Dask would sort the files
-
-
-def check_parquet(files: Sequence[str], most: int | None, columns: Collection[str] | None) -> None:
-    """Raise a DataError if Parquet files differ in a column, or if a row group is too large.
-
-    Dask reads the columns of the first file from all files, and nothing smaller than a row group.
-
-    most : largest size of a row group in bytes; None for any.
-    columns : those that must be in all files with rows, or in none, and be text in all or in none; None for all columns.
-    """
-    if most is None and (len(files) == 1 or (columns is not None and not columns)):
-        return
-    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
-        for file, groups in zip(files, threads.map(_footer, files), strict=True):
-            sizes = [groups.row_group(k).total_byte_size for k in range(groups.num_row_groups)]
-            for k, size in enumerate(sizes):
-                if most is not None and size > most:
-                    raise DataError(
-                        f"row group {k} of {_shown(file)} has {size / 2**20:.1f} MiB, which is more than memory_limit allows "
-                        f"({most / 2**20:.1f} MiB): write the file in smaller row groups, or raise the limit"
-                    )
-            if file == files[0]:
-                expected = _is_text_of(groups)
-            if groups.num_rows:
-                _check_same_columns((files[0], expected), (file, _is_text_of(groups)), columns)
-
-
-def _footer(file: str) -> Any:
-    """Return the metadata of a Parquet file."""
-    from pyarrow import parquet as pq
-
-    fs, name = fsspec.url_to_fs(file)
-    with reading(file), fs.open(name, "rb", block_size=_PIECE_BYTES) as stream:
-        return pq.read_metadata(stream)
-
-
-def _is_text_of(footer: Any) -> dict[str, bool | None]:
-    """Return for each column of a Parquet file whether it is text; None if all its values are missing."""
-    found: dict[str, bool | None] = {}
-    for field in footer.schema.to_arrow_schema():
-        of_values = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        is_text = pa.types.is_string(of_values) or pa.types.is_large_string(of_values)
-        if not _INDEX_LEVEL.fullmatch(field.name):
-            found[field.name] = None if pa.types.is_null(of_values) else is_text
-    return found
-
-
-def _check_same_columns(
-    first: tuple[str, dict[str, bool | None]], other: tuple[str, dict[str, bool | None]], columns: Collection[str] | None
-) -> None:
-    for (here, mine), (there, theirs) in ((first, other), (other, first)):
-        for name, is_text in mine.items():
-            if columns is not None and name not in columns:
-                continue
-            if name not in theirs:
-                raise DataError(f"{_shown(there)} has no column {name!r}, which {_shown(here)} has")
-            if is_text and theirs[name] is False:
-                raise DataError(f"column {name!r} holds text in {_shown(here)}, but not in {_shown(there)}")
-
-
-def _read_csv(files: list[str], as_text: Container[str], block_bytes: int) -> dd.DataFrame:
-    with reading(files[0]), fsspec.open(files[0], "rb", compression="infer") as stream:
-        names = next(csv.reader(io.StringIO(_header(stream).decode("utf-8-sig").strip("\r\n"), newline="")), [])
-    repeated = [name for k, name in enumerate(names) if name and name in names[:k]]
-    if repeated:  # pandas would rename them
-        raise DataError(f"{_shown(files[0])} has several columns named {repeated[0]!r}")
-    with reading(files[0]), fsspec.open(files[0], "rb", compression="infer") as stream:
-        sample = _parse(stream, [], n_rows=SAMPLE_ROWS)
+def _read_csv(files: list[DataFile], as_text: Container[str], block_bytes: int) -> dd.DataFrame:
+    with unchanged(files[0]):
+        with fsspec.open(files[0].url, "rb", compression="infer") as stream:
+            names = next(csv.reader(io.StringIO(_header(stream).decode("utf-8-sig").strip("\r\n"), newline="")), [])
+        repeated = [name for k, name in enumerate(names) if name and name in names[:k]]
+        if repeated:  # pandas would rename them
+            raise DataError(f"{shown(files[0].url)} has several columns named {repeated[0]!r}")
+        with fsspec.open(files[0].url, "rb", compression="infer") as stream:
+            sample = _parse(stream, [], n_rows=SAMPLE_ROWS)
     text = [name for name in sample if name in as_text or _is_text(sample[name])]
     sample = sample.astype(dict.fromkeys(text, "str"))
     blocks = list(_blocks(files, block_bytes))
@@ -702,12 +442,12 @@ def _read_csv(files: list[str], as_text: Container[str], block_bytes: int) -> dd
     )
 
 
-def _blocks(files: Sequence[str], block_bytes: int) -> Iterator[tuple[str, int, int | None]]:
+def _blocks(files: Sequence[DataFile], block_bytes: int) -> Iterator[tuple[DataFile, int, int | None]]:
     """Yield file, start and length of each block."""
     return ((file, start, length) for file in files for start, length in _cut(file, block_bytes))
 
 
-def _text_columns(block: tuple[str, int, int | None]) -> set[str]:
+def _text_columns(block: tuple[DataFile, int, int | None]) -> set[str]:
     """Return the columns of a block that contain text."""
     frame = read_csv_block(*block, text=[])
     return {name for name in frame if _is_text(frame[name])}
@@ -717,13 +457,13 @@ def _is_text(column: pd.Series) -> bool:
     return bool(pd.api.types.infer_dtype(column, skipna=True) == "string")
 
 
-def _cut(file: str, block_bytes: int) -> list[tuple[int, int | None]]:
+def _cut(file: DataFile, block_bytes: int) -> list[tuple[int, int | None]]:
     """Return start and length of each block of a file; one block if it is compressed or has no line feeds in the first one."""
-    if not file.lower().endswith(".csv"):
+    if not file.url.lower().endswith(".csv"):
         return [(0, None)]
-    fs, name = fsspec.url_to_fs(file)
-    size = fs.size(name) or 0
+    size = file.size or 0
     if size > block_bytes:
+        fs, name = fsspec.url_to_fs(file.url)
         with fs.open(name, "rb") as stream:
             if not any(b"\n" in stream.read(_PIECE_BYTES) for _ in range(0, block_bytes, _PIECE_BYTES)):
                 return [(0, None)]
@@ -731,10 +471,10 @@ def _cut(file: str, block_bytes: int) -> list[tuple[int, int | None]]:
 
 
 def read_csv_block(
-    file: str, start: int, length: int | None, *, text: list[str], columns: list[str] | None = None
+    file: DataFile, start: int, length: int | None, *, text: list[str], columns: list[str] | None = None
 ) -> pd.DataFrame:
     """Return the rows whose lines begin in ``[start, start + length)`` of a file, with the columns of its header."""
-    with reading(file), fsspec.open(file, "rb", compression="infer") as stream:
+    with unchanged(file), fsspec.open(file.url, "rb", compression="infer") as stream:
         header = _header(stream) if start else b""
         block = read_block(stream, start, length, delimiter=b"\n")
         content = io.BytesIO(header + block)

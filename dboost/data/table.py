@@ -471,7 +471,7 @@ def open_table(
             reader = Reader(plan, spool, metadata_spool)
             if in_partitions:
                 aligned = {role: separate.pop(role) for role in ROLES if is_lazy(separate.get(role))}
-                from dboost.data.paths import reading
+                from dboost.data.files import reading
 
                 with reading(path):
                     pieces = _read_partitions(data, aligned, plan, reader, options.n_threads)

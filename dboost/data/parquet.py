@@ -1,0 +1,378 @@
+"""Parquet files as a lazy Dask frame.
+
+Every file is one partition or several: consecutive row groups of about the target size, and with a memory limit also ranges of
+rows of a row group that is larger. Each partition is read on its own, with the types of its file; the reader (`table.py`) makes
+the columns of all partitions consistent. So files may differ in types that mean the same (text and dictionaries, integers and
+floats), and only names and kinds are compared here, by the footers.
+
+**Size.** The bytes of a row are estimated for decoded columns, because encoded ones may be much smaller. Text is read as
+dictionaries, so it takes a code per row besides its distinct values.
+
+**Ranges of rows** are decoded column by column from the beginning of the row group, and the rows before the range are dropped
+batch by batch: the memory is that of the range and of one page of a column, and the decoding is repeated for each range.
+
+**Footers** are read when the files are listed, and with each partition. They contain the positions, sizes and extremes of all
+columns, so a file that was replaced has another one, also on another host (see `data.files`).
+
+**Columns in the names of folders** (``day=3/part-0.parquet``) are categorical: integers if all their values are (of 32 bits),
+otherwise text, as in pandas. They replace columns of the same name in the files. A file that is not in such a folder has
+missing values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import dask.dataframe as dd
+import fsspec
+import numpy as np
+from fsspec.implementations.local import LocalFileSystem
+
+from dboost._lazy_import import pa, pd
+from dboost.data.files import DataFile, changed, folder_columns, unchanged
+from dboost.errors import DataError, shown
+from dboost.schema import TEXT, Feature
+
+#: Bytes of the columns of a partition, unless memory is limited.
+PARTITION_BYTES = 128 * 2**20
+#: Bytes that are read at once: from the end of a file, and of a column if memory is limited.
+_PIECE_BYTES = 2**16
+#: Files whose footers are read at the same time.
+_FOOTERS_AT_ONCE = 32
+#: Most rows that are decoded at once of a range of rows.
+_BATCH_ROWS = 2**16
+#: Names of columns in which pandas stores an index without a name.
+_INDEX_LEVEL = re.compile(r"__index_level_\d+__")
+#: Decoded bytes of a value, by physical type.
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8, "FIXED_LEN_BYTE_ARRAY": 16}
+
+
+@dataclass(frozen=True, eq=False)
+class ParquetPart:
+    """Some rows of a file, and what its columns need besides."""
+
+    file: DataFile
+    #: Digest of the footer; empty if it was not read before.
+    footer: str = ""
+    #: Columns that have the same value in all rows, as arrays of one value.
+    constants: dict[str, pa.Array] = field(default_factory=dict)
+    #: Row groups; None for all.
+    groups: tuple[int, ...] | None = None
+    #: First and last row, exclusive, of the only row group; None for all.
+    rows: tuple[int, int] | None = None
+    #: Positions of deleted rows among these, or None.
+    deleted: np.ndarray | None = None
+    #: Whether to use as little memory as possible.
+    sparing: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Footer:
+    """What the footer of a file says, as far as it is needed."""
+
+    schema: pa.Schema
+    digest: str
+    #: Rows and decoded bytes of each row group.
+    groups: tuple[tuple[int, int], ...]
+
+    @property
+    def n_rows(self) -> int:
+        return sum(n for n, _ in self.groups)
+
+    @property
+    def index(self) -> list[str]:
+        """Names of the columns in which pandas has stored the index."""
+        return _index_columns(self.schema)
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Names of the columns, without those of the index."""
+        index = set(self.index)
+        return [name for name in self.schema.names if name not in index and not _INDEX_LEVEL.fullmatch(name)]
+
+
+def open_parquet(
+    files: Sequence[DataFile],
+    root: str,
+    most_bytes: int | None,
+    columns: Collection[str] | None,
+    like: Sequence[Feature] | None = None,
+) -> dd.DataFrame:
+    """Return a lazy frame of files.
+
+    Parameters
+    ----------
+    files : sequence of DataFile
+    root : str
+        URL of the folder below which names of folders are columns.
+    most_bytes : int, optional
+        Bytes of the columns of a partition if memory is limited.
+    columns : collection of str, optional
+        Columns that are used. They must be in all files with rows, or in none, and be text in all or in none. Default: all.
+    like : sequence of Feature, optional
+        Features of a model, whose kinds the columns in the names of folders get.
+
+    Raises
+    ------
+    DataError
+        If the files differ in a column that is used, or a file has several of the same name.
+    """
+    footers = read_footers(files, columns, exact=most_bytes is not None)
+    pairs = list(zip(files, footers, strict=True))
+    filled = [pair for pair in pairs if pair[1].n_rows] or pairs[:1]
+    first, found = filled[0], {one.url: footer.columns for one, footer in filled}
+    repeated = {name for of_file in found.values() for name in of_file if of_file.count(name) > 1}
+    for file, footer in filled:
+        wrong = [name for name in repeated if footer.columns.count(name) > 1 and (columns is None or name in columns)]
+        if wrong:
+            raise DataError(f"{shown(file.url)} has several columns named {wrong[0]!r}")
+    in_folders = folder_columns(root, files)
+    constants = _typed(in_folders, like)
+    for (_, footer), given, of_file in zip(pairs, in_folders, constants, strict=True):
+        for name in of_file.keys() - given.keys() & set(footer.columns):  # this file has the column itself
+            del of_file[name]
+    for one in filled[1:]:
+        _check_same_columns(first, one, set(constants[0]), columns)
+    parts = [
+        part
+        for (file, footer), of_file in zip(pairs, constants, strict=True)
+        for part in parts_of(ParquetPart(file, footer.digest, of_file), footer, most_bytes)
+    ]
+    all_names = dict.fromkeys([*first[1].columns, *(name for of_file in constants for name in of_file)])
+    names = [name for name in all_names if name not in repeated]
+    of_first = constants[pairs.index(first)]
+    meta = _frame(first[1].schema.empty_table(), of_first, names, first[1].index)
+    return dd.from_map(read_part, parts, names=names, meta=meta, label="read-parquet", enforce_metadata=False)
+
+
+def _typed(found: Sequence[dict[str, str | None]], like: Sequence[Feature] | None) -> list[dict[str, pa.Array]]:
+    """Return the columns in the names of folders as arrays of one value: of the same type for all files."""
+    typed: list[dict[str, pa.Array]] = [{} for _ in found]
+    known = {one.name: one for one in like or ()}
+    for name in dict.fromkeys(name for of_file in found for name in of_file):
+        values = pa.array([of_file.get(name) for of_file in found], pa.string())
+        feature = known.get(name)
+        kinds = [] if feature is not None and TEXT in feature.legal_kinds else [pa.int32()]
+        is_number = feature is not None and not feature.is_categorical
+        for kind in [*kinds, pa.float64()] if is_number else kinds:
+            with suppress(pa.ArrowInvalid):
+                values = values.cast(kind)
+                break
+        values = values if is_number else values.dictionary_encode()
+        for k, of_file in enumerate(typed):
+            of_file[name] = pa.array([values[k].as_py()], values.type)
+    return typed
+
+
+def read_footers(files: Sequence[DataFile], columns: Collection[str] | None = None, *, exact: bool) -> list[Footer]:
+    """Read the footers of files.
+
+    columns : those that count in the sizes of row groups, default all; exact : whether to estimate decoded sizes.
+    """
+
+    def read(file: DataFile) -> Footer:
+        with unchanged(file), _opened(file, _PIECE_BYTES) as stream:
+            metadata, digest = _footer_of(stream)
+        groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
+        sizes = [_decoded_bytes(group, columns) if exact else group.total_byte_size for group in groups]
+        rows = [group.num_rows for group in groups]
+        return Footer(metadata.schema.to_arrow_schema(), digest, tuple(zip(rows, sizes, strict=True)))
+
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
+        return list(threads.map(read, files))
+
+
+def _decoded_bytes(group: Any, columns: Collection[str] | None) -> int:
+    n_bytes = 0
+    for k in range(group.num_columns):
+        column = group.column(k)
+        path = column.path_in_schema
+        if columns is None or path in columns or path.partition(".")[0] in columns:
+            width = _WIDTHS.get(column.physical_type)
+            n_bytes += column.num_values * (width or 4) + (0 if width else column.total_uncompressed_size)
+    return n_bytes
+
+
+def parts_of(part: ParquetPart, footer: Footer, most_bytes: int | None) -> Iterator[ParquetPart]:
+    """Yield the parts of a file: consecutive row groups, or rows of one. most_bytes : as in `open_parquet`."""
+    part = replace(part, sparing=most_bytes is not None)
+    limit = PARTITION_BYTES if most_bytes is None else most_bytes
+    groups: list[int] = []
+    first = n_rows = n_bytes = 0
+    for k, (n, size) in enumerate(footer.groups):
+        if groups and n_bytes + size > limit:
+            yield _some(part, (first, first + n_rows), groups=tuple(groups))
+            groups, first, n_rows, n_bytes = [], first + n_rows, 0, 0
+        if most_bytes is not None and size > most_bytes:
+            n_parts = min(-(-size // most_bytes), n)
+            for a, b in pairwise(n * i // n_parts for i in range(n_parts + 1)):
+                yield _some(part, (first + a, first + b), groups=(k,), rows=(a, b))
+            first += n
+            continue
+        groups.append(k)
+        n_rows, n_bytes = n_rows + n, n_bytes + size
+    if len(groups) == len(footer.groups):
+        yield part
+    elif groups:
+        yield _some(part, (first, first + n_rows), groups=tuple(groups))
+
+
+def _some(part: ParquetPart, span: tuple[int, int], **which: Any) -> ParquetPart:
+    """Return a part of a file. span : its first and last row, exclusive, in the file."""
+    deleted = part.deleted
+    if deleted is not None:
+        deleted = deleted[slice(*np.searchsorted(deleted, span))] - span[0]
+    return replace(part, deleted=deleted, **which)
+
+
+def read_part(
+    part: ParquetPart, *, names: Sequence[str], types: pa.Schema | None = None, columns: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """Return the rows of a part.
+
+    names : the columns of the table; types : their types, which those of the files are converted to, and columns that a file
+    does not have are missing; None: as they are. columns : those to read, default all.
+    """
+    from pyarrow import parquet as pq
+
+    wanted = list(names if columns is None else columns)
+    with unchanged(part.file), _opened(part.file) as stream:
+        metadata, digest = _footer_of(stream)
+        if part.footer not in ("", digest):
+            raise changed(part.file)
+        schema = metadata.schema.to_arrow_schema()
+        stored = [name for name in wanted if name not in part.constants and name in schema.names]
+        index = [] if part.sparing or types is not None else _index_columns(schema)
+        memory = {"pre_buffer": False, "buffer_size": _PIECE_BYTES} if part.sparing else {"pre_buffer": True}
+        text = [one.name for one in schema if _is_text(one.type)]
+        with pq.ParquetFile(stream, metadata=metadata, read_dictionary=text, **memory) as file:
+            table = _rows_of(file, part, [*stored, *index])
+    if types is not None:
+        table = _as_declared(table, types, wanted, part.constants)
+    frame = _frame(
+        table, part.constants, [name for name in wanted if name in part.constants or name in table.schema.names], index
+    )
+    if part.deleted is not None and len(part.deleted):
+        frame = frame.drop(index=part.deleted).reset_index(drop=True)
+    return frame
+
+
+def _rows_of(file: Any, part: ParquetPart, columns: list[str]) -> pa.Table:
+    """Return columns of the rows of a part; without columns a table that only has rows."""
+    groups = list(range(file.num_row_groups) if part.groups is None else part.groups)
+    n_rows = sum(file.metadata.row_group(k).num_rows for k in groups) if part.rows is None else part.rows[1] - part.rows[0]
+    if not columns:
+        return pa.table({"": pa.nulls(n_rows)})
+    if part.rows is None:
+        return file.read_row_groups(groups, columns, use_threads=False).select(columns)
+    size = max(1, min(_BATCH_ROWS, n_rows))
+    found = {}
+    for name in columns:
+        batches, start = [], 0
+        for batch in file.iter_batches(size, groups, [name], use_threads=False):
+            first, last = max(part.rows[0] - start, 0), min(part.rows[1] - start, batch.num_rows)
+            if first < last:
+                batches.append(batch.column(name).slice(first, last - first))
+            start += batch.num_rows
+            if start >= part.rows[1]:
+                break
+        found[name] = pa.chunked_array(batches)
+    return pa.table(found, metadata=file.schema_arrow.metadata)
+
+
+def _as_declared(table: pa.Table, types: pa.Schema, wanted: Sequence[str], constants: dict[str, pa.Array]) -> pa.Table:
+    """Return columns with the types of a table's schema; text may be a dictionary."""
+    found = {}
+    for name in wanted:
+        kind = types.field(name).type
+        if name not in table.schema.names:
+            found[name] = pa.nulls(table.num_rows, kind)
+        else:
+            found[name] = table[name] if _is_text(kind) and _is_text(table[name].type) else table[name].cast(kind)
+    return pa.table({"": pa.nulls(table.num_rows)} | found)
+
+
+def _frame(table: pa.Table, constants: dict[str, pa.Array], names: Sequence[str], index: Sequence[str]) -> pd.DataFrame:
+    """Return columns of a table, and constant ones, as a frame of Arrow types with the index that pandas has stored."""
+    zeros = np.zeros(table.num_rows, np.int64)
+    found = {name: constants[name].take(zeros) if name in constants else table[name] for name in names}
+    frame = pa.table(found).to_pandas(types_mapper=pd.ArrowDtype) if found else pd.DataFrame(index=range(table.num_rows))
+    if index:
+        return frame.set_axis(table.select(index).to_pandas().index)
+    for stored in _pandas_index(table.schema):
+        if isinstance(stored, dict) and len(range(stored["start"], stored["stop"], stored["step"])) == len(frame):
+            frame.index = pd.RangeIndex(stored["start"], stored["stop"], stored["step"], name=stored["name"])
+    return frame
+
+
+def _pandas_index(schema: pa.Schema) -> list[Any]:
+    """Return where pandas has stored the index of a frame: names of columns, or the range of a RangeIndex."""
+    described = (schema.metadata or {}).get(b"pandas")
+    return [] if described is None else json.loads(described).get("index_columns", [])
+
+
+def _index_columns(schema: pa.Schema) -> list[str]:
+    """Return the names of the columns in which pandas has stored the index."""
+    return [name for name in _pandas_index(schema) if isinstance(name, str) and name in schema.names]
+
+
+@contextmanager
+def _opened(file: DataFile, piece_bytes: int | None = None) -> Iterator[Any]:
+    """Open a file for Arrow. piece_bytes : how much of a file in a store is read at once."""
+    fs, name = fsspec.url_to_fs(file.url)
+    local = isinstance(fs, LocalFileSystem)
+    options = {} if piece_bytes is None else {"block_size": piece_bytes}
+    with pa.OSFile(name) if local else fs.open(name, "rb", **options) as stream:
+        yield stream
+
+
+def _footer_of(stream: Any) -> tuple[Any, str]:
+    """Return the metadata of a Parquet file and a digest of its footer, with one request if it is small."""
+    from pyarrow import parquet as pq
+
+    size = stream.seek(0, 2)
+    n_bytes = min(size, _PIECE_BYTES)
+    stream.seek(size - n_bytes)
+    tail = stream.read(n_bytes)
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if n_bytes < length <= size:
+        stream.seek(size - length)
+        tail = stream.read(length)
+    stream.seek(0)
+    return pq.read_metadata(pa.BufferReader(tail)), hashlib.sha256(tail[-length:]).hexdigest()[:16]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _check_same_columns(
+    first: tuple[DataFile, Footer],
+    other: tuple[DataFile, Footer],
+    in_folders: Collection[str],
+    columns: Collection[str] | None,
+) -> None:
+    """Raise a DataError if a column that is used is only in one of two files, or text in one and not in the other.
+
+    in_folders : columns in the names of folders, which are not compared.
+    """
+    for (here, mine), (there, theirs) in ((first, other), (other, first)):
+        types = {one.name: one.type for one in theirs.schema}
+        for one in mine.schema:
+            name = one.name
+            if name not in mine.columns or name in in_folders or (columns is not None and name not in columns):
+                continue
+            if name not in types:
+                raise DataError(f"{shown(there.url)} has no column {name!r}, which {shown(here.url)} has")
+            if _is_text(one.type) and not _is_text(types[name]) and not pa.types.is_null(types[name]):
+                raise DataError(f"column {name!r} holds text in {shown(here.url)}, but not in {shown(there.url)}")
