@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import shutil
 import tempfile
@@ -13,6 +14,8 @@ import dask
 import fsspec
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -414,3 +417,193 @@ def test_a_damaged_file_among_many(folder: Path) -> None:
     (folder / "gz" / "part-2.csv.gz").write_bytes(gzip.compress(b"a,b,c,y\n1,2"))
     with pytest.raises(DataError, match=r"target 'y' contains NaN .* in 1 row, first in row 0 of partition 2"):
         open_table(folder / "gz", "y")
+
+
+def in_folders(root: Path, *folders: str, **columns: Any) -> Path:
+    """Write a Parquet file with ten rows into each folder."""
+    for k, folder in enumerate(folders):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        some = rows().iloc[10 * (k % 4) : 10 * (k % 4) + 10]
+        some.assign(**columns).to_parquet(root / folder / "part-0.parquet", index=False)
+    return root
+
+
+def in_names(path: Any, *names: str, like: Any = None) -> list[dict[str, Any]]:
+    """Return the values of the columns in the names of folders, one for each file."""
+    frame = paths.open_path(path, like)
+    assert list(frame.columns) == ["a", "b", "c", "y", *names]
+    first = frame.map_partitions(lambda part: part.iloc[:1]).compute()
+    return [{name: None if pd.isna(row[name]) else row[name] for name in names} for _, row in first.iterrows()]
+
+
+def test_only_folders_below_the_path_have_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = in_folders(tmp_path / "date=2024-05-01" / "a [1]", "day=1/site=x", "day=2/site=y")
+    days = [{"day": 1, "site": "x"}, {"day": 2, "site": "y"}]
+    monkeypatch.chdir(base)
+    (tmp_path / "link").symlink_to(base)
+    for path in (
+        base, f"{base}/", f"file://{base}", ".", "../a [1]", base / "day=1" / "..", tmp_path / "link", "day=*/*/*.parquet",
+        "day=[12]/site=*/part-0.parquet", "*/*/*.parquet", ["day=1", "day=2"], [f"day={k + 1}/site={'xy'[k]}" for k in (0, 1)],
+        [f"day={k + 1}/site={'xy'[k]}/part-0.parquet" for k in (0, 1)],
+    ):  # fmt: skip
+        assert in_names(path, "day", "site") == days, path
+    assert in_names(base / "day=1", "site") == [{"site": "x"}]
+    assert in_names("day=2/*/part-0.parquet", "site") == [{"site": "y"}]
+    for path in (base / "day=1/site=x", base / "day=1/site=x/part-0.parquet", "day=1/site=x/*.parquet", ["day=1/site=x"]):
+        assert in_names(path) == [{}]
+    assert in_names(tmp_path, "date", "day", "site")[0] == {"date": "2024-05-01"} | days[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["1", "2", "__HIVE_DEFAULT_PARTITION__"], [1, 2, None]),
+        (["01", "02", "10"], [1, 2, 10]),
+        (["1", "10", "x"], ["1", "10", "x"]),
+        (["2024-05-01", "2024-05-02"], ["2024-05-01", "2024-05-02"]),
+        (["5", "3000000000"], ["5", "3000000000"]),
+        (["0.5", "1"], ["0.5", "1"]),
+        (["Z%C3%BCrich%2FS", "a b", "x=y"], ["Zürich/S", "a b", "x=y"]),
+        (["__HIVE_DEFAULT_PARTITION__"], [None]),
+    ],
+)
+def test_values_in_the_names_of_folders(tmp_path: Path, values: list[str], expected: list[Any]) -> None:
+    in_folders(tmp_path, *(f"k={value}" for value in values))
+    assert [one["k"] for one in in_names(tmp_path, "k")] == expected
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path), "/b/above=1/t", recursive=True)
+    try:
+        assert [one["k"] for one in in_names("memory://b/above=1/t", "k")] == expected
+    finally:
+        memory.rm("/b", recursive=True)
+
+
+def test_columns_of_folders_and_files_with_the_same_name(tmp_path: Path) -> None:
+    """The folder decides, as in polars and Spark; a file that is in no such folder keeps its own column, or has none."""
+    in_folders(tmp_path / "t", "c=1", "c=2")
+    assert in_values(tmp_path / "t", "c") == [1] * 10 + [2] * 10
+    in_folders(tmp_path / "dates", "day=1", "day=2", day=pd.Timestamp("2024-05-01"))
+    assert in_values(tmp_path / "dates", "day") == [1] * 10 + [2] * 10
+    in_folders(tmp_path / "deep", "day=1", ".")
+    assert sorted(in_values(tmp_path / "deep", "day"), key=str) == [1] * 10 + [None] * 10
+
+
+def in_values(path: Path, name: str) -> list[Any]:
+    return [None if pd.isna(one) else one for one in paths.open_path(path)[name].compute()]
+
+
+def test_models_of_folders(tmp_path: Path) -> None:
+    """The same model in process and on a cluster, and the kinds of a model for the columns of other folders."""
+    in_folders(tmp_path / "text", *(f"k={value}" for value in ("x", "2", "3", "__HIVE_DEFAULT_PARTITION__")))
+    in_folders(tmp_path / "text again", "k=2")
+    options: dict[str, Any] = {"max_iter": 3, "min_samples_leaf": 3, "features": ["a", "k"], "progress": False}
+    booster = dboost.fit(tmp_path / "text", "y", **options)
+    assert booster.ensemble.features[1] == Feature("k", ("2", "3", "x"))
+    with threads_cluster(2) as client:
+        assert dboost.fit(tmp_path / "text", "y", client=client, **options) == booster
+    assert dboost.fit(tmp_path / "text", "y", memory_limit="64MiB", **options) == booster
+    again = paths.open_path(tmp_path / "text again", booster.ensemble.features)
+    assert again["k"].compute().tolist() == ["2"] * 10
+    assert len(booster.predict(tmp_path / "text again").compute()) == 10
+    with pytest.raises(DataError, match="the data have no column 'k'"):
+        booster.predict(tmp_path / "text" / "k=2")
+    numbers = dboost.fit(rows().assign(k=np.arange(N) % 5), "y", **options)
+    assert len(numbers.predict(tmp_path / "text again").compute()) == 10, "a numeric feature"
+
+
+def test_files_of_a_list_may_have_types_that_mean_the_same(tmp_path: Path) -> None:
+    values = np.array(["x", "y", "z"])[np.arange(N) % 3]
+    kinds = {
+        "ordered": pa.DictionaryArray.from_arrays(np.arange(N, dtype=np.int32) % 3, ["x", "y", "z"], ordered=True),
+        "plain": pa.array(values).dictionary_encode(),
+        "text": pa.array(values),
+        "large": pa.array(values, pa.large_string()),
+        "view": pa.array(values, pa.string_view()),
+        "missing": pa.nulls(N),
+    }
+    numbers = {"ordered": pa.int8(), "plain": pa.int64(), "text": pa.float32(), "large": pa.float64(), "view": pa.uint16()}
+    y = np.arange(N) % 2
+    for name, column in kinds.items():
+        number = pa.array(np.arange(N)).cast(numbers.get(name, pa.int32()))
+        pq.write_table(pa.table({"c": column, "n": number, "y": y}), tmp_path / f"{name}.parquet")
+    for order in (kinds, list(kinds)[::-1], ["text", "ordered"], ["plain", "large"], ["view", "text"], ["plain", "ordered"]):
+        files = [tmp_path / f"{name}.parquet" for name in order]
+        frame = pd.concat([pd.read_parquet(file).astype({"c": object}) for file in files], ignore_index=True)
+        options: dict[str, Any] = {"max_iter": 2, "min_samples_leaf": 3, "progress": False}
+        found = dboost.fit(files, "y", **options)
+        assert found == dboost.fit(frame, "y", **options)
+        np.testing.assert_array_equal(found.predict(files).compute(), found.predict(frame))
+
+
+def test_predictions_have_the_index_of_the_files(tmp_path: Path) -> None:
+    frame = rows().drop(columns="c")
+    booster = dboost.fit(frame, "y", max_iter=1)
+    for index in (frame.index[::-1], pd.Index(frame["a"] * 3, name="id"), pd.RangeIndex(5, 45), pd.Index(list("ab") * 20)):
+        frame.set_axis(index).to_parquet(tmp_path / "a.parquet")
+        found = booster.predict(tmp_path / "a.parquet").compute()
+        assert (found.index.tolist(), found.index.name) == (index.tolist(), index.name)
+        assert list(paths.open_path(tmp_path / "a.parquet").columns) == ["a", "b", "y"]
+
+
+def replaced(file: Path, how: str) -> None:
+    """Replace a file by one with other values: also of the same size, and with the same time of the last change."""
+    before, stat = file.read_bytes(), file.stat()
+    if file.suffix == ".csv":
+        content_ = before.replace(b"\n2", b"\n9") if how != "longer" else before + before.splitlines(keepends=True)[-1]
+    else:
+        frame = pd.read_parquet(file)
+        frame["b"] = frame["b"].to_numpy()[::-1]
+        frame.to_parquet(file.with_name("draft"), index=False)
+        content_ = file.with_name("draft").read_bytes()
+        file.with_name("draft").unlink()
+    if how == "renamed":
+        file.with_name("draft").write_bytes(content_)
+        file.with_name("draft").rename(file)
+    else:
+        file.write_bytes(content_)
+    if how == "same time":
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert file.read_bytes() != before
+
+
+@pytest.mark.parametrize("how", ["in place", "longer", "renamed", "same time", "removed"])
+@pytest.mark.parametrize("kind", ["csv", "gz", "parquet"])
+def test_files_replaced_after_they_were_listed(folder: Path, kind: str, how: str) -> None:
+    booster = dboost.fit(rows()[["a", "b", "y"]], "y", max_iter=1)
+    lazy, frame = booster.predict(folder / kind), paths.open_path(folder / kind)
+    file = sorted((folder / kind).glob("part-2*"))[0]
+    if how == "removed":
+        file.unlink()
+    elif kind == "gz":
+        file.write_bytes(gzip.compress(gzip.decompress(file.read_bytes()).replace(b"\n2", b"\n3")))
+    else:
+        replaced(file, how)
+    lazy.partitions[0].compute()
+    message = "part-2.*No such file" if how == "removed" else "part-2.* was changed or replaced while the data were read"
+    with pytest.raises(DataError, match=message):
+        lazy.partitions[2].compute()
+    with pytest.raises(DataError, match=message):
+        dboost.fit(frame, "y", features=["a", "b"], max_iter=1)
+    if how != "removed":
+        assert len(booster.predict(folder / kind).compute()) >= N, "a new call reads the new files"
+
+
+def test_files_replaced_in_a_store_or_on_another_host(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(str(folder / "csv"), "/bucket/csv", recursive=True)
+    try:
+        frame = paths.open_path("memory://bucket/csv")
+        frame.compute()
+        memory.pipe("/bucket/csv/part-1.csv", memory.cat("/bucket/csv/part-1.csv").replace(b"\n1", b"\n9"))
+        with pytest.raises(DataError, match=r"part-1\.csv was changed or replaced"):
+            frame.compute()
+    finally:
+        memory.rm("/bucket", recursive=True)
+    # Workers on other hosts may have copies with other times, but the files must not be newer than the listing.
+    frame = paths.open_path(folder / "csv")
+    monkeypatch.setattr("platform.node", lambda: "another")
+    os.utime(folder / "csv" / "part-1.csv", ns=(10**9, 10**9))
+    assert len(frame.compute()) == N
+    (folder / "csv" / "part-1.csv").touch()
+    with pytest.raises(DataError, match=r"part-1\.csv was changed or replaced"):
+        frame.compute()

@@ -168,12 +168,26 @@ def test_files_are_read_in_parts(sliced: None, tmp_path: Path, monkeypatch: pyte
         assert saved(dboost.fit(path, "y", memory_limit="64MiB", **COMMON)) == saved(whole)
 
 
-def test_a_row_group_that_is_larger_than_the_limit(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    table = pa.table({"a": rng.normal(size=20_000), "y": rng.normal(size=20_000)})
-    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=15_000)
-    with pytest.raises(
-        dboost.DataError,
-        match=r"row group 0 of .*rows.parquet has 0.\d MiB, which is more than memory_limit allows \(0.1 MiB\)",
-    ):
-        dboost.fit(tmp_path / "rows.parquet", "y", memory_limit="100KiB", **COMMON)
+@pytest.mark.parametrize("version", ["plain", "dictionary", "compressed", "pages"])
+def test_a_row_group_that_is_larger_than_the_limit(sliced: None, tmp_path: Path, version: str) -> None:
+    """It is read by ranges of rows: the rows, types and missing values are those of the whole, also of columns in folders."""
+    frame = mixed_frame(2000)
+    frame["few"] = np.arange(2000) // 500  # a dictionary of few values: its pages are much smaller than the rows
+    frame["lists"] = [[k] for k in range(2000)]
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    options: dict[str, Any] = {
+        "plain": {"use_dictionary": False},
+        "dictionary": {"row_group_size": 1500},
+        "compressed": {"compression": "zstd"},
+        "pages": {"data_page_size": 512, "data_page_version": "2.0"},
+    }[version]
+    (tmp_path / "rows" / "day=3").mkdir(parents=True)
+    pq.write_table(table, tmp_path / "rows" / "day=3" / "a.parquet", **options)
+    names = [*NUMERIC, "town", "few", "day"]
+    lazy = open_path(tmp_path / "rows", most_bytes=SHARE, columns=[*names, "y"])
+    assert lazy.npartitions > 20
+    found, whole = (one[[*names, "y"]].compute() for one in (lazy, open_path(tmp_path / "rows")))
+    for name in names:
+        assert found[name].tolist() == whole[name].tolist()
+    expected = dboost.fit(tmp_path / "rows", "y", features=names, **COMMON)
+    assert saved(dboost.fit(tmp_path / "rows", "y", features=names, memory_limit="64MiB", **COMMON)) == saved(expected)

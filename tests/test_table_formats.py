@@ -18,7 +18,7 @@ from distributed import Client
 
 import dboost
 from dboost.cli import main
-from dboost.data import paths
+from dboost.data import parquet, paths
 from dboost.data.paths import open_path
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.object_store import served
@@ -127,13 +127,14 @@ def test_large_files_are_read_by_row_groups(tmp_path: Path, monkeypatch: pytest.
     assert open_path(tmp_path / "t").npartitions == 1
     delete(tmp_path / "t", [0, 99, 100, 555, 999])
     monkeypatch.setattr(paths, "SMALL_BYTES", 0)
-    monkeypatch.setattr(paths, "PARTITION_BYTES", 10_000)
+    monkeypatch.setattr(parquet, "PARTITION_BYTES", 10_000)
     lazy = open_path(tmp_path / "t")
     assert 3 <= lazy.npartitions <= 10
     kept = frame.drop(index=[0, 99, 100, 555, 999])
     assert lazy["a"].compute().tolist() == kept["a"].tolist()
-    with pytest.raises(dboost.DataError, match=r"row group 0 of .* more than memory_limit allows"):
-        open_path(tmp_path / "t", most_bytes=100)
+    divided = open_path(tmp_path / "t", most_bytes=500)
+    assert divided.npartitions > 50, "row groups are divided"
+    assert divided["a"].compute().tolist() == kept["a"].tolist()
 
 
 #: The digits of Z85 (rfc.zeromq.org/spec/32).

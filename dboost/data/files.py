@@ -179,9 +179,13 @@ def find_files(path: Any) -> DataFiles:
             root, found = name.rstrip("/") or "/", fs.find(name, detail=True)
             _check_plain(path, found)
             found = _without_hidden(root, len(root.rstrip("/").split("/")), found)
+        elif not MAGIC.search(name):
+            root, found = name, {}
         else:
-            fixed = MAGIC.split(name)[0].split("/")[:-1]
-            root, found = "/".join(fixed) or posixpath.dirname(name), _without_hidden(name, len(fixed), _matches(fs, name))
+            root, n_fixed = _fixed(fs, name)
+            literal = MAGIC.sub(r"[\g<0>]", root.rstrip("/"))
+            glob = "/".join([literal, *name.split("/")[n_fixed:]]) if n_fixed else name
+            found = _without_hidden(name, n_fixed, _matches(fs, glob))
         files = {
             posixpath.relpath(file, root): stat_file(fs, file, found[file]) for file in sorted(found, key=natural_sort_key)
         }
@@ -277,6 +281,20 @@ def _without_hidden(path: str, n_fixed: int, found: dict[str, Any]) -> dict[str,
         if name.lower().endswith(PARQUET + CSV)
         and not any(part.startswith(("_", ".")) and not part.startswith(asked) for part in name.split("/")[n_fixed:])
     }
+
+
+def _fixed(fs: Any, glob: str) -> tuple[str, int]:
+    """Return the folder of a glob before its wildcards, and how many parts of the name that is.
+
+    A folder whose name looks like a pattern is itself, as a file is.
+    """
+    parts = glob.split("/")
+    n_fixed = 0
+    while n_fixed < len(parts) - 1:
+        if MAGIC.search(parts[n_fixed]) and not fs.isdir("/".join(parts[: n_fixed + 1])):
+            break
+        n_fixed += 1
+    return "/".join(parts[:n_fixed]) or "/", n_fixed
 
 
 def _matches(fs: Any, glob: str) -> dict[str, Any]:

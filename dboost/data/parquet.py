@@ -150,7 +150,10 @@ def open_parquet(
     all_names = dict.fromkeys([*first[1].columns, *(name for of_file in constants for name in of_file)])
     names = [name for name in all_names if name not in repeated]
     of_first = constants[pairs.index(first)]
-    meta = _frame(first[1].schema.empty_table(), of_first, names, first[1].index)
+    # Arrow cannot select rows of a string_view.
+    fields = [one.with_type(pa.string()) if _is_text(one.type) else one for one in first[1].schema]
+    empty = pa.schema(fields, first[1].schema.metadata).empty_table()
+    meta = _frame(empty, of_first, names, first[1].index)
     return dd.from_map(read_part, parts, names=names, meta=meta, label="read-parquet", enforce_metadata=False)
 
 
@@ -253,7 +256,7 @@ def read_part(
         stored = [name for name in wanted if name not in part.constants and name in schema.names]
         index = [] if part.sparing or types is not None else _index_columns(schema)
         memory = {"pre_buffer": False, "buffer_size": _PIECE_BYTES} if part.sparing else {"pre_buffer": True}
-        text = [one.name for one in schema if _is_text(one.type)]
+        text = [one.name for one in schema if _is_text(one.type) and one.name not in index]
         with pq.ParquetFile(stream, metadata=metadata, read_dictionary=text, **memory) as file:
             table = _rows_of(file, part, [*stored, *index])
     if types is not None:
