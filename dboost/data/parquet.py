@@ -259,6 +259,8 @@ def read_part(
         text = [one.name for one in schema if _is_text(one.type) and one.name not in index]
         with pq.ParquetFile(stream, metadata=metadata, read_dictionary=text, **memory) as file:
             table = _rows_of(file, part, [*stored, *index])
+        if part.sparing:
+            pa.default_memory_pool().release_unused()
     if types is not None:
         table = _as_declared(table, types, wanted, part.constants)
     frame = _frame(

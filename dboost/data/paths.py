@@ -84,8 +84,8 @@ def open_table_format(data: Any, most_bytes: int | None = None) -> dd.DataFrame:
     Raises
     ------
     DataError
-        If the table cannot be read correctly, or has no data files; if a row group (Delta) or a file (Iceberg) is too large for
-        the memory limit.
+        If the table cannot be read correctly, or has no data files; if a file of Iceberg is too large for the
+        memory limit.
     """
     return _of_delta(data, most_bytes) if is_a(data, "deltalake", "DeltaTable") else _of_iceberg(data, most_bytes)
 
