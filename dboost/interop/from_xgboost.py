@@ -231,10 +231,10 @@ def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature],
         tree.get("categories_nodes", []), tree.get("categories_segments", []), tree.get("categories_sizes", []), strict=True
     )
     for node, first, size in segments:
-        of_feature = features[feature[node]]
         right = np.asarray(tree["categories"][first : first + size], np.int64)
         if not 0 <= node < len(feature) or first < 0 or len(right) != size:
             raise ValueError(f"the categories of node {node} do not fit the tree")
+        of_feature = features[feature[node]]
         check_codes(of_feature.name, right, len(of_feature.categories or ()))
         sets[int(node)] = np.setdiff1d(np.arange(len(of_feature.categories or ())), right)
     threshold = last_below(condition)
