@@ -535,6 +535,29 @@ def test_files_of_a_list_may_have_types_that_mean_the_same(tmp_path: Path) -> No
         np.testing.assert_array_equal(found.predict(files).compute(), found.predict(frame))
 
 
+@pytest.mark.parametrize("limit", [None, "64MiB"])
+def test_what_was_categorical_in_pandas_is_categorical(tmp_path: Path, limit: str | None) -> None:
+    k = np.arange(N) % 4
+    kinds = {
+        "integers": pd.Categorical(k + 1),
+        "floats": pd.Categorical(k / 2),
+        "booleans": pd.Categorical(k > 1),
+        "missing": pd.Categorical(np.where(k == 2, np.nan, k)),
+        "ordered": pd.Categorical(-k, ordered=True),
+        "text": pd.Categorical(k.astype(str)),
+        "unused": pd.Categorical(k % 2, categories=[3, 1, 0, 7]),
+        "wide": pd.Categorical((k + 2**40).astype(np.int64)),
+    }
+    frame = pd.DataFrame(kinds | {"number": k, "y": np.arange(N) % 2})
+    for file, some in (("part-0", frame[: N // 2]), ("part-1", frame[N // 2 :])):
+        some.to_parquet(tmp_path / f"{file}.parquet", row_group_size=7)
+    options: dict[str, Any] = {"max_iter": 3, "min_samples_leaf": 3, "progress": False}
+    booster = dboost.fit(tmp_path, "y", memory_limit=limit, **options)
+    assert {one.name for one in booster.features if one.is_categorical} == set(kinds)
+    assert booster == dboost.fit(frame, "y", **options)
+    np.testing.assert_array_equal(booster.predict(tmp_path).compute(), booster.predict(frame))
+
+
 def test_predictions_have_the_index_of_the_files(tmp_path: Path) -> None:
     frame = rows().drop(columns="c")
     booster = dboost.fit(frame, "y", max_iter=1)

@@ -310,6 +310,9 @@ def _frame(table: pa.Table, constants: dict[str, pa.Array], names: Sequence[str]
     """Return columns of a table, and constant ones, as a frame of Arrow types with the index that pandas has stored."""
     zeros = np.zeros(table.num_rows, np.int64)
     found = {name: constants[name].take(zeros) if name in constants else table[name] for name in names}
+    for name in _pandas_categoricals(table.schema).intersection(found).difference(constants):
+        if not pa.types.is_dictionary(found[name].type):
+            found[name] = found[name].dictionary_encode()
     frame = pa.table(found).to_pandas(types_mapper=pd.ArrowDtype) if found else pd.DataFrame(index=range(table.num_rows))
     if index:
         return frame.set_axis(table.select(index).to_pandas().index)
@@ -319,10 +322,20 @@ def _frame(table: pa.Table, constants: dict[str, pa.Array], names: Sequence[str]
     return frame
 
 
+def _of_pandas(schema: pa.Schema, key: str) -> list[Any]:
+    """Return a list of what pandas has stored of a frame; empty if another library has written the file."""
+    described = (schema.metadata or {}).get(b"pandas")
+    return [] if described is None else json.loads(described).get(key, [])
+
+
 def _pandas_index(schema: pa.Schema) -> list[Any]:
     """Return where pandas has stored the index of a frame: names of columns, or the range of a RangeIndex."""
-    described = (schema.metadata or {}).get(b"pandas")
-    return [] if described is None else json.loads(described).get("index_columns", [])
+    return _of_pandas(schema, "index_columns")
+
+
+def _pandas_categoricals(schema: pa.Schema) -> set[str]:
+    """Return the columns that were categorical in pandas; Parquet itself keeps that only for text."""
+    return {one["field_name"] for one in _of_pandas(schema, "columns") if one["pandas_type"] == "categorical"}
 
 
 def _index_columns(schema: pa.Schema) -> list[str]:
