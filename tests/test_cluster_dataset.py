@@ -28,9 +28,10 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost import DataError, InputTypeError, ParameterError
+from dboost.session.memory import Budget
 from dboost.storage.block_file import StorageError
 from tests.helpers.clusters import ROOT, Processes, a_table, at, held_fits, threads_cluster, until, wait_for_file
-from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame
+from tests.helpers.fits import FEATURES, NUMERIC, TARGETS, cut, mixed_frame
 from tests.helpers.object_store import served
 
 FRAME = mixed_frame(900)
@@ -308,6 +309,52 @@ def test_nothing_is_left_when_a_data_set_is_closed(client: Client) -> None:
     dboost.fit(data, **OPTIONS)
     data.close()
     until(lambda: not keys())
+
+
+@pytest.mark.parametrize("change", ["values", "target", "rows", "nothing"])
+@pytest.mark.parametrize("how", ["a column", "an array", "slices"])
+def test_a_source_that_has_changed_when_a_worker_is_lost_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: str, how: str
+) -> None:
+    frame = mixed_frame(90)[[*FEATURES, "y", "w"]]
+
+    def write(rows: pd.DataFrame) -> None:
+        for i in range(3):
+            rows.iloc[i * len(rows) // 3 : (i + 1) * len(rows) // 3].to_parquet(tmp_path / f"{i}.parquet")
+
+    write(frame)
+    options: dict[str, Any] = {"sample_weight": "w"} if how == "a column" else {"sample_weight": np.array(frame["w"])}
+    if how == "slices":
+        monkeypatch.setattr(Budget, "chunk", 8 * 12 * len(FEATURES))
+        options["memory_limit"] = "1GiB"
+    else:
+        options["memory_limit"] = None
+    features = {"features": FEATURES}
+    with threads_cluster(2, 1) as own:
+        expected = dboost.fit(frame, "y", **OPTIONS, **options, **features).sha256
+        lazy = dd.from_map(pd.read_parquet, [tmp_path / f"{i}.parquet" for i in range(3)])  # dboost compares paths itself
+        with dboost.prepare(lazy, "y", client=own, **options, **features) as data:
+            assert dboost.fit(data, **OPTIONS).sha256 == expected
+            column = "y" if change == "target" else NUMERIC[0]
+            changed = {
+                "rows": frame.iloc[:80],
+                "nothing": frame,
+            }.get(change, frame.assign(**{column: np.roll(frame[column], 1)}))
+            write(changed)
+
+            async def lose_one(dask_scheduler: Any) -> None:
+                workers = {worker.address for task in dask_scheduler.tasks.values() for worker in task.who_has or ()}
+                await dask_scheduler.remove_worker(min(workers), stimulus_id="a test", expected=True)
+
+            own.run_on_scheduler(lose_one)
+            if change == "nothing":
+                assert dboost.fit(data, **OPTIONS).sha256 == expected
+                return
+            gave = r"\d+ rows where it had 30" if change == "rows" else "other values"
+            with pytest.raises(DataError, match=rf"partition \d: it was read again because workers have left, and gave {gave}"):
+                dboost.fit(data, **OPTIONS)
+            with pytest.raises(DataError, match="prepare the data set again"):
+                dboost.cv(data, folds=2, **OPTIONS)
 
 
 def test_several_fits_at_once_and_one_that_is_given_up(client: Client) -> None:

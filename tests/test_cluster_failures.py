@@ -89,6 +89,42 @@ def test_a_worker_is_killed_while_training(cluster: Processes, expected: str, de
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", ["an evaluation set", "a continued model", "truth values", "a leaf refit"])
+def test_rows_that_move_after_they_were_read_again_have_not_changed(cluster: Processes, case: str) -> None:
+    """The worker with all rows is killed; another one reads them again, and a third may get them."""
+    few, names = FRAME.assign(e=FRAME["e"].where(FRAME["e"].isin(["a", "b"]))), ["a", "b", "c", "e"]
+    options, data = OPTIONS | {"random_state": 3}, FRAME
+    if case == "an evaluation set":
+        data, options["eval_set"] = few, {"held": FRAME.iloc[:1500]}
+    elif case == "a continued model":
+        options["start_from"] = dboost.fit(few, "z", **OPTIONS | {"max_iter": 3})
+    elif case == "truth values":
+        data = FRAME.assign(e=(FRAME["e"] < "e").astype("category"))
+        options["eval_set"] = {"held": data.iloc[:1500].assign(e=data["e"].astype(int).astype("category"))}
+    else:
+        model = dboost.fit(few, "z", **OPTIONS)
+        expected = model.refit_leaves(FRAME, "z").sha256
+        slow = lazily(0.2)
+        kill = after(0.5, lambda: os.kill(cluster.any_pid(), signal.SIGKILL))
+        assert model.refit_leaves(slow[[*names, "z"]], "z", client=cluster.client).sha256 == expected
+        kill.join()
+        return
+    expected = dboost.fit(data, "z", **options).sha256
+    if "eval_set" in options:
+        options["eval_set"] = {"held": dd.from_pandas(options["eval_set"]["held"], npartitions=3)}
+    for iteration in (3, 9):
+        cluster.ensure_workers(3)
+
+        def kill_the_owner() -> None:
+            rows = cluster.client.run(held_rows)
+            os.kill(cluster.pids()[max(rows, key=lambda worker: rows[worker])], signal.SIGKILL)
+
+        lazy = dd.from_pandas(data, npartitions=6)
+        booster = dboost.fit(lazy, "z", client=cluster.client, callbacks=at(iteration, kill_the_owner), **options)
+        assert booster.sha256 == expected
+
+
+@pytest.mark.slow
 def test_a_worker_is_killed_while_loading(cluster: Processes, expected: str) -> None:
     victim = cluster.any_pid()
     after(0.5, lambda: os.kill(victim, signal.SIGKILL))

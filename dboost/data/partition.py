@@ -1007,6 +1007,16 @@ def fingerprint(chunk: Chunk) -> int:
     return found
 
 
+def joined_fingerprint(parts: Sequence[int]) -> int:
+    """Return the checksum of a partition, given those of its slices."""
+    return parts[0] if len(parts) == 1 else zlib.crc32(repr(list(parts)).encode())
+
+
+def slice_rows(most_bytes: int | None, n_features: int) -> int | None:
+    """Return the rows of a slice of at most so many bytes; a column takes at most 8 bytes a row. None: there is no limit."""
+    return None if most_bytes is None else max(most_bytes // (8 * max(n_features, 1)), 1)
+
+
 def _of_column(column: Column | None) -> int:
     if column is None:
         return 1

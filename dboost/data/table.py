@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -45,10 +44,12 @@ from dboost.data.partition import (
     fingerprint,
     is_lazy,
     is_path,
+    joined_fingerprint,
     make_read_plan,
     read_partition,
     read_slices,
     role_column,
+    slice_rows,
     used_columns,
 )
 from dboost.data.row_metadata import (
@@ -96,9 +97,7 @@ class SpooledChunk:
     @property
     def fingerprint(self) -> int:
         """Checksum of all slices. Reading the partition again with the same limit gives the same slices."""
-        if len(self.slices) == 1:
-            return self.slices[0].fingerprint
-        return zlib.crc32(repr([part.fingerprint for part in self.slices]).encode())
+        return joined_fingerprint([part.fingerprint for part in self.slices])
 
 
 class ColumnUnifier:
@@ -208,9 +207,7 @@ class Reader:
 
     @property
     def _most_rows(self) -> int | None:
-        """Rows of a slice; a column takes at most 8 bytes a row."""
-        most = self.spool.most_bytes
-        return None if most is None else max(most // (8 * max(len(self._features), 1)), 1)
+        return slice_rows(self.spool.most_bytes, len(self._features))
 
     def take_slice(self, i: int, chunk: Chunk, number: int) -> ChunkSlice:
         """Store a slice of a partition that another reader has read, see `chunk`. Slices arrive in order. Thread-safe."""

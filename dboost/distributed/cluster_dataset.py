@@ -3,7 +3,8 @@
 `prepare_on_cluster` reads the partitions as a fit does, to find the features and the split points, and then makes a task for
 each partition that returns it as a `data.chunk.BinnedPartition`. Dask holds the results: it spills them to disk when
 a worker runs short of memory, and computes those of a lost worker again from their source. While the split points are found it
-also holds the raw partitions, so the source is read once.
+also holds the raw partitions, so the source is read once. A task compares the fingerprint of its partition with that of the
+first reading: a source that has changed meanwhile is an error, also for fits much later and for those of other clients.
 
 A fit on the data set reads the binned partitions (`BinnedTasks`) instead of the source. Everything else, such as balancing,
 recovery and workers that join, is as for any table. Several fits may run at the same time.
@@ -20,10 +21,20 @@ from typing import Any, Self
 import numpy as np
 from distributed import Client, Future
 
-from dboost.data import CategoryColumn, Column
+from dboost.data import CategoryColumn, Chunk, Column
 from dboost.data.chunk import BinnedPartition
 from dboost.data.dask_collections import in_place
-from dboost.data.partition import ROLES, binned_plan, read_partition
+from dboost.data.partition import (
+    ROLES,
+    ReadPlan,
+    binned_plan,
+    fingerprint,
+    joined_fingerprint,
+    read_partition,
+    read_slices,
+    role_column,
+    slice_rows,
+)
 from dboost.data.table import values_of
 from dboost.distributed.client import WorkerChoice
 from dboost.distributed.cluster_fit import ClusterTable
@@ -241,10 +252,13 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
             token = uuid.uuid4().hex
             keys = [f"dboost-binned-{token}-{i}" for i in range(raw.n_parts)]
             shared = f"dboost-bins-{token}"
-            graph = raw.graph | {shared: (_identity, pack((plan, binning, n_rows, parameters.random_state, raw.filled, has)))}
+            most_rows = slice_rows(None if request.budget is None else request.budget.chunk, len(features))
+            common = plan, binning, n_rows, parameters.random_state, raw.filled, has, most_rows
+            graph = raw.graph | {shared: (_identity, pack(common))}
             for i, key in enumerate(keys):
                 given = {role: rows_alone(_some(values, ends[i], ends[i + 1])) for role, values in raw.whole.items()}
-                graph[key] = (_bin_part, shared, i, (starts[i], n_kept[i]), pack(given), raw.bundles[i])
+                known = starts[i], n_kept[i], table.lengths[i], table.fingerprints[i]
+                graph[key] = (_bin_part, shared, i, known, pack(given), raw.bundles[i])
             futures += client.get(graph, keys, sync=False, **restricted)
             of_samples = {f"dboost-sample-{token}-{i}": (_sample_of, key) for i, key in enumerate(keys)}
             held_keys: dict[Any, Any] = {future.key: future for future in futures}
@@ -263,30 +277,52 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
     return ClusterRows(client, data, futures, tuple(n_kept[i] for i in range(len(keys))), has, request.workers)
 
 
-def _bin_part(shared: bytes, i: int, rows: tuple[int, int], given: bytes, bundle: tuple[Any, ...]) -> BinnedPartition:
-    """Bin a partition, in a task. rows : global id of its first row of positive weight, and number of such rows."""
-    plan, binning, n_rows, seed, filled, has = unpack(shared)
-    roles: dict[str, Any] = unpack(given)
-    data, *vectors = in_place(bundle, filled)
-    target, weight, offset = (roles.get(role, vector) for role, vector in zip(ROLES, vectors, strict=True))
+def _bin_part(
+    shared: bytes, i: int, known: tuple[int, int, int, int], given: bytes, bundle: tuple[Any, ...]
+) -> BinnedPartition:
+    """Bin a partition, in a task.
+
+    known : from the first reading: global id of the first row of positive weight, number of such rows and of all, fingerprint.
+    """
+    plan, binning, n_rows, seed, filled, has, most_rows = unpack(shared)
+    start, n_kept, length, first_fingerprint = known
     try:
-        chunk = read_partition(data, plan, (target, weight, offset))
+        chunk, found_fingerprint = _read_again(in_place(bundle, filled), plan, most_rows)
+        if (chunk.n_rows, found_fingerprint) != (length, first_fingerprint):
+            values = "other values" if chunk.n_rows == length else f"{chunk.n_rows} rows where it had {length}"
+            raise DataError(
+                f"it was read again because workers have left, and gave {values}: prepare the data set again, from a source "
+                "with the same rows every time (no sample without a seed, no query without an order, no files that change)"
+            )
         if not chunk.n_rows:  # roles of an empty partition are not read
-            target, weight, offset = (np.empty(0) if there else None for there in has)
-            chunk = replace(chunk, target=target, weight=weight, offset=offset)
-        found, known, kept = bin_chunk(chunk, binning)
+            roles: list[Any] = [np.empty(0) if there else None for there in has]
+        else:
+            separate = unpack(given)
+            roles = [
+                role_column(separate[role], role, None, length) if role in separate else column
+                for role, column in zip(ROLES, (chunk.target, chunk.weight, chunk.offset), strict=True)
+            ]
+        chunk = replace(chunk, target=roles[0], weight=roles[1], offset=roles[2])
+        found, coded, kept = bin_chunk(chunk, binning)
     except DBoostError as error:
         raise type(error)(f"partition {i}: {error}") from None
-    start, n_kept = rows
-    if found.n_rows != n_kept:
-        raise DataError(
-            f"partition {i} has {found.n_rows} rows of positive weight, but had {n_kept} when it was first read: the data have "
-            "changed meanwhile"
-        )
+    assert found.n_rows == n_kept
     drawn = reference_rows(n_rows, len(binning.features), seed, start, start + n_kept) - start
     column = found.target
     of_sample = CategoryColumn(column.codes[drawn], column.categories) if isinstance(column, CategoryColumn) else column[drawn]
-    return replace(found, sample=(values_of(known, kept[drawn]), of_sample))
+    return replace(found, sample=(values_of(coded, kept[drawn]), of_sample))
+
+
+def _read_again(bundle: tuple[Any, ...], plan: ReadPlan, most_rows: int | None) -> tuple[Chunk, int]:
+    """Return a partition in one chunk, and the fingerprint that a session with slices of `most_rows` rows has of it.
+
+    Roles that the user gave for all rows are in neither.
+    """
+    data, *roles = bundle
+    vectors = roles[0], roles[1], roles[2]
+    parts = list(read_slices(data, plan, vectors, most_rows))
+    chunk = parts[0] if len(parts) == 1 else read_partition(data, plan, vectors)
+    return chunk, joined_fingerprint([fingerprint(part) for part in parts])
 
 
 def _sample_of(partition: BinnedPartition) -> tuple[np.ndarray, Column]:

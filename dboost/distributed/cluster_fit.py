@@ -468,6 +468,11 @@ class ClusterTable:
         return self._partitions.lengths
 
     @property
+    def fingerprints(self) -> dict[int, int]:
+        """Checksum of the values of each partition, see `data.partition`."""
+        return self._partitions.fingerprints
+
+    @property
     def source(self) -> ReadTasks:
         """The tasks that have read the table."""
         return self._partitions.source
