@@ -25,6 +25,7 @@ from dboost.model import model_file as storage
 from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters
 from dboost.session.evaluation import named_sets
 from dboost.session.memory import Budget
+from dboost.session.target import check_categories, name_of_target
 from dboost.session.warm_start import WarmStart, check_options, checked_source_name, idle_in_refit, keywords_for, without_model
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.callbacks import Callback, schedule_of
@@ -525,6 +526,7 @@ def prepare(
             ) as table,
         ):
             census = scan_table(table)
+            check_categories([census.target], name_of_target(target))
             begun = warm_start.widened(table.features)
             if begun.keeps_bins:
                 binning = begun.binning(table.features)
@@ -573,12 +575,13 @@ def _prepared_on(
     names = ("sample_weight", "offset", "features", "categorical_features")
     shaping = {name: settings[name] for name in names}
     data, target = settings.pop("data"), settings["target"]
+    request = FitRequest(parameters, n_threads, columns=(target, None, None), budget=budget, workers=workers)
     tasks = ReadTasks(data, target, n_parts=n_parts_of(client), budget=budget, **shaping)
     described = {name: describe(value) for name, value in settings.items()}
     stored = None
     with nullcontext() if path is None else lease_of(os.fspath(path)) as lease:
         with interruptible_reading():
-            rows = prepare_on_cluster(client, tasks, FitRequest(parameters, n_threads, budget=budget, workers=workers))
+            rows = prepare_on_cluster(client, tasks, request)
         if path is not None and lease is not None:
             stored = rows.write(os.fspath(path), described, lease)
             rows.close()

@@ -283,7 +283,7 @@ def folded(data: Any, target: Any, division: FoldOptions, options: DataOptions, 
     with opened as prepared:
         rows: BinnedRows = prepared._rows(options.client)
         targets = rows.targets()
-        is_classification = target_of(targets, parameters).classes is not None
+        is_classification = target_of(targets, parameters, prepared.target).classes is not None
         found = division.of(rows.n_rows, targets, is_classification, parameters.random_state)
         yield FoldedRows(prepared, rows, targets, found)
 
@@ -385,18 +385,19 @@ def _described(parameters: Parameters, metrics: Sequence[MetricName], early_stop
     return described
 
 
-def target_of(targets: Column, parameters: Parameters) -> Target:
-    """Return the loss and the classes for the targets of a data set."""
+def target_of(targets: Column, parameters: Parameters, name: str | None = None) -> Target:
+    """Return the loss and the classes for the targets of a data set. name : of their column, if they are one."""
+    of_column = name or "target"
     if isinstance(targets, CategoryColumn):
         scan = scan_target(targets, None, "object", False)
     else:
         scan = scan_target(targets, None, str(targets.dtype), targets.dtype == bool)
     assert scan is not None
     if parameters.loss_name != "auto":
-        return choose_target([scan], parameters)
+        return choose_target([scan], parameters, of_column)
     with warnings.catch_warnings():  # not safe with threads, so only where it is needed
         warnings.simplefilter("ignore")  # every fold warns
-        return choose_target([scan], parameters)
+        return choose_target([scan], parameters, of_column)
 
 
 def _with_values(

@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 #: Maximum number of categories of a feature: codes have 16 bits, and the last value means "missing".
 MAX_LEVELS = 65_535
 
+#: Maximum number of classes. An iteration grows a tree for each, and every row has a score of each; a target with more
+#: different values holds identifiers, amounts or free text.
+MAX_CLASSES = 4096
+
 Level = str | int | float | bool
 
 #: Kinds of categories, as they appear in messages.

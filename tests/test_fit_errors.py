@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 
 import dboost
+from dboost.data.chunk import CategoryColumn
 from dboost.errors import DataError, DBoostError, InputTypeError, ModelFileError, ParameterError
+from dboost.params import make_parameters
+from dboost.session.target import choose_target, scan_target
+from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame
 
 FRAME = mixed_frame(200)
@@ -295,6 +303,82 @@ def test_extremes_are_no_mistakes(case: str) -> None:
     assert np.isfinite(booster.history["train_loss"]).all()
     train_loss = booster.history["train_loss"].to_numpy()
     assert (np.diff(train_loss) <= 1e-6 * abs(train_loss[0])).all()
+
+
+N_IDS = 20_000
+IDS = pd.DataFrame({"x": np.arange(N_IDS) % 7, "who": [f"id {k}" for k in range(N_IDS)]})
+
+
+def ids_in(path: Path) -> str:
+    IDS.to_csv(path / "ids.csv", index=False)
+    return str(path / "ids.csv")
+
+
+MANY_CLASSES: dict[str, Callable[[Path], Any]] = {
+    "objects": lambda _: fit(IDS, "who"),
+    "strings": lambda _: fit(IDS.astype({"who": "string"}), "who"),
+    "Arrow": lambda _: fit(pa.Table.from_pandas(IDS), "who"),
+    "polars": lambda _: fit(pl.from_pandas(IDS), "who"),
+    "categories": lambda _: fit(IDS.astype({"who": "category"}), "who"),
+    "categories of numbers": lambda _: fit(IDS.assign(who=pd.Categorical(np.arange(N_IDS))), "who"),
+    "numbers": lambda _: fit(IDS.assign(who=np.arange(N_IDS)), "who", loss="log_loss"),
+    "Dask": lambda _: fit(dd.from_pandas(IDS, npartitions=3), "who"),
+    "with a limit": lambda _: fit(dd.from_pandas(IDS, npartitions=3), "who", memory_limit="64MiB"),
+    "CSV": lambda path: fit(ids_in(path), "who"),
+    "prepared": lambda path: dboost.prepare(ids_in(path), "who"),
+    "cross-validation": lambda _: dboost.cv(IDS, "who", max_iter=2),
+    "estimator": lambda _: dboost.DBoostClassifier(max_iter=2).fit(IDS[["x"]], IDS["who"]),
+    "first call of partial_fit": lambda _: dboost.DBoostClassifier(max_iter=2).partial_fit(IDS[["x"]], IDS["who"]),
+}
+
+
+@pytest.mark.parametrize("case", MANY_CLASSES)
+def test_a_target_of_many_values_is_refused_before_scores_are_allocated(case: str, tmp_path: Path) -> None:
+    count = "more than 4,096" if case == "numbers" else "20,000"
+    name = "" if case in ("estimator", "first call of partial_fit") else " 'who'"
+    with pytest.raises(DataError, match=rf"^target{name} has {count} different values, too many for classes \(at most 4,096\)"):
+        MANY_CLASSES[case](tmp_path)
+
+
+def test_workers_refuse_a_target_of_many_values() -> None:
+    rows = dd.from_pandas(IDS, npartitions=4)
+    with threads_cluster(2) as client:
+        for call in (
+            lambda: fit(rows, "who", client=client),
+            lambda: dboost.prepare(rows, "who", client=client),
+            lambda: dboost.cv(rows, "who", max_iter=2, client=client),
+        ):
+            with pytest.raises(DataError, match="target 'who' has 20,000 different values"):
+                call()
+
+
+def test_identifiers_are_refused_after_the_first_rows() -> None:
+    n = 1_000_000
+    names = pa.array(np.arange(n)).cast(pa.string())
+    for column in (names, names.to_pandas()):
+        table = {"x": np.zeros(n), "who": column}
+        data = pa.table(table) if column is names else pd.DataFrame(table)
+        tracemalloc.start()
+        try:
+            with pytest.raises(DataError, match="target 'who' has more than 65,535 different values, too many for classes"):
+                fit(data, "who")
+            assert tracemalloc.get_traced_memory()[1] < 40 * 2**20
+        finally:
+            tracemalloc.stop()
+
+
+def test_as_many_classes_as_are_possible_are_accepted() -> None:
+    for n, accepted in ((4096, True), (4097, False)):
+        levels = tuple(f"{k:05}" for k in range(n))
+        halves = [scan_target(CategoryColumn(half, levels), None, "object", False) for half in np.array_split(np.arange(n), 2)]
+        with nullcontext() if accepted else pytest.raises(DataError, match="target has 4,097 different values"):
+            assert choose_target([scan for scan in halves if scan is not None], make_parameters({})).classes == levels
+    some = IDS.assign(w=(np.arange(N_IDS) % 10_000 == 5) * 1.0)  # classes of rows of weight zero do not count
+    assert fit(some, "who", sample_weight="w").classes_.tolist() == ["id 10005", "id 5"]
+    with pytest.raises(ParameterError, match="classes has 5,000 classes, but at most 4,096 are possible"):
+        dboost.DBoostClassifier().partial_fit(X, FRAME["grade"], classes=[f"{k}" for k in range(5000)])
+    with pytest.raises(DataError, match="sample_weight holds text or categories, numbers are needed"):
+        fit(IDS.assign(y=1.0), sample_weight="who")
 
 
 AMOUNTS = np.abs(Y)

@@ -28,7 +28,7 @@ import numpy as np
 
 from dboost.data.binning import Binning
 from dboost.errors import DataError
-from dboost.schema import MAX_LEVELS, Level
+from dboost.schema import MAX_CLASSES, MAX_LEVELS, Level
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +79,19 @@ def too_many(name: str) -> DataError:
     )
 
 
+def too_many_classes(name: str, count: str, *, numeric: bool = False) -> DataError:
+    """Return the error for a target with more than `MAX_CLASSES` classes.
+
+    name : of its column, or "target"; count : of different values; numeric : whether they are numbers.
+    """
+    amounts = "give loss='squared_error'" if numeric else "convert the column to numbers"
+    return DataError(
+        f"{'target' if name == 'target' else f'target {name!r}'} has {count} different values, too many for classes "
+        f"(at most {MAX_CLASSES:,}): choose another target if they are identifiers, group the rare ones if they are classes, "
+        f"or {amounts} if they are amounts"
+    )
+
+
 def apply(table: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Return ``table[codes]`` as int32, with -1 (missing) for -1."""
     return np.append(table, -1).astype(np.int32)[codes]
@@ -102,10 +115,19 @@ class CategoryIndex:
         Categories of an existing model, in the order of their codes.
     extend_categories : bool
         Whether unknown categories are added to the known ones; default False.
+    is_target : bool
+        Whether the column is the target, and its categories are classes; default False.
     """
 
-    def __init__(self, name: str, known: tuple[Level, ...] | None = None, *, extend_categories: bool = False) -> None:
-        self._name = name
+    def __init__(
+        self,
+        name: str,
+        known: tuple[Level, ...] | None = None,
+        *,
+        extend_categories: bool = False,
+        is_target: bool = False,
+    ) -> None:
+        self._name, self._is_target = name, is_target
         self._closed = known is not None and not extend_categories
         # Known categories are compared by equality, so that a flag that was read as 1 finds the category True.
         self._known: dict[Level, int] = {category: code for code, category in enumerate(known or ())}
@@ -126,7 +148,7 @@ class CategoryIndex:
             for category in categories
         ]
         if len(self) > MAX_LEVELS:
-            raise too_many(self._name)
+            raise too_many_classes(self._name, f"more than {MAX_LEVELS:,}") if self._is_target else too_many(self._name)
         return np.array(found, dtype=np.int32)
 
     def categories(self) -> tuple[Level, ...]:

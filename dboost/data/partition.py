@@ -45,7 +45,7 @@ import numpy as np
 
 from dboost._lazy_import import is_a, nw, pa, pd
 from dboost.data.binning import Binning
-from dboost.data.chunk import BinnedPartition, CategoryColumn, Chunk, Column, apply, too_many, without_unused
+from dboost.data.chunk import BinnedPartition, CategoryColumn, Chunk, Column, apply, too_many, too_many_classes, without_unused
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.kernels.checksum import checksum
 from dboost.schema import MAX_LEVELS, NUMBERS, TRUTH_VALUES, Feature, Level, kinds_of
@@ -239,6 +239,8 @@ class ColumnSpec:
     known: bool = False
     #: Kinds of values that the column may contain, see `Feature.legal_kinds`; empty if any kind is legal.
     kinds: tuple[str, ...] = ()
+    #: One of `ROLES` for a column that is not a feature.
+    role: str | None = None
 
 
 def column_spec(feature: Feature, *, extend_categories: bool = False) -> ColumnSpec:
@@ -554,11 +556,17 @@ def to_column(values: Any, spec: ColumnSpec) -> Column:
         if spec.categorical is False:
             if not column.categories:  # all values are missing
                 return np.full(len(column.codes), np.nan, np.float32)
-            advice = "declare it in categorical_features, or leave it out"
-            hint = "the feature is numeric in the model" if spec.known else advice
-            raise DataError(f"column {spec.name!r} holds text or categories, which cannot be made numeric: {hint}")
+            raise _not_numeric(spec)
         return column
     return _levels_of_numbers(column, spec) if spec.categorical else column
+
+
+def _not_numeric(spec: ColumnSpec) -> DataError:
+    """Return the error for a column of text or categories that must be numeric."""
+    if spec.role is not None:
+        return DataError(f"{spec.role} holds text or categories, numbers are needed")
+    advice = "the feature is numeric in the model" if spec.known else "declare it in categorical_features, or leave it out"
+    return DataError(f"column {spec.name!r} holds text or categories, which cannot be made numeric: {advice}")
 
 
 def _check_kind(column: Column, spec: ColumnSpec) -> None:
@@ -686,7 +694,13 @@ def _names(types: set[type]) -> str:
     return ", ".join(sorted(t.__name__ for t in types if not issubclass(t, str)))
 
 
+#: Rows of text whose different values are counted before the others are read: a column of identifiers is refused at once.
+_FIRST_ROWS = 2**18
+
+
 def _from_text(values: np.ndarray, spec: ColumnSpec) -> CategoryColumn:
+    if len(values) > _FIRST_ROWS and not spec.known:
+        _check_levels(pd.unique(values[:_FIRST_ROWS]), spec)
     codes, levels = pd.factorize(values, use_na_sentinel=True)
     return _category(codes, list(map(str, levels)), spec)
 
@@ -724,6 +738,8 @@ def _from_arrow(array: pa.Array | pa.ChunkedArray, spec: ColumnSpec) -> Column:
     if pa.types.is_string_view(kind):
         array, kind = array.cast(pa.large_string()), pa.large_string()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if len(array) > _FIRST_ROWS and not spec.known:
+            _check_levels(array.slice(0, _FIRST_ROWS).unique(), spec)
         return _from_arrow_dictionary(array.dictionary_encode(), spec)
     if pa.types.is_decimal(kind):
         array, kind = pa.chunked_array(map(_nearest_floats, _pieces(array)), pa.float64()), pa.float64()
@@ -793,8 +809,8 @@ def _category(codes: np.ndarray, levels: Any, spec: ColumnSpec) -> CategoryColum
     codes = np.asarray(codes)
     used = np.bincount(codes[codes >= 0], minlength=len(levels)).astype(bool)
     kept = np.flatnonzero(used)
-    if len(kept) > MAX_LEVELS and not spec.known:
-        raise too_many(spec.name)
+    if not spec.known:
+        _check_levels(kept, spec)
     if len(kept) < len(levels):
         levels = [levels[i] for i in kept.tolist()] if isinstance(levels, list) else levels[kept]
     plain = levels if isinstance(levels, list) else levels.tolist()
@@ -805,6 +821,15 @@ def _category(codes: np.ndarray, levels: Any, spec: ColumnSpec) -> CategoryColum
         fresh = apply(rank, fresh)
         plain = [level for level, is_hole in zip(plain, hole, strict=True) if not is_hole]
     return CategoryColumn(apply(fresh, codes), tuple(_level(level, spec) for level in plain))
+
+
+def _check_levels(levels: Sequence[Any], spec: ColumnSpec) -> None:
+    """Raise a DataError if a column has more categories than codes can distinguish."""
+    if len(levels) <= MAX_LEVELS:
+        return
+    if spec.role == "target":
+        raise too_many_classes(spec.name, f"more than {MAX_LEVELS:,}")
+    raise _not_numeric(spec) if spec.categorical is False else too_many(spec.name)
 
 
 def _level(level: Any, spec: ColumnSpec) -> Level:
@@ -957,11 +982,11 @@ def role_column(values: Any, role: str, name: str | None, n_rows: int | None) ->
     values = one_column(values, role)
     if n_rows is not None and len(values) != n_rows:
         raise DataError(f"{role} has {len(values)} rows, the data have {n_rows}")
-    column = to_column(values, ColumnSpec(role if name is None else name))
+    spec = ColumnSpec(role if name is None else name, None if role == "target" else False, role=role)
+    column = to_column(values, spec)
     if role == "target":
         return column
-    if isinstance(column, CategoryColumn):
-        raise DataError(f"{role} holds text or categories, numbers are needed")
+    assert not isinstance(column, CategoryColumn)
     return column.astype(np.float64, copy=False)
 
 

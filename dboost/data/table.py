@@ -103,8 +103,10 @@ class SpooledChunk:
 class ColumnUnifier:
     """The kind and the categories of one column over all partitions."""
 
-    def __init__(self, name: str, known: tuple[Level, ...] | None = None, extend_categories: bool = False) -> None:
-        self._name = name
+    def __init__(
+        self, name: str, known: tuple[Level, ...] | None = None, extend_categories: bool = False, is_target: bool = False
+    ) -> None:
+        self._name, self._is_target = name, is_target
         #: Whether the column is categorical, and a partition that determines it; None while all values are missing.
         self.seen: tuple[bool, int] | None = None
         self._known, self._extends = known, extend_categories
@@ -112,7 +114,7 @@ class ColumnUnifier:
 
     @cached_property
     def categories(self) -> CategoryIndex:
-        return CategoryIndex(self._name, self._known, extend_categories=self._extends)
+        return CategoryIndex(self._name, self._known, extend_categories=self._extends, is_target=self._is_target)
 
     @property
     def is_categorical(self) -> bool:
@@ -182,7 +184,7 @@ class Reader:
             ColumnUnifier(spec.name, None if feature is None else feature.categories, plan.extend_categories)
             for spec, feature in zip(plan.specs, known, strict=True)
         ]
-        self._target = ColumnUnifier(plan.target or "target")
+        self._target = ColumnUnifier(plan.target or "target", is_target=True)
         self._parts: dict[str, dict[int, Column]] = {role: {} for role in ROLES}
         self._weights_attached = False
 

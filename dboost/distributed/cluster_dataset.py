@@ -46,6 +46,7 @@ from dboost.model.ensemble import Ensemble
 from dboost.session.memory import Budget
 from dboost.session.protocol import unpack
 from dboost.session.row_samples import FoldRows, reference_rows
+from dboost.session.target import check_categories, name_of_target
 from dboost.session.warm_start import COLD_START
 from dboost.shards.encode import bin_chunk
 from dboost.shards.shard_spec import NARROW_BINS
@@ -239,6 +240,7 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
             table = ClusterTable(connection, lambda: raw, request.n_threads)
             rows = SessionRows(table, request)
             features = rows.load()
+            check_categories(table.target_scans(), name_of_target(request.columns[0]))
             raw = table.source  # read again, perhaps, with columns as text
             binning = rows.propose_bins(COLD_START, parameters)
             n_kept = table.n_kept

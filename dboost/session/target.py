@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from dboost.data import Table
-from dboost.data.chunk import CategoryColumn, CategoryIndex, Column
+from dboost.data.chunk import CategoryColumn, CategoryIndex, Column, too_many_classes
 from dboost.data.row_metadata import levels_dtype, result_dtype
 from dboost.errors import DataError, ParameterError, warn
 from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, by_name
 from dboost.model.ensemble import Ensemble
 from dboost.params import OF_ONE_LOSS, Parameters
-from dboost.schema import Level
+from dboost.schema import MAX_CLASSES, MAX_LEVELS, Level
 
 _log = logging.getLogger("dboost")
 
@@ -47,6 +47,8 @@ def target_for(classes: tuple[Level, ...], parameters: Parameters) -> Target:
     """Return loss and classes if all classes are known before the data are read."""
     if len(classes) < 2:
         raise ParameterError(f"classes={list(classes)!r}: a classifier needs at least two classes")
+    if len(classes) > MAX_CLASSES:
+        raise ParameterError(f"classes has {len(classes):,} classes, but at most {MAX_CLASSES:,} are possible")
     loss = loss_for(parameters, parameters.loss_name, len(classes))
     return Target(loss, classes, "object" if isinstance(classes[0], str) else str(np.array(classes).dtype))
 
@@ -207,8 +209,6 @@ def _classes(values: np.ndarray, dtype: str, is_bool: bool) -> tuple[tuple[Level
 _FRACTIONS = "Unknown label type: continuous. A classifier wants classes, but the target holds fractions"
 #: Targets are encoded so many rows at a time: temporary arrays of all rows would be the largest of the fit.
 PIECE = 2**18
-#: Maximal number of classes; a target with more distinct values is no classification target.
-MAX_CLASSES = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +217,7 @@ class TargetScan:
 
     categories: tuple[Level, ...] | None  # for text or categories: those that occur; else None
     distinct: np.ndarray  # float64[...], for numbers: the distinct ones, or `MAX_CLASSES` of them if there are `too_many`
-    too_many: bool  # whether there are more than `MAX_CLASSES` distinct numbers
+    too_many: bool  # whether there are more than `MAX_CLASSES` distinct numbers or categories
     dtype: str
     is_bool: bool
 
@@ -230,7 +230,7 @@ def scan_target(target: Column | None, weight: np.ndarray | None, dtype: str, is
         codes = target.codes if weight is None else target.codes[weight > 0]
         occurs = np.bincount(codes[codes >= 0], minlength=len(target.categories)) > 0
         levels = tuple(level for level, there in zip(target.categories, occurs, strict=True) if there)
-        return TargetScan(levels, np.empty(0), False, dtype, is_bool)
+        return TargetScan(levels, np.empty(0), len(levels) > MAX_CLASSES, dtype, is_bool)
     values = target if weight is None else target[weight > 0]
     if not len(values):
         return None
@@ -254,10 +254,14 @@ def _distinct(values: np.ndarray) -> np.ndarray:
 def merge_target_scans(a: TargetScan, b: TargetScan) -> TargetScan:
     """Return the scan of the rows of both."""
     if a.categories is not None or b.categories is not None:
-        index = CategoryIndex("target")
-        for one in (a, b):
-            index.translate(one.categories or ())
-        return TargetScan(index.finish()[0], np.empty(0), False, levels_dtype(index.finish()[0]), False)
+        both = a.categories or (), b.categories or ()
+        if a.too_many or b.too_many:  # they are counted only, for the message
+            return TargetScan(tuple(dict.fromkeys((*both[0], *both[1])))[:MAX_LEVELS], np.empty(0), True, "object", False)
+        index = CategoryIndex("target", is_target=True)
+        for levels in both:
+            index.translate(levels)
+        levels, _ = index.finish()
+        return TargetScan(levels, np.empty(0), len(levels) > MAX_CLASSES, levels_dtype(levels), False)
     distinct = np.unique(np.concatenate((a.distinct, b.distinct)))
     too_many = a.too_many or b.too_many or len(distinct) > MAX_CLASSES
     return TargetScan(None, distinct[:MAX_CLASSES], too_many, result_dtype((a.dtype, b.dtype)), a.is_bool and b.is_bool)
@@ -284,8 +288,34 @@ def _tell_choice(loss_name: str, classes: tuple[Level, ...] | None, values: np.n
         )
 
 
-def choose_target(scans: Sequence[TargetScan], parameters: Parameters) -> Target:
+def check_number_of_classes(scan: TargetScan, name: str) -> None:
+    """Raise a DataError if the values cannot be classes because there are too many. name : of the target's column."""
+    if not scan.too_many:
+        return
+    if scan.categories is not None:
+        n = len(scan.categories)
+        raise too_many_classes(name, f"{n:,}" if n < MAX_LEVELS else f"{n:,} or more")
+    if (scan.distinct == np.rint(scan.distinct)).all():
+        raise too_many_classes(name, f"more than {MAX_CLASSES:,}", numeric=True)
+    raise DataError(_FRACTIONS)
+
+
+def name_of_target(target: Any) -> str:
+    """Return the name of the target's column for messages; "target" if the values were given separately."""
+    return str(target) if isinstance(target, (str, int)) else "target"
+
+
+def check_categories(scans: Sequence[TargetScan], name: str) -> None:
+    """Raise a DataError if a target of text or categories has too many, whatever the loss will be; see `choose_target`."""
+    scan = reduce(merge_target_scans, scans)
+    if scan.categories is not None:
+        check_number_of_classes(scan, name)
+
+
+def choose_target(scans: Sequence[TargetScan], parameters: Parameters, name: str = "target") -> Target:
     """Choose the loss ("auto": by the target's kind) and the classes from the scans of all rows of positive weight.
+
+    name : of the target's column, or "target".
 
     Raises
     ------
@@ -307,11 +337,8 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters) -> Target
         if classes is not None:
             raise DataError(f"loss {loss_name!r} wants a numeric target, but the target holds categories or text")
         return Target(loss, None, None)
+    check_number_of_classes(scan, name)
     if classes is None:
-        if scan.too_many:
-            raise DataError(
-                f"the target has more than {MAX_CLASSES} classes" if (values == np.rint(values)).all() else _FRACTIONS
-            )
         classes, dtype = _classes(values, dtype, scan.is_bool)
     if len(classes) < 2:
         raise DataError(f"the target has one class only ({classes[0]!r}); a classifier needs at least two classes")

@@ -220,7 +220,7 @@ def joined_targets(parts: Sequence[Column]) -> Column:
     filled = [part for part in parts if len(part)]
     if not any(isinstance(part, CategoryColumn) for part in filled):
         return np.concatenate([part for part in filled if not isinstance(part, CategoryColumn)])
-    index = CategoryIndex("target")
+    index = CategoryIndex("target", is_target=True)
     codes = [apply(index.translate(part.categories), part.codes) for part in filled if isinstance(part, CategoryColumn)]
     categories, final = index.finish()
     return CategoryColumn(apply(final, np.concatenate(codes)), categories)

@@ -40,7 +40,7 @@ from dboost.session.memory import Budget
 from dboost.session.partition_loader import scan_targets
 from dboost.session.protocol import BuildSpec, ByPartitions, Chosen, Engine, NamedSet, P, Result, Session, SessionTable
 from dboost.session.row_samples import DigitRequest, ReferenceSample, warn_of_drift, with_summary
-from dboost.session.target import Target, TargetScan, choose_target, continued, target_for, target_of
+from dboost.session.target import Target, TargetScan, choose_target, continued, name_of_target, target_for, target_of
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.session.worker_session import WorkerSession
 from dboost.training.arcbites import run_arcbites
@@ -437,7 +437,7 @@ def learn_target(request: FitRequest, scans: Callable[[], list[TargetScan]]) -> 
         return target_of(warm_start.model, parameters)
     if request.classes is not None:
         return target_for(request.classes, parameters)
-    return choose_target(scans(), parameters)
+    return choose_target(scans(), parameters, name_of_target(request.columns[0]))
 
 
 def starts_of(n_kept: dict[int, int]) -> dict[int, int]:
