@@ -36,7 +36,7 @@ import numbers
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -823,7 +823,7 @@ def _category(codes: np.ndarray, levels: Any, spec: ColumnSpec) -> CategoryColum
     return CategoryColumn(apply(fresh, codes), tuple(_level(level, spec) for level in plain))
 
 
-def _check_levels(levels: Sequence[Any], spec: ColumnSpec) -> None:
+def _check_levels(levels: Sized, spec: ColumnSpec) -> None:
     """Raise a DataError if a column has more categories than codes can distinguish."""
     if len(levels) <= MAX_LEVELS:
         return
