@@ -465,7 +465,8 @@ def _best(fitted: Sequence[FitResult], metrics: Sequence[MetricName], summary: p
     means = summary.loc[summary["metric"] == metric.name].set_index("iteration")["mean"]
     if rule is not None:
         return rule.best_iteration, float(means[rule.best_iteration]), metric.name
-    best = int((-means if metric.greater_is_better else means).fillna(np.inf).idxmin())
+    losses = (-means if metric.greater_is_better else means).fillna(np.inf)
+    best = int(losses.idxmin() if np.isfinite(losses).any() else losses.index[-1])
     return best, float(means[best]), metric.name
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 
 import dboost
+from dboost.metrics import Metric
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(500, 4))
@@ -20,7 +22,7 @@ SETS: dict[str, Any] = {"one": ONE, "two": TWO}
 
 
 def fit(**options: Any) -> dboost.Booster:
-    return dboost.fit(TRAIN, "y", eval_set=SETS, eval_metric=["auc", "logloss"], **OPTIONS | options)
+    return dboost.fit(TRAIN, "y", **OPTIONS | {"eval_set": SETS, "eval_metric": ["auc", "logloss"]} | options)
 
 
 def waits(values: np.ndarray, rounds: int, delta: float = 0.0) -> int:
@@ -91,3 +93,130 @@ def test_a_fit_ends_in_time_with_the_model_so_far() -> None:
 def test_a_limit_that_is_over_leaves_one_iteration_and_a_late_one_all() -> None:
     assert len(fit(time_limit="1ms").history) == 1
     assert len(fit(max_iter=3, time_limit="10min").history) == 3
+
+
+# Undefined metrics.
+
+
+def one_class(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[frame["y"] == 1]
+
+
+def sometimes_nan(y: np.ndarray, prediction: np.ndarray, weight: Any) -> float:
+    return float("nan")
+
+
+def infinite(y: np.ndarray, prediction: np.ndarray, weight: Any) -> float:
+    return float("inf")
+
+
+def correlation(y: np.ndarray, prediction: np.ndarray, weight: Any) -> float:
+    """NaN of a constant, as in SciPy: here before the first split."""
+    return float("nan") if np.ptp(prediction) == 0 else -float(np.corrcoef(y, prediction)[0, 1])
+
+
+largest = Metric("largest", lambda y, p, w: np.nan, max, float)
+
+
+@pytest.mark.parametrize(
+    ("eval_set", "metric", "message"),
+    [
+        ({"one": one_class(ONE)}, "auc", "metric 'auc' of evaluation set 'one' is nan in iteration 1"),
+        ({"two": TWO, "one": one_class(ONE)}, ["logloss", "auc"], "metric 'auc' of evaluation set 'one' is nan"),
+        (ONE, sometimes_nan, "metric 'sometimes_nan' of evaluation set 'eval' is nan"),
+        (ONE, infinite, "metric 'infinite' of evaluation set 'eval' is inf"),
+        (ONE, largest, "metric 'largest' of evaluation set 'eval' is nan"),
+    ],
+)
+def test_an_undefined_metric_stops_no_fit_and_is_named(eval_set: Any, metric: Any, message: str) -> None:
+    with pytest.warns(UserWarning, match=message) as caught:
+        booster = fit(eval_set=eval_set, eval_metric=metric, max_iter=12, early_stopping_rounds=1)
+    assert sum("early stopping" in str(one.message) for one in caught) == 1
+    assert len(booster.history) == booster.n_iter_ == booster.best_iteration == 12
+    expected = fit(max_iter=12)
+    assert np.array_equal(booster.predict_proba(TWO), expected.predict_proba(TWO))
+
+
+def test_early_stopping_begins_when_the_metric_is_defined() -> None:
+    def late() -> Any:
+        calls = iter(range(1000))
+
+        def score(y: np.ndarray, prediction: np.ndarray, weight: Any) -> float:
+            call = next(calls)  # 0 is before the first iteration
+            return float("nan") if call < 5 else float(call)
+
+        return score
+
+    with pytest.warns(UserWarning, match="metric 'score' of evaluation set 'eval' is nan in iteration 1"):
+        booster = fit(eval_set=ONE, eval_metric=late(), max_iter=30, early_stopping_rounds=3)
+    assert (booster.best_iteration, len(booster.history)) == (5, 8)
+
+
+def test_a_metric_that_is_lost_counts_as_no_improvement() -> None:
+    calls = iter(range(1000))
+
+    def lost(y: np.ndarray, prediction: np.ndarray, weight: Any) -> float:
+        call = next(calls)
+        return float("nan") if call > 6 else -float(call)
+
+    with pytest.warns(UserWarning, match="metric 'lost' of evaluation set 'eval' is nan in iteration 7"):
+        booster = fit(eval_set=ONE, eval_metric=lost, max_iter=30, early_stopping_rounds=3)
+    assert (booster.best_iteration, len(booster.history)) == (6, 9)
+
+
+def test_a_metric_that_only_constants_lack_is_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        booster = fit(eval_set=ONE, eval_metric=correlation, max_iter=30, early_stopping_rounds=3)
+    assert 1 <= booster.best_iteration < 30 or len(booster.history) == 30
+
+
+def test_a_metric_that_does_not_stop_the_fit_may_be_undefined() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rule = dboost.EarlyStopping(2, metric="logloss")
+        booster = fit(eval_set=one_class(ONE), eval_metric=["auc", "logloss"], max_iter=5, early_stopping=rule)
+    assert np.isnan(booster.history["eval_auc"]).all()
+
+
+def test_a_continued_fit_with_an_undefined_metric_keeps_its_trees(tmp_path: Any) -> None:
+    options: dict[str, Any] = {"eval_set": one_class(ONE), "eval_metric": "auc", "early_stopping_rounds": 2}
+    with pytest.warns(UserWarning, match="metric 'auc'"):
+        whole = fit(max_iter=10, **options)
+        first = fit(max_iter=4, **options)
+        fit(max_iter=4, checkpoint=tmp_path / "a", **options)
+        resumed = fit(max_iter=10, checkpoint=tmp_path / "a", **options)
+        on_new_rows = dboost.fit(ONE, "y", start_from=first, **OPTIONS | options | {"max_iter": 3, "eval_set": one_class(TWO)})
+    assert resumed.sha256 == whole.sha256
+    assert on_new_rows.n_iter_ == 7
+
+
+def test_folds_of_one_class_stop_no_cross_validation() -> None:
+    frame = FRAME.sort_values("y", ignore_index=True)
+    part = np.arange(len(frame)) * 3 // len(frame)  # the first and the last hold one class
+    options: dict[str, Any] = {"folds": part, "eval_metric": "auc", "max_iter": 6, "max_leaf_nodes": 4, "progress": False}
+    with pytest.warns(UserWarning, match=r"metric 'validation_auc' is nan or infinite in iteration 1 in folds 0, 2") as caught:
+        result = dboost.cv(frame, "y", early_stopping_rounds=1, **options)
+    assert sum("validation_auc" in str(one.message) for one in caught) == 1
+    assert result.best_iteration == 6 and all(booster.n_iter_ == 6 for booster in result.boosters)
+    with pytest.warns(UserWarning, match="metric 'validation_auc'"):
+        assert dboost.cv(frame, "y", **options).best_iteration == 6
+
+
+def test_an_estimator_whose_score_is_undefined_is_fitted_to_the_end() -> None:
+    def score(estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
+        return float("nan")
+
+    model = dboost.DBoostClassifier(max_iter=7, early_stopping=True, n_iter_no_change=1, scoring=score)
+    with pytest.warns(UserWarning, match="metric 'score' of evaluation set 'validation' is nan"):
+        model.fit(X, FRAME["y"])
+    assert model.n_iter_ == 7
+    model = dboost.DBoostClassifier(max_iter=7, early_stopping_rounds=1, eval_metric="auc")
+    with pytest.warns(UserWarning, match="metric 'auc' of evaluation set .* is nan"):
+        model.fit(X, FRAME["y"], eval_set=[(X[FRAME["y"] == 1], FRAME["y"][FRAME["y"] == 1])])
+    assert model.n_iter_ == 7
+
+
+def test_arcbites_cannot_go_on_without_a_metric() -> None:
+    with pytest.raises(dboost.DataError, match=r"metric 'auc' of evaluation set 'eval' is nan in iteration 1, .* arcbites"):
+        fit(eval_set=one_class(ONE), eval_metric="auc", arcbites={"n_bites": 3}, early_stopping_rounds=1)

@@ -161,3 +161,15 @@ def test_files_go_where_a_fit_fails(client: Client, filing: None) -> None:
         dboost.fit(
             cut(FRAME, [100]), "grade", eval_set=sets["good"], client=client, memory_limit="64MiB", callbacks=fail, **OPTIONS
         )
+
+
+def test_a_metric_that_is_undefined_stops_no_fit_on_workers(client: Client) -> None:
+    sets, options = OTHER[OTHER["late"] == OTHER["late"].max()], OPTIONS | {"loss": "log_loss", "max_iter": 5}
+    for how in ({}, {"memory_limit": "64MiB"}):
+        with pytest.warns(UserWarning, match="metric 'auc' of evaluation set 'eval' is nan in iteration 1") as caught:
+            found = dboost.fit(
+                cut(FRAME, [150, 150]), "late", eval_set=sets, eval_metric="auc", early_stopping_rounds=1, client=client,
+                **options, **how,
+            )  # fmt: skip
+        assert sum("early stopping" in str(one.message) for one in caught) == 1
+        assert found.n_iter_ == found.best_iteration == 5

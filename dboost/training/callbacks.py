@@ -114,7 +114,8 @@ class StoppingRule:
     """Tracks the best iteration by one metric, and stops the fit after `rounds` iterations without improvement.
 
     Only a change larger than `tolerance` counts as an improvement. The best iteration is the one with the best value regardless
-    of the tolerance: the earliest of equal ones, with `keep_latest` the latest. NaN is never an improvement.
+    of the tolerance: the earliest of equal ones, with `keep_latest` the latest. A value that is NaN or infinite is undefined,
+    and no improvement. As long as there was no other value, no iteration counts, and the last one is the best.
 
     pooled : returns the record to judge by instead of that of an iteration, such as the mean over the folds of a
     cross-validation.
@@ -154,13 +155,20 @@ class StoppingRule:
 
     def should_stop(self, iteration: int, record: Mapping[str, Any]) -> bool:
         value = self._sign * (record if self._pooled is None else self._pooled(record))[self.column]
-        if value > self._best or self.best_iteration == 0 or (self._keep_latest and value == self._best):
+        is_defined = math.isfinite(value)
+        if not (is_defined or self.has_begun):
             self.best_iteration = iteration
-            self._best = value if value == value else self._best
-        if value > self._threshold + self._tolerance or self._last_improvement == 0:
-            self._last_improvement = iteration
-            self._threshold = value if value == value else self._threshold
+            return False
+        if is_defined and (value > self._best or (self._keep_latest and value == self._best)):
+            self.best_iteration, self._best = iteration, value
+        if is_defined and value > self._threshold + self._tolerance:
+            self._last_improvement, self._threshold = iteration, value
         return self.has_waited(iteration)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there has been a value that is defined."""
+        return self._best > -math.inf
 
     def has_waited(self, iteration: int) -> bool:
         """Whether the last improvement is at least `rounds` iterations ago."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from dboost._lazy_import import pd
 from dboost.data import CategoryColumn, Column
-from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ParameterError
+from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ParameterError, warn
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
 from dboost.session.row_samples import TEST, TRAIN, UNUSED, FoldRows
@@ -300,6 +300,7 @@ class FoldScores:
         self._past = [_means_of(records) for records in zip(*past, strict=True)]
         self._means: dict[str, Any] = self._past[-1] if self._past else {"iteration": 0}
         self._stops, self._rate = False, math.nan
+        self._undefined: set[str] = set()
         self._last = time.perf_counter()
 
     def mean(self, fold: int, record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -334,7 +335,20 @@ class FoldScores:
         seconds, self._last = now - self._last, now
         self._stops = now + seconds > self._until
         shown = [name for name in means if name == "train_loss" or name.startswith("validation_")]
+        if means["iteration"]:  # before the first one, a metric may be undefined because predictions are constant
+            self._warn_of_undefined([name for name in shown if not math.isfinite(means[name])])
         self._progress.show(means, shown, seconds)
+
+    def _warn_of_undefined(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self._undefined:
+                self._undefined.add(name)
+                folds = [str(fold) for fold, record in enumerate(self._records) if not math.isfinite(record[name])]
+                warn(
+                    f"metric {name!r} is nan or infinite in iteration {self.n_done} in folds {', '.join(folds)}, and with them "
+                    "its mean, by which neither early stopping nor the best iteration can be decided: give another metric, or "
+                    "folds for which it is defined (with rows of every class, say)"
+                )
 
     def _decide(self) -> None:
         """Call the callbacks; runs in the thread of one fold while the others wait."""
@@ -364,6 +378,8 @@ def _means_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def mean_of(values: Sequence[float]) -> float:
     """Return the mean, correctly rounded: it does not depend on the order of the folds."""
+    if not all(map(math.isfinite, values)):
+        return math.nan
     return math.fsum(values) / len(values)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dboost.errors import DataError, DBoostError, ParameterError
+from dboost.errors import DataError, DBoostError, ParameterError, warn
 from dboost.metrics.exact import FINE, unit_for
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.session.evaluation import EvalSet
@@ -114,6 +115,7 @@ class BoostingLoop:
         self._is_set_by_callback = False
         self.zero_values = np.zeros((self.loss.n_outputs, 1))  # leaf values that change no score
         self.shown = [f"{eval_set.name}_{metric.name}" for eval_set in eval_sets for metric in self.metrics] or ["train_loss"]
+        self._has_warned = plan.request.fold is not None  # `folds.FoldScores` warns once for all folds
 
     @property
     def n_done(self) -> int:
@@ -229,6 +231,7 @@ class BoostingLoop:
         self.n_complete += 1
         progress.show(record, self.shown, ended - grows_from)
         has_waited = self.early_stopping is not None and self.early_stopping.should_stop(iteration, record)
+        self._check_defined(iteration, record)
         is_ended = False
         now = Iteration(iteration, n_iterations, record, assemble, self.rate)
         for callback in self.callbacks:
@@ -240,6 +243,29 @@ class BoostingLoop:
         if self.checkpoint is not None and self.valued is None:  # with arcbites it is written between visits
             self.checkpoint.note(self)
         return stats, has_waited, is_ended
+
+    def _check_defined(self, iteration: int, record: dict[str, Any]) -> None:
+        """Warn once if the metric of early stopping is undefined; raise a DataError if arcbites depend on it.
+
+        The metric before the first iteration is not checked: a correlation, say, is undefined only as long as predictions are
+        constant.
+        """
+        stopping, arcbites = self.early_stopping, self.parameters.arcbites
+        if self._has_warned or stopping is None or math.isfinite(record[stopping.column]):
+            return
+        self._has_warned = True
+        named = {f"{of.name}_{metric.name}": (of.name, metric.name) for of in self.eval_sets for metric in self.metrics}
+        what = stopping.column
+        if what in named:
+            of, metric = named[what]
+            what = f"metric {metric!r} of evaluation set {of!r}"
+        what = f"{what} is {record[stopping.column]} in iteration {iteration}"
+        if arcbites is not None and arcbites.is_watched and not stopping.has_begun:
+            raise DataError(f"{what}, so it does not tell arcbites when to leave a bite: {_OTHER_METRIC}")
+        if stopping.has_begun:
+            warn(f"{what}, which early stopping counts as no improvement: {_OTHER_METRIC}")
+        else:
+            warn(f"{what}, and early stopping does not begin as long as it is undefined: {_OTHER_METRIC}")
 
     def _set_rate(self, iteration: int) -> None:
         """Set the learning rate of an iteration by the schedule, unless a callback has set it."""
@@ -367,6 +393,9 @@ class BoostingLoop:
             constraints,
             self.plan.direction,
         )
+
+
+_OTHER_METRIC = "give another metric, or an evaluation set for which it is defined (with rows of every class, say)"
 
 
 def _diverged(iteration: int) -> DBoostError:
