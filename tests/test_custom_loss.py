@@ -219,7 +219,7 @@ class WrongCharbonnier(Charbonnier):
 
 
 @pytest.mark.parametrize("scale", [1e-100, 1.0, 1e9, 1e12, 1e100, 1e305])
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:no tree has a split")  # far from its minimum this loss has no curvature
 def test_a_right_loss_is_believed_wherever_targets_are(scale: float) -> None:
     target = np.abs(Y) * scale
     assert custom_loss.check_derivatives(Charbonnier(), target) is None

@@ -27,7 +27,7 @@ import numpy as np
 from dboost.data import Table
 from dboost.data.binning import Binning, columns_at_once, distinct_values, exact_binning, propose_all
 from dboost.data.row_metadata import warn_of_numbers_as_text
-from dboost.errors import DBoostError, FitInterrupted, ParameterError
+from dboost.errors import DBoostError, FitInterrupted, ParameterError, warn
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import find_metrics
 from dboost.model import model_file
@@ -77,6 +77,7 @@ class FitResult:
     early_stopping: StoppingRule | None = None  # the rule, whether or not it stopped the fit
     whole: Ensemble | None = None  # of a fold: the model with the iterations after the best one
     timings: dict[str, float] = field(default_factory=dict)  # seconds by phase: "load", "bin", "train"
+    no_split: str | None = None  # why no tree of this fit has a split, to warn of
 
 
 def fit(request: FitRequest, rows: TrainingRows) -> FitResult:
@@ -175,6 +176,7 @@ def _boost(
             loop.run(collect, bar)
         else:
             run_arcbites(loop, plan.parameters.arcbites, collect, bar)
+        no_split = _why_no_split(loop)
     except KeyboardInterrupt as stopped:
         n_done, kept = loop.n_done, ""
         if checkpoint is not None:
@@ -192,7 +194,18 @@ def _boost(
         whole = ensemble if stopping is None else collect(whole=True)
     # Check that the model can be loaded again once it has been saved.
     model_file.check(ensemble, n_known=0 if warm_start.model is None else len(warm_start.model.trees))
-    return FitResult(ensemble, history, loop.before, stopping, whole, clock.seconds)
+    if no_split is not None and fold is None:  # `folds.fit_folds` warns once for all folds
+        warn(no_split)
+    return FitResult(ensemble, history, loop.before, stopping, whole, clock.seconds, no_split)
+
+
+def _why_no_split(loop: BoostingLoop) -> str | None:
+    """Return which limit kept all trees from having a split; None if one has."""
+    if not loop.lacks_splits:
+        return None
+    from dboost.training.split_limits import why_no_split  # few fits need it
+
+    return why_no_split(loop)
 
 
 def _described(model: Ensemble, plan: FitPlan) -> Ensemble:

@@ -455,7 +455,11 @@ def fit_folds(
     own = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
     if errors:
         raise (own or errors)[0]
-    return [future.result() for future in futures]
+    results = [future.result() for future in futures]
+    without = [number for number, result in enumerate(results) if result.no_split is not None]
+    if without:
+        warn(f"folds {', '.join(map(str, without))}: {results[without[0]].no_split}")
+    return results
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from dboost.session.warm_start import WarmStart, check_continues, keywords_for
 from dboost.shards.shard import leaf_totals
 from dboost.training.dataset_rows import DatasetDescription, DatasetRows, check_thresholds
 from dboost.training.fit import SessionRows, interruptible_reading
-from dboost.training.leaf_values import LeafEstimator, TargetStats, target_stats
+from dboost.training.leaf_values import LeafEstimator, TargetStats, in_mean_weights, target_stats
 from dboost.training.loop import in_rows
 from dboost.training.plan import FitRequest
 from dboost.trees.tree_task import GradientStats, RowSubset
@@ -153,7 +153,9 @@ def with_new_leaf_values(
     """
     k = model.n_outputs
     steps = {
-        id(one): LeafEstimator(rows.take_step, rows.map_ranges, start.loss, one, rows.n_rows, start.max_weight)
+        id(one): LeafEstimator(
+            rows.take_step, rows.map_ranges, start.loss, in_mean_weights(one, start.mean_weight), rows.n_rows, start.max_weight
+        )
         for one in parameters
     }
     stats = steps[id(parameters[0])].add_leaf_values(np.zeros((k, 1)))

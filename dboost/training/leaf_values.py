@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -95,12 +95,32 @@ class TargetStats:
     magnitude: float  # approximate upper bound of a row's loss
     spread: float  # largest distance of a target from the mean
     loss_unit: float  # unit of exact sums of the weighted loss
+    mean_weight: float  # of the rows of positive weight, but at most 1, see `in_mean_weights`
     integer_weights: bool  # whether all weights are integers, so that a row of weight n counts as n rows
     #: Of a model that is continued: the ratio of its loss on these rows to that of the best constant. 0 for perfect
     #: predictions, 1 for a model no better than a constant, above 1 for a worse one; infinite if the best constant predicts
     #: all rows.
     unexplained: float | None = None
     too_large: str = "targets"  # the input that an error names if the first gradients are infinite
+
+
+#: Parameters in units of Hessian sums, gradient sums or the loss, all of which are proportional to the weights.
+_WEIGHED = (
+    "min_hessian", "l2_regularization", "l1_regularization", "leaf_penalty", "min_gain", "categorical_smoothing",
+    "categorical_l2", "min_category_hessian",
+)  # fmt: skip
+
+
+def in_mean_weights(parameters: Parameters, mean_weight: float) -> Parameters:
+    """Return the parameters with limits and penalties for rows of a mean weight, that of `TargetStats`.
+
+    Limits are given for rows of weight 1. Weights that count rows are at least 1 and keep this meaning. Weights whose sum is
+    less than the number of rows, such as 1/n each, cannot count them: they compare rows, and their scale must have no effect.
+    The rule is continuous: at a mean of 1 both agree.
+    """
+    if mean_weight == 1.0:
+        return parameters
+    return replace(parameters, **{name: getattr(parameters, name) * mean_weight for name in _WEIGHED})
 
 
 @dataclass(frozen=True)
@@ -114,6 +134,7 @@ class Sizes:
     has_offset: bool
     is_whole: bool  # whether all weights are integers of at most 2**20
     n_counted: float  # sum of integer weights, i.e. the number of rows that they count as
+    n_positive: int  # number of rows of positive weight
 
     def merge(self, other: Sizes) -> Sizes:
         return Sizes(
@@ -124,6 +145,7 @@ class Sizes:
             self.has_offset or other.has_offset,
             self.is_whole and other.is_whole,
             self.n_counted + other.n_counted,
+            self.n_positive + other.n_positive,
         )
 
 
@@ -162,19 +184,22 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStat
         ]
         weights = reduce(ExactSum.merge, fractions).finish()
         classes = np.array([class_weight.finish() for class_weight in fractions]) / weights
-        baseline = np.zeros(loss.n_outputs) if continues else loss.best_constants(_smoothed(classes, weights))
+        mean_weight = min(weights / sizes.n_positive, 1.0)
+        baseline = np.zeros(loss.n_outputs) if continues else loss.best_constants(_smoothed(classes, weights / mean_weight))
         spread, magnitude = 1.0, loss.magnitude(0.0, 0.0)
     else:
         target_unit = unit_for(max(abs(sizes.lowest), abs(sizes.highest)) * max_weight, n)
         answers = ask(_sums, target_unit, weight_unit, sizes.is_whole)
         of_targets, of_weights = (reduce(ExactSum.merge, of) for of in zip(*answers, strict=True))
         weights = of_weights.finish()
+        mean_weight = min(weights / sizes.n_positive, 1.0)
         mean = of_targets.finish() / weights
         if not math.isfinite(mean):
             raise DataError("the targets (or their weights) are so large that their sum is infinite; scale them down")
         if loss.target_range == "non-negative" and not mean > 0 and not continues:
             raise DataError(f"loss={loss.name!r} requires non-negative y and sum(y) > 0: all targets are 0")
-        best = 0.0 if continues else _best_constant(loss, ask, mean, weights, sizes.has_offset, rank_unit(max_weight, n))
+        counted = weights / mean_weight
+        best = 0.0 if continues else _best_constant(loss, ask, mean, counted, sizes.has_offset, rank_unit(max_weight, n))
         if isinstance(loss, Huber):
             loss = loss.with_delta(_delta(ask, loss, best, rank_unit(max_weight, n)))
         baseline = np.array([best])
@@ -192,8 +217,9 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStat
     unexplained = _unexplained(loss, ask, mean, classes, rank_unit(max_weight, n)) if continues else None
     too_large = _too_large(loss, mean, sizes, continues)
     return TargetStats(
-        baseline, loss, weights, sizes.max_weight, magnitude, spread, loss_unit, sizes.is_whole, unexplained, too_large
-    )
+        baseline, loss, weights, sizes.max_weight, magnitude, spread, loss_unit, mean_weight, sizes.is_whole, unexplained,
+        too_large,
+    )  # fmt: skip
 
 
 def _too_large(loss: Loss, mean: float, sizes: Sizes, continues: bool) -> str:
@@ -249,12 +275,15 @@ def _total_loss(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | N
 
 
 def _smoothed(fractions: np.ndarray, weights: float) -> np.ndarray:
-    """Return the classes' fractions of the weight; if a class has no rows, with one row of each class added (Laplace)."""
+    """Return the classes' fractions of the weight; if a class has no rows, with one row of each class added (Laplace).
+
+    weights : total weight in units of that of one row.
+    """
     return fractions if fractions.all() else (fractions * weights + 1.0) / (weights + len(fractions))
 
 
 def _best_constant(loss: Loss, ask: Ask, mean: float, weights: float, has_offset: bool, unit: float) -> float:
-    """Return the constant of least loss over all rows; weights : total weight."""
+    """Return the constant of least loss over all rows; weights : as in `_smoothed`."""
     if loss.leaf_statistic != "newton":
         return _quantile(ask, loss.level, unit)
     if loss.is_classification:
@@ -345,13 +374,14 @@ def _raw_scores(y: np.ndarray, offset: np.ndarray | None, at: float) -> np.ndarr
 
 def _sizes(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None) -> Sizes:
     if not len(y):
-        return Sizes(0, 0.0, np.inf, -np.inf, False, True, 0.0)
+        return Sizes(0, 0.0, np.inf, -np.inf, False, True, 0.0, 0)
     has_offset = offset is not None
     if weight is None:
-        return Sizes(len(y), 1.0, float(y.min()), float(y.max()), has_offset, True, float(len(y)))
+        return Sizes(len(y), 1.0, float(y.min()), float(y.max()), has_offset, True, float(len(y)), len(y))
     is_whole = bool((weight == np.rint(weight)).all() and weight.max() <= 2.0**20)
     n_counted = float(weight.sum()) if is_whole else 0.0
-    return Sizes(len(y), float(weight.max()), float(y.min()), float(y.max()), has_offset, is_whole, n_counted)
+    n_positive = int(np.count_nonzero(weight))
+    return Sizes(len(y), float(weight.max()), float(y.min()), float(y.max()), has_offset, is_whole, n_counted, n_positive)
 
 
 def _sums(

@@ -33,7 +33,7 @@ from dboost.session.protocol import Engine
 from dboost.session.warm_start import WarmStart
 from dboost.shards.shard import TreeDelta, fine_bin_hessians
 from dboost.training.callbacks import NOT_SCORES, Callback, Iteration, Progress, checked_rate
-from dboost.training.leaf_values import LeafEstimator
+from dboost.training.leaf_values import LeafEstimator, in_mean_weights
 from dboost.trees.bin_proposal import BinMerge
 from dboost.trees.tree_task import (
     FEATURES,
@@ -93,7 +93,9 @@ class BoostingLoop:
         self, plan: FitPlan, engine: Engine, eval_sets: Sequence[EvalSet] = (), callbacks: Sequence[Callback] = ()
     ) -> None:
         self.plan, self.engine, self.eval_sets = plan, engine, eval_sets
-        self.parameters, self.loss, self.binning, self.start = plan.learning, plan.target.loss, plan.binning, plan.stats
+        self.loss, self.binning, self.start = plan.target.loss, plan.binning, plan.stats
+        self.mean_weight = plan.stats.mean_weight
+        self.parameters = in_mean_weights(plan.learning, self.mean_weight)
         self.warm_start, self.metrics, self.early_stopping = plan.warm_start, plan.metrics, plan.stopping
         self.callbacks, self.checkpoint, self.empty = callbacks, plan.request.checkpoint, plan.empty
         self.n_before = plan.warm_start.n_before
@@ -105,6 +107,8 @@ class BoostingLoop:
         self.before: dict[str, float] = {}
         self.code_sums: list[int] | None = None
         self.history: list[dict[str, Any]] = []
+        self.stats: GradientStats | None = None
+        self._has_split = False
         if plan.max_weight is None:
             counted = engine.n_rows, self.start.max_weight
         else:
@@ -204,9 +208,7 @@ class BoostingLoop:
         iteration, n_iterations = self.n_done + 1, self.n_iterations
         n_sampled: list[int] = []
         self._set_rate(iteration)
-        tasks = [self._task(stats, iteration, output) for output in range(self.loss.n_outputs)]
-        if self.parameters.split_proposal != "global":
-            tasks = [self._with_bins(task) for task in tasks]
+        tasks = self._tasks(stats, iteration)
         values = []
         for task, grown in zip(tasks, self.engine.grow(tasks), strict=True):
             n_sampled.append(int(grown.n_rows[0]))
@@ -219,7 +221,7 @@ class BoostingLoop:
             "bytes_read": 0,
         }
         record |= self._judge()
-        stats = self.steps.add_leaf_values(in_rows(values))
+        stats = self.stats = self.steps.add_leaf_values(in_rows(values))
         measured = self.engine.report()
         record["train_loss"] = self.loss_of(stats, iteration)
         if self.plan.request.learning_rates is not None or self._is_set_by_callback:
@@ -324,12 +326,35 @@ class BoostingLoop:
         if not np.isfinite(values).all():  # gradients of the absolute error are finite at any score
             raise _diverged(iteration)
         is_categorical = self.plan.shard.layout.is_categorical
+        self._has_split |= grown.n_nodes > 1
         self.snapshots.append(TreeSnapshot.of(grown, is_categorical, values, task.gain_unit, self.rate))
         if self.valued is not None:
             self.valued.append(TreeDelta(TreeRoutes.of(grown, is_categorical), values, task.output))
         for eval_set in self.eval_sets:
             eval_set.add(grown, values, task.output)
         return values
+
+    @property
+    def lacks_splits(self) -> bool:
+        """Whether this fit has grown trees, also before it was resumed, and none of them has a split."""
+        if self._has_split or self.stats is None:
+            return False
+        model, first = self.warm_start.model, self.warm_start.n_earlier * self.loss.n_outputs
+        return model is None or all(tree.n_leaves == 1 for tree in model.trees[first:])
+
+    def has_gradients(self, above: float) -> bool:
+        """Whether a gradient is larger than a bound; the model fits the rows exactly if all are zero."""
+        assert self.stats is not None
+        return bool((self.stats.max_gradient > above).any())
+
+    def next_tasks(self) -> list[TreeTask]:
+        """Return the tasks of the trees that would be grown next."""
+        assert self.stats is not None
+        return self._tasks(self.stats, self.n_done + 1)
+
+    def _tasks(self, stats: GradientStats, iteration: int) -> list[TreeTask]:
+        tasks = [self._task(stats, iteration, output) for output in range(self.loss.n_outputs)]
+        return tasks if self.parameters.split_proposal == "global" else [self._with_bins(task) for task in tasks]
 
     def _with_bins(self, task: TreeTask) -> TreeTask:
         """Propose bins for the tree, or request them for each node, depending on `split_proposal`."""

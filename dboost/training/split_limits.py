@@ -1,0 +1,94 @@
+"""Which limit keeps every tree of a fit from having a split.
+
+The question arises only if the fit has grown no split at all. The roots of the next trees are then searched again with all
+limits relaxed. If there is a split now, one limit after the other is set again, unless it excludes the splits: those that
+remain relaxed are the ones to name. Each search takes a pass over the rows, and another one in which leaf values of zero are
+added: that changes no score and leaves the engine in the state after an iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dboost.trees.tree_task import GrownTree, TreeTask
+
+if TYPE_CHECKING:
+    from dboost.training.loop import BoostingLoop
+
+#: Gradients (float32) up to this size count as zero.
+LEAST_MAXIMUM = 1e-30
+
+#: Parameters that exclude splits, with the fields of `SplitParams` and their values without a limit.
+_LIMITS: dict[str, dict[str, Any]] = {
+    "min_samples_leaf": {"min_rows": 1.0},
+    "min_hessian": {"min_hessian": 0.0},
+    "min_gain": {"threshold": 0.0},
+    "leaf_penalty": {"threshold": 0.0},
+    "l1_regularization": {"l1": 0.0},
+    "min_category_hessian": {"min_category_hessian": 0.0},
+}
+
+
+def why_no_split(loop: BoostingLoop) -> str | None:
+    """Return a sentence that names the limit; None if a constant fits the targets exactly.
+
+    loop : has grown trees, none of which has a split.
+    """
+    parameters, given = loop.parameters, loop.plan.learning
+    if not loop.has_gradients(above=0.0):
+        return None
+    tasks = loop.next_tasks()
+    trees = _searched(loop, tasks)
+    n_rows, hessians = int(trees[0].n_rows[0]), float(trees[0].leaf_sums[:, 1].sum())
+    what = f"no tree has a split, so the trees add the same number to all predictions: {{}} {n_rows} training rows"
+    if not loop.has_gradients(above=LEAST_MAXIMUM):
+        small = what.format("no gradient is above 1e-30, and smaller ones count as zero, in the")
+        return f"{small}; multiply the weights or the targets by the same number"
+    if tasks[0].policy.max_leaves == 1:
+        named = ["min_samples_leaf"]
+        if hessians < 2 * parameters.min_hessian:
+            named.append("min_hessian")
+    else:
+        neutral = {"min_samples_leaf": 1}
+        active = [name for name in _LIMITS if getattr(parameters, name) > neutral.get(name, 0)]
+        if parameters.monotonic_cst is not None:
+            active.append("monotonic_cst")
+        if not _have_splits(loop, tasks, active):
+            return what.format("no feature has different values that go with different targets in the")
+        named = active
+        for name in active:
+            others = [other for other in named if other != name]
+            if others and _have_splits(loop, tasks, others):
+                named = others
+    shown = " and ".join(name if name == "monotonic_cst" else f"{name}={getattr(given, name):g}" for name in named)
+    one = len(named) == 1
+    what = what.format(f"{shown} {'allows' if one else 'allow'} none in the")
+    if "min_hessian" in named:
+        what += f", whose Hessians add up to {hessians / loop.mean_weight:.3g}"
+    remedy = "relax the constraints" if named == ["monotonic_cst"] else f"give {'a smaller value' if one else 'smaller values'}"
+    return f"{what}; {remedy}, or more rows"
+
+
+def _have_splits(loop: BoostingLoop, tasks: list[TreeTask], names: Collection[str]) -> bool:
+    """Return whether one of the roots has a split when these parameters are no limit."""
+    fields: dict[str, Any] = {}
+    for name in names:
+        fields |= _LIMITS.get(name, {})
+    relaxed = [replace(task, limits=task.limits._replace(**fields)) for task in tasks]
+    if "monotonic_cst" in names:
+        relaxed = [
+            replace(task, direction=None if of is None else np.zeros_like(of)) for task in relaxed for of in [task.direction]
+        ]
+    return any(grown.n_nodes > 1 for grown in _searched(loop, relaxed))
+
+
+def _searched(loop: BoostingLoop, tasks: list[TreeTask]) -> list[GrownTree]:
+    """Return trees with at most one split, and take them back."""
+    stumps = [replace(task, policy=task.policy._replace(max_depth=1)) for task in tasks]
+    trees = [grown.copy() for grown in loop.engine.grow(stumps)]
+    loop.stats = loop.steps.add_leaf_values(np.zeros((len(tasks), max(grown.n_leaves for grown in trees))))
+    return trees

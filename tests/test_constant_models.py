@@ -1,0 +1,193 @@
+"""Fits whose trees could have no split: weights that sum to one, targets of any scale, and the warning that names the limit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from sklearn.ensemble import AdaBoostClassifier, AdaBoostRegressor
+
+import dboost
+from tests.helpers.clusters import threads_cluster
+
+RNG = np.random.default_rng(0)
+N = 600
+X = RNG.normal(size=(N, 3))
+FRAME = pd.DataFrame(X, columns=list("abc"))
+Y = X[:, 0] + 0.5 * (X[:, 1] > 0) + 0.1 * RNG.normal(size=N)
+LABEL = (Y > 0).astype(int)
+FEW: dict[str, Any] = {"max_iter": 5, "max_leaf_nodes": 6, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2) as client:
+        yield client
+
+
+def fit(y: Any, weight: Any = None, **options: Any) -> dboost.Booster:
+    return dboost.fit(FRAME, y, sample_weight=weight, **FEW | options)
+
+
+# Weights.
+
+
+@pytest.mark.parametrize("total", [1.0, 1e-6, N / 2, N / 8])
+@pytest.mark.parametrize(("y", "loss"), [(Y, "squared_error"), (LABEL, "log_loss"), (np.exp(Y), "poisson")])
+def test_weights_below_one_compare_rows_only(y: Any, loss: str, total: float) -> None:
+    unweighted = fit(y, loss=loss).predict(FRAME, raw_score=True)
+    weighted = fit(y, np.full(N, total / N), loss=loss).predict(FRAME, raw_score=True)
+    # Hessians are rounded otherwise, so of nearly equal splits another may be chosen.
+    assert np.mean((weighted - unweighted) ** 2) < 0.01 * np.var(unweighted)
+    assert np.ptp(unweighted) > 0.1
+
+
+def test_the_scale_of_small_weights_has_no_effect() -> None:
+    weight = RNG.uniform(0.1, 1.0, N)
+    models = [fit(Y, weight * factor, min_hessian=5.0, min_gain=0.01) for factor in (1.0, 2.0**-10, 2.0**-30)]
+    for other in models[1:]:
+        assert np.array_equal(models[0].predict(FRAME), other.predict(FRAME))
+
+
+def test_integer_weights_count_rows() -> None:
+    weight = RNG.integers(0, 4, N).astype(float)
+    repeated = FRAME.loc[FRAME.index.repeat(weight.astype(int))]
+    options: dict[str, Any] = FEW | {"min_hessian": 40.0, "min_samples_leaf": 1}
+    twice = dboost.fit(repeated, np.repeat(Y, weight.astype(int)), **options)
+    once = fit(Y, weight, min_hessian=40.0, min_samples_leaf=1)
+    np.testing.assert_allclose(once.predict(FRAME), twice.predict(FRAME), rtol=0, atol=1e-7)
+
+
+def test_refitted_leaves_have_the_same_units() -> None:
+    weight = np.full(N, 1.0 / N)
+    model = fit(Y)
+    refitted = model.refit_leaves(FRAME, -Y, sample_weight=weight)
+    np.testing.assert_allclose(refitted.predict(FRAME), model.refit_leaves(FRAME, -Y).predict(FRAME), rtol=0, atol=1e-6)
+    assert np.ptp(refitted.predict(FRAME)) > 0.1
+
+
+def test_ada_boost_learns() -> None:
+    model = AdaBoostClassifier(dboost.DBoostClassifier(max_iter=5, max_leaf_nodes=4), n_estimators=5, random_state=0)
+    assert model.fit(X, LABEL).score(X, LABEL) > 0.93
+    assert len(model.estimators_) > 1 or model.score(X, LABEL) == 1.0
+    regressor = AdaBoostRegressor(dboost.DBoostRegressor(max_iter=20), n_estimators=3, random_state=0).fit(X, Y)
+    assert regressor.score(X, Y) > 0.7
+
+
+def test_small_weights_give_the_same_model_everywhere(client: Client) -> None:
+    weight = RNG.uniform(0.0, 2.0 / N, N)
+    here = fit(Y, weight)
+    table = FRAME.assign(y=Y, w=weight)
+    cuts = [table[:250], table[250:300], table[300:]]
+    with dboost.prepare(table, "y", sample_weight="w") as prepared:
+        assert dboost.fit(prepared, **FEW).sha256 == here.sha256
+    import dask.dataframe as dd
+
+    frame = dd.from_map(lambda part: part, cuts)
+    for limit in (None, "64MiB"):
+        there = dboost.fit(frame, "y", sample_weight="w", client=client, memory_limit=limit, **FEW)
+        assert there.sha256 == here.sha256
+
+
+# The warning.
+
+
+SMALL = FRAME[:39]
+
+
+@pytest.mark.parametrize(
+    ("rows", "y", "options", "message"),
+    [
+        (39, Y, {}, "min_samples_leaf=20 allows none in the 39 training rows; give a smaller value"),
+        (
+            N,
+            LABEL,
+            {"min_hessian": 200.0},
+            r"min_hessian=200 allows none in the 600 training rows, whose Hessians add up to 1\d\d;",
+        ),
+        (N, 1e-4 * np.exp(Y), {"loss": "poisson"}, r"min_hessian=1 allows none in .* add up to 0\.1"),
+        (N, Y, {"min_gain": 1e6}, "min_gain=1e.06 allows none in the 600 training rows; give a smaller value"),
+        (N, Y, {"leaf_penalty": 1e6}, "leaf_penalty=1e.06 allows none"),
+        (N, Y, {"l1_regularization": 1e6}, "l1_regularization=1e.06 allows none"),
+        (N, Y, {"min_samples_leaf": 301}, "min_samples_leaf=301 allows none"),
+        (
+            N,
+            Y,
+            {"min_samples_leaf": 250, "min_gain": 1e6},
+            "min_samples_leaf=250 and min_gain=1e.06 allow|min_gain=1e.06 allows",
+        ),
+        (39, LABEL, {"min_hessian": 50.0}, "min_samples_leaf=20 and min_hessian=50 allow none in the 39 training rows, whose"),
+    ],
+)
+def test_the_limit_of_every_tree_is_named(rows: int, y: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.warns(UserWarning, match="no tree has a split, .*" + message) as caught:
+        dboost.fit(FRAME[:rows], y[:rows], **FEW | options)
+    assert sum("no tree" in str(one.message) for one in caught) == 1
+
+
+def test_a_rare_value_and_constant_features_are_named() -> None:
+    rare = pd.DataFrame({"a": (np.arange(N) < 7).astype(float), "b": 1.0})
+    with pytest.warns(UserWarning, match="min_samples_leaf=20 allows none in the 600"):
+        dboost.fit(rare, Y, **FEW)
+    with pytest.warns(UserWarning, match="no feature has different values that go with different targets in the 600"):
+        dboost.fit(rare[["b"]], Y, **FEW)
+    with pytest.warns(UserWarning, match="monotonic_cst allows none"):
+        dboost.fit(FRAME[["a"]], -X[:, 0], monotonic_cst={"a": 1}, **FEW)
+    category = pd.DataFrame({"c": pd.Categorical(np.where(np.arange(N) < 8, "rare", "usual"))})
+    with pytest.warns(UserWarning, match="min_samples_leaf=20 allows none"):
+        dboost.fit(category, Y, **FEW)
+
+
+def test_gradients_that_count_as_zero_are_named() -> None:
+    with pytest.warns(UserWarning, match=r"no gradient is above 1e-30, .* multiply the weights or the targets"):
+        fit(1e-34 * np.exp(Y), loss="poisson", min_hessian=0.0)
+
+
+def test_a_model_that_needs_no_split_gives_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dboost.fit(FRAME, np.full(N, 3.25), **FEW)
+        fit(Y)
+
+
+def test_the_warning_comes_from_workers_and_files(client: Client, tmp_path: Any) -> None:
+    import dask.dataframe as dd
+
+    table = FRAME.assign(y=LABEL)
+    frame = dd.from_map(lambda part: part, [table[:250], table[250:]])
+    for options in ({"client": client}, {"client": client, "memory_limit": "64MiB"}):
+        with pytest.warns(UserWarning, match="min_hessian=200 allows none in the 600 training rows") as caught:
+            dboost.fit(frame, "y", min_hessian=200.0, loss="log_loss", **FEW | options)
+        assert sum("no tree" in str(one.message) for one in caught) == 1
+    with pytest.warns(UserWarning, match="min_hessian=200 allows none"):
+        dboost.fit(table, "y", min_hessian=200.0, loss="log_loss", checkpoint=tmp_path / "c", **FEW)
+    with pytest.warns(UserWarning, match="min_hessian=200 allows none"):
+        dboost.fit(table, "y", min_hessian=200.0, loss="log_loss", arcbites={"n_bites": 2, "trees_per_visit": 1}, **FEW)
+    with pytest.warns(UserWarning, match="min_hessian=200 allows none"):
+        dboost.DBoostClassifier(max_iter=3, min_hessian=200.0).fit(X, LABEL)
+
+
+def test_a_cross_validation_warns_once() -> None:
+    with pytest.warns(UserWarning, match="folds 0, 1, 2: no tree has a split, .*min_samples_leaf=20 allows none") as caught:
+        dboost.cv(SMALL.assign(y=Y[:39]), "y", folds=3, **FEW)
+    assert sum("no tree" in str(one.message) for one in caught) == 1
+
+
+def test_a_fit_that_continues_a_model_names_the_limit_of_its_own_trees() -> None:
+    first = fit(Y)
+    with pytest.warns(UserWarning, match="no tree has a split, .*min_samples_leaf=20 allows none in the 39"):
+        dboost.fit(SMALL, Y[:39], start_from=first, **FEW)
+
+
+@pytest.mark.parametrize(
+    "options", [{"subsample": 0.5}, {"split_proposal": "tree"}, {"split_proposal": "node"}, {"step": "line_search"}]
+)
+def test_the_search_for_the_limit_does_not_change_the_model(options: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match="min_gain=1e.09 allows none"):
+        booster = fit(Y, min_gain=1e9, **options)
+    assert booster.n_iter_ == 5 and np.ptp(booster.predict(FRAME)) == 0
