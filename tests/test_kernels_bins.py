@@ -62,7 +62,7 @@ def test_codes_of_a_matrix(dtype: type) -> None:
     n_bins = np.array([len(edge) + 1 for edge in edges])
     codes = np.full((len(edges), n), 77, np.uint8)
     for first, last in ((0, 300), (300, 301), (301, n)):  # in ranges, as several threads would
-        assert encode_matrix(values, padded_edges(edges, np.dtype(dtype)), n_bins, codes, first, last) == -1
+        assert encode_matrix(values, padded_edges(edges, np.dtype(dtype)), n_bins, codes, 0, first, last) == -1
     assert codes.tolist() == expected
 
 
@@ -73,8 +73,8 @@ def test_infinite_values_are_found_where_they_are(dtype: type, infinite: float) 
     edges = padded_edges([np.array([0.5])] * 3, np.dtype(dtype))
     codes = np.empty((3, 700), np.uint8)
     values[600, 1] = infinite
-    assert encode_matrix(values, edges, np.full(3, 2), codes, 0, 700) == 600 * 3 + 1
-    assert encode_matrix(values, edges, np.full(3, 2), codes, 0, 600) == -1
+    assert encode_matrix(values, edges, np.full(3, 2), codes, 0, 0, 700) == 600 * 3 + 1
+    assert encode_matrix(values, edges, np.full(3, 2), codes, 0, 0, 600) == -1
     column = np.zeros(10, dtype)
     column[[4, 7]] = infinite
     assert encode_column(column, edges[0], 2, codes[0, :10]) == 4

@@ -16,6 +16,12 @@ value, and target, weight and offset as they were given. It is read like any oth
 it), with a plan that names the binning: the stored arrays are the codes, and `Table` yields them as `DecodedColumns`. Encoding
 copies the codes. Code that needs values, such as the scores by an earlier model, gets values that lie in the bins
 (`DecodedColumns`); trees whose thresholds are edges of these bins route them like the originals.
+
+**Memory layout.** Numba compiles a kernel once more for arrays that are read-only or not aligned, and cannot read foreign byte
+orders; NumPy copies a whole array that is not contiguous for some calls. Arrays that Dask has received, slices of Arrow
+buffers, memory maps and the user's views are any of these. So kernels get `plain` arrays only. The numbers of a matrix stay as
+they are, however large it is: rows are made plain block by block, when they are encoded or predicted, in the processor's cache.
+A single column is made `native` when it is read. Arrays that are fine already are never copied.
 """
 
 from __future__ import annotations
@@ -44,6 +50,45 @@ class CategoryColumn:
 
 Column = np.ndarray | CategoryColumn
 
+#: Bytes of a matrix that are made plain at a time, and the multiple of rows.
+_BLOCK_BYTES, _BLOCK_ROWS = 1 << 18, 256
+
+
+def float_dtype(dtype: np.dtype) -> np.dtype:
+    """Return float32 if it represents every value of a numeric dtype exactly, otherwise float64."""
+    return np.dtype(np.float32 if np.can_cast(dtype, np.float32) else np.float64)
+
+
+def plain(values: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
+    """Return numbers as kernels read them: floats in native byte order, C-contiguous, aligned and writable; a copy if needed.
+
+    dtype : float32 or float64; default: `float_dtype`.
+    """
+    dtype = float_dtype(values.dtype) if dtype is None else dtype
+    if values.dtype == dtype and values.flags.carray:
+        return values
+    found = np.empty(values.shape, dtype)
+    for rows in row_blocks(values, 0, len(values)):
+        found[rows] = values[rows]
+    return found
+
+
+def row_blocks(values: np.ndarray, first: int, last: int) -> Iterator[slice]:
+    """Yield consecutive ranges of rows first…last-1 of an array that stay in the processor's cache."""
+    row_bytes = max(values[:1].size * values.itemsize, 1)
+    n = max(_BLOCK_BYTES // row_bytes // _BLOCK_ROWS, 1) * _BLOCK_ROWS
+    for start in range(first, last, n):
+        yield slice(start, min(start + n, last))
+
+
+def native(values: np.ndarray) -> np.ndarray:
+    """Return numbers aligned and in native byte order, half floats as float32, long ones as float64; a copy if needed."""
+    if values.dtype.kind == "f" and values.dtype.itemsize not in (4, 8):
+        return values.astype(float_dtype(values.dtype))
+    if values.dtype.isnative and values.flags.aligned:
+        return values
+    return values.astype(values.dtype.newbyteorder("="))
+
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
@@ -57,7 +102,8 @@ class Chunk:
     weight: np.ndarray | None = None
     #: float64[n_rows] or None.
     offset: np.ndarray | None = None
-    #: Shape (n_rows, n_features) if all columns are views of one numeric matrix, which is faster to process by rows.
+    #: Shape (n_rows, n_features) if all columns are those of one matrix of numbers, which is faster to process by rows. It has
+    #: any numeric type, byte order, alignment and memory order: `plain` makes blocks of its rows readable for kernels.
     matrix: np.ndarray | None = None
     #: Fingerprint of the rows as their source gave them (`data.partition`), if another worker has read them; its codes may
     #: have lost what distinguishes them: categories that a model does not know are missing, True and 1 are one category.
@@ -206,6 +252,28 @@ class BinnedPartition:
 
     def __sizeof__(self) -> int:  # Dask counts the memory of its data by it
         return 64 + self.n_bytes
+
+
+class MatrixColumns(Sequence[Column]):
+    """The columns of a matrix of numbers, `native` when they are asked for."""
+
+    def __init__(self, matrix: np.ndarray) -> None:
+        self._matrix = matrix
+
+    def __len__(self) -> int:
+        return self._matrix.shape[1]
+
+    @overload
+    def __getitem__(self, j: int) -> Column: ...
+    @overload
+    def __getitem__(self, j: slice) -> tuple[Column, ...]: ...
+    def __getitem__(self, j: int | slice) -> Column | tuple[Column, ...]:
+        if isinstance(j, slice):
+            return tuple(map(native, self._matrix.T[j]))
+        return native(self._matrix[:, j])
+
+    def __iter__(self) -> Iterator[Column]:
+        return map(native, self._matrix.T)
 
 
 class DecodedColumns(Sequence[Column]):

@@ -45,7 +45,19 @@ import numpy as np
 
 from dboost._lazy_import import is_a, nw, pa, pd
 from dboost.data.binning import Binning
-from dboost.data.chunk import BinnedPartition, CategoryColumn, Chunk, Column, apply, too_many, too_many_classes, without_unused
+from dboost.data.chunk import (
+    BinnedPartition,
+    CategoryColumn,
+    Chunk,
+    Column,
+    MatrixColumns,
+    apply,
+    native,
+    row_blocks,
+    too_many,
+    too_many_classes,
+    without_unused,
+)
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.kernels.checksum import checksum
 from dboost.schema import MAX_LEVELS, NUMBERS, TRUTH_VALUES, Feature, Level, kinds_of
@@ -218,14 +230,9 @@ def one_dimensional(shape: object) -> DataError:
     )
 
 
-def is_plain(matrix: np.ndarray) -> bool:
-    """Return whether kernels can read an array as it is: float32 or float64, native byte order, C-contiguous, not masked."""
-    return (
-        not is_masked(matrix)
-        and matrix.dtype in (np.float32, np.float64)
-        and matrix.dtype.isnative
-        and matrix.flags.c_contiguous
-    )
+def is_numeric(matrix: np.ndarray) -> bool:
+    """Return whether an array holds numbers, of any type and in any memory order, and is not masked."""
+    return matrix.dtype.kind in "biuf" and not is_masked(matrix)
 
 
 @dataclass(frozen=True)
@@ -605,7 +612,8 @@ def _to_arrow(values: Any, spec: ColumnSpec) -> Any:
 
 def _from_numpy(values: np.ndarray | CategoryColumn, spec: ColumnSpec) -> Column:
     if not isinstance(values, CategoryColumn) and is_masked(values):
-        values = _masked(np.ma.getdata(values), np.ma.getmaskarray(values), spec)
+        data = np.ma.getdata(values)
+        values = _masked(native(data) if data.dtype.kind in "biuf" else data, np.ma.getmaskarray(values), spec)
     if isinstance(values, CategoryColumn):
         return values
     kind = values.dtype.kind
@@ -615,9 +623,7 @@ def _from_numpy(values: np.ndarray | CategoryColumn, spec: ColumnSpec) -> Column
         return _from_text(values, spec)
     if kind not in "biuf":
         raise _refusal(spec, str(values.dtype), {"M": "date", "m": "duration", "c": "complex"}.get(kind))
-    if kind == "f" and values.dtype.itemsize not in (4, 8):
-        return values.astype(np.float32 if values.dtype.itemsize == 2 else np.float64)
-    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+    return native(values)
 
 
 def _masked(values: np.ndarray, mask: np.ndarray, spec: ColumnSpec) -> np.ndarray | CategoryColumn:
@@ -919,7 +925,7 @@ def read_slices(
     assert not isinstance(weight, CategoryColumn) and not isinstance(offset, CategoryColumn)
     for first, last in pairwise(ends):
         columns, matrix = _features(frame if n_slices == 1 else frame.rows(first, last), plan, position)
-        if weight is not None and (weight[first:last] == 0).any():
+        if matrix is None and weight is not None and (weight[first:last] == 0).any():
             columns = tuple(_weighted(column, weight[first:last] == 0) for column in columns)
         yield Chunk(last - first, columns, *((target, weight, offset) if first == 0 else (None, None, None)), matrix)
 
@@ -931,26 +937,31 @@ def _weighted(column: Column, is_zero: np.ndarray) -> Column:
     return without_unused(CategoryColumn(np.where(is_zero, -1, column.codes), column.categories))
 
 
-def _features(frame: Frame, plan: ReadPlan, position: dict[str, int]) -> tuple[tuple[Column, ...], np.ndarray | None]:
+def _features(frame: Frame, plan: ReadPlan, position: dict[str, int]) -> tuple[Sequence[Column], np.ndarray | None]:
     if not frame.n_rows:  # an empty partition often has arbitrary dtypes, or no columns
         return tuple(np.empty(0, np.float32) for _ in plan.columns), None
     if not plan.named and len(frame.names) != len(plan.columns):
         raise DataError(f"there are {len(frame.names)} columns, where others have {len(plan.columns)}")
     positions = [_find(position, key) if isinstance(key, str) else key for key in plan.columns]
     matrix = frame.matrix
-    plain = (
+    if (
         matrix is not None
-        and is_plain(matrix)
+        and is_numeric(matrix)
         and positions == list(range(matrix.shape[1]))
         and not any(spec.categorical for spec in plan.specs)
-    )
+    ):
+        for j, spec in enumerate(plan.specs):
+            if spec.kinds:
+                _check_kind(matrix[:, j], spec)
+        matrix = matrix.view(np.uint8) if matrix.dtype == bool else matrix
+        return MatrixColumns(matrix), matrix
     columns = []
     for j, spec in zip(positions, plan.specs, strict=True):
         column = to_column(frame.column(j), spec)
         if isinstance(column, np.ndarray) and column.dtype == bool:
             column = column.view(np.uint8)
         columns.append(column)
-    return tuple(columns), matrix if plain else None
+    return tuple(columns), None
 
 
 def check_columns(i: int, data: Any, plan: ReadPlan) -> None:
@@ -984,10 +995,10 @@ def role_column(values: Any, role: str, name: str | None, n_rows: int | None) ->
         raise DataError(f"{role} has {len(values)} rows, the data have {n_rows}")
     spec = ColumnSpec(role if name is None else name, None if role == "target" else False, role=role)
     column = to_column(values, spec)
-    if role == "target":
+    if isinstance(column, CategoryColumn):
         return column
-    assert not isinstance(column, CategoryColumn)
-    return column.astype(np.float64, copy=False)
+    # Kernels read the arrays of a fit without further copies.
+    return np.require(column, None if role == "target" else np.float64, ["C", "A", "W"])
 
 
 def one_column(values: Any, role: str) -> Any:
@@ -1052,7 +1063,11 @@ def _of_column(column: Column | None) -> int:
 
 
 def _of_array(values: np.ndarray) -> int:
-    content = np.ascontiguousarray(values).view(np.uint8).ravel()
-    whole = len(content) - len(content) % 8
-    words = content[:whole].view(np.uint64) if content.ctypes.data % 8 == 0 else content[:whole].copy().view(np.uint64)
-    return int(checksum(words)) ^ zlib.crc32(content[whole:].tobytes())
+    """Return a checksum of values that depends neither on their byte order, nor on how they lie in memory."""
+    found = 0
+    for rows in row_blocks(values, 0, len(values)):
+        content = np.require(native(values[rows]), requirements=["C", "W"]).view(np.uint8).ravel()
+        whole = len(content) - len(content) % 8
+        words = content[:whole] if content.ctypes.data % 8 == 0 else content[:whole].copy()
+        found = (found * 0x100000001B3 ^ int(checksum(words.view(np.uint64))) ^ zlib.crc32(content[whole:].tobytes())) & _MASK
+    return found

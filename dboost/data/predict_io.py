@@ -2,8 +2,8 @@
 
 `feature_block` turns a table in memory into one matrix of floats, which trees are evaluated on. Categorical columns become the
 codes of the model's categories, NaN where missing or unknown. The matrix is float32 if that represents every value of the
-source exactly (half and single floats, small integers, codes), otherwise float64; an array that already is such a matrix is
-returned without a copy.
+source exactly (half and single floats, small integers, codes), otherwise float64; an array of such floats is returned without
+a copy, whatever its memory order.
 
 `predict_through` applies a function to these blocks; `predict_from` also passes the offset of each row, either values or the
 name of a column beside the features. A column works for every kind of table, values only for tables in memory. Predictions
@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dboost._lazy_import import is_a, nw, pa, pd
-from dboost.data.chunk import CategoryColumn, CategoryIndex, Column
+from dboost.data.chunk import CategoryColumn, CategoryIndex, Column, plain
 from dboost.data.partition import (
     ReadPlan,
     as_frame,
     collected,
     column_spec,
     columns_like,
-    is_plain,
+    is_numeric,
     is_source,
     kind_of,
     read_partition,
@@ -214,7 +214,7 @@ _BATCH_ROWS = 256
 
 
 def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what: str = "predict") -> np.ndarray:
-    """Return the features of a table in memory as a C-contiguous matrix.
+    """Return the features of a table in memory as a matrix.
 
     Parameters
     ----------
@@ -229,6 +229,7 @@ def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what
     Returns
     -------
     ndarray (n, F) of float32 or float64
+        In native byte order, but otherwise in any memory order, possibly read-only or not aligned: see `data.chunk.plain`.
 
     Raises
     ------
@@ -239,16 +240,16 @@ def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what
     try:
         columns = columns_like(frame.names, frame.named, features, named)
         if not any(feature.is_categorical for feature in features):  # fast paths: a loop over thousands of columns is slow
-            if frame.matrix is not None and is_plain(frame.matrix):
+            if frame.matrix is not None and frame.matrix.dtype in (np.float32, np.float64) and is_numeric(frame.matrix):
                 return frame.matrix
             if is_a(data, "pandas", "DataFrame") and columns == frame.names and set(data.dtypes) in _FLOATS:
-                return np.ascontiguousarray(data.to_numpy())
+                return data.to_numpy()
         specs = tuple(map(column_spec, features))
         chunk = read_partition(frame, ReadPlan(specs, columns, known=features))
     except DBoostError as error:
         raise type(error)(f"{what}: {error}") from None
     if chunk.matrix is not None:
-        return chunk.matrix
+        return plain(chunk.matrix)
     return _fill(chunk.n_rows, [_float_columns(c, feature) for c, feature in zip(chunk.columns, features, strict=True)])
 
 

@@ -32,6 +32,7 @@ from dboost.data.chunk import (
     Chunk,
     Column,
     DecodedColumns,
+    MatrixColumns,
     apply,
     without_unused,
 )
@@ -214,7 +215,7 @@ class Reader:
     def take_slice(self, i: int, chunk: Chunk, number: int) -> ChunkSlice:
         """Store a slice of a partition that another reader has read, see `chunk`. Slices arrive in order. Thread-safe."""
         if chunk.matrix is not None:
-            chunk = replace(chunk, columns=tuple(chunk.matrix.T))
+            chunk = replace(chunk, columns=MatrixColumns(chunk.matrix))
         arrays, one = self._translate(i, chunk, private=True)
         if number == 0:
             self.spool.drop(i)  # of an interrupted attempt
@@ -255,7 +256,8 @@ class Reader:
         found = chunk.fingerprint
         if found is None:
             found = fingerprint(chunk) if self._fingerprints else 0
-        arrays = [unifier.add(column, i) for unifier, column in zip(self._features, chunk.columns, strict=True)]
+        columns = chunk.columns if chunk.matrix is None else chunk.matrix.T  # these are not converted
+        arrays = [unifier.add(column, i) for unifier, column in zip(self._features, columns, strict=True)]
         if chunk.matrix is not None:
             arrays = [chunk.matrix]
         for role, column in zip(ROLES, (chunk.target, chunk.weight, chunk.offset), strict=True):
@@ -269,7 +271,7 @@ class Reader:
             # A view would keep the partition alive.
             copied = private and isinstance(column, np.ndarray) and column.base is not None
             self._parts[role][i] = column.copy() if copied and isinstance(column, np.ndarray) else column
-        is_code = tuple(isinstance(column, CategoryColumn) for column in chunk.columns)
+        is_code = tuple(isinstance(column, CategoryColumn) for column in columns)
         return arrays, ChunkSlice(chunk.n_rows, chunk.matrix is not None, is_code, found)
 
     def _code_target(self, column: Column, i: int) -> Column:
@@ -663,13 +665,10 @@ class Table:
         arrays = self._spool.get(self.numbers[i], k)
         if self._binning is not None:
             return Chunk(part.n_rows, DecodedColumns(arrays, self._binning))
-        matrix = arrays[0] if part.is_matrix else None
-        if matrix is not None:
-            arrays = tuple(matrix.T)
-        columns = tuple(map(_final, self.features, arrays, is_code, self._translations))
-        if any(feature.is_categorical for feature in self.features):
-            matrix = None
-        return Chunk(part.n_rows, columns, matrix=matrix)
+        stored: Sequence[Any] = MatrixColumns(arrays[0]) if part.is_matrix else arrays
+        if part.is_matrix and not any(feature.is_categorical for feature in self.features):
+            return Chunk(part.n_rows, stored, matrix=arrays[0])
+        return Chunk(part.n_rows, tuple(map(_final, self.features, stored, is_code, self._translations)))
 
     def roles(self, i: int) -> tuple[Column | None, np.ndarray | None, np.ndarray | None]:
         """Return target, weight and offset of partition `i`."""
@@ -757,6 +756,8 @@ def kept_rows(weight: np.ndarray | None) -> np.ndarray | None:
 
 def values_of(chunk: Chunk, rows: np.ndarray) -> np.ndarray:
     """Return rows of a chunk as numbers: float64[n, n_features]."""
+    if chunk.matrix is not None:
+        return chunk.matrix[rows].astype(np.float64)
     values = np.empty((len(rows), len(chunk.columns)))
     for j, column in enumerate(chunk.columns):
         if isinstance(column, CategoryColumn):

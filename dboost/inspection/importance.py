@@ -33,6 +33,7 @@ import numpy as np
 from dboost import losses
 from dboost._lazy_import import pd
 from dboost.data import ReadOptions, Table, open_table
+from dboost.data.chunk import plain
 from dboost.errors import InputTypeError, ParameterError
 from dboost.inspection.row_functions import at_least_one
 from dboost.inspection.shapley import check_counts
@@ -192,7 +193,7 @@ class _Scorer:
 
     def _rows(self, feature: int | None, values: np.ndarray | None) -> Iterator[ScoredRows]:
         start = 0
-        for block in row_matrices(self._table, None):
+        for block in map(plain, row_matrices(self._table, None)):
             rows = slice(start, start + len(block))
             start += len(block)
             if not len(block):

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from dboost.data import feature_block, predict_through
+from dboost.data.chunk import plain, row_blocks
 from dboost.data.partition import is_source
 from dboost.errors import MissingExtraError, ParameterError
 from dboost.inspection.row_functions import lazy_pieces
@@ -361,10 +362,9 @@ class Shapley:
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
         """Return the values of a block's rows: float64[n, *shape]."""
-        matrix = np.ascontiguousarray(block, np.float32 if block.dtype == np.float32 else np.float64)
-        values = self._run(attribute if self._background is None else attribute_paths, matrix, 1)
+        values = self._run(attribute if self._background is None else attribute_paths, block, 1)
         if self._interactions:
-            pairs = 0.5 * self._run(interact if self._background is None else interact_paths, matrix, 2)
+            pairs = 0.5 * self._run(interact if self._background is None else interact_paths, block, 2)
             j = np.arange(pairs.shape[1])
             pairs[:, j, j] = values - pairs.sum(axis=2)
             values = pairs
@@ -377,7 +377,9 @@ class Shapley:
             return np.zeros((len(matrix), *(len(self._ensemble.features),) * n_axes, k))
 
         def work(start: int, stop: int) -> None:
-            kernel(forest, matrix, (start, stop), found)
+            for rows in row_blocks(matrix, start, stop):
+                block = plain(matrix[rows])
+                kernel(forest, block, (0, len(block)), found[rows])
 
         share_out(work, len(matrix), 20 * max(len(forest.paths), len(forest.splits)), self._n_threads)
         if len(forest.columns) == len(self._ensemble.features):

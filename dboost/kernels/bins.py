@@ -67,11 +67,11 @@ def encode_column(values, edges, n_bins, codes):
 
 
 @uncounted
-def encode_matrix(values, edges, n_bins, codes, first, last):
+def encode_matrix(values, edges, n_bins, codes, at, first, last):
     """Write the codes of rows first…last-1 of a matrix, by blocks of rows that stay in cache.
 
-    values : float32[n, p] or float64[n, p]; edges : the same dtype [p, 255]; n_bins : int64[p]; codes : uint8[p, n].
-    Return row * p + column of an infinite value, or -1.
+    values : float32[n, p] or float64[n, p]; edges : the same dtype [p, 255]; n_bins : int64[p]; codes : uint8[p, ...], row i
+    of the matrix gets those at position at + i. Return row * p + column of an infinite value, or -1.
     """
     infinite = -1
     p = values.shape[1]
@@ -83,7 +83,7 @@ def encode_matrix(values, edges, n_bins, codes, first, last):
             for i in range(start, stop):
                 x = values[i, j]
                 code = _code_of_few(x, edge) if few else _code(x, edge)
-                column[i] = np.uint8(code) if x == x else missing
+                column[at + i] = np.uint8(code) if x == x else missing
                 if abs(x) == np.inf and infinite < 0:
                     infinite = i * p + j
     return infinite

@@ -42,6 +42,7 @@ from typing import Any
 import numpy as np
 
 from dboost._lazy_import import pd
+from dboost.data.chunk import float_dtype, plain, row_blocks
 from dboost.errors import ParameterError
 from dboost.kernels import predict as kernels
 from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, scratch_for
@@ -462,14 +463,19 @@ class FlatEnsemble:
         trees = self._trees(iterations)
         if trees[0] == trees[1]:
             return
-        exact_in_single = matrix.dtype.kind == "f" and matrix.dtype.itemsize <= 4
-        matrix = np.ascontiguousarray(matrix, np.float32 if exact_in_single else np.float64)
-        forest = self._forest(matrix.dtype)
+        dtype = float_dtype(matrix.dtype)
+        forest = self._forest(dtype)
         kernel = predict_quickscorer if isinstance(forest, QuickScorerForest) else predict_traversal
+        is_plain = matrix.dtype == dtype and matrix.flags.carray
 
         def work(start: int, stop: int) -> None:
-            scratch = scratch_for(forest.columns, forest.n_levels, matrix.dtype)
-            kernel(forest, matrix, (start, stop), trees, scores, leaves, scratch)
+            scratch = scratch_for(forest.columns, forest.n_levels, dtype)
+            if is_plain:
+                kernel(forest, matrix, (start, stop), trees, scores, leaves, scratch)
+                return
+            for rows in row_blocks(matrix, start, stop):
+                block = plain(matrix[rows], dtype)
+                kernel(forest, block, (0, len(block)), trees, scores[rows], leaves[rows], scratch)
 
         share_out(work, len(matrix), trees[1] - trees[0], n_threads)
 

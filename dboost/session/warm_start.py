@@ -22,6 +22,7 @@ import numpy as np
 
 from dboost.data import CategoryColumn, Chunk, Table
 from dboost.data.binning import Binning
+from dboost.data.chunk import plain
 from dboost.errors import DataError, ParameterError
 from dboost.losses import Loss, from_dict, is_custom
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range, widen
@@ -159,7 +160,7 @@ COLD_START = WarmStart()
 
 
 def row_matrices(table: Table, rows: np.ndarray | None) -> Iterator[np.ndarray]:
-    """Yield all or some rows of a table (int64, ascending), chunk by chunk, as matrices for prediction."""
+    """Yield all or some rows of a table (int64, ascending), chunk by chunk, as matrices for prediction (see `matrix_of`)."""
     start = 0
     for i, length in enumerate(table.lengths):
         positions = None
@@ -172,9 +173,9 @@ def row_matrices(table: Table, rows: np.ndarray | None) -> Iterator[np.ndarray]:
 
 
 def row_matrix(table: Table, rows: np.ndarray | None) -> np.ndarray:
-    """Return the same rows as one matrix."""
+    """Return the same rows as one matrix of float32 or float64."""
     blocks = list(row_matrices(table, rows))
-    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+    return plain(blocks[0] if len(blocks) == 1 else np.concatenate(blocks))
 
 
 def starting_scores(
@@ -277,7 +278,7 @@ def _same_loss(model: Ensemble, loss: Loss) -> bool:
 
 
 def matrix_of(chunk: Chunk) -> np.ndarray:
-    """Return a chunk as a matrix: numbers unchanged, categories as codes, missing values as NaN."""
+    """Return a chunk as a matrix of any numeric type: numbers unchanged, categories as codes, missing values as NaN."""
     if chunk.matrix is not None:
         return chunk.matrix
     columns = [_codes_as_floats(column) if isinstance(column, CategoryColumn) else column for column in chunk.columns]

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from dboost.data import Table
+from dboost.data.chunk import plain
 from dboost.data.table import kept_rows
 from dboost.metrics.metric import LossMagnitude
 from dboost.session.bites import ArcbitesEngine, FileBiteStore, InMemoryBiteStore, Iterations, SessionBites
@@ -545,7 +546,7 @@ class WorkerSession(PartitionLoader):
             y, weight = y[kept], weight[kept]
         refit_rows = None
         if len(y):
-            raw, matrices = rows.start_scores, list(row_matrices(table, kept))
+            raw, matrices = rows.start_scores, list(map(plain, row_matrices(table, kept)))
             assert raw is not None
             refit_rows = LeafRefitRows(order.model, matrices, y, weight, raw, order.loss, order.loss_unit, self._n_threads)
             for number, step in enumerate(past):

@@ -16,7 +16,17 @@ import numpy as np
 
 from dboost.data import CategoryColumn, Chunk, Column, Table
 from dboost.data.binning import FEW, Binning, distinct_values, padded_edges
-from dboost.data.chunk import BinnedPartition, CategoryIndex, DecodedColumns, apply
+from dboost.data.chunk import (
+    BinnedPartition,
+    CategoryIndex,
+    DecodedColumns,
+    MatrixColumns,
+    apply,
+    float_dtype,
+    native,
+    plain,
+    row_blocks,
+)
 from dboost.data.table import kept_rows
 from dboost.errors import DataError
 from dboost.kernels.bins import encode_column, encode_matrix, fill_tiles
@@ -68,17 +78,22 @@ def sampled(
 def _columns_of(matrix: np.ndarray, rows: np.ndarray, of: slice, n_threads: int) -> np.ndarray:
     """Return a range of columns of some rows of a matrix as contiguous arrays, transposed by blocks that stay in the cache."""
     wanted = matrix[:, of]
-    whole = wanted.shape == matrix.shape
-    columns = np.empty((wanted.shape[1], len(rows)), matrix.dtype)
+    columns = np.empty((wanted.shape[1], len(rows)), native(matrix[:0]).dtype)
     n = max(_TRANSPOSED_BYTES // (wanted.shape[1] * matrix.itemsize), 1)
+    # `take` is faster, but copies a matrix that is not contiguous, not aligned or of foreign byte order as a whole.
+    takes = wanted.flags.c_contiguous and wanted.flags.aligned and wanted.dtype.isnative
 
     def transpose_rows(first: int, last: int) -> None:
         for start in range(first, last, n):
             some = slice(start, min(start + n, last))
-            # `take` is faster, but copies a matrix that is not contiguous.
-            columns[:, some] = (np.take(matrix, rows[some], axis=0) if whole else wanted[rows[some]]).T
+            columns[:, some] = (np.take(wanted, rows[some], axis=0) if takes else wanted[rows[some]]).T
 
-    in_ranges(transpose_rows, len(rows), n_threads)
+    def gather_rows(first: int, last: int) -> None:
+        for column, values in zip(columns, wanted.T, strict=True):
+            column[first:last] = values[rows[first:last]]
+
+    by_columns = abs(matrix.strides[0]) < abs(matrix.strides[1])
+    in_ranges(gather_rows if by_columns else transpose_rows, len(rows), n_threads)
     return columns
 
 
@@ -131,10 +146,8 @@ class Encoder:
             self._copy(chunk.columns, rows, slice(position, position + n))
             return None
         map_tasks = map if n * len(self._narrow) < FEW else self._pool.map
-        if matrix is not None and matrix.dtype in (np.float32, np.float64) and all(self._narrow):
-            if rows is not None:
-                matrix = matrix[rows]
-            found = self._encode_matrix(matrix, slice(position, position + n), map_tasks)
+        if matrix is not None and all(self._narrow):
+            found = self._encode_matrix(matrix, rows, position, map_tasks)
         else:
             tasks = ((feature, column, rows, slice(position, position + n)) for feature, column in enumerate(chunk.columns))
             results = map_tasks(self._encode_column, *zip(*tasks, strict=True))
@@ -154,15 +167,24 @@ class Encoder:
 
         list(self._pool.map(copy, range(len(columns))))
 
-    def _encode_matrix(self, matrix: np.ndarray, out: slice, map_tasks: Callable[..., Any]) -> tuple[int, int] | None:
-        edges = self._edges[matrix.dtype.type]
-        codes = self._codes.narrow[:, out]
-        n, p = matrix.shape
+    def _encode_matrix(
+        self, matrix: np.ndarray, rows: np.ndarray | None, position: int, map_tasks: Callable[..., Any]
+    ) -> tuple[int, int] | None:
+        dtype, p = float_dtype(matrix.dtype), matrix.shape[1]
+        edges, codes = self._edges[dtype.type], self._codes.narrow
+        is_plain = rows is None and matrix.dtype == dtype and matrix.flags.carray
 
         def part(bounds: tuple[int, int]) -> int:
-            return encode_matrix(matrix, edges, self._n_bins, codes, *bounds)
+            if is_plain:
+                return encode_matrix(matrix, edges, self._n_bins, codes, position, *bounds)
+            for some in row_blocks(matrix, *bounds):
+                block = plain(matrix[some if rows is None else rows[some]], dtype)
+                found = encode_matrix(block, edges, self._n_bins, codes, position + some.start, 0, len(block))
+                if found >= 0:
+                    return some.start * p + found
+            return -1
 
-        for found in map_tasks(part, _ranges(n, self._n_threads)):
+        for found in map_tasks(part, _ranges(len(matrix) if rows is None else len(rows), self._n_threads)):
             if found >= 0:
                 return divmod(found, p)
         return None
@@ -170,31 +192,30 @@ class Encoder:
     def _encode_column(
         self, feature: int, column: np.ndarray | CategoryColumn, rows: np.ndarray | None, out: slice
     ) -> tuple[int, int] | None:
+        """Encode a column in pieces, so that little memory is needed."""
         target = self._codes.of(feature)[out]
         if isinstance(column, CategoryColumn):
             local = column.codes if rows is None else column.codes[rows]
             target[:] = np.where(local < 0, self._n_bins[feature], local)
             return None
-        values = column if rows is None else column[rows]
-        if values.dtype not in (np.float32, np.float64):
-            values = values.astype(np.float64)
-        values = np.ascontiguousarray(values)
-        if not self._narrow[feature]:
-            return self._encode_wide(feature, values, target)
-        edges = self._edges[values.dtype.type][feature]
-        found = encode_column(values, edges, self._n_bins[feature], target)
-        return None if found < 0 else (found, feature)
+        encode = self._encode_piece if self._narrow[feature] else self._encode_wide_piece
+        for first in range(0, len(target), _PIECE):
+            some = slice(first, first + _PIECE)
+            found = encode(feature, plain(column[some if rows is None else rows[some]]), target[some])
+            if found >= 0:
+                return first + found, feature
+        return None
 
-    def _encode_wide(self, feature: int, values: np.ndarray, target: np.ndarray) -> tuple[int, int] | None:
-        """Encode a numeric column with more bins than a byte can hold, in pieces, so that little memory is needed."""
+    def _encode_piece(self, feature: int, values: np.ndarray, target: np.ndarray) -> int:
+        return encode_column(values, self._edges[values.dtype.type][feature], self._n_bins[feature], target)
+
+    def _encode_wide_piece(self, feature: int, values: np.ndarray, target: np.ndarray) -> int:
+        """Encode numbers of a feature with more bins than a byte can hold."""
         edges = self._binning.edges[feature]
         assert edges is not None
-        for first in range(0, len(values), _PIECE):
-            piece = values[first : first + _PIECE]
-            codes = np.searchsorted(edges, piece, side="left")
-            target[first : first + _PIECE] = np.where(np.isnan(piece), self._n_bins[feature], codes)
+        target[:] = np.where(np.isnan(values), self._n_bins[feature], np.searchsorted(edges, values, side="left"))
         infinite = np.flatnonzero(np.isinf(values))
-        return (int(infinite[0]), feature) if len(infinite) else None
+        return int(infinite[0]) if len(infinite) else -1
 
 
 def bin_chunk(chunk: Chunk, binning: Binning) -> tuple[BinnedPartition, Chunk, np.ndarray]:
@@ -207,9 +228,8 @@ def bin_chunk(chunk: Chunk, binning: Binning) -> tuple[BinnedPartition, Chunk, n
         When a numeric feature holds an infinite value, naming column and row.
     """
     features, n = binning.features, chunk.n_rows
-    columns = tuple(map(_of_feature, features, chunk.columns))
-    is_plain = chunk.matrix is not None and not any(feature.is_categorical for feature in features)
-    known = Chunk(n, columns, matrix=chunk.matrix if is_plain else None)
+    matrix = None if any(feature.is_categorical for feature in features) else chunk.matrix
+    known = Chunk(n, chunk.columns if matrix is not None else tuple(map(_of_feature, features, chunk.columns)), matrix=matrix)
     kept = kept_rows(chunk.weight)
     rows = np.arange(n) if kept is None else kept
     codes = empty_binned_columns(plan_layout(binning.n_bins, binning.is_categorical), len(rows))
@@ -321,8 +341,9 @@ def some_rows(chunk: Chunk, rows: slice | np.ndarray) -> Chunk:
     if isinstance(chunk.columns, DecodedColumns):
         return Chunk(n_rows, chunk.columns.rows(rows))
     matrix = None if chunk.matrix is None else chunk.matrix[rows]
-    columns = tuple(matrix.T) if matrix is not None else tuple(_chunk_rows(column, rows) for column in chunk.columns)
-    return Chunk(n_rows, columns, matrix=matrix)  # type: ignore[arg-type]
+    if matrix is not None:
+        return Chunk(n_rows, MatrixColumns(matrix), matrix=matrix)
+    return Chunk(n_rows, tuple(_chunk_rows(column, rows) for column in chunk.columns))  # type: ignore[misc]
 
 
 def _chunk_rows(column: Column | None, rows: slice | np.ndarray) -> Column | None:
