@@ -1,0 +1,249 @@
+"""Arrays of any byte order, alignment and memory order: the same model, no kernel compiled for them, no copy of the table."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from numba.core.dispatcher import Dispatcher
+
+import dboost
+from dboost.data.chunk import Chunk, MatrixColumns, native, plain
+from dboost.data.partition import fingerprint
+
+N, P = 600, 6
+
+
+def unaligned(array: np.ndarray, at: int = 1) -> np.ndarray:
+    """Return a copy whose numbers begin `at` bytes behind a multiple of their size."""
+    buffer = np.empty(array.nbytes + at, np.uint8)
+    found = buffer[at:].view(array.dtype).reshape(array.shape)
+    found[...] = array
+    return found
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+
+
+def field(array: np.ndarray) -> np.ndarray:
+    records = np.empty(array.shape, [("before", "u1"), ("value", array.dtype)])
+    records["value"] = array
+    return records["value"]
+
+
+def spread(array: np.ndarray) -> np.ndarray:
+    """Return every second value along each axis of a larger array."""
+    wide = np.zeros([2 * n for n in array.shape], array.dtype)
+    every_second = tuple(slice(None, None, 2) for _ in array.shape)
+    wide[every_second] = array
+    return wide[every_second]
+
+
+#: All hold the same numbers; those of X are float16 numbers, so that every float type represents them.
+KINDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "unaligned": unaligned,
+    "read-only": read_only,
+    "read-only, unaligned": lambda a: np.frombuffer(b"x" + a.tobytes(), a.dtype, offset=1).reshape(a.shape),
+    "Fortran order": np.asfortranarray,
+    "Fortran order, unaligned": lambda a: unaligned(a.T, 3).T,
+    "big-endian": lambda a: a.astype(a.dtype.newbyteorder(">")),
+    "big-endian, unaligned": lambda a: unaligned(a.astype(a.dtype.newbyteorder(">"))),
+    "every second": spread,
+    "negative strides": lambda a: a[::-1].copy()[::-1],
+    "field of records": field,
+    "longdouble": lambda a: a.astype(np.longdouble),
+    "float16": lambda a: a.astype(np.float16),
+    "float32": lambda a: a.astype(np.float32),
+    "float32, unaligned": lambda a: unaligned(a.astype(np.float32)),
+}
+
+
+def table(n: int = N, p: int = P) -> tuple[np.ndarray, np.ndarray]:
+    X = np.random.default_rng(1).normal(size=(n, p)).astype(np.float16).astype(np.float64)
+    X[::7, 1] = np.nan
+    return X, np.nan_to_num(X[:, 1]) + X[:, 2] * X[:, 0] + X[:, 3]
+
+
+def signatures() -> set[tuple[str, Any]]:
+    """Return what has been compiled of all kernels of the process."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("dboost.")]
+    kernels = {one for module in modules for one in vars(module).values() if isinstance(one, Dispatcher)}
+    return {(one.py_func.__qualname__, signature) for one in kernels for signature in one.signatures}
+
+
+OPTIONS: dict[str, Any] = {"max_iter": 3, "max_leaf_nodes": 5, "n_threads": 1, "loss": "squared_error"}
+
+
+def use(X: np.ndarray, y: np.ndarray) -> tuple[Any, ...]:
+    """Use arrays for everything that a fit and a model read."""
+    booster = dboost.fit(
+        X, y, sample_weight=np.abs(y) + 0.5, offset=y, eval_set=(X, y, y * y + 1, y), keep_summary=True, **OPTIONS
+    )
+    more = dboost.fit(X, y, start_from=booster, **OPTIONS)
+    return (
+        booster.sha256,
+        more.sha256,
+        booster.history["eval_squared_error"].tolist(),
+        booster.predict(X).tolist(),
+        booster.apply(X).tolist(),
+        booster.shap_values(X[:20]).tolist(),
+        booster.drift(X)["psi"].tolist(),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_layouts_are_one_model(kind: str) -> None:
+    X, y = table()
+    if "float32" in kind or "float16" in kind:
+        X32 = X.astype(np.float32)
+        wanted = use(X32, y)
+    else:
+        wanted = use(X, y)
+    compiled = signatures()
+    found = use(KINDS[kind](X), KINDS[kind](y) if "float" not in kind else y)
+    assert found == wanted
+    assert signatures() == compiled, "nothing was compiled for these arrays"
+
+
+@pytest.mark.parametrize("dtype", ["i1", ">i2", "<i4", ">i8", "u8", "?"])
+def test_integers(dtype: str) -> None:
+    X = (np.random.default_rng(2).random((N, P)) * 2 if dtype == "?" else np.random.default_rng(2).random((N, P)) * 99).astype(
+        dtype
+    )
+    y = X.sum(axis=1).astype(float)
+    wanted = dboost.fit(X.astype(np.float64), y, **OPTIONS)
+    for make in (lambda a: a, unaligned, spread, read_only, np.asfortranarray):
+        found = dboost.fit(make(X), y, **OPTIONS)
+        assert found.predict(make(X)).tolist() == wanted.predict(X.astype(np.float64)).tolist()
+        assert found.to_frame()["threshold"].equals(wanted.to_frame()["threshold"])
+
+
+def test_broadcast_and_roles() -> None:
+    """Values that share memory, and targets, weights and offsets in every layout."""
+    X, y = table()
+    wide = np.broadcast_to(X[:, :1], (N, 3))
+    assert dboost.fit(wide, y, **OPTIONS).sha256 == dboost.fit(wide.copy(), y, **OPTIONS).sha256
+    weight = np.broadcast_to(np.float64(2.0), N)
+    assert (
+        dboost.fit(X, y, sample_weight=weight, **OPTIONS).sha256
+        == dboost.fit(X, y, sample_weight=weight.copy(), **OPTIONS).sha256
+    )
+    labels = (y > 0).astype(">i4")
+    for make in (unaligned, spread, read_only, field):
+        assert dboost.fit(X, make(labels), max_iter=2).sha256 == dboost.fit(X, labels.astype("i4"), max_iter=2).sha256
+
+
+def test_partitions_are_one_model(tmp_path: Path) -> None:
+    """Blocks of Dask arrays, memory maps, and columns of frames."""
+    X, y = table()
+    wanted = dboost.fit(X, y, **OPTIONS).sha256
+    for make in KINDS.values():
+        values = make(X)
+        if values.dtype.itemsize >= 8:
+            assert dboost.fit(da.from_array(values, chunks=(200, P)), da.from_array(y, chunks=200), **OPTIONS).sha256 == wanted
+    file = tmp_path / "rows"
+    file.write_bytes(b"abc" + X.tobytes())
+    assert dboost.fit(np.memmap(file, np.float64, "r", 3, X.shape), y, **OPTIONS).sha256 == wanted
+    names = [f"f{j}" for j in range(P)]
+    columns = {kind: [make(X[:, j]) for j in range(P)] for kind, make in KINDS.items()}
+    named = dboost.fit(pd.DataFrame(X, columns=names), y, **OPTIONS).sha256
+    for kind in ("unaligned", "read-only, unaligned", "big-endian", "every second", "longdouble"):
+        frame = pd.DataFrame(dict(zip(names, columns[kind], strict=True)), copy=False)
+        assert dboost.fit(frame, y, **OPTIONS).sha256 == named, kind
+    arrays = [pa.Array.from_buffers(pa.float64(), N, [None, pa.py_buffer(b"x" + X[:, j].tobytes()).slice(1)]) for j in range(P)]
+    assert dboost.fit(pa.table(arrays, names), y, **OPTIONS).sha256 == named
+    masked = np.ma.masked_invalid(unaligned(X.astype(">f8")))
+    assert dboost.fit(masked, y, **OPTIONS).sha256 == wanted
+
+
+def test_categories_in_every_layout() -> None:
+    X = np.random.default_rng(3).integers(0, 5, (N, P))
+    y = (X[:, 0] == 2) + X[:, 1] * 0.1
+    options = OPTIONS | {"categorical_features": [0]}
+    wanted = dboost.fit(X, y, **options)
+    for kind in ("unaligned", "big-endian, unaligned", "every second", "read-only", "Fortran order"):
+        found = dboost.fit(KINDS[kind](X), y, **options)
+        assert found.sha256 == wanted.sha256, kind
+        assert found.predict(KINDS[kind](X)).tolist() == wanted.predict(X).tolist(), kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_and_native(kind: str) -> None:
+    X = np.round(table()[0], 1).astype(np.float16).astype(np.float64)
+    for values in (X, X[:, 0]):
+        one = KINDS[kind](values)
+        for found in (plain(one), native(one), plain(one[:0])):
+            assert found.dtype in (np.float32, np.float64)
+            assert found.flags.aligned
+        assert plain(one).flags.carray
+        np.testing.assert_array_equal(plain(one), values)
+        np.testing.assert_array_equal(native(one), values)
+    assert plain(X) is X
+    assert native(X) is X
+    columns = MatrixColumns(KINDS[kind](X))
+    assert len(columns) == P
+    np.testing.assert_array_equal(np.transpose(columns[1:3]), X[:, 1:3])
+    np.testing.assert_array_equal(np.transpose(list(columns)), X)
+
+
+def test_fingerprints_are_of_values() -> None:
+    X = np.random.default_rng(4).normal(size=(50_000, 3))
+    other = X.copy()
+    other[49_999, 2] += 1e-9
+    for values, changed in ((X, other), (X[:, 2], other[:, 2])):
+
+        def of(one: np.ndarray) -> int:
+            return fingerprint(Chunk(len(one), MatrixColumns(one), matrix=one) if one.ndim == 2 else Chunk(len(one), (one,)))
+
+        for kind in ("unaligned", "read-only", "Fortran order", "big-endian", "every second", "negative strides"):
+            assert of(KINDS[kind](values)) == of(values), kind
+            assert of(KINDS[kind](changed)) != of(values), kind
+
+
+@pytest.mark.parametrize("kind", ["unaligned", "read-only", "Fortran order", "big-endian", "every second", "float16", "int64"])
+@pytest.mark.parametrize("limit", [None, "24MiB"])
+def test_the_table_is_not_copied(kind: str, limit: str | None) -> None:
+    """32 MB of rows: what a fit allocates at most, beside one with an aligned array."""
+    X, y = table(250_000, 16)
+
+    def peak(values: np.ndarray) -> float:
+        gc.collect()
+        tracemalloc.start()
+        try:
+            booster = dboost.fit(values, y, memory_limit=limit, **OPTIONS | {"max_iter": 1})
+            if values.dtype == np.float64:  # predictions of other types convert the matrix as a whole
+                booster.predict(values)
+            return tracemalloc.get_traced_memory()[1] / 2**20
+        finally:
+            tracemalloc.stop()
+
+    dboost.fit(X[:300], y[:300], **OPTIONS)
+    X = np.nan_to_num(X)
+    allowed = peak(X) + 4
+    values = (X * 100).astype(np.int64) if kind == "int64" else KINDS[kind](X)
+    assert peak(values) < allowed
+
+
+@pytest.mark.slow
+def test_no_layout_is_slow() -> None:
+    X, y = table(400_000, 28)
+    kinds = {"aligned": lambda a: a, **KINDS}
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for kind in [*kinds, *kinds, *kinds]:
+        values = kinds[kind](X)
+        started = time.process_time()
+        dboost.fit(values, y, **OPTIONS | {"max_iter": 5})
+        seconds[kind].append(time.process_time() - started)
+    ratios = {kind: min(found) / min(seconds["aligned"]) for kind, found in seconds.items()}
+    assert max(ratios.values()) < 1.4, ratios  # 1.1 on an idle machine; an unaligned array took 4.5 times as long
