@@ -216,6 +216,28 @@ def test_larger_tables_are_divided(client: Client) -> None:
     assert min(limited.history["workers"]) > 1, "one worker's limit is too low for all rows"
 
 
+def batches(dask_worker: Any = None) -> int:
+    """Return how many batches of raw rows a worker has in its fits."""
+    return sum(len(session._batches) for session in dask_worker.plugins["dboost"]._sessions.values())
+
+
+@pytest.mark.parametrize("limit", [None, "64MiB"])
+def test_givers_keep_no_rows(client: Client, limit: str | None) -> None:
+    """Workers that have given all their partitions away drop what they have read of the training and of the evaluation rows."""
+    held: list[dict[str, int]] = []
+    frame = dd.from_pandas(FRAME[["a", "b", "e", "y"]], npartitions=6)
+    fitted(
+        frame,
+        "y",
+        client=client,
+        memory_limit=limit,
+        eval_set=frame,
+        callbacks=[at(1, lambda: held.append(client.run(batches)))],
+    )
+    assert len(held) == 1
+    assert set(held[0].values()) == {0}, held
+
+
 def test_errors_while_partitions_move_keep_their_kind(client: Client) -> None:
     """The partitions meet on one worker, which finds that they do not match."""
     first = FRAME[["a", "y"]]

@@ -189,8 +189,11 @@ class Reader:
         self._parts: dict[str, dict[int, Column]] = {role: {} for role in ROLES}
         self._weights_attached = False
 
-    def take_partition(self, i: int, data: tuple[Any, Any, Any, Any]) -> SpooledChunk:
-        """Read a partition, data = (partition, target, weight, offset). Thread-safe."""
+    def take_partition(self, i: int, data: tuple[Any, Any, Any, Any], is_persisted: bool = False) -> SpooledChunk:
+        """Read a partition, data = (partition, target, weight, offset). Thread-safe.
+
+        is_persisted : whether the partition stays in memory anyway. Views of it then need no allowance of the spool.
+        """
         slices = read_slices(data[0], self._plan, data[1:], self._most_rows)
         found: list[ChunkSlice] = []
         while True:
@@ -204,7 +207,10 @@ class Reader:
             except DBoostError as error:
                 raise type(error)(f"partition {i}: {error}") from None
             del chunk
-            self.spool.put(i, arrays, len(found))
+            if is_persisted and isinstance(data[0], np.ndarray) and all(np.may_share_memory(one, data[0]) for one in arrays):
+                self.spool.hold(i, arrays, len(found))
+            else:
+                self.spool.put(i, arrays, len(found))
             del arrays
             found.append(one)
 

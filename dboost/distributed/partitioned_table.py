@@ -230,6 +230,9 @@ class PartitionedTable:
             by_session.setdefault(ref, []).append(i)
         worker_partitions = [WorkerPartitions(batch, ref, tuple(sorted(mine))) for ref, mine in by_session.items()]
         self.worker_partitions += worker_partitions
+        # The others would keep the rows that they have given away until the fit ends.
+        givers = {receipt.ref for receipt in receipts} - set(by_session)
+        self._keep([WorkerPartitions(batch, ref, ()) for ref in sorted(givers)], set())
         return worker_partitions
 
     def check_again(self, receipts: Iterable[Receipt]) -> None:

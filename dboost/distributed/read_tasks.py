@@ -13,7 +13,7 @@ import asyncio
 import copy
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -235,7 +235,7 @@ class ReadTasks:
             graph[plan_key], packed = (_identity, packed), plan_key
         for i, key in keys.items():
             session = connection.fit, __version__, connection.lost_sessions
-            graph[key] = (_read_part, session, batch, i, packed, self._filled, self._bundles[i])
+            graph[key] = (_read_part, session, batch, i, packed, self._filled, self._is_in_memory(i), self._bundles[i])
         futures = connection.client.get(graph, list(keys.values()), sync=False, priority=_PRIORITY, **restrictions)
         try:
             events = _ReadEvents(connection, batch.rpartition("/")[0], len(numbers))
@@ -246,6 +246,11 @@ class ReadTasks:
             raise failure from (failure.__cause__ if failure is unread.error else unread.error)
         finally:
             connection.cancel(futures, reason="loading ended")
+
+    def _is_in_memory(self, i: int) -> bool:
+        """Return whether partition i of an array is persisted as it is, and not only what it is computed from."""
+        key = self._bundles[i][1] if isinstance(self._bundles[i], tuple) and len(self._bundles[i]) > 1 else None
+        return isinstance(key, Hashable) and isinstance(self._graph.get(key), Future)
 
     def _failure(self, connection: Connection, i: int, error: BaseException | None) -> DBoostError:
         """Return the error to raise for a partition that could not be read."""
@@ -435,7 +440,13 @@ def _identity(value: Any) -> Any:
 
 
 def _read_part(
-    session: tuple[str, str, list[str]], batch: str, i: int, plan: bytes, filled: Sequence[bool], bundle: tuple[Any, ...]
+    session: tuple[str, str, list[str]],
+    batch: str,
+    i: int,
+    plan: bytes,
+    filled: Sequence[bool],
+    is_persisted: bool,
+    bundle: tuple[Any, ...],
 ) -> Receipt:
     """Run a read task. session : arguments of `here`."""
     try:
@@ -445,7 +456,8 @@ def _read_part(
             raise out_of_descriptors(f"worker {get_worker().address}", f"read partition {i}") from error
         raise
     how, budget, whole = unpack(plan)
-    return Receipt(i, worker_session.take(batch, i, how, in_place(bundle, filled), budget, whole), ref)
+    n_rows = worker_session.take(batch, i, how, in_place(bundle, filled), budget, whole, is_persisted and budget is None)
+    return Receipt(i, n_rows, ref)
 
 
 def _check_part(i: int, plan: bytes, bundle: tuple[Any, ...]) -> None:

@@ -144,7 +144,9 @@ _OF_ROUNDS = frozenset(
     for method in (Session.round_histograms, Session.histogram_slices, Session.add_slices, Session.search_slices)
 )
 #: Calls that free the memory of feature values.
-_FREES_MEMORY = frozenset(method.__name__ for method in (Session.scan_partitions, Session.build, Session.hold_out))
+_FREES_MEMORY = frozenset(
+    method.__name__ for method in (Session.scan_partitions, Session.build, Session.hold_out, Session.keep)
+)
 #: Fraction of a worker's memory limit that may be used if Dask's configuration sets neither a target nor a spill threshold.
 _MEMORY_FRACTION = 0.6
 #: Fraction of a worker's memory limit that a fit may use in any case.

@@ -289,15 +289,17 @@ class PartitionLoader:
         bundle: tuple[Any, Any, Any, Any],
         budget: Budget | None = None,
         whole: bool = False,
+        is_persisted: bool = False,
     ) -> int:
         """Read partition `i` into a batch (called by loading tasks, several at a time).
 
         whole : whether the user passed target, weight or offset as one array for all rows (see `attach`).
+        is_persisted : whether the partition stays in the worker's memory anyway.
         """
         found = self._batch(batch, plan, budget, whole)
         # Each of Dask's threads has a partition in memory. With a limit, at most one of them may be copied at a time.
         with self._one_at_a_time if budget is not None else nullcontext():
-            return found.take(i, bundle)
+            return found.take(i, bundle, is_persisted)
 
     def take_slice(
         self, batch: str, i: int, plan: ReadPlan, chunk: Chunk, number: int, budget: Budget | None, whole: bool
@@ -512,12 +514,12 @@ class PartitionBatch:
         self._roles: RowMetadata | None = None
         self._survey: PartitionStats | None = None
 
-    def take(self, i: int, bundle: tuple[Any, Any, Any, Any]) -> int:
+    def take(self, i: int, bundle: tuple[Any, Any, Any, Any], is_persisted: bool = False) -> int:
         """Read partition `i` (the table, target, weight and offset), and return its number of rows."""
         with self._lock:
             known = self._pieces.get(i)
         if known is None:  # Dask may run a task twice
-            known = self._reader.take_partition(i, bundle)
+            known = self._reader.take_partition(i, bundle, is_persisted)
             with self._lock:
                 self._pieces[i] = known
             self._trim_counter.add(self._spool.n_bytes(i))

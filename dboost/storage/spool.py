@@ -204,6 +204,7 @@ class _StoredArrays:
     arrays: tuple[np.ndarray, ...] | None
     forms: tuple[_Form, ...]  # of those in a file
     n_bytes: int
+    is_held: bool = False  # in memory whatever the allowance, see `Spool.hold`
 
 
 class Spool:
@@ -261,9 +262,9 @@ class Spool:
         if (number, 0) in self._stored:
             self.keep([other for other, _ in self._stored if other != number])
 
-    def hold(self, number: int, arrays: list[np.ndarray]) -> None:
+    def hold(self, number: int, arrays: list[np.ndarray], part: int = 0) -> None:
         """Store arrays in memory whatever their size: for data that the caller holds in memory anyway."""
-        self._stored[number, 0] = _StoredArrays(tuple(arrays), (), sum(array.nbytes for array in arrays))
+        self._stored[number, part] = _StoredArrays(tuple(arrays), (), sum(array.nbytes for array in arrays), is_held=True)
 
     def n_bytes(self, number: int) -> int:
         """Return the size of the arrays stored under a number."""
@@ -293,7 +294,7 @@ class Spool:
                 removed = self._stored.pop(key)
                 if removed.arrays is None:
                     self._path(*key).unlink(missing_ok=True)
-                else:
+                elif not removed.is_held:
                     self._allowance += removed.n_bytes
 
     def close(self) -> None:
