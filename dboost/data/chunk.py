@@ -73,6 +73,25 @@ def plain(values: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
     return found
 
 
+def plain_blocks(
+    values: np.ndarray, first: int, last: int, rows: np.ndarray | None = None
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield consecutive ranges of rows first…last-1 and these rows, `plain`; an array is valid until the next one.
+
+    rows : the numbers of the rows, default 0, 1, …: then the ranges are positions among these.
+    """
+    buffer: np.ndarray | None = None
+    dtype = float_dtype(values.dtype)
+    for some in row_blocks(values, first, last):
+        block = values[some if rows is None else rows[some]]
+        if block.dtype != dtype or not block.flags.carray:
+            if buffer is None:  # one for all blocks: on Dask's workers the C library returns freed memory to the system at once
+                buffer = np.empty(block.shape, dtype)
+            buffer[: len(block)] = block
+            block = buffer[: len(block)]
+        yield some, block
+
+
 def row_blocks(values: np.ndarray, first: int, last: int) -> Iterator[slice]:
     """Yield consecutive ranges of rows first…last-1 of an array that stay in the processor's cache."""
     row_bytes = max(values[:1].size * values.itemsize, 1)

@@ -1064,10 +1064,17 @@ def _of_column(column: Column | None) -> int:
 
 def _of_array(values: np.ndarray) -> int:
     """Return a checksum of values that depends neither on their byte order, nor on how they lie in memory."""
-    found = 0
+    found, dtype = 0, native(values[:0]).dtype
+    buffer: np.ndarray | None = None
     for rows in row_blocks(values, 0, len(values)):
-        content = np.require(native(values[rows]), requirements=["C", "W"]).view(np.uint8).ravel()
+        block = values[rows]
+        if block.dtype != dtype or not block.flags.carray or block.ctypes.data % 8:
+            if buffer is None:  # see `plain_blocks`
+                buffer = np.empty(block.shape, dtype)
+            buffer[: len(block)] = block
+            block = buffer[: len(block)]
+        content = block.reshape(-1).view(np.uint8)
         whole = len(content) - len(content) % 8
-        words = content[:whole] if content.ctypes.data % 8 == 0 else content[:whole].copy()
-        found = (found * 0x100000001B3 ^ int(checksum(words.view(np.uint64))) ^ zlib.crc32(content[whole:].tobytes())) & _MASK
+        digest = int(checksum(content[:whole].view(np.uint64))) ^ zlib.crc32(content[whole:].tobytes())
+        found = (found * 0x100000001B3 ^ digest) & _MASK
     return found

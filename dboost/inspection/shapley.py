@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from dboost.data import feature_block, predict_through
-from dboost.data.chunk import plain, row_blocks
+from dboost.data.chunk import plain_blocks
 from dboost.data.partition import is_source
 from dboost.errors import MissingExtraError, ParameterError
 from dboost.inspection.row_functions import lazy_pieces
@@ -377,8 +377,7 @@ class Shapley:
             return np.zeros((len(matrix), *(len(self._ensemble.features),) * n_axes, k))
 
         def work(start: int, stop: int) -> None:
-            for rows in row_blocks(matrix, start, stop):
-                block = plain(matrix[rows])
+            for rows, block in plain_blocks(matrix, start, stop):
                 kernel(forest, block, (0, len(block)), found[rows])
 
         share_out(work, len(matrix), 20 * max(len(forest.paths), len(forest.splits)), self._n_threads)

@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 
 from dboost._lazy_import import pd
-from dboost.data.chunk import float_dtype, plain, row_blocks
+from dboost.data.chunk import float_dtype, plain_blocks
 from dboost.errors import ParameterError
 from dboost.kernels import predict as kernels
 from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, scratch_for
@@ -473,8 +473,7 @@ class FlatEnsemble:
             if is_plain:
                 kernel(forest, matrix, (start, stop), trees, scores, leaves, scratch)
                 return
-            for rows in row_blocks(matrix, start, stop):
-                block = plain(matrix[rows], dtype)
+            for rows, block in plain_blocks(matrix, start, stop):
                 kernel(forest, block, (0, len(block)), trees, scores[rows], leaves[rows], scratch)
 
         share_out(work, len(matrix), trees[1] - trees[0], n_threads)

@@ -25,7 +25,7 @@ from dboost.data.chunk import (
     float_dtype,
     native,
     plain,
-    row_blocks,
+    plain_blocks,
 )
 from dboost.data.table import kept_rows
 from dboost.errors import DataError
@@ -177,8 +177,7 @@ class Encoder:
         def part(bounds: tuple[int, int]) -> int:
             if is_plain:
                 return encode_matrix(matrix, edges, self._n_bins, codes, position, *bounds)
-            for some in row_blocks(matrix, *bounds):
-                block = plain(matrix[some if rows is None else rows[some]], dtype)
+            for some, block in plain_blocks(matrix, *bounds, rows):
                 found = encode_matrix(block, edges, self._n_bins, codes, position + some.start, 0, len(block))
                 if found >= 0:
                     return some.start * p + found
