@@ -116,6 +116,49 @@ def test_all_layouts_are_one_model(kind: str) -> None:
     assert signatures() == compiled, "nothing was compiled for these arrays"
 
 
+def interpret(booster: dboost.Booster, X: np.ndarray, y: np.ndarray, weight: np.ndarray) -> list[Any]:
+    """Use arrays for everything else that reads rows."""
+    predictor = booster.predictor()
+    estimator = dboost.DBoostRegressor(max_iter=2, n_threads=1, random_state=0, early_stopping=True)
+    estimator.fit(X, y, sample_weight=weight)
+    with dboost.prepare(X, y, sample_weight=weight) as dataset:
+        prepared = dboost.fit(dataset, **OPTIONS)
+    found = [
+        predictor(X[3]),
+        predictor(X[:5], offset=y[:5]),
+        booster.predict(X, offset=y),
+        booster.shap_values(X[:9], background=X[9:20]),
+        booster.shap_values(X[:5], interactions=True),
+        booster.partial_dependence(X, [0], sample_weight=weight).to_numpy(),
+        booster.partial_dependence(X, [0, 1], kind="conditional").to_numpy(),
+        booster.partial_dependence(X[:50], [2], kind="individual").to_numpy(),
+        booster.importance("permutation", X, y, sample_weight=weight).to_numpy(),
+        booster.interaction_strength(X, [0, 1]).to_numpy(),
+        booster.to_matrix(X),
+        estimator.predict(X),
+        *booster.staged_predict(X),
+    ]
+    models = [booster.refit_leaves(X, y, sample_weight=weight), estimator.booster_, prepared]
+    return [*(str(np.asarray(one).tolist()) for one in found), *(one.sha256 for one in models)]
+
+
+@pytest.mark.parametrize(
+    "kind", [one if one == "Fortran order, unaligned" else pytest.param(one, marks=pytest.mark.slow) for one in KINDS]
+)
+def test_all_that_reads_rows(kind: str) -> None:
+    X, y = table()
+    X, weight = np.nan_to_num(X), np.abs(y) + 0.5
+    X = X.astype(np.float32).astype(np.float32 if "float32" in kind or "float16" in kind else np.float64)
+    booster = dboost.fit(X, y, **OPTIONS)
+    wanted, compiled = interpret(booster, X, y, weight), signatures()
+    make: Callable[[np.ndarray], np.ndarray] = KINDS[kind]
+    if "float" in kind:
+        assert interpret(booster, make(X), y, weight) == wanted
+    else:
+        assert interpret(booster, make(X), make(y), make(weight)) == wanted
+    assert signatures() == compiled
+
+
 @pytest.mark.parametrize("dtype", ["i1", ">i2", "<i4", ">i8", "u8", "?"])
 def test_integers(dtype: str) -> None:
     X = (np.random.default_rng(2).random((N, P)) * 2 if dtype == "?" else np.random.default_rng(2).random((N, P)) * 99).astype(
@@ -165,6 +208,16 @@ def test_partitions_are_one_model(tmp_path: Path) -> None:
     assert dboost.fit(pa.table(arrays, names), y, **OPTIONS).sha256 == named
     masked = np.ma.masked_invalid(unaligned(X.astype(">f8")))
     assert dboost.fit(masked, y, **OPTIONS).sha256 == wanted
+
+
+@pytest.mark.parametrize("kind", ["longdouble", "big-endian, unaligned", "Fortran order"])
+def test_slices_of_partitions(kind: str) -> None:
+    """With a memory limit a partition is stored in slices, whose size is limited."""
+    X, y = table(9_000)
+    options = OPTIONS | {"memory_limit": "1MiB"}
+    blocks = da.from_array(KINDS[kind](X), chunks=X.shape)
+    found = dboost.fit(blocks, da.from_array(y, chunks=len(y)), **options)
+    assert found.sha256 == dboost.fit(X, y, **options).sha256
 
 
 def test_categories_in_every_layout() -> None:

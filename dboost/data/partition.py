@@ -53,6 +53,7 @@ from dboost.data.chunk import (
     MatrixColumns,
     apply,
     native,
+    plain,
     row_blocks,
     too_many,
     too_many_classes,
@@ -927,6 +928,9 @@ def read_slices(
         columns, matrix = _features(frame if n_slices == 1 else frame.rows(first, last), plan, position)
         if matrix is None and weight is not None and (weight[first:last] == 0).any():
             columns = tuple(_weighted(column, weight[first:last] == 0) for column in columns)
+        if matrix is not None and most_rows is not None and matrix.itemsize > 8:  # a slice has at most 8 bytes a value
+            matrix = plain(matrix)
+            columns = MatrixColumns(matrix)
         yield Chunk(last - first, columns, *((target, weight, offset) if first == 0 else (None, None, None)), matrix)
 
 
