@@ -234,7 +234,8 @@ class Dataset:
             If the rows are on the workers of another cluster.
         """
         self._check_open()
-        if self._cluster is not None and (client is None or client is self._cluster.client):
+        is_lost = self._cluster is not None and self._stored is not None and self._cluster.is_lost  # but the files are there
+        if self._cluster is not None and not is_lost and (client is None or client is self._cluster.client):
             return self._cluster
         if self._cluster is not None and self._stored is None:
             raise ParameterError(f"the data set is {self._cluster.place}, and client is of another cluster: leave client out")
@@ -274,7 +275,7 @@ class Dataset:
         from dboost.distributed.cluster_dataset import ClusterRows
 
         with self._reading:
-            if self._opened is None or self._opened.client is not client:
+            if self._opened is None or self._opened.client is not client or self._opened.is_lost:
                 self._opened = ClusterRows.stored(stored, client)
             return self._opened
 

@@ -8,19 +8,21 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import dask
+import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from distributed import Client, LocalCluster
 
 import dboost
 from dboost.errors import DBoostError
-from tests.helpers.clusters import Processes, at
+from tests.helpers.clusters import Processes, at, threads_cluster
 from tests.helpers.on_workers import (
     Failing,
     fit_of_a_frame,
@@ -71,11 +73,121 @@ def test_a_client_that_is_closed_while_partitions_are_read(use: str) -> None:
     with Processes(1) as processes:
         closing = threading.Timer(3.0, processes.client.close)
         closing.start()
-        with pytest.raises(DBoostError, match=r"client was closed|connection"):
+        with pytest.raises(DBoostError, match=f"the client of {processes.address} is closed"):
             dboost.fit(frame, "y", client=processes.client) if use == "fit" else dboost.prepare(
                 frame, "y", client=processes.client
             )
         closing.join()
+
+
+def a_cluster() -> LocalCluster:
+    return LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None)
+
+
+@pytest.mark.parametrize("closed", ["client", "cluster"])
+def test_clients_that_are_closed_before_or_during_a_call(closed: str, tmp_path: Path) -> None:
+    rows, how = table(), {"max_iter": 2}
+    rows.to_parquet(tmp_path / "rows.parquet")
+    frame, booster = dd.from_pandas(rows, npartitions=3), dboost.fit(rows, "y", max_iter=2)
+    with a_cluster() as cluster, Client(cluster, set_as_default=False) as client:
+        data, other = (dboost.prepare(frame, "y", client=client, publish=name) for name in (None, "other"))
+        message = f"the {'client of' if closed == 'client' else 'cluster at'} {cluster.scheduler_address} is closed"
+
+        def close() -> None:
+            client.close() if closed == "client" else cluster.close()
+
+        with pytest.raises(DBoostError, match=message):
+            dboost.fit(frame, "y", max_iter=5, client=client, callbacks=[at(2, close)])
+
+        def with_the_current_client() -> None:
+            with client.as_current():
+                dboost.fit(frame, "y", **how)
+
+        calls: list[Callable[[], Any]] = [
+            lambda: dboost.fit(frame, "y", client=client, **how),
+            lambda: dboost.fit(rows, "y", client=client, **how),
+            lambda: dboost.fit(tmp_path / "rows.parquet", "y", client=client, **how),
+            lambda: dboost.fit(data, **how),
+            lambda: dboost.cv(data, folds=3, **how),
+            lambda: dboost.cv(frame, "y", folds=3, client=client, **how),
+            lambda: dboost.DBoostRegressor(client=client, **how).fit(frame[["a", "b"]], frame["y"]),
+            lambda: dboost.prepare(rows, "y", client=client),
+            lambda: dboost.Dataset.published("other", client),
+            lambda: booster.refit_leaves(frame, "y", client=client),
+            other.unpublish,
+            with_the_current_client,
+        ]
+        for call in calls:
+            with pytest.raises(DBoostError, match=message):
+                call()
+
+
+def test_a_client_that_is_closed_in_a_cross_validation() -> None:
+    with (
+        a_cluster() as cluster,
+        Client(cluster, set_as_default=False) as client,
+        pytest.raises(DBoostError, match=f"the cluster at {cluster.scheduler_address} is closed"),
+    ):
+        dboost.cv(table(), "y", folds=3, max_iter=5, client=client, callbacks=[at(2, cluster.close)])
+
+
+def test_data_that_a_cluster_does_not_hold_any_more(tmp_path: Path) -> None:
+    rows, how = table(), {"max_iter": 2}
+    frame = dd.from_pandas(rows, npartitions=3)
+    booster = dboost.fit(rows, "y", **how)
+    with threads_cluster(1, 1) as client, threads_cluster(1, 1) as another:
+        kept = client.persist(frame)
+        array, target = client.persist(da.from_array(rows[["a", "b"]].to_numpy(), (50, 2))), client.persist(frame["y"])
+        assert dboost.fit(kept, "y", client=client, **how).sha256 == booster.sha256
+        with pytest.raises(DBoostError, match=f"the cluster at {another.scheduler.address} does not have the data"):
+            dboost.fit(kept, "y", client=another, **how)
+        files = dboost.prepare(frame, "y", tmp_path / "rows", client=client)
+        data = dboost.prepare(frame, "y", client=client)
+    calls: list[Callable[[], Any]] = [
+        lambda: dboost.fit(kept, "y", **how),
+        lambda: dboost.fit(array, rows["y"].to_numpy(), **how),
+        lambda: dboost.fit(frame[["a", "b"]], target, **how),
+        lambda: dboost.fit(rows, "y", eval_set=kept, **how),
+        lambda: booster.predict(kept),
+        lambda: booster.partial_dependence(kept, ["a"]),
+    ]
+    for call in calls:
+        with pytest.raises(DBoostError, match="the data were persisted on a cluster that does not hold them any more"):
+            call()
+    assert dboost.fit(files, **how).sha256 == booster.sha256  # the files are there
+    with pytest.raises(DBoostError, match=r"is closed"):
+        dboost.fit(data, **how)
+
+
+@pytest.mark.slow
+def test_data_lost_by_a_restart(tmp_path: Path) -> None:
+    frame = dd.from_pandas(table(), npartitions=3)
+    with Processes(2, nanny=True) as processes:
+        client = processes.client
+        kept = client.persist(frame)
+        data = dboost.prepare(frame, "y", client=client)
+        files = dboost.prepare(frame, "y", tmp_path / "rows", client=client)
+        booster = dboost.fit(kept, "y", max_iter=2, client=client)
+        client.restart()
+        with pytest.raises(DBoostError, match="persist them again"):
+            dboost.fit(kept, "y", max_iter=2, client=client)
+        with pytest.raises(DBoostError, match="prepare the data set, again"):
+            dboost.fit(data, max_iter=2)
+        assert dboost.fit(files, max_iter=2, client=client).sha256 == booster.sha256
+        restarting = [at(3, client.restart)]
+        assert dboost.fit(frame, "y", max_iter=5, client=client, callbacks=restarting).n_iter_ == 5
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_is_killed() -> None:
+    frame = dd.from_pandas(table(), npartitions=3)
+    with Processes(1) as processes:
+        message = f"the connection to the scheduler at {processes.address} was lost|the client of {processes.address} is closed"
+        with pytest.raises(DBoostError, match=message):
+            killing = [at(2, processes.scheduler.kill)]
+            dboost.fit(frame, "y", max_iter=50, client=processes.client, callbacks=killing)
+        with pytest.raises(DBoostError, match=message):
+            dboost.fit(frame, "y", max_iter=2, client=processes.client)
 
 
 @pytest.mark.parametrize(("error", "told"), [("two arguments", "TwoArgumentsError: combined 1 2"), ("exit", "SystemExit: 3")])

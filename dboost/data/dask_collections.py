@@ -22,6 +22,7 @@ Importing Dask takes 0.5 s, so this module and `paths` are imported only for a c
 from __future__ import annotations
 
 import operator
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,7 +40,8 @@ from dask.dataframe.dask_expr import _expr as dask_expr
 from dask.dataframe.dask_expr._collection import new_collection
 from dask.dataframe.dask_expr._concat import Concat
 from dask.dataframe.dask_expr._repartition import Repartition
-from dask.dataframe.dask_expr.io.io import FromPandas
+from dask.dataframe.dask_expr.io.io import FromGraph, FromPandas
+from dask.highlevelgraph import MaterializedLayer
 
 from dboost.data.partition import ROLES, array_names, columns_like, holds_numbers, is_path, library, names_of, one_dimensional
 from dboost.data.predict_io import NAME, Predictor, like_input
@@ -48,6 +50,7 @@ from dboost.errors import DataError, DBoostError, InputTypeError
 
 def layout(data: Any) -> tuple[tuple[str, ...], bool]:
     """Return the column names of a Dask frame or array, and whether the data have them."""
+    _check_held(data)
     if isinstance(data, dd.DataFrame):
         return names_of(data.columns), True
     if isinstance(data, dd.Series):
@@ -57,6 +60,26 @@ def layout(data: Any) -> tuple[tuple[str, ...], bool]:
             raise one_dimensional(data.shape)
         return array_names(data.shape[1]), False
     raise InputTypeError(f"cannot read a table from a Dask {type(data).__name__}: pass a Dask DataFrame or Array")
+
+
+def _check_held(collection: Any) -> None:
+    """Raise a DBoostError if the collection depends on persisted partitions that no cluster holds any more.
+
+    Dask computes partitions of lost workers again; it cancels those of a client that was closed or restarted.
+    """
+    if "distributed" not in sys.modules:
+        return
+    graphs: list[Any] = []
+    if isinstance(collection, da.Array):
+        graphs = [layer for layer in collection.dask.layers.values() if isinstance(layer, MaterializedLayer)]
+    elif isinstance(collection, (dd.DataFrame, dd.Series)):
+        graphs = [layer.operand("layer") for layer in collection.expr.find_operations(FromGraph)]
+    futures = (value for graph in graphs for value in graph.values() if library(value) == "distributed")
+    if any(getattr(future, "status", None) == "cancelled" for future in futures):
+        raise DBoostError(
+            "the data were persisted on a cluster that does not hold them any more: their client was closed or restarted; "
+            "persist them again, or give them without persisting"
+        )
 
 
 def whole_rows(array: da.Array) -> da.Array:
@@ -137,6 +160,7 @@ class _TextToStrings(dask_expr.ArrowStringConversion):
 
 def compute(collection: Any) -> Any:
     """Compute one collection in this process."""
+    _check_held(collection)
     return with_numbers(collection).compute(scheduler=_scheduler())
 
 
@@ -233,6 +257,7 @@ def _scheduler() -> Callable[..., Any]:
 
 def _match(vector: Any, data: Any, role: str) -> Any:
     """Return a target, weight or offset with as many partitions as the data."""
+    _check_held(vector)
     if isinstance(vector, dd.DataFrame) and len(vector.columns) != 1:
         raise DataError(f"{role} has {len(vector.columns)} columns, one is needed")
     if isinstance(vector, da.Array):

@@ -38,7 +38,7 @@ from dboost.data.partition import (
 from dboost.data.table import values_of
 from dboost.distributed.client import WorkerChoice
 from dboost.distributed.cluster_fit import ClusterTable
-from dboost.distributed.connection import Connection, current_client
+from dboost.distributed.connection import Connection, address_of, current_client, usable
 from dboost.distributed.messages import pack
 from dboost.distributed.read_tasks import ReadTasks, finished, rows_alone
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
@@ -110,6 +110,11 @@ class ClusterRows:
         return sum(self.lengths)
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the cluster does not hold the rows any more, because the client was closed or restarted."""
+        return any(future.cancelled() for future in self.futures)
+
+    @property
     def n_bytes(self) -> int:
         """Approximate size of the rows."""
         widths = np.where(self.data.binning.n_bins < NARROW_BINS, 1, 2).sum()
@@ -118,8 +123,7 @@ class ClusterRows:
     @property
     def place(self) -> str:
         """The name or the address of the cluster, for messages."""
-        address = self.client.scheduler.address if self.client.scheduler is not None else "a cluster"
-        return f"on {address}" + (f" as {self.name!r}" if self.name is not None else "")
+        return f"on {address_of(self.client)}" + (f" as {self.name!r}" if self.name is not None else "")
 
     def fit(self, request: FitRequest) -> FitResult:
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
@@ -167,7 +171,8 @@ class ClusterRows:
         """
         stored = {"settings": settings, "data": self.data, "futures": self.futures, "lengths": self.lengths}
         try:
-            self.client.publish_dataset({**stored, "filled": self.filled, "workers": self.workers}, name=_PREFIX + name)
+            with usable(self.client):
+                self.client.publish_dataset({**stored, "filled": self.filled, "workers": self.workers}, name=_PREFIX + name)
         except KeyError:
             raise ParameterError(f"publish={name!r}: the cluster has a data set of that name already") from None
         self.name = name
@@ -191,7 +196,8 @@ class ClusterRows:
     def unpublish(self) -> None:
         """Remove the name; the partitions stay as long as a client holds them."""
         if self.name is not None:
-            self.client.unpublish_dataset(_PREFIX + self.name)
+            with usable(self.client):
+                self.client.unpublish_dataset(_PREFIX + self.name)
             self.name = None
 
     def close(self) -> None:

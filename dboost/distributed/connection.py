@@ -9,23 +9,26 @@ partitions than ever before.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import count
+from types import TracebackType
 from typing import Any
 
 import dask
 from distributed import Client, Future, LocalCluster, get_worker, worker_client
+from distributed.core import Status
 from distributed.worker import thread_state
 
 from dboost.config import liveness_timeout, uses_lines, worker_timeout
 from dboost.distributed.client import WorkerChoice, WorkerRecord
 from dboost.distributed.line import Line
-from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, FitCancelled, LostWorkers, Timing, pack
+from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack
 from dboost.distributed.reducer import Reducer
 from dboost.distributed.tree_rounds import GrowOrder
 from dboost.distributed.worker_calls import open_line, run_on
@@ -51,9 +54,12 @@ def current_client(given: Any) -> Iterator[Client | None]:
     ------
     InputTypeError
         For an asynchronous client, or an object that is not a client.
+    ClientLost
+        When the client or its cluster is closed, also in the meantime.
     """
     if given is not None:
-        yield checked(given)
+        with usable(checked(given)):
+            yield given
         return
     if _in_task():
         with worker_client() as client:  # frees the worker's thread for other tasks, including those that read partitions
@@ -64,7 +70,8 @@ def current_client(given: Any) -> Iterator[Client | None]:
             client = Client.current(allow_global=True)
         except ValueError:
             client = None
-        yield None if client is None else checked(client)
+        with nullcontext() if client is None else usable(checked(client)):
+            yield client
         return
     yield None
 
@@ -138,18 +145,61 @@ def version_error(address: str, record: WorkerRecord) -> DBoostError | None:
     return None
 
 
-def _unreachable(error: OSError) -> DBoostError:
+class ClientLost(DBoostError):
+    """The client or its cluster was closed, or the connection to the scheduler was lost."""
+
+
+def address_of(client: Client) -> str:
+    """Return the address of a client's scheduler, also of a closed client."""
+    if client.scheduler is not None:
+        return str(client.scheduler.address)
+    if client.cluster is not None:
+        return str(client.cluster.scheduler_address)
+    return str(client._start_arg)
+
+
+def lost_client(client: Client, address: str) -> DBoostError | None:
+    """Return the error to raise if a client cannot be used any more; None if it can. address : of its scheduler."""
+    if client.cluster is not None and client.cluster.status in (Status.closing, Status.closed):
+        return ClientLost(f"the cluster at {address} is closed: start another one, and give a client of it")
+    if client.status in ("closing", "closed"):
+        return ClientLost(f"the client of {address} is closed: give another one, such as distributed.Client({address!r})")
+    if client.status == "connecting":
+        return unreachable(address, None)
+    return None
+
+
+def unreachable(address: str, error: BaseException | None) -> DBoostError:
     """Return the error to raise if a call does not reach the scheduler."""
     if is_out_of_descriptors(error):
-        return out_of_descriptors("this process", "call the scheduler")
-    return DBoostError(f"the connection to the scheduler was lost: {error}")
+        return out_of_descriptors("this process", f"call the scheduler at {address}")
+    why = "" if error is None else f" ({error})"
+    return ClientLost(
+        f"the connection to the scheduler at {address} was lost{why}: start it again, and repeat the call with a new client; "
+        "with checkpoint= a fit continues"
+    )
 
 
-class ClientClosed(DBoostError):
-    """The client was closed during a fit."""
+@contextmanager
+def usable(client: Client) -> Iterator[None]:
+    """Within the context, report that the client or its cluster was closed, instead of the errors that follow from it.
 
-    def __init__(self) -> None:
-        super().__init__("the client was closed during the fit")
+    Raises
+    ------
+    ClientLost
+    """
+    address = address_of(client)
+    lost = lost_client(client, address)
+    if lost is not None and client.status != "connecting":  # it may be connected again in time
+        raise lost
+    try:
+        yield
+    except (Exception, asyncio.CancelledError) as error:
+        # Other errors of dboost name a cause of their own, in the data or the parameters.
+        lost = lost_client(client, address) if type(error) is DBoostError or not isinstance(error, DBoostError) else None
+        if lost is None:
+            raise
+        raise lost from error
 
 
 _numbers = count()
@@ -177,6 +227,11 @@ class Connection:
         Lost sessions. They are never called again, even if their workers return: other sessions have read their rows, and no
         row may be counted twice.
     attempts : Attempts
+    address : str
+        Of the scheduler.
+    has_ended : bool
+    reading : set of Future
+        The read tasks of all threads of the fit.
     memory_limits : dict of str to int
         Bytes of the usable workers that are not paused, by address, 0 for no limit; as of the last call of `usable`.
 
@@ -185,30 +240,40 @@ class Connection:
     DBoostError
         When the scheduler has no dboost, or another version of it, or cannot start it; or a worker that the user named, or all
         workers that the fit may use. It names the worker. Other such workers are left out with a warning.
+    ClientLost
+        When the client or its cluster is closed, also later, instead of the errors that follow from it.
     """
 
     def __init__(self, client: Client, choice: WorkerChoice | None = None) -> None:
         liveness_timeout(), worker_timeout()  # raise errors of the configuration now, not during recovery
         self.client, self._choice = client, choice or WorkerChoice()
         self.fit, self.number = uuid.uuid4().hex, next(_numbers)
-        where = client.scheduler.address if client.scheduler is not None else "?"
-        try:
-            client.register_plugin(Reducer())
-        except Exception as error:
-            if isinstance(error, OSError):
-                raise DBoostError(f"the scheduler at {where} cannot be reached: {error}") from error
-            raise DBoostError(
-                f"the scheduler at {where} cannot run dboost {__version__}; is it installed there? {error}"
-            ) from error
+        self.address = address_of(client)
         self.roster: list[tuple[str, str]] = []
         self.lost: set[SessionRef] = set()
         self.attempts = Attempts()
         self.memory_limits: dict[str, int] = {}
+        self.has_ended = False
+        self.reading: set[Future] = set()
         self._line: Line | None = None
         self._n_calls = 0
         self._released = ExitStack()
+        with usable(client):
+            self._open()
+
+    def _open(self) -> None:
+        """Install the reducer if it is not there, and open the fit."""
+        where = self.address
         try:
-            reply = self._call("dboost_open", client_id=client.id)
+            self.client.register_plugin(Reducer())
+        except OSError as error:
+            raise DBoostError(f"the scheduler at {where} cannot be reached: {error}") from error
+        except Exception as error:
+            raise DBoostError(
+                f"the scheduler at {where} cannot run dboost {__version__}; is it installed there? {error}"
+            ) from error
+        try:
+            reply = self._call("dboost_open", client_id=self.client.id)
             if reply["version"] != __version__:
                 raise DBoostError(f"the scheduler at {where} has dboost {reply['version']}, this process {__version__}")
             self._check_workers({address: WorkerRecord(*fields) for address, fields in reply["workers"].items()})
@@ -249,36 +314,27 @@ class Connection:
         try:
             _, self._line = client.sync(opened)
         except OSError as error:
-            raise _unreachable(error) from error
+            raise self._unreachable(error) from error
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the client was closed."""
-        return self.client.status in ("closing", "closed")
-
-    def cancel(self, futures: Sequence[Future], reason: str) -> None:
+    def cancel(self, futures: Iterable[Future], reason: str) -> None:
         """Cancel tasks; do nothing if the client was closed, which cancels them."""
-        with suppress(ClientClosed):
+        with suppress(ClientLost):
             self._run(lambda: self.client.cancel(list(futures), asynchronous=True, reason=reason))
+
+    def _unreachable(self, error: OSError) -> DBoostError:
+        """Return the error to raise if a call does not reach the scheduler."""
+        return lost_client(self.client, self.address) or unreachable(self.address, error)
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run a coroutine on the client's event loop. `Client.sync` would wait forever if the client is closed meanwhile.
 
         Raises
         ------
-        ClientClosed
+        ClientLost
         """
-        try:
-            if self.is_closed:
-                raise ClientClosed
+        with usable(self.client):
             loop: Any = self.client.loop
             return run_on(loop.asyncio_loop, work())
-        except FitCancelled:
-            raise ClientClosed from None
-        except Exception as error:
-            if not self.is_closed or isinstance(error, DBoostError):
-                raise
-            raise ClientClosed from error
 
     @property
     def is_confined(self) -> bool:
@@ -408,6 +464,9 @@ class Connection:
 
     def end(self, outcome: str = "failed") -> None:
         """Release all resources of this fit on the cluster; a running call is cancelled."""
+        self.has_ended = True  # first, so that a thread that reads for joined workers knows why its tasks fail
+        if self.reading:
+            self.cancel(self.reading, reason="the fit has ended")
         if self.client.status == "running":
             with suppress(DBoostError):  # nothing to release if the scheduler is gone
                 self._call("dboost_end", outcome=outcome)
@@ -415,14 +474,17 @@ class Connection:
             self._line.close()
 
     def __enter__(self) -> Connection:
+        self._released.enter_context(usable(self.client))
         if _in_task() and hasattr(thread_state, "start_time"):
             # Free the worker's thread for other tasks, including those that read partitions, also if the caller gave a client.
             self._released.enter_context(worker_client())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._released:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        try:
             self.end("done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
+        finally:
+            self._released.__exit__(kind, error, traceback)
 
     def _call_on_line(self, line: Line, kind: int, arguments: tuple[Any, ...]) -> Any:
         self._n_calls += 1
@@ -439,8 +501,6 @@ class Connection:
     def _call(self, operation: str, **arguments: Any) -> dict[str, Any]:
         async def call() -> Any:
             scheduler: Any = self.client.scheduler
-            if scheduler is None:
-                raise ClientClosed
             remote: Callable[..., Any] = getattr(scheduler, operation)
             return await remote(fit=self.fit, **arguments)
 
@@ -450,7 +510,7 @@ class Connection:
             else:
                 reply = self._run(call)
         except OSError as error:
-            raise _unreachable(error) from error
+            raise self._unreachable(error) from error
         if reply is None or "status" not in reply:
             raise DBoostError("the scheduler no longer runs dboost: was it restarted?")
         if reply["status"] == LOST:

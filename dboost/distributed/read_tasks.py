@@ -39,7 +39,7 @@ from dboost.data.partition import (
     used_columns,
 )
 from dboost.data.table import separate_roles
-from dboost.distributed.connection import ClientClosed, Connection
+from dboost.distributed.connection import Connection, lost_client
 from dboost.distributed.messages import READING, pack
 from dboost.distributed.worker_plugin import here
 from dboost.errors import DataError, DBoostError, is_out_of_descriptors, out_of_descriptors
@@ -237,6 +237,7 @@ class ReadTasks:
             session = connection.fit, __version__, connection.lost_sessions
             graph[key] = (_read_part, session, batch, i, packed, self._filled, self._is_in_memory(i), self._bundles[i])
         futures = connection.client.get(graph, list(keys.values()), sync=False, priority=_PRIORITY, **restrictions)
+        connection.reading.update(futures)
         try:
             events = _ReadEvents(connection, batch.rpartition("/")[0], len(numbers))
             bound = restrictions.get("workers", [])
@@ -245,6 +246,7 @@ class ReadTasks:
             failure = self._failure(connection, unread.number, unread.error)
             raise failure from (failure.__cause__ if failure is unread.error else unread.error)
         finally:
+            connection.reading.difference_update(futures)
             connection.cancel(futures, reason="loading ended")
 
     def _is_in_memory(self, i: int) -> bool:
@@ -350,21 +352,30 @@ def _receipts(connection: Connection, waiting: dict[Future, int], events: _ReadE
         if future.status == "error":
             raise _ReadFailed(waiting[future], future.exception())
         if future.cancelled():
-            if connection.is_closed:
-                raise ClientClosed
-            raise DBoostError(f"the task that reads partition {waiting[future]} was cancelled: {_reason(future)}")
+            raise _cancelled(connection, waiting[future], future)
         n_left -= 1
         events.record(len(waiting) - n_left)
     return _gather(connection, waiting)
 
 
-def _reason(future: Future) -> str:
-    """Return why a task was cancelled, as Dask tells: for instance because data were lost that no task can compute again."""
+def _cancelled(connection: Connection, i: int, future: Future) -> DBoostError:
+    """Return the error to raise if Dask has cancelled the task that reads a partition.
+
+    It does so if the task depends on data that were lost and that no task can compute again.
+    """
+    lost = lost_client(connection.client, connection.address)
+    if lost is not None:
+        return lost
     try:
         future.result(timeout=liveness_timeout())
+        why = "it is not known why"
     except (Exception, asyncio.CancelledError) as error:
-        return str(error)
-    return "it is not known why"
+        why = str(error)
+    return DBoostError(
+        f"partition {i} cannot be read, because the cluster at {connection.address} does not have the data that it is computed "
+        "from: persisted and prepared data are lost when their client is restarted or closed, and are on no other cluster; "
+        f"persist the data, or prepare the data set, again with this client ({why})"
+    )
 
 
 class _Wait:
@@ -430,6 +441,9 @@ def _gather(connection: Connection, waiting: dict[Future, int]) -> list[Receipt]
             wait.more()
         except Exception as error:
             failed = next((i for future, i in waiting.items() if future.status == "error"), None)
+            cancelled = next((future for future in waiting if future.cancelled()), None)
+            if cancelled is not None:
+                raise _cancelled(connection, waiting[cancelled], cancelled) from error
             if failed is None:
                 raise
             raise _ReadFailed(failed, error) from error

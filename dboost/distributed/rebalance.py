@@ -244,5 +244,7 @@ class JoinedWorkers:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
+        if self._connection.has_ended:  # which cancels the tasks
+            return
         _log.warning("workers that have joined get no rows: %s", error)
         self._connection.discard(self._batch)
