@@ -16,6 +16,7 @@ about 1 s.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -181,6 +182,8 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _COMMANDS = os.path.join(_PACKAGE, "cli", "")
 #: scikit-learn's callbacks wrap `fit` of the estimators.
 _WRAPPER = os.path.join("sklearn", "callback", "")
+#: Between the generator of a context manager and the function that enters it.
+_CONTEXTS = contextlib.__file__
 _THREAD = os.path.join("concurrent", "futures", "thread.py")
 
 
@@ -196,4 +199,4 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def _is_ours(file: str) -> bool:
-    return (file.startswith(_PACKAGE) and not file.startswith(_COMMANDS)) or _WRAPPER in file
+    return (file.startswith(_PACKAGE) and not file.startswith(_COMMANDS)) or _WRAPPER in file or file == _CONTEXTS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ import pytest
 
 import dboost
 from dboost.cli import main
-from dboost.data.row_metadata import warn_of_numbers_as_text
-from dboost.schema import Feature
 from tests.helpers.clusters import threads_cluster
 
 RNG = np.random.default_rng(2)
@@ -29,35 +26,10 @@ def test_a_question_mark_in_a_column_of_numbers(tmp_path: Path) -> None:
     table = FRAME.astype({"age": object})
     table.loc[5, "age"] = "?"
     table.to_csv(tmp_path / "table.csv", index=False)
-    with pytest.warns(UserWarning, match=r"column 'age' holds text.* are numbers, but not '\?'; convert"):
+    with pytest.warns(UserWarning, match=r"column 'age' holds text.* of its \d\d categories are numbers, but not '\?'; conv"):
         fit(str(tmp_path / "table.csv"))
     with threads_cluster(2) as client, pytest.warns(UserWarning, match="column 'age' holds text"):
         fit(dd.read_csv(tmp_path / "table.csv", dtype={"age": object}), client=client)
-
-
-@pytest.mark.parametrize(
-    ("levels", "message"),
-    [
-        ([f"{k},5" for k in range(30)], "decimal comma"),
-        ([f"2024-01-{k:02d}" for k in range(1, 29)], "look like dates"),
-        ([f"2024-01-{k:02d} 10:30:00" for k in range(1, 29)], "look like dates"),
-        ([*map(str, range(50)), "NA?", "-", "x", "y"], "'NA\\?', '-', 'x' and others"),
-        ([*map(str, range(8)), "?"], None),  # too few to tell
-        ([f"{k:05d}" for k in range(60)], None),  # postal codes
-        ([f"town {k}" for k in range(60)], None),
-        ([*map(str, range(20)), *(f"a{k}" for k in range(20))], None),
-        (list(range(60)), None),
-    ],
-)
-def test_categories_that_look_like_numbers(levels: list[Any], message: str | None) -> None:
-    features = [Feature("x"), Feature("c", tuple(levels))]
-    if message is None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            warn_of_numbers_as_text(features)
-    else:
-        with pytest.warns(UserWarning, match=message):
-            warn_of_numbers_as_text(features)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +89,7 @@ def test_warnings_name_the_line_of_the_caller(tmp_path: Path) -> None:
         (lambda: fit(few), "different integers"),
         (lambda: fit(FRAME.assign(y=1)), "is 1 in all rows"),
         (lambda: fit(dates), "look like dates"),
+        (lambda: dboost.cv(dates, "y", folds=2, max_iter=2, progress=False), "look like dates"),
         (lambda: dboost.DBoostRegressor(max_iter=2).fit(dates.drop(columns="y"), dates["y"]), "look like dates"),
         (lambda: fit(offsets, offset="pay"), "offset has no effect"),
         (lambda: fit(FRAME, arcbites=dboost.ArcBites()), "no eval_set was given"),

@@ -136,24 +136,29 @@ def sort_key(level: Level) -> tuple[int, Level]:
     return (2 if isinstance(level, str) else 1), level
 
 
-def too_many(name: str) -> DataError:
-    """Return the error for a column with more than `MAX_LEVELS` categories."""
+def too_many(name: str, levels: Sequence[Level]) -> DataError:
+    """Return the error for a column with more than `MAX_LEVELS` categories. levels : some of them."""
+    from dboost.data.numbers_as_text import hint
+
     return DataError(
         f"column {name!r} has more than {MAX_LEVELS:,} levels, too many for a categorical feature: "
-        "group the rare ones, or leave the column out"
+        f"group the rare ones, or leave the column out{hint(name, levels)}"
     )
 
 
-def too_many_classes(name: str, count: str, *, numeric: bool = False) -> DataError:
+def too_many_classes(name: str, count: str, levels: Sequence[Level] | None) -> DataError:
     """Return the error for a target with more than `MAX_CLASSES` classes.
 
-    name : of its column, or "target"; count : of different values; numeric : whether they are numbers.
+    name : of its column, or "target"; count : of different values; levels : some of them, None if they are numbers.
     """
-    amounts = "give loss='squared_error'" if numeric else "convert the column to numbers"
+    from dboost.data.numbers_as_text import hint
+
+    amounts = "give loss='squared_error'" if levels is None else "convert the column to numbers"
+    how = hint(name, levels or (), is_column=name != "target")
     return DataError(
         f"{'target' if name == 'target' else f'target {name!r}'} has {count} different values, too many for classes "
         f"(at most {MAX_CLASSES:,}): choose another target if they are identifiers, group the rare ones if they are classes, "
-        f"or {amounts} if they are amounts"
+        f"or {amounts} if they are amounts{how}"
     )
 
 
@@ -213,7 +218,10 @@ class CategoryIndex:
             for category in categories
         ]
         if len(self) > MAX_LEVELS:
-            raise too_many_classes(self._name, f"more than {MAX_LEVELS:,}") if self._is_target else too_many(self._name)
+            some = self.categories()
+            if self._is_target:
+                raise too_many_classes(self._name, f"more than {MAX_LEVELS:,}", some)
+            raise too_many(self._name, some)
         return np.array(found, dtype=np.int32)
 
     def categories(self) -> tuple[Level, ...]:

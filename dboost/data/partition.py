@@ -36,7 +36,7 @@ import numbers
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -564,17 +564,21 @@ def to_column(values: Any, spec: ColumnSpec) -> Column:
         if spec.categorical is False:
             if not column.categories:  # all values are missing
                 return np.full(len(column.codes), np.nan, np.float32)
-            raise _not_numeric(spec)
+            raise _not_numeric(spec, column.categories)
         return column
     return _levels_of_numbers(column, spec) if spec.categorical else column
 
 
-def _not_numeric(spec: ColumnSpec) -> DataError:
-    """Return the error for a column of text or categories that must be numeric."""
+def _not_numeric(spec: ColumnSpec, levels: Sequence[Level]) -> DataError:
+    """Return the error for a column of text or categories that must be numeric. levels : some of its values."""
+    from dboost.data.numbers_as_text import hint
+
+    how = hint(spec.name, levels, is_column=spec.name != spec.role)
     if spec.role is not None:
-        return DataError(f"{spec.role} holds text or categories, numbers are needed")
+        name = "" if spec.name == spec.role else f" {spec.name!r}"
+        return DataError(f"{spec.role}{name} holds text or categories, numbers are needed{how}")
     advice = "the feature is numeric in the model" if spec.known else "declare it in categorical_features, or leave it out"
-    return DataError(f"column {spec.name!r} holds text or categories, which cannot be made numeric: {advice}")
+    return DataError(f"column {spec.name!r} holds text or categories, which cannot be made numeric: {advice}{how}")
 
 
 def _check_kind(column: Column, spec: ColumnSpec) -> None:
@@ -707,7 +711,7 @@ _FIRST_ROWS = 2**18
 
 def _from_text(values: np.ndarray, spec: ColumnSpec) -> CategoryColumn:
     if len(values) > _FIRST_ROWS and not spec.known:
-        _check_levels(pd.unique(values[:_FIRST_ROWS]), spec)
+        _check_levels(pd.unique(values[:_FIRST_ROWS]).tolist(), spec)
     codes, levels = pd.factorize(values, use_na_sentinel=True)
     return _category(codes, list(map(str, levels)), spec)
 
@@ -746,7 +750,7 @@ def _from_arrow(array: pa.Array | pa.ChunkedArray, spec: ColumnSpec) -> Column:
         array, kind = array.cast(pa.large_string()), pa.large_string()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         if len(array) > _FIRST_ROWS and not spec.known:
-            _check_levels(array.slice(0, _FIRST_ROWS).unique(), spec)
+            _check_levels(array.slice(0, _FIRST_ROWS).unique().to_pylist(), spec)
         return _from_arrow_dictionary(array.dictionary_encode(), spec)
     if pa.types.is_decimal(kind):
         array, kind = pa.chunked_array(map(_nearest_floats, _pieces(array)), pa.float64()), pa.float64()
@@ -816,8 +820,8 @@ def _category(codes: np.ndarray, levels: Any, spec: ColumnSpec) -> CategoryColum
     codes = np.asarray(codes)
     used = np.bincount(codes[codes >= 0], minlength=len(levels)).astype(bool)
     kept = np.flatnonzero(used)
-    if not spec.known:
-        _check_levels(kept, spec)
+    if len(kept) > MAX_LEVELS and not spec.known:
+        _check_levels([levels[i] for i in kept.tolist()], spec)
     if len(kept) < len(levels):
         levels = [levels[i] for i in kept.tolist()] if isinstance(levels, list) else levels[kept]
     plain = levels if isinstance(levels, list) else levels.tolist()
@@ -830,13 +834,13 @@ def _category(codes: np.ndarray, levels: Any, spec: ColumnSpec) -> CategoryColum
     return CategoryColumn(apply(fresh, codes), tuple(_level(level, spec) for level in plain))
 
 
-def _check_levels(levels: Sized, spec: ColumnSpec) -> None:
+def _check_levels(levels: Sequence[Any], spec: ColumnSpec) -> None:
     """Raise a DataError if a column has more categories than codes can distinguish."""
     if len(levels) <= MAX_LEVELS:
         return
     if spec.role == "target":
-        raise too_many_classes(spec.name, f"more than {MAX_LEVELS:,}")
-    raise _not_numeric(spec) if spec.categorical is False else too_many(spec.name)
+        raise too_many_classes(spec.name, f"more than {MAX_LEVELS:,}", levels)
+    raise _not_numeric(spec, levels) if spec.categorical is False else too_many(spec.name, levels)
 
 
 def _level(level: Any, spec: ColumnSpec) -> Level:

@@ -8,7 +8,6 @@ weight, and the issues.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ import numpy as np
 
 from dboost.data.chunk import CategoryColumn, CategoryIndex, Column, apply
 from dboost.data.partition import ROLES, ReadPlan
-from dboost.errors import DataError, warn
-from dboost.schema import Feature, Level
+from dboost.errors import DataError
+from dboost.schema import Level
 from dboost.storage.spool import Spool
 
 #: Integers below this are exact as floats (2**53 + 1 becomes 2**53).
@@ -290,43 +289,3 @@ class RowMetadataSpool:
 
 def _number(role: str, i: int) -> int:
     return len(ROLES) * i + ROLES.index(role)
-
-
-#: Levels that are looked at, least number of levels, and share of numbers or dates among them from which there is a warning.
-_N_LEVELS, _LEAST_LEVELS, _SHARE = 1000, 10, 0.8
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}.*)?")
-_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
-
-
-def warn_of_numbers_as_text(features: Sequence[Feature]) -> None:
-    """Warn of categorical features whose categories look like numbers or dates, as those of a CSV file with a "?" in a column.
-
-    Text that consists of numbers only, such as postal codes, is taken as it is.
-    """
-    for feature in features:
-        levels = feature.categories or ()
-        if len(levels) < _LEAST_LEVELS or not all(isinstance(level, str) for level in levels[:_N_LEVELS]):
-            continue
-        some = [str(level).strip() for level in levels[:_N_LEVELS]]
-        others = [level for level in some if not _is_number(level)]
-        least = _SHARE * len(some)
-        what = None
-        if sum(_DATE.fullmatch(level) is not None for level in some) >= least:
-            what = "look like dates, which are not converted"
-        elif sum(_DECIMAL_COMMA.fullmatch(level) is not None for level in others) >= least:
-            what = "look like numbers with a decimal comma"
-        elif others and len(some) - len(others) >= least:
-            what = f"are numbers, but not {', '.join(map(repr, others[:3]))}{' and others' if len(others) > 3 else ''}"
-        if what is not None:
-            warn(
-                f"column {feature.name!r} holds text and is categorical: most of its {len(levels)} categories {what}; convert "
-                "the column if it is meant to be numeric"
-            )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -496,25 +496,37 @@ def open_table(
                 metadata_spool.close()
             raise
 
-    if path is None:
-        return read(data)
-    from dboost.data.paths import open_path, open_with_text
+    def read_path() -> Table:
+        from dboost.data.paths import open_path, open_with_text
 
-    how = path, like, options.most_bytes
-    try:
-        given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
-        table = read(open_path(*how, used_columns(features, like, given)))
-    except ColumnKindsError:
-        again = open_with_text(*how, options.n_threads)
-        if again is None:
-            raise
-        return read(again)
-    if like is None and mixes_kinds(table.features):
-        again = open_with_text(*how, options.n_threads)
-        if again is not None:
-            table.close()
+        how = path, like, options.most_bytes
+        try:
+            given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
+            table = read(open_path(*how, used_columns(features, like, given)))
+        except ColumnKindsError:
+            again = open_with_text(*how, options.n_threads)
+            if again is None:
+                raise
             return read(again)
+        if like is None and mixes_kinds(table.features):
+            again = open_with_text(*how, options.n_threads)
+            if again is not None:
+                table.close()
+                return read(again)
+        return table
+
+    table = read(data) if path is None else read_path()
+    if like is None:
+        warn_of_text(table.features, table.named)
     return table
+
+
+def warn_of_text(features: Sequence[Feature], named: bool) -> None:
+    """Warn of features of text that look like numbers or dates, when a table without a model has been read."""
+    if any(feature.is_categorical for feature in features):
+        from dboost.data.numbers_as_text import warn_of_numbers_as_text
+
+        warn_of_numbers_as_text(features, named)
 
 
 def _finished(

@@ -30,7 +30,7 @@ from dboost.config import metric_rows
 from dboost.data.chunk import CategoryIndex
 from dboost.data.partition import ReadPlan, is_source
 from dboost.data.row_metadata import check_max_weight, label, raise_for_issues
-from dboost.data.table import disagree, mixes_kinds
+from dboost.data.table import disagree, mixes_kinds, warn_of_text
 from dboost.distributed.client import WorkerChoice
 from dboost.distributed.connection import Connection
 from dboost.distributed.messages import LostWorkers, Timing
@@ -617,6 +617,8 @@ def load_partitions(table: PartitionedTable) -> tuple[Feature, ...]:
         table.load_again(again)
         features = _checked_features(table)
     table.set_features(features)
+    if table.source.plan.known is None:
+        warn_of_text(features, table.source.named)
     return features
 
 

@@ -271,11 +271,18 @@ def merge_target_scans(a: TargetScan, b: TargetScan) -> TargetScan:
 _LIKE_CLASSES = range(3, 51)
 
 
-def _tell_choice(loss_name: str, classes: tuple[Level, ...] | None, values: np.ndarray, dtype: str) -> None:
+def _tell_choice(loss_name: str, classes: tuple[Level, ...] | None, values: np.ndarray, dtype: str, name: str) -> None:
     """Log which loss "auto" stands for, and warn if the target may be meant otherwise."""
     n = len(values) if classes is None else len(classes)
     kind = "numbers" if loss_name == "squared_error" else f"{n} classes"
     _log.info("loss='auto' is %r: the target holds %s", loss_name, kind)
+    if classes is not None:
+        from dboost.data.numbers_as_text import hint
+
+        how = hint(name, classes, is_column=name != "target")
+        if how:
+            warn(f"the target holds text and is taken as {n} classes: give loss='log_loss' to say so{how}")
+        return
     if loss_name == "squared_error" and n in _LIKE_CLASSES and np.issubdtype(np.dtype(dtype), np.integer):
         warn(
             f"the target holds {n} different integers, which are taken as numbers: give loss='squared_error' to say so, or "
@@ -294,9 +301,9 @@ def check_number_of_classes(scan: TargetScan, name: str) -> None:
         return
     if scan.categories is not None:
         n = len(scan.categories)
-        raise too_many_classes(name, f"{n:,}" if n < MAX_LEVELS else f"{n:,} or more")
+        raise too_many_classes(name, f"{n:,}" if n < MAX_LEVELS else f"{n:,} or more", scan.categories)
     if (scan.distinct == np.rint(scan.distinct)).all():
-        raise too_many_classes(name, f"more than {MAX_CLASSES:,}", numeric=True)
+        raise too_many_classes(name, f"more than {MAX_CLASSES:,}", None)
     raise DataError(_FRACTIONS)
 
 
@@ -331,11 +338,14 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters, name: str
     if loss_name == "auto":
         is_class = classes is not None or scan.is_bool or values.tolist() == [0.0, 1.0]
         loss_name = "log_loss" if is_class else "squared_error"
-        _tell_choice(loss_name, classes, values, dtype)
+        _tell_choice(loss_name, classes, values, dtype, name)
     loss = loss_for(parameters, loss_name)
     if not loss.is_classification:
         if classes is not None:
-            raise DataError(f"loss {loss_name!r} wants a numeric target, but the target holds categories or text")
+            from dboost.data.numbers_as_text import hint
+
+            how = hint(name, classes, is_column=name != "target")
+            raise DataError(f"loss {loss_name!r} wants a numeric target, but the target holds categories or text{how}")
         return Target(loss, None, None)
     check_number_of_classes(scan, name)
     if classes is None:

@@ -26,7 +26,6 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.binning import Binning, columns_at_once, distinct_values, exact_binning, propose_all
-from dboost.data.row_metadata import warn_of_numbers_as_text
 from dboost.errors import DBoostError, FitInterrupted, ParameterError, warn
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import find_metrics
@@ -111,9 +110,7 @@ def _prepare(
     """Read the data; return the plan, an engine with the encoded rows, and the evaluation sets."""
     features = rows.load()
     warm_start = request.warm_start
-    if warm_start.model is None:
-        warn_of_numbers_as_text(features)
-    else:
+    if warm_start.model is not None:
         warm_start = warm_start.widened(features)
     target = rows.learn_target()
     if warm_start.model is not None:

@@ -1,0 +1,287 @@
+"""Text that was numbers or dates before it was written: amounts with a currency, a unit or separators, percentages, dates.
+
+A column of text is categorical, whatever it holds, because a table states by its types what it means. Text that was a number is
+usually a mistake, and it makes a useless feature of many categories. So the categories of text features are inspected when a
+table has been read, whatever its source, and a warning quotes a value and the code that converts the column. The errors for
+text where numbers are needed quote it as well.
+
+`find` inspects different values, never rows: a sample decides, and only values that look like numbers are counted. Text is
+converted by replacements of regular expressions, so the code in a message is what `find` has tried on the values itself. The
+expressions use what Python's `re` and RE2, which Arrow's strings use, have in common.
+
+Some text of digits is no number, and there is no warning of it: text of digits only, such as postal codes; digits with leading
+zeros, or of equal width, in groups; numbers that differ as text only ("3.1", "3.10"); numbers with several units, unless these
+are powers of 1,000 ("2K", "1.5M").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import product
+
+from dboost.errors import warn
+from dboost.schema import Feature, Level
+
+#: Values that decide, least number of values, and share of numbers or dates among them from which they are described.
+_MOST, _LEAST, _SHARE = 1000, 10, 0.8
+#: Digits from which numbers of equal width are codes.
+_CODE_WIDTH = 5
+
+_SPACE, _MINUS = "[ \t\u00a0\u2009\u202f]", "[-−–]"
+_CURRENCY = r"(?:[A-Z]{0,2}[$€£¥₹₩₽₺฿]|(?:USD|EUR|GBP|JPY|CHF|CNY|INR|CAD|AUD|SEK|NOK|DKK|PLN|CZK|BRL|Rs\.?|kr\.?|zł))"
+_UNIT = rf"(?:{_CURRENCY}|[%‰]|°[CFK]?|[^\W\d_]{{1,10}}(?:[ /.][^\W\d_]{{1,10}})?[²³23]?)"
+_PLAIN = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+
+
+def _amount(point: str, comma: str) -> re.Pattern[str]:
+    """Return the pattern of a number. point, comma : between whole and decimals, and between thousands."""
+    groups = "|".join(rf"[1-9][0-9]{{0,2}}(?:{mark}[0-9]{{3}})+" for mark in (comma, _SPACE, "['’]"))
+    digits = rf"(?:(?:{groups}|[1-9][0-9]?(?:{comma}[0-9]{{2}})+{comma}[0-9]{{3}}|[0-9]+)(?:{point}[0-9]*)?|{point}[0-9]+)"
+    gap = f"{_SPACE}*"
+    return re.compile(
+        rf"{gap}(?P<sign>{_MINUS}|\+)?{gap}(?P<currency>{_CURRENCY})?{gap}(?P<open>\()?{gap}(?P<later>{_CURRENCY}|{_MINUS}|\+)?"
+        rf"{gap}(?P<digits>{digits})(?P<power>[eE][-+]?[0-9]+)?{gap}(?P<unit>{_UNIT})?(?P<close>\))?"
+        rf"{gap}(?P<unit_after>{_UNIT})?(?P<minus>{_MINUS})?{gap}"
+    )
+
+
+_AMOUNTS = {".": _amount(r"\.", ","), ",": _amount(",", r"\.")}
+#: Units that are powers of ten.
+_POWERS = {"k": 3, "m": 6, "mn": 6, "b": 9, "bn": 9}
+
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_CLOCK = r"[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?(?: ?[ap]m)?"
+_LIKE_DATE = re.compile(
+    r"(?:[0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}|[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{4}|[0-9]{1,2}[-/][0-9]{1,2}[-/][0-9]{2}"
+    rf"|(?:19|20)[0-9]{{2}}[-/][0-9]{{2}}|[0-9]{{2}}/(?:19|20)[0-9]{{2}}|[0-9]{{2}}\.[0-9]{{2}}\.[0-9]{{2}}"
+    rf"|[0-9]{{1,2}}[- ]{_MONTH}[- ][0-9]{{2,4}}|{_MONTH} [0-9]{{1,2}},? [0-9]{{4}}|{_MONTH}[- ][0-9]{{2,4}}|{_CLOCK})"
+    rf"(?:[T ]{_CLOCK}(?:Z|[-+][0-9]{{2}}:?[0-9]{{2}})?)?",
+    re.IGNORECASE,
+)
+_ISO = "ISO8601"
+_DAYS = (
+    *(f"{a}{mark}{b}{mark}%{year}" for mark in "/-." for year in "Yy" for a, b in (("%d", "%m"), ("%m", "%d"))),
+    *("%Y/%m/%d", "%Y.%m.%d", "%Y-%m", "%Y/%m", "%m/%Y"),
+    *(f"%d{mark}{month}{mark}%{year}" for mark in "- " for month in ("%b", "%B") for year in "Yy"),
+    *("%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y"),
+    *(f"{month}{mark}%{year}" for month in ("%b", "%B") for mark in "- " for year in "Yy"),
+)
+_TIMES = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p")
+_FORMATS = (_ISO, *_DAYS, *(f"{day} {time}" for day, time in product(_DAYS, _TIMES)), *_TIMES)
+
+
+@dataclass(frozen=True)
+class Resemblance:
+    """What most of the different values of a column look like."""
+
+    #: How a sentence continues after "… categories": what they look like, an example, and the first values that do not.
+    what: str
+    #: Number of values of which that is true, and of all.
+    n_alike: int
+    n_levels: int
+    #: Code that converts the column, as a format string of the column.
+    remedy: str
+
+    def convert(self, column: str) -> str:
+        """Return the code, in pandas, that converts a column. column : an expression."""
+        return self.remedy.replace("{}", column)
+
+
+def find(levels: Sequence[Level]) -> Resemblance | None:
+    """Return what at least 80 % of the different values of a column look like if they are numbers or dates, or None."""
+    if len(levels) < _LEAST:
+        return None
+    some = levels[:: -(-len(levels) // _MOST)]
+    text = [level for level in some if isinstance(level, str)]
+    if len(text) < len(some) or sum(any("0" <= one <= "9" for one in level) for level in text) < _SHARE * len(some):
+        return None
+    every = [str(level) for level in levels]
+    if sum(_LIKE_DATE.fullmatch(level.strip()) is not None for level in text) >= _SHARE * len(text):
+        return _dates(text, every)
+    return _amounts(text, every)
+
+
+def warn_of_numbers_as_text(features: Sequence[Feature], named: bool = True) -> None:
+    """Warn of categorical features whose categories look like numbers or dates. named : whether the table names its columns."""
+    for j, feature in enumerate(features):
+        found = find(feature.categories or ())
+        if found is not None:
+            column = f"frame[{feature.name!r}]" if named else f"pandas.Series(array[:, {j}])"
+            warn(
+                f"column {feature.name!r} holds text and is categorical: {found.n_alike:,} of its {found.n_levels:,} "
+                f"categories {found.what}; convert it if it is meant to be numeric, in pandas by {found.convert(column)}"
+            )
+
+
+def hint(name: str, levels: Sequence[Level], *, is_column: bool = True) -> str:
+    """Return a clause for an error about text where numbers are needed: how to convert it; empty if the text is no numbers.
+
+    name : of a column of the table, or (not `is_column`) of the argument with the values; levels : different values, or some.
+    """
+    found = find(levels)
+    if found is None:
+        return ""
+    column = f"frame[{name!r}]" if is_column else f"pandas.Series({name})"
+    return f"; its values {found.what}: convert it, in pandas by {found.convert(column)}"
+
+
+def _but_not(others: Sequence[str]) -> str:
+    if not others:
+        return ""
+    return f", but not {', '.join(map(repr, others[:3]))}{' and others' if len(others) > 3 else ''}"
+
+
+# Dates.
+
+
+def _parses(level: str, form: str) -> bool:
+    try:
+        found = datetime.fromisoformat(level.strip()) if form == _ISO else datetime.strptime(level, form)
+    except ValueError:
+        return False
+    return 1677 < found.year < 2262  # those of nanoseconds
+
+
+def _dates(some: list[str], every: list[str]) -> Resemblance | None:
+    first = some[:: -(-len(some) // 20)]
+    likely = [form for form in _FORMATS if sum(_parses(level, form) for level in first) >= len(first) // 2]
+    counts = {form: sum(_parses(level, form) for level in some) for form in likely}
+    if not counts or max(counts.values()) < _SHARE * len(some):
+        return None
+    form = max(counts, key=lambda one: counts[one])
+    alike = [level for level in every if _parses(level, form)]
+    others = [level for level in every if not _parses(level, form)]
+    swapped = form.replace("%d", "%D").replace("%m", "%d").replace("%D", "%m")
+    order = f" of the format {form!r}" if form != _ISO else ""
+    if "%d" in form and "%m" in form and not form.startswith("%Y"):
+        order = f" of the format {form!r}, {'day' if form.index('%d') < form.index('%m') else 'month'} first"
+        if swapped in counts and counts[swapped] == counts[form]:
+            order += f" (or {swapped!r}: no value decides)"
+    elif form in _TIMES:
+        order = f" of the format {form!r}"
+    zone = form == _ISO and any(re.search(r"(?:Z|[-+][0-9]{2}:?[0-9]{2})$", level.strip()[10:]) for level in alike)
+    start = "'1900-01-01'" if form in _TIMES else "0, tz='UTC'" if zone else "0"
+    options = f"format={form!r}{', utc=True' if zone else ''}" + (", errors='coerce'" if others else "")
+    what = "times" if form in _TIMES else "dates"
+    return Resemblance(
+        f"look like {what}{order}, such as {alike[-1]!r}{_but_not(others)}",
+        len(alike),
+        len(every),
+        f"(pandas.to_datetime({{}}, {options}) - pandas.Timestamp({start})).dt.total_seconds()",
+    )
+
+
+# Numbers.
+
+
+def _amounts(some: list[str], every: list[str]) -> Resemblance | None:
+    found = {point: [level for level in some if _matched(level, point)] for point in _AMOUNTS}
+    point = max(found, key=lambda one: len(found[one]))
+    if len(found[point]) < _SHARE * len(some):
+        return None
+    matches = [match for level in every if (match := _matched(level, point))]
+    alike = [match.string for match in matches]
+    is_alike = set(alike)
+    others = [level for level in every if level not in is_alike]
+    steps = _steps(matches, point)
+    if steps is None or _are_codes(matches[:: -(-len(matches) // _MOST)], others, plain=not steps):
+        return None
+
+    def converted(level: str) -> str:
+        for pattern, replacement in steps:
+            level = re.sub(pattern, replacement, level)
+        return level
+
+    if not all(_PLAIN.fullmatch(converted(level)) for level in alike[:: -(-len(alike) // _MOST)]):
+        return None
+    if any(_PLAIN.fullmatch(converted(level)) for level in others):  # the code would make something else of it
+        return None
+    code = "{}" + "".join(f".str.replace({pattern!r}, {replacement!r}, regex=True)" for pattern, replacement in steps)
+    code = f"pandas.to_numeric({code}, errors='coerce')" if others else f"{code}.astype(float)"
+    if not steps:
+        what = "are numbers" if others else f"are numbers, such as {max(alike, key=_length)!r}"
+    else:
+        decimal = " with a decimal comma" if (",", ".") in steps else ""
+        what = f"look like numbers{decimal}, such as {max(alike, key=_length)!r}"
+    return Resemblance(what + _but_not(others), len(alike), len(every), code)
+
+
+def _length(level: str) -> tuple[int, str]:
+    return len(level), level
+
+
+def _matched(level: str, point: str) -> re.Match[str] | None:
+    """Return the parts of a number, or None. point : between whole and decimals."""
+    match = _AMOUNTS[point].fullmatch(level)
+    if match is None or (match["open"] is None) != (match["close"] is None):
+        return None
+    later = match["later"] or ""
+    signs = sum(bool(one) for one in (match["sign"], match["open"], match["minus"], re.fullmatch(rf"{_MINUS}|\+", later)))
+    names = sum(bool(one) for one in (match["unit"], match["unit_after"]))
+    doubled = match["currency"] and re.fullmatch(_CURRENCY, later)
+    return None if signs > 1 or names > 1 or doubled else match
+
+
+def _are_codes(matches: Sequence[re.Match[str]], others: list[str], *, plain: bool) -> bool:
+    """Return whether numbers are names: see the module. plain : whether they need no replacement."""
+    digits = [re.sub("[^0-9]", "", match["digits"]) for match in matches]
+    whole = [_INTEGER.fullmatch(match.string.strip()) is not None for match in matches]
+    if any(re.match("0[0-9]", match["digits"]) for match in matches):
+        return True
+    one_width = len(set(map(len, digits))) == 1 and len(digits[0]) >= _CODE_WIDTH
+    if plain and all(whole):
+        return not others or one_width
+    if plain and not others:
+        return sum(whole) > len(whole) / 2 or len({float(match.string) for match in matches}) < len(matches)
+    bare = all(match.string == match["digits"] for match in matches)
+    return bare and one_width and all(re.search("[0-9][^0-9,][0-9]{3}", match.string) for match in matches)
+
+
+def _steps(matches: Sequence[re.Match[str]], point: str) -> list[tuple[str, str]] | None:
+    """Return replacements of regular expressions after which numbers are plain, or None if their units differ."""
+    names = {name for match in matches for name in (match["unit"], match["unit_after"]) if name}
+    currencies = {name for match in matches for name in (match["currency"], match["later"]) if name} - set("+-−–")
+    stems = {_stem(name) for name in names if not re.fullmatch(_CURRENCY, name)}
+    money = currencies | {name for name in names if re.fullmatch(_CURRENCY, name)}
+    if len({name.rstrip(".") for name in money}) > 1 or "e" in {name.casefold() for name in names}:
+        return None
+    powers: list[tuple[str, str]] = []
+    if stems and stems <= set(_POWERS):
+        bare = any(not (match["unit"] or match["unit_after"]) for match in matches)
+        if len(stems) > 1 or (bare and names != {"m"}):
+            scaled = sorted(name for name in names if _stem(name) in _POWERS)
+            powers = [(f"{re.escape(name)}$", f"e{_POWERS[_stem(name)]}") for name in scaled]
+            names -= set(scaled)
+    if not powers and len(stems) > 1:
+        return None
+    removed = sorted({name for name in names | currencies if len(name) > 1}, key=lambda name: (-len(name), name))
+    characters = set().union(*(match["digits"] for match in matches)) - set("0123456789" + point)
+    characters |= set(re.findall(_SPACE, "".join(set().union(*(match.string for match in matches)))))
+    characters |= {name for name in names | currencies if len(name) == 1}
+    parts = [re.escape(name).replace("\\ ", " ") for name in removed]
+    if characters:
+        one = "".join(sorted(characters))
+        parts.append(one if len(one) == 1 and one not in ".$" else f"[{one}]")
+    steps = [("|".join(parts), "")] if parts else []
+    if point == "," and any("," in match["digits"] for match in matches):
+        steps.append((",", "."))
+    if any(one in match.string for match in matches for one in "−–"):
+        steps.append(("[−–]", "-"))
+    forms = []
+    if any(match["open"] for match in matches):
+        forms.append(r"^\((.*)\)$")
+    if any(match["minus"] for match in matches):
+        forms.append("^(.*)-$")
+    if forms:
+        steps.append(("|".join(forms), "-" + "".join(rf"\{number}" for number in range(1, len(forms) + 1))))
+    return steps + powers
+
+
+def _stem(name: str) -> str:
+    """Return a unit without what does not distinguish it: upper case, a point, the plural."""
+    name = name.casefold().rstrip(".")
+    return name[:-1] if name.endswith("s") and len(name) > 2 else name
