@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -237,6 +237,70 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "trees-000001-000002.json").unlink()
     with pytest.raises(ModelFileError, match=r"trees-000001-000002\.json"):
         fit(checkpoint=tmp_path)
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the state in a file, with a right digest."""
+    head, _, content = path.read_bytes().partition(b"\n")
+    entries = json.loads(b"{" + content)
+    change(entries)
+    content = json.dumps(entries)[1:].encode()
+    path.write_bytes(
+        head[: head.index(b'"sha256"')] + f'"sha256": "{hashlib.sha256(content).hexdigest()}",\n'.encode() + content
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda state: state.pop("history"), "it has no entry 'history'"),
+        (lambda state: state.update(other=1), "it has an unknown entry 'other'"),
+        (lambda state: state.update(before=None), "it.before is None, not a mapping"),
+        (lambda state: state["before"].pop("train_loss"), "it.before has no entry 'train_loss'"),
+        (lambda state: state["identity"].pop("data"), "it.identity has no entry 'data'"),
+        (lambda state: state["identity"].update(asked=[]), "it.identity.asked is a list, not a mapping"),
+        (lambda state: state["identity"]["data"].update(rows=-1), r"it.identity.data.rows is -1, not an integer at least 1"),
+        (lambda state: state["identity"]["data"].update(columns=3), "it.identity.data.columns is 3"),
+        (lambda state: state["identity"]["data"]["columns"].update(x="0"), "it.identity.data.columns.x is '0'"),
+        (lambda state: state["parts"][0].pop("sha256"), r"it.parts\[0\] has no entry 'sha256'"),
+        (lambda state: state["parts"][0].update(name="../trees-000001-000002.json"), r"it.parts\[0\].name is '../"),
+        (lambda state: state["parts"][0].update(last_iteration=10**12), "its trees trees-000001-000002.json do not follow"),
+        (lambda state: state["parts"].reverse(), "its trees trees-000001-000002.json do not follow"),
+        (lambda state: state["parts"].pop(), "its history is not that of its trees"),
+        (lambda state: state["history"].pop(), "its history is not that of its trees"),
+        (lambda state: state["history"][1].update(iteration=7), "its history is not that of its trees"),
+        (lambda state: state["history"][0].update(train_loss="0.5"), r"it.history\[0\].train_loss is '0.5', not a number"),
+        (lambda state: state["history"][2].update(more=0.5), "not the same in all iterations"),
+        (lambda state: state.update(visits={}), "it.visits has no entry 'bites'"),
+        (lambda state: state.update(visits={"bites": [], "in_vain": 0, "began": state["before"]}), "do not fit"),
+    ],
+)
+def test_states_with_a_right_digest_and_wrong_content_are_refused(
+    change: Callable[[dict[str, Any]], Any], complaint: str, tmp_path: Path
+) -> None:
+    fit(checkpoint=tmp_path, max_iter=4, checkpoint_every=2)
+    rewritten(tmp_path / "state.json", change)
+    with pytest.raises(ModelFileError, match=rf"state\.json does not hold a valid state of a checkpoint: .*{complaint}"):
+        fit(checkpoint=tmp_path, max_iter=6)
+
+
+def test_trees_that_are_not_those_of_the_state_are_refused(tmp_path: Path) -> None:
+    def put_in_place(of: str, trees: bytes) -> None:
+        fit(checkpoint=tmp_path / "own", max_iter=4, checkpoint_every=2)
+        (tmp_path / "own" / of).write_bytes(trees)
+        digest = hashlib.sha256(trees).hexdigest()
+        rewritten(tmp_path / "own" / "state.json", lambda state: state["parts"][1].update(sha256=digest))
+
+    second = "trees-000003-000004.json"
+    fit(checkpoint=tmp_path / "other", max_iter=8, checkpoint_every=4)
+    put_in_place(second, (tmp_path / "other" / "trees-000005-000008.json").read_bytes())
+    with pytest.raises(ModelFileError, match=f"{second} has 4 iterations, which is not what state.json says"):
+        fit(checkpoint=tmp_path / "own", max_iter=6)
+    shutil.rmtree(tmp_path / "own")
+    fit("grade", checkpoint=tmp_path / "classes", max_iter=4, checkpoint_every=2)
+    put_in_place(second, (tmp_path / "classes" / second).read_bytes())
+    with pytest.raises(ModelFileError, match=f"{second} is of another model than trees-000001-000002.json"):
+        fit(checkpoint=tmp_path / "own", max_iter=6)
 
 
 def simple(first: int, last: int) -> pd.DataFrame:

@@ -40,24 +40,23 @@ def test_round_trip(seed: int, n_iterations: int, n_leaves: int, n_outputs: int,
     assert model_file.digest(back) == model_file.digest(ensemble) == json.loads(data)["sha256"]
 
 
-@given(st.lists(st.floats(), min_size=3, max_size=3), st.lists(st.floats(), max_size=4))
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=3, max_size=3), st.lists(st.floats(), max_size=4))
 def test_every_bit_of_a_number_comes_back(values: list[float], losses: list[float]) -> None:
     tree = replace(
         random_ensemble(0, n_iterations=1, n_leaves=2).trees[0],
-        value=np.array(values), gain=np.array(values[::-1]), cover=np.array(values),
+        value=np.array(values), gain=np.array([*values[:2], np.inf]), cover=np.abs(values),
     )  # fmt: skip
-    ensemble = replace(SMALL, trees=(tree,), metrics={"train_loss": tuple(losses)})
+    ensemble = replace(SMALL, trees=(tree,), sources=(), metrics={"train_loss": tuple(losses)})
     back = model_file.loads(model_file.dumps(ensemble))
+    assert back.trees[0].value.tobytes() == np.array(values).tobytes()
     # There is only one NaN: its sign and payload are not stored.
-    canonical = np.array([np.nan if np.isnan(value) else value for value in values])
-    assert back.trees[0].value.tobytes() == canonical.tobytes()
     assert same(back.metrics["train_loss"], tuple(losses))
 
 
 @given(st.lists(st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text())))
 def test_levels_keep_their_type(levels: list[Any]) -> None:
     unique = tuple({(type(level), level): level for level in levels}.values())
-    ensemble = replace(SMALL, features=(Feature("c", unique),), edges=(), trees=())
+    ensemble = replace(SMALL, features=(Feature("c", unique),), edges=(), trees=(), sources=())
     back = model_file.loads(model_file.dumps(ensemble)).features[0].categories
     assert back is not None
     assert [(type(level), level) for level in back] == [(type(level), level) for level in unique]
@@ -65,7 +64,7 @@ def test_levels_keep_their_type(levels: list[Any]) -> None:
 
 def test_names_of_any_script() -> None:
     names = ["Größe", "大きさ", 'quote " and \\', "line\nbreak", "\ud800 half a pair", "\x00", "NaN", "🌳"]
-    ensemble = replace(SMALL, features=tuple(map(Feature, names)), edges=(), trees=())
+    ensemble = replace(SMALL, features=tuple(map(Feature, names)), edges=(), trees=(), sources=())
     data = model_file.dumps(ensemble)
     assert "大きさ" in data.decode()
     assert [feature.name for feature in model_file.loads(data).features] == names
@@ -168,6 +167,11 @@ def put(*path: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def nested(levels: int) -> Any:
+    """A list in a list in …"""
+    return [nested(levels - 1)] if levels else []
+
+
 def test_a_forgery_without_a_change_is_read() -> None:
     assert same(model_file.loads(forged(lambda entries: None)), BY_HAND)
 
@@ -223,19 +227,37 @@ def test_a_forgery_without_a_change_is_read() -> None:
         (put("classes_dtype", "U99999999"), "is no type of classes"),
         (put("loss", "n_classes", 10**12), "one of 1000000000000 classes"),
         (put("loss", "quantile", "0.5"), "the loss's quantile is not a number"),
-        (put("sources", 0, "rows", "5"), "rows of a source is not an integer"),
-        (put("sources", 0, "first_iteration", 1.0), "first_iteration of a source is not an integer"),
-        (put("sources", 0, "label", ["a"]), "the label of a source is not a string"),
-        (put("sources", 0, "summary", []), "summary of a source is not a mapping"),
+        (put("sources", 0, "rows", "5"), "source 0.rows is '5', not an integer at least 0 or null"),
+        (put("sources", 0, "first_iteration", 1.0), "source 0.first_iteration is 1.0, not an integer at least 1"),
+        (put("sources", 0, "label", ["a"]), "source 0.label is a list, not text or null"),
+        (put("sources", 0, "summary", []), "source 0.summary is a list, not a mapping"),
         (put("loss", "name", "log_loss"), "the loss 'log_loss' and the classes do not fit"),
         (put("classes_dtype", 3), "classes_dtype is not a string"),
         (put("best_iteration", 1.5), "best_iteration"),
         (put("named", 1), "named is neither true nor false"),
         (put("loss", {}), "the loss has no name"),
         (put("metrics", "train_loss", 3.5), "metric 'train_loss' is not a list"),
-        (put("sources", [1]), "a source is not a mapping"),
-        (put("parameters", None), "parameters is not a mapping"),
+        (put("sources", [1]), "source 0 is 1, not a mapping"),
+        (put("parameters", None), "parameters is None, not a mapping"),
         (put("more", 1), "the content has other entries"),
+        (put("trees", 0, "value", LEAF, None), "tree 0: a value is not finite"),
+        (put("trees", 0, "value", 0, "Infinity"), "tree 0: a value is not finite"),
+        (put("trees", 0, "cover", LEAF, -1.0), "tree 0: .* a cover is negative"),
+        (put("trees", 0, "cover", LEAF, None), "tree 0: .* cover is no number"),
+        (put("trees", 0, "gain", 0, None), "tree 0: .* a gain or cover is no number"),
+        (put("edges", 0, [None]), "edges of 'size' do not ascend"),
+        (put("best_iteration", 2), "best_iteration"),
+        (put("metrics", "other", [1.0, 2.0]), "different numbers of iterations"),
+        (put("sources", 0, "first_iteration", 0), "source 0.first_iteration is 0, not an integer at least 1"),
+        (put("sources", 0, "last_iteration", 10**12), "the iterations of source 0, 1 to 1000000000000, do not fit"),
+        (put("sources", 0, "rows", -5), "source 0.rows is -5"),
+        (put("sources", 0, "parameters", []), "source 0.parameters is a list, not a mapping"),
+        (put("sources", 0, "refreshed", "twice"), "source 0.refreshed is 'twice', not a list"),
+        (put("sources", 0, "summary", {}), "source 0: the summary of the training data"),
+        (lambda entries: entries["sources"][0].pop("last_iteration"), "source 0 has no entry 'last_iteration'"),
+        (lambda entries: entries["sources"].append(entries["sources"][0]), "the iterations of source 1, 1 to 1, do not fit"),
+        (put("parameters", "learning_rate", float("inf")), "Infinity is not JSON"),
+        (put("parameters", "interaction_cst", nested(500)), "parameters.interaction_cst is a list, not JSON"),
         (lambda entries: entries.pop("edges"), "the content has other entries"),
     ],
 )
@@ -252,6 +274,8 @@ def test_nonsense_with_a_right_checksum_is_refused(change: Callable[[dict[str, A
         ("int64", [0.5, 1.5], "cannot hold the classes"),
         ("bool", ["a", "b"], "cannot hold the classes"),
         ("float16", [1, 100_000], "cannot hold the classes"),
+        ("float64", [0, 0.0], "as float64, a class is there twice"),
+        ("bool", [1, True], "as bool, a class is there twice"),
         ("(,)", ["a", "b"], "is no type of classes"),
         ("O,O", ["a", "b"], "is no type of classes"),
         ("<U1", ["abc", "abd"], "is no type of classes"),
@@ -463,7 +487,7 @@ def test_models_that_come_back_pass_the_check() -> None:
     for seed in range(20):
         ensemble = random_ensemble(seed, n_iterations=3, n_leaves=1 + seed)
         model_file.check(ensemble)
-        model_file.check(replace(ensemble, trees=()))
+        model_file.check(replace(ensemble, trees=(), sources=()))
         assert model_file.dumps(model_file.loads(model_file.dumps(ensemble))) == model_file.dumps(ensemble)
 
 
@@ -483,7 +507,16 @@ def test_models_that_come_back_pass_the_check() -> None:
         (changed("count", set_at(0, -1)), "tree 1: count is negative"),
         (changed("right", set_at(0, 1)), "tree 1: its nodes are not in depth-first order"),
         (changed("value", lambda values: values[:-1]), "differ in length"),
-        (replace(SMALL, trees=(replace(SMALL.trees[0], categories=(np.array([0]),) * SMALL.trees[0].n_nodes),)), "categories"),
+        (changed("value", set_at(0, np.nan)), "tree 1: a value is not finite"),
+        (changed("cover", set_at(-1, np.nan)), "tree 1: .* cover is no number"),
+        (changed("cover", set_at(-1, -0.5)), "tree 1: .* a cover is negative"),
+        (changed("gain", set_at(0, np.nan)), "tree 1: .* a gain or cover is no number"),
+        (
+            replace(
+                SMALL, trees=(SMALL.trees[0], replace(SMALL.trees[0], categories=(np.array([0]),) * SMALL.trees[0].n_nodes))
+            ),
+            "categories",
+        ),
     ],
 )
 def test_models_that_would_not_come_back_fail_the_check(ensemble: Ensemble, message: str) -> None:

@@ -34,7 +34,8 @@ import numpy as np
 
 from dboost.data.binning import propose_all
 from dboost.errors import DataError, ModelFileError
-from dboost.schema import Feature
+from dboost.schema import MAX_LEVELS, Feature
+from dboost.storage.json_shape import Shape, Within, check_shape
 
 #: Largest number of groups of numbers.
 GROUPS = 20
@@ -136,17 +137,20 @@ class Distribution:
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Distribution:
         """Return the distribution in a result of `to_dict`; ValueError, TypeError or KeyError for other content."""
-        counts, missing = _ascending(stored["counts"], int, strictly=None), int(stored["missing"])
+        check_shape(stored, _NUMBERS if "cuts" in stored else _CATEGORIES, "it")
+        counts, missing = _ascending(stored["counts"], int, strictly=None), stored["missing"]
         if "cuts" in stored:
             low, high = (math.nan if end is None else float(end) for end in stored["range"])
             cuts = _ascending(stored["cuts"], float, strictly=True)
             found = cls(counts, missing, cuts, low, high)
         else:
-            found = cls(counts, missing, codes=_ascending(stored["codes"], int, strictly=True), n_levels=int(stored["levels"]))
+            found = cls(counts, missing, codes=_ascending(stored["codes"], int, strictly=True), n_levels=stored["levels"])
         borders = found.cuts if found.cuts is not None else found.codes
         assert borders is not None
-        if len(counts) != len(borders) + 1 or missing < 0 or (counts < 0).any():
+        if len(counts) != len(borders) + 1:
             raise ValueError("its counts do not fit")
+        if found.codes is not None and len(found.codes) and found.codes[-1] >= found.n_levels:
+            raise ValueError("its codes are not those of its levels")
         return found
 
 
@@ -156,14 +160,18 @@ def n_rows_of(tally: np.ndarray) -> int:
     return int(tally[:-EXTRAS].sum() + missing + unknown)
 
 
-def _ascending(values: Any, kind: type, *, strictly: bool | None) -> np.ndarray:
+def _ascending(values: list[Any], kind: type, *, strictly: bool | None) -> np.ndarray:
     """A list of numbers as an array. strictly : check that they ascend."""
-    if not isinstance(values, list) or not all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
-        raise ValueError("it holds something else than numbers")
     found = np.array(values, np.int64 if kind is int else np.float64)
-    if strictly and not (np.diff(found) > 0).all():
+    if strictly and (np.isnan(found).any() or not (np.diff(found) > 0).all()):
         raise ValueError("its borders do not ascend")
     return found
+
+
+#: Sums of counts must fit int64.
+_COUNT = Within(0, 2**53)
+_NUMBERS: Shape = {"cuts": [float], "counts": [_COUNT], "range": [(float, None)], "missing": _COUNT}
+_CATEGORIES: Shape = {"codes": [Within(0, MAX_LEVELS)], "counts": [_COUNT], "levels": Within(0, MAX_LEVELS), "missing": _COUNT}
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,15 +57,17 @@ from typing import Any
 
 import numpy as np
 
-from dboost.errors import ModelFileError
+from dboost.errors import DBoostError, ModelFileError
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import MAX_LEVELS, Feature, Level
 from dboost.storage.atomic_write import read_whole, write_whole
+from dboost.storage.json_shape import OTHERS, PLAIN, Shape, ShapeError, Within, check_shape
 
 #: Dtypes of classes. NumPy's parser of dtype names also evaluates Python literals and accepts other dtypes.
 _CLASS_TYPES = re.compile(r"bool|object|u?int(8|16|32|64)|float(16|32|64|96|128)|[<>]([iu][248]|f(2|4|8|12|16))")
 
 _NO_TREE = "its nodes do not make one tree"
+_WRONG_NUMBERS = "a value is not finite, a cover is negative, or a gain or cover is no number"
 _ARRAYS = ("feature", "threshold", "missing_left", "left", "right", "gain", "cover", "count", "value")
 _WORDS = {None: math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -74,8 +76,10 @@ class InvalidModel(ValueError):
     """The content is not a valid model; the message names the invalid value."""
 
 
-def parse_ensemble(content: Any) -> Ensemble:
+def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
     """Return the ensemble in the parsed content of its file.
+
+    n_trees : number of trees of the model, if the content lacks them; default: of those in it.
 
     Raises
     ------
@@ -97,11 +101,15 @@ def parse_ensemble(content: Any) -> Ensemble:
     else:
         _check(len(baseline) == 1, "there are several outputs but no classes")
     trees = tuple(_tree(tree, number, features) for number, tree in enumerate(_sequence(entries["trees"], "trees")))
-    _check(len(trees) % len(baseline) == 0, f"{len(trees)} trees do not make whole iterations of {len(baseline)}")
-    best = entries["best_iteration"]
-    _check(best is None or (type(best) is int and best >= 0), "best_iteration is not a number of iterations")
+    n_trees = len(trees) if n_trees is None else n_trees
+    _check(n_trees % len(baseline) == 0, f"{n_trees} trees do not make whole iterations of {len(baseline)}")
+    n_iterations, best = n_trees // len(baseline), entries["best_iteration"]
+    _check(
+        best is None or (type(best) is int and 0 <= best <= n_iterations), "best_iteration is not a number of its iterations"
+    )
     loss = _loss(entries["loss"], len(baseline), classes is not None)
-    metrics = _mapping(entries["metrics"], "metrics")
+    _shape(entries["parameters"], _PARAMETERS, "parameters")
+    _check_sources(_sequence(entries["sources"], "sources"), len(features), len(baseline), n_iterations)
     return Ensemble(
         features=features,
         named=entries["named"],
@@ -111,9 +119,9 @@ def parse_ensemble(content: Any) -> Ensemble:
         baseline=baseline,
         trees=trees,
         edges=_edges(entries["edges"], features),
-        parameters=_mapping(entries["parameters"], "parameters"),
-        sources=tuple(map(_source, _sequence(entries["sources"], "sources"))),
-        metrics={name: tuple(_floats(values, f"metric {name!r}").tolist()) for name, values in metrics.items()},
+        parameters=entries["parameters"],
+        sources=tuple(entries["sources"]),
+        metrics=_metrics(entries["metrics"]),
         best_iteration=best,
     )
 
@@ -179,6 +187,7 @@ def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
     refuse(has_set != is_set, "categories and features do not fit")
     refuse(of["missing_left"] & ~is_split, "a leaf sends missing values left")
     refuse(of["count"] < 0, "count is negative")
+    refuse(wrong_numbers(of["gain"], of["cover"], of["value"]), _WRONG_NUMBERS)
     sets = [codes for tree in trees for codes in tree.categories if codes is not None]
     if sets:
         node = np.repeat(np.flatnonzero(is_set), [len(codes) for codes in sets])
@@ -187,6 +196,11 @@ def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
         wrong = (codes < 0) | (codes >= n_levels)
         wrong[1:] |= (node[1:] == node[:-1]) & (codes[1:] <= codes[:-1])
         refuse(np.isin(np.arange(len(number)), node[wrong]), "categories of a node are no ascending levels")
+
+
+def wrong_numbers(gain: np.ndarray, cover: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Return which nodes have a value that is not finite, a negative cover, or no number as gain or cover: bool[n_nodes]."""
+    return ~np.isfinite(value) | ~(cover >= 0) | np.isnan(gain)
 
 
 def _check(holds: bool, otherwise: str) -> None:
@@ -257,7 +271,8 @@ def _edges(value: Any, features: tuple[Feature, ...]) -> tuple[np.ndarray | None
     for feature, of_feature in zip(features, edges, strict=bool(edges)):
         _check((of_feature is None) == feature.is_categorical, f"the edges and kind of {feature.name!r} do not fit")
         parsed.append(None if of_feature is None else _floats(of_feature, f"edges of {feature.name!r}"))
-        _check(parsed[-1] is None or bool((np.diff(parsed[-1]) > 0).all()), f"edges of {feature.name!r} do not ascend")
+        ascend = parsed[-1] is None or bool((np.diff(parsed[-1]) > 0).all() and not np.isnan(parsed[-1]).any())
+        _check(ascend, f"edges of {feature.name!r} do not ascend")
     return tuple(parsed)
 
 
@@ -267,6 +282,7 @@ def _loss(value: Any, n_outputs: int, has_classes: bool) -> dict[str, Any]:
 
     loss = _mapping(value, "loss")
     _check(type(loss.get("name")) is str, "the loss has no name")
+    _shape(loss, _PARAMETERS, "loss")
     if all(known.name != loss["name"] for known in losses.BUILT_IN):
         return loss
     for name, option in loss.items():
@@ -282,15 +298,51 @@ def _loss(value: Any, n_outputs: int, has_classes: bool) -> dict[str, Any]:
     return loss
 
 
-def _source(value: Any) -> dict[str, Any]:
-    source = _mapping(value, "a source")
-    for name in ("first_iteration", "last_iteration"):
-        _check(name not in source or type(source[name]) is int, f"{name} of a source is not an integer")
-    _check(type(source.get("rows")) in (int, type(None)), "rows of a source is not an integer")
-    _check(type(source.get("label")) in (str, type(None)), "the label of a source is not a string")
-    for name in ("parameters", "summary"):
-        _mapping(source.get(name, {}), f"{name} of a source")
-    return source
+#: Parameters of any version, so that files of older and newer ones can be read.
+_PARAMETERS: Shape = {OTHERS: PLAIN}
+#: The record of a fit.
+_SOURCE: Shape = {
+    "label": (str, None),
+    "rows": (Within(0), None),
+    "first_iteration": Within(1),
+    "last_iteration": Within(0),
+    "parameters?": _PARAMETERS,
+    "data_digest?": (str, None),
+    "unexplained_loss?": (float, None),
+    "steps?": _PARAMETERS,
+    "refreshed?": [{OTHERS: PLAIN}],
+    "summary?": {OTHERS: PLAIN},  # see `Summary`
+    OTHERS: PLAIN,
+}
+
+
+def _check_sources(sources: list[Any], n_features: int, n_outputs: int, n_iterations: int) -> None:
+    from dboost.model.data_summary import Summary  # imports compiled kernels, as losses do
+
+    last = 0
+    for number, source in enumerate(sources):
+        what = f"source {number}"
+        _shape(source, _SOURCE, what)
+        first, before, last = source["first_iteration"], last, source["last_iteration"]
+        _check(before < first <= last + 1 and last <= n_iterations, f"the iterations of {what}, {first} to {last}, do not fit")
+        if "summary" in source:
+            try:
+                Summary.from_dict(source["summary"], n_features, n_outputs)
+            except DBoostError as error:
+                raise InvalidModel(f"{what}: {error}") from None
+
+
+def _metrics(value: Any) -> dict[str, tuple[float, ...]]:
+    metrics = {name: tuple(_floats(values, f"metric {name!r}").tolist()) for name, values in _mapping(value, "metrics").items()}
+    _check(len({len(values) for values in metrics.values()}) < 2, "the metrics are of different numbers of iterations")
+    return metrics
+
+
+def _shape(value: Any, shape: Shape, what: str) -> None:
+    try:
+        check_shape(value, shape, what)
+    except ShapeError as error:
+        raise InvalidModel(str(error)) from None
 
 
 def _dtype(value: Any, classes: tuple[Level, ...] | None) -> str | None:
@@ -306,6 +358,7 @@ def _dtype(value: Any, classes: tuple[Level, ...] | None) -> str | None:
     except (TypeError, ValueError, OverflowError):
         held = None
     _check(held == list(classes or ()), f"classes_dtype {value!r} cannot hold the classes")
+    _check(value == "object" or len(set(held or ())) == len(held or ()), f"as {value}, a class is there twice")
     return value
 
 
@@ -333,6 +386,8 @@ def _nodes(value: Any, features: tuple[Feature, ...]) -> Tree:
         _check(bool((np.diff(codes) > 0).all()), f"categories of node {node} do not ascend")
     missing_left = _integers(entries["missing_left"], "missing_left", 0, 1, np.bool_, n)
     _check(not missing_left[feature < 0].any(), "a leaf sends missing values left")
+    gain, cover, value_of = (_floats(entries[name], name, n) for name in ("gain", "cover", "value"))
+    _check(not wrong_numbers(gain, cover, value_of).any(), _WRONG_NUMBERS)
     return Tree(
         feature=feature,
         threshold=threshold,
@@ -340,10 +395,10 @@ def _nodes(value: Any, features: tuple[Feature, ...]) -> Tree:
         missing_left=missing_left,
         left=left,
         right=right,
-        gain=_floats(entries["gain"], "gain", n),
-        cover=_floats(entries["cover"], "cover", n),
+        gain=gain,
+        cover=cover,
         count=_integers(entries["count"], "count", 0, np.iinfo(np.int64).max, np.int64, n),
-        value=_floats(entries["value"], "value", n),
+        value=value_of,
     )
 
 
@@ -413,7 +468,7 @@ def check(ensemble: Ensemble, n_known: int = 0) -> None:
     sources = tuple({name: value for name, value in source.items() if name != "summary"} for source in ensemble.sources)
     content = json.loads(b"{" + _content(replace(ensemble, trees=(), edges=(), sources=sources)))
     try:
-        parse_ensemble(content | {"edges": list(ensemble.edges)})
+        parse_ensemble(content | {"edges": list(ensemble.edges)}, len(ensemble.trees))
     except InvalidModel as error:
         raise ModelFileError(f"the model cannot be stored: {error}") from error
     _check_trees(replace(ensemble, trees=ensemble.trees[n_known:]))
@@ -651,7 +706,7 @@ def unpack(data: bytes, is_categorical: Callable[[Any], np.ndarray]) -> dict[str
     if hashlib.sha256(content).hexdigest() != first[2].decode():
         raise InvalidModel("it is damaged, cut short or was edited: its content does not match its checksum")
     reader = _Reader(_decompressed(content))
-    header = json.loads(reader.take(int.from_bytes(reader.take(8), "little")))
+    header = json.loads(reader.take(int.from_bytes(reader.take(8), "little")), parse_constant=_refuse_constant)
     if not isinstance(header, dict) or type(header.get("trees")) is not int or not 0 <= header["trees"] <= len(data) * 1032:
         raise InvalidModel("its header has no number of trees")
     sizes = reader.array("<i4", header["trees"])

@@ -46,7 +46,9 @@ from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.shards.shard import row_fingerprint
 from dboost.storage import atomic_write as files
+from dboost.storage.json_shape import ANY, OTHERS, PLAIN, Shape, Within, check_shape
 from dboost.storage.lease import Lease
+from dboost.training.callbacks import NOT_SCORES
 from dboost.training.loop import appended, metrics_of
 
 if TYPE_CHECKING:
@@ -175,9 +177,9 @@ class Checkpoint:
         n = len(self.history)
         if n > warm_start.last_iteration(parameters.max_iter) - warm_start.n_earlier:
             raise ParameterError(f"{self._refusal}: it has {n} iterations already, more than max_iter={parameters.max_iter}")
-        own_model = self._model() if self._state.parts else None
-        if own_model is None:  # no visit so far improved the model
+        if not self._state.parts:  # no visit so far improved the model
             return warm_start
+        own_model = self._model(warm_start.n_earlier)
         try:
             check_continues(own_model, features, target)
         except DataError as error:
@@ -285,7 +287,7 @@ class Checkpoint:
 
     def _write_trees(self, loop: BoostingLoop, first: int, last: int) -> dict[str, Any]:
         self._lease.renew()
-        name = f"trees-{first + 1:06d}-{last:06d}.json"
+        name = _name_of_trees(first + 1, last)
         content = storage.dumps(replace(self._empty, trees=loop.trees(first, last)))
         files.write_whole(f"{self.path}/{name}", content)
         digest = hashlib.sha256(content).hexdigest()
@@ -329,25 +331,29 @@ class Checkpoint:
         content = data[head.end() :]
         if hashlib.sha256(content).hexdigest() != head[2].decode():
             raise ModelFileError(f"{name} is damaged, cut short or was edited: its content does not match its checksum")
-        state = State(**json.loads(b"{" + content))
-        if int(head[1]) < VERSION:
-            names = {label: name for name, label in CALLED.items()}
-            asked = {names.get(key, key): value for key, value in state.identity["asked"].items()}
-            state = replace(state, identity=state.identity | {"asked": asked})
+        try:
+            state = _parsed(b"{" + content, int(head[1]))
+        except (ValueError, RecursionError) as error:
+            raise ModelFileError(f"{name} does not hold a valid state of a checkpoint: {error}") from error
         return state
 
-    def _model(self) -> Ensemble:
-        """Load the fit's own trees."""
+    def _model(self, n_earlier: int) -> Ensemble:
+        """Load the fit's own trees. n_earlier : number of iterations before them."""
         assert self._state is not None
-        pieces = []
+        state, pieces = f"{self.path}/{STATE}", []
+        if self._state.parts[0]["first_iteration"] != n_earlier + 1:
+            raise ModelFileError(f"{state} is damaged: its trees do not begin with iteration {n_earlier + 1}")
         for part in self._state.parts:
             name = f"{self.path}/{part['name']}"
             data = files.read_whole(name)
             if hashlib.sha256(data).hexdigest() != part["sha256"]:
                 raise ModelFileError(f"{name} is damaged or cut short: its content is not what {STATE} says")
-            pieces.append(storage.loads(data, name))
-        if not pieces:
-            raise ModelFileError(f"{self.path}/{STATE} names no trees")
+            piece = storage.loads(data, name)
+            if piece.n_iterations != part["last_iteration"] - part["first_iteration"] + 1:
+                raise ModelFileError(f"{name} has {piece.n_iterations} iterations, which is not what {STATE} says")
+            pieces.append(piece)
+            if len({storage.digest(replace(one, trees=())) for one in (pieces[0], piece)}) > 1:
+                raise ModelFileError(f"{name} is of another model than {self._state.parts[0]['name']} beside it")
         return replace(pieces[-1], trees=tuple(tree for piece in pieces for tree in piece.trees))
 
 
@@ -398,6 +404,70 @@ CALLED = {
     "order": "the order of columns",
     "loss": "the loss",
 }
+
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SCORES: Shape = {"train_loss": float, OTHERS: float}
+_DATA: Shape = {
+    "rows": Within(1), "target": Within(0), "sample_weight": Within(0), "n_bites?": Within(1), "order": [str],
+    "columns": {OTHERS: _SHA256}, "loss": {"name": str, OTHERS: PLAIN},
+}  # fmt: skip
+#: Of version 1: under the words of messages, see `in_names`.
+_DATA_1: Shape = {"rows": Within(1), "the order of columns": [str], OTHERS: ANY}
+#: The entries of `State`.
+_STATE: Shape = {
+    "identity": {"asked": {OTHERS: ANY}, "data": _DATA},
+    "parts": [
+        {
+            "name": re.compile(r"trees-\d{6,}-\d{6,}\.json"), "first_iteration": Within(1), "last_iteration": Within(1),
+            "sha256": _SHA256,
+        }
+    ],
+    "before": _SCORES,
+    "history": [
+        {"iteration": Within(1), "visit?": Within(1), "bite?": Within(0), "train_loss": float, OTHERS: (float, None)}
+    ],
+    "visits?": {"bites": [Within(0)], "in_vain": Within(0), "began": _SCORES},
+}  # fmt: skip
+
+
+def _parsed(content: bytes, version: int) -> State:
+    """Return the state in the content of `state.json`; ValueError or RecursionError if it is no valid one."""
+    entries = json.loads(content)
+    check_shape(entries, _STATE if version > 1 else _STATE | {"identity": {"asked": {OTHERS: ANY}, "data": _DATA_1}}, "it")
+    state = State(**entries)
+    last = None
+    for part in state.parts:
+        first, before, last = part["first_iteration"], last, part["last_iteration"]
+        if first > last or first != (first if before is None else before + 1) or part["name"] != _name_of_trees(first, last):
+            raise ValueError(f"its trees {part['name']} do not follow the others")
+    asks_bites = state.identity["asked"].get("arcbites") is not None
+    if (state.visits is None) == asks_bites and (state.parts or state.history):
+        raise ValueError("its visits and the parameter arcbites do not fit")
+    numbers = [record["iteration"] for record in state.history]
+    first = state.parts[0]["first_iteration"] if state.parts else 1
+    if state.visits is None and numbers != list(range(first, 1 + (last or 0))):
+        raise ValueError("its history is not that of its trees")
+    if state.visits is not None and set(state.visits["began"]) != set(state.before):
+        raise ValueError("its visits have other metrics than the entry before")
+    names = set(state.history[0]) - NOT_SCORES if state.history else set()  # a callback may have added some
+    if any(set(record) - NOT_SCORES != names or not names >= set(state.before) for record in state.history):
+        raise ValueError("its history has other metrics than the entry before, or not the same in all iterations")
+    if state.visits is not None:
+        of_visits = list(dict.fromkeys((record.get("visit"), record.get("bite")) for record in state.history))
+        steps = zip(numbers, [first - 1, *numbers], strict=False)
+        if of_visits != list(enumerate(state.visits["bites"], 1)) or any(now > before + 1 for now, before in steps):
+            raise ValueError("its history is not that of its visits")
+    if version == 1:
+        by_label = {label: name for name, label in CALLED.items()}
+        asked = {by_label.get(key, key): value for key, value in state.identity["asked"].items()}
+        return replace(state, identity=state.identity | {"asked": asked})
+    return state
+
+
+def _name_of_trees(first: int, last: int) -> str:
+    """Return the name of the file with the trees of some iterations, counted from 1, both included."""
+    return f"trees-{first:06d}-{last:06d}.json"
 
 
 def describe_data(loop: BoostingLoop) -> dict[str, Any]:

@@ -518,7 +518,7 @@ def appended(
     """Return metrics by iteration, NaN where a metric was not evaluated."""
     nan = float("nan")
     return {
-        name: old.get(name, (nan,) * n_old)[:n_old] + new.get(name, (nan,) * n_new)
+        name: (old.get(name, ()) + (nan,) * n_old)[:n_old] + new.get(name, (nan,) * n_new)
         for name in [*new, *(name for name in old if name not in new)]
     }
 

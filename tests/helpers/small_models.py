@@ -39,7 +39,7 @@ BY_HAND = Ensemble(
     ),
     edges=(np.array([0.5, 1.5]), None),
     metrics={"train_loss": (1.0,)},
-    sources=({"rows": 5},),
+    sources=({"label": None, "rows": 5, "first_iteration": 1, "last_iteration": 1},),
 )
 
 
