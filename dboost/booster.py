@@ -1163,7 +1163,7 @@ def from_xgboost(model: Any, levels: dict[str, Sequence[Level] | int] | None = N
     Parameters
     ----------
     model : xgboost.Booster, estimator of xgboost, or path or URL of a model file
-        JSON is read without XGBoost; a binary file (UBJ) needs it installed. An early-stopped estimator, or a file that it
+        JSON and binary files (UBJSON) are read without XGBoost. An early-stopped estimator, or a file that it
         saved, is converted up to its best iteration, and a `xgboost.Booster` with all trees, as XGBoost predicts.
     levels : dict of column names (f0, f1, … for unnamed columns), optional
         The levels of categorical columns in the order of their codes, or their number if the codes are the levels.

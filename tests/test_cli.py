@@ -509,6 +509,17 @@ def test_inspect_tells_drift(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert status_of("inspect", "model.json", "--drift", "nowhere.parquet") == 2
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe\x00", b"a,b\n1,2\n", b"iteration,train_loss\n1,much\n", b'iteration,"\n1,2,3\n']
+)
+def test_a_history_beside_the_model_that_is_none(content: bytes, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(*TRAIN, "--output", "m.json", "--set", "max_iter=2") == 0
+    Path("m.json.history.csv").write_bytes(content)
+    capsys.readouterr()
+    assert status_of("inspect", "m.json") == 2
+    assert "m.json.history.csv is not a history of a model" in capsys.readouterr().err
+
+
 def test_inspect_writes_a_report(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     assert status_of(*TRAIN, "--set", "max_iter=3", "--history", "model.json.history.csv") == 0

@@ -16,7 +16,7 @@ from rich.table import Table
 import dboost
 from dboost._lazy_import import pd
 from dboost.cli import outputs
-from dboost.errors import ParameterError
+from dboost.errors import ModelFileError, ParameterError
 from dboost.params import Parameters
 
 if TYPE_CHECKING:
@@ -87,8 +87,19 @@ def _load(path: str) -> Booster:
     files, name = fsspec.url_to_fs(beside)
     if files.isfile(name):
         with files.open(name, "rb") as file:
-            return dboost.Booster(booster.ensemble, history=pd.read_csv(file))
+            return dboost.Booster(booster.ensemble, history=_history(file, beside))
     return booster
+
+
+def _history(file: Any, name: str) -> pd.DataFrame:
+    try:
+        history = pd.read_csv(file)
+        is_history = [*history.columns[:1]] == ["iteration"] and all(kind.kind in "iufb" for kind in history.dtypes)
+    except ValueError:  # pandas' errors of reading, too
+        is_history = False
+    if not is_history:
+        raise ModelFileError(f"{name} is not a history of a model: remove it, or write it again by save(…, history=True)")
+    return history
 
 
 def _importance(booster: Booster) -> pd.DataFrame:

@@ -83,7 +83,8 @@ def convert_tree(tree: ImportedTree, name: str) -> Tree:
     for node in np.flatnonzero(~is_leaf)[::-1]:
         children = np.array([left[node], right[node]])
         weights = cover[children] if cover[children].sum() > 0 else np.ones(2)
-        value[node] = np.average(value[children], weights=weights)
+        with np.errstate(all="ignore"):  # what is not finite is refused with the finished model
+            value[node] = np.average(value[children], weights=weights)
     sets = [tree.categories.get(node) for node in order]
     is_set = np.array([codes is not None for codes in sets])
     return Tree(

@@ -86,14 +86,20 @@ def _parse(text: str, levels: Levels, name: str) -> Ensemble:
     if not text.startswith("tree\n") or "\nend of trees" not in text:
         raise ModelFileError(f"{name} is not a model of LightGBM, or it is cut short")
     head, *blocks = text[: text.index("\nend of trees")].split("\nTree=")
-    entries = _entries(head)
+    entries = _entries(head, "the head")
     rest = text[text.index("\nend of trees") :]
     n_outputs = int(entries["num_tree_per_iteration"])
     check_outputs(n_outputs, len(blocks), name)
     loss, options, factor = _loss(entries, rest, name)
+    if int(entries["num_class"]) != n_outputs or (entries["objective"].split(" ")[0] == "multiclass") != (n_outputs > 1):
+        raise ValueError(f"it has {n_outputs} trees per iteration, which do not fit its classes and its objective")
     names = entries["feature_names"].split(" ")
+    if int(entries["max_feature_idx"]) + 1 != len(names):
+        raise ValueError(f"max_feature_idx is {entries['max_feature_idx']}, and there are {len(names)} names")
     named = names != [f"Column_{j}" for j in range(len(names))]
-    parsed = [_entries(block) for block in blocks]
+    parsed = [_entries(block, f"tree {number}") for number, block in enumerate(blocks)]
+    if [block.partition("\n")[0] for block in blocks] != [str(number) for number in range(len(blocks))]:
+        raise ValueError("its trees are not numbered one after another")
     features, literal_columns = _features(
         names if named else [f"f{j}" for j in range(len(names))], entries, rest, levels, parsed, name
     )
@@ -104,8 +110,13 @@ def _parse(text: str, levels: Levels, name: str) -> Ensemble:
     return assemble_imported(trees, features, named=named, loss=loss, options=options, baseline=baseline, library="LightGBM")
 
 
-def _entries(block: str) -> dict[str, str]:
-    return {key: value for key, _, value in (line.partition("=") for line in block.splitlines())}
+def _entries(block: str, what: str) -> dict[str, str]:
+    """The values of the lines ``key=value`` after the first line of a block."""
+    lines = block.rstrip("\n").splitlines()[1:]
+    found = {key: value for key, _, value in (line.partition("=") for line in lines)}
+    if len(found) < len(lines) or "" in found:  # LightGBM reads no further than to an empty line
+        raise ValueError(f"{what} has a line twice, or an empty one")
+    return found
 
 
 def _loss(entries: dict[str, str], rest: str, name: str) -> tuple[str, dict[str, Any], float]:
@@ -170,9 +181,11 @@ def _numbers(tree: dict[str, str], key: str, dtype: type) -> np.ndarray:
 
 def _sets(tree: dict[str, str]) -> dict[int, tuple[int, np.ndarray]]:
     """Column and categories that go left, by categorical split."""
-    if int(tree.get("num_cat", 0)) == 0:
+    is_set, n_sets = _numbers(tree, "decision_type", np.int64) & 1, int(tree.get("num_cat", 0))
+    if n_sets == 0 and not is_set.any():
         return {}
-    is_set = _numbers(tree, "decision_type", np.int64) & 1
+    if n_sets < 1 or n_sets + 1 != len(_numbers(tree, "cat_boundaries", np.int64)):
+        raise ValueError(f"num_cat is {n_sets}, which does not fit the splits")
     columns, set_number = _numbers(tree, "split_feature", np.int64), _numbers(tree, "threshold", np.float64)
     ends, words = _numbers(tree, "cat_boundaries", np.int64), _numbers(tree, "cat_threshold", np.uint32)
     found = {}

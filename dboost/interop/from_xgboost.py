@@ -37,6 +37,7 @@ from dboost.interop.convert_trees import (
     convert_tree,
     levels_of,
 )
+from dboost.interop.ubjson import parse_ubjson
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
 from dboost.storage.atomic_write import read_whole
@@ -88,6 +89,8 @@ def from_xgboost(model: Any, levels: Levels) -> Ensemble:
         n_outputs = max(1, int(parameters["num_class"]))
         check_outputs(n_outputs, len(forest["trees"]), name)
         loss, options, link = _loss(learner["objective"], name)
+        if (link == "softmax") != (n_outputs > 1):
+            raise ValueError(f"num_class is {parameters['num_class']}, which does not fit the objective")
         features, named = _features(learner, forest, int(parameters["num_feature"]), levels, name)
         trees = [
             (int(output), _tree(tree, weight, features, link, name))
@@ -110,22 +113,12 @@ def _content(model: Any) -> tuple[dict[str, Any], str]:
     name = os.fspath(model)
     data = read_whole(name)
     try:
-        return json.loads(data), name
+        # A binary file (UBJSON) begins with "{" as well, followed by the type of a length.
+        return (json.loads if data[1:2] in b'"} \t\r\n' else parse_ubjson)(data), name
     except (ValueError, RecursionError) as error:
         if data[:1] != b"{":
             raise ModelFileError(f"{name} is no JSON of XGBoost") from error
-    # A binary file (UBJSON) begins with "{" as well; XGBoost itself reads it.
-    try:
-        import xgboost
-    except ImportError:
-        raise ModelFileError(
-            f"{name} is no JSON; a binary file of XGBoost is read with xgboost, which is not installed"
-        ) from None
-    try:
-        booster = xgboost.Booster(model_file=bytearray(data))
-    except xgboost.core.XGBoostError as error:
-        raise ModelFileError(f"{name} is neither JSON nor a binary model of XGBoost") from error
-    return json.loads(bytes(booster.save_raw("json"))), name
+        raise ModelFileError(f"{name} is neither JSON nor a binary model of XGBoost: {error}") from error
 
 
 def _loss(objective: dict[str, Any], name: str) -> tuple[str, dict[str, Any], str]:

@@ -281,7 +281,7 @@ def _loss(value: Any, n_outputs: int, has_classes: bool) -> dict[str, Any]:
     from dboost import losses  # imports compiled kernels, which writing a model does not need
 
     loss = _mapping(value, "loss")
-    _check(type(loss.get("name")) is str, "the loss has no name")
+    _check(type(loss.get("name")) is str and loss["name"] != "", "the loss has no name")
     _shape(loss, _PARAMETERS, "loss")
     if all(known.name != loss["name"] for known in losses.BUILT_IN):
         return loss
