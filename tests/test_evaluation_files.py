@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 
 import dboost
+from dboost.metrics import Metric
 from dboost.session import evaluation
 from dboost.session.memory import Budget
 from dboost.shards import shard_spec
@@ -71,6 +73,31 @@ def test_evaluated_from_files(made: list[str], target: str, options: dict[str, A
         patch.setitem(globals(), "FRAME", frame)
         same(target, {"whole": other, "parts": cut(other, [100, 100, 170])}, **options)
     assert made == ["whole", "parts"]
+
+
+def gap_of_rows(y: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> float:
+    return float(np.average(np.abs(y - prediction.reshape(len(y), -1)[:, 0]), weights=weight))
+
+
+#: Its statistic is views of the rows.
+KEPT = Metric(
+    "kept",
+    lambda y, p, w: [y, p.T[::-1]],
+    lambda a, b: a + b,
+    lambda parts: math.fsum(value for part in parts for value in part.flat),
+)
+
+
+@pytest.mark.parametrize(
+    ("target", "weight", "n_threads"), [("y", None, 1), ("y", "w", 2), ("late", "w", 1), ("late", None, 2), ("grade", "w", 2)]
+)
+def test_rows_that_a_metric_keeps_are_not_overwritten(made: list[str], target: str, weight: str | None, n_threads: int) -> None:
+    filed = same(target, OTHER, sample_weight=weight, eval_metric=[gap_of_rows, KEPT], n_threads=n_threads)
+    if target == "y":
+        counted = OTHER if weight is None else OTHER[OTHER["w"] > 0]
+        expected = math.fsum([*counted["y"], *filed.predict(counted)])
+        assert filed.history["eval_kept"].iloc[-1] == pytest.approx(expected, rel=1e-12)
+    assert made == ["eval"]
 
 
 def test_a_model_that_goes_on(made: list[str]) -> None:

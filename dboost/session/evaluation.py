@@ -524,7 +524,9 @@ class StreamedEvalSet:
         def work(thread: int) -> list[Any] | None:
             chunks: list[Any] | None = None
             for found in self._blocks_of(thread, rows=True, reads=["raw"]):
-                scored = ScoredRows(found["target"], found["raw"].T, found.get("weight"), self._loss, self._size)
+                # Statistics of users' metrics may be views of the rows, and the next block overwrites the buffers.
+                own = {name: found[name].copy("K") for name in ("target", "raw", "weight") if name in found}
+                scored = ScoredRows(own["target"], own["raw"].T, own.get("weight"), self._loss, self._size)
                 of_block = [metric.chunk(scored) for metric in metrics]
                 chunks = of_block if chunks is None else _merged(metrics, chunks, of_block)
             return chunks
