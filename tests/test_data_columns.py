@@ -232,6 +232,8 @@ def test_decimals_are_the_nearest_floats(make: Any, digits: int, share: float) -
     array = pa.array(values, make(digits, scale))
     want = np.array([np.nan if value is None else float(value) for value in values])
     pieces = pa.chunked_array([array.slice(0, 200), array.slice(200, 0), array.slice(200)])
+    empty = pa.array([decimal.Decimal(0)], array.type).filter(pa.array([False]))
+    pieces = pa.chunked_array([empty, *pieces.chunks, empty])
     for some, expected in ((array, want), (pieces, want), (array.slice(7, 301), want[7:308])):
         for table in (pa.table({"x": some}), pd.DataFrame({"x": pd.Series(some, dtype=pd.ArrowDtype(array.type))})):
             column = open_table(table, np.arange(len(expected))).chunk(0).columns[0]

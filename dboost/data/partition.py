@@ -775,12 +775,13 @@ def _nearest_floats(decimals: pa.Array) -> pa.Array:
     The quotient of two numbers that floats represent exactly is rounded once. Other decimals are converted as text.
     """
     kind = decimals.type
-    word = np.int32 if kind.bit_width == 32 else np.int64
+    word = np.dtype(np.int32 if kind.bit_width == 32 else np.int64)
+    n_words = kind.bit_width // 8 // word.itemsize
     buffer = decimals.buffers()[1]
     if buffer is None or abs(kind.scale) > _EXACT_POWER:
         return decimals.cast(pa.string()).cast(pa.float64())
     first, n = decimals.offset, len(decimals)
-    words = np.frombuffer(buffer, word, (first + n) * kind.bit_width // word().nbytes // 8).reshape(first + n, -1)[first:]
+    words = np.frombuffer(buffer, word, (first + n) * n_words).reshape(first + n, n_words)[first:]
     low = words[:, 0].astype(np.int64)  # the others repeat its sign if the integer has at most 64 bits
     exact = (words[:, 1:] == (low >> 63)[:, None]).all(axis=1) & (low > -_EXACT) & (low < _EXACT)
     power = 10.0 ** abs(kind.scale)
