@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import pairwise
+from typing import Any
 
 import dask.array as da
 import dask.dataframe as dd
@@ -15,8 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dboost
 from dboost.data import ReadOptions, open_table
 from dboost.schema import Feature
+from tests.helpers.fits import saved
 from tests.helpers.table_content import content
 
 N = 23
@@ -206,3 +210,25 @@ def test_integer_labels_become_text() -> None:
         table = open_table(data, 2, features=[1, 0])
         assert [feature.name for feature in table.features] == ["1", "0"]
         np.testing.assert_array_equal(table.target, [5, 6])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluation_sets_of_all_kinds_have_the_columns_of_the_training_data(kind: str) -> None:
+    frame = rows().assign(o=np.arange(N) / 50)
+    roles: dict[str, Any] = {"target": "y", "sample_weight": "w", "offset": "o", "features": ["whole", "gaps"]}
+    expected = dboost.fit(frame, **roles, eval_set=frame, max_iter=2, progress=False)
+    for sets in (KINDS[kind](frame), [KINDS[kind](frame)], {"eval": KINDS[kind](frame)}):
+        found = dboost.fit(frame, **roles, eval_set=sets, max_iter=2, progress=False)
+        assert saved(found) == saved(expected)
+
+
+@pytest.mark.parametrize("kind", ["polars, lazy", "duckdb"])
+def test_estimators_take_the_names_of_lazy_frames(kind: str) -> None:
+    frame = pd.DataFrame({"a": np.arange(40.0), "b": np.arange(40.0) % 5, "word": "x", "kind": "y"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = dboost.DBoostRegressor(max_iter=2, progress=False).fit(KINDS[kind](frame), np.arange(40.0) % 7)
+        assert model.feature_names_in_.tolist() == list(frame)
+        np.testing.assert_array_equal(model.predict(frame), np.asarray(model.predict(KINDS[kind](frame))))
+        with pytest.raises(ValueError, match="feature names"):
+            model.predict(KINDS[kind](frame[["b", "a", "word", "kind"]]))

@@ -32,7 +32,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dboost.booster import Booster, as_booster
 from dboost.data import ReadOptions, Table, open_table
-from dboost.data.partition import is_lazy, is_path
+from dboost.data.partition import collected, is_lazy, is_path, kind_of
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError
@@ -234,8 +234,10 @@ def as_targets(y: Any, n_frames: int = 0) -> Any:
 
 
 def outline(X: Any) -> Any:
-    """Return a table with the same columns: of a Dask frame its empty meta frame."""
-    return X._meta if is_lazy(X) and hasattr(X, "columns") else X
+    """Return a table with the same columns: of a lazy frame an empty one, which needs no computation."""
+    if is_lazy(X):
+        return X._meta if hasattr(X, "columns") else X
+    return collected(X.limit(0)) if kind_of(X) == "lazy" else X
 
 
 Range = tuple[int, int]

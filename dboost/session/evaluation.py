@@ -68,7 +68,7 @@ def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any, Any]]:
         items = [(str(name), one) for name, one in eval_set.items()]
         if len(dict(items)) < len(items):
             raise ParameterError(f"names of evaluation sets must differ as text: {', '.join(map(repr, eval_set))}")
-    elif isinstance(eval_set, list) and all(isinstance(one, tuple) or _is_table(one) for one in eval_set):
+    elif isinstance(eval_set, list) and all(isinstance(one, tuple) or is_table(one) for one in eval_set):
         items = [("eval" if len(eval_set) == 1 else f"eval_{i}", one) for i, one in enumerate(eval_set)]
     else:
         items = [("eval", eval_set)]
@@ -88,9 +88,9 @@ def log_streamed_eval_set(name: str) -> None:
     _log.info("rows of evaluation set %r exceed the memory limit and are streamed from files", name)
 
 
-def _is_table(data: Any) -> bool:
+def is_table(data: Any) -> bool:
     """Return whether an object has named columns; a list of such objects is no table itself."""
-    return hasattr(data, "columns") or hasattr(data, "column_names")
+    return any(hasattr(type(data), name) for name in ("columns", "column_names", "__arrow_c_stream__"))
 
 
 class EvalSet(Protocol):

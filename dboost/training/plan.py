@@ -49,6 +49,7 @@ from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble
 from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, EarlyStopping, Parameters
 from dboost.schema import Feature, Level
+from dboost.session.evaluation import is_table
 from dboost.session.memory import Budget, check_proposal, format_bytes, histogram_bytes, resident_bytes
 from dboost.session.protocol import BuildSpec, NamedSet
 from dboost.session.row_samples import (
@@ -745,7 +746,7 @@ def _with_columns(
             target = target_name
             weight = weight_name if isinstance(weight_name, str) and weight is None else weight
         if offset is None and offset_name is not None:
-            if not (isinstance(offset_name, str) and (is_path(data) or hasattr(data, "columns"))):
+            if not (isinstance(offset_name, str) and (is_path(data) or is_table(data))):
                 raise ParameterError(
                     f"evaluation set {name!r} has no offsets, but the training data have: give (X, y, weight, offset), with "
                     "None for no weight, or name a column of both in fit"
