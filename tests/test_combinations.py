@@ -1,59 +1,69 @@
-"""Every combination of table, parameters and front end either fits and keeps the guarantees, or is rejected with one sentence.
+"""Every combination of table, parameters and front end either fits and keeps the guarantees, or is rejected with one sentence,
+and does so everywhere: in process, on workers, streamed, prepared, killed and resumed, from the command line, by an estimator.
 
-`tests.helpers.combinations` draws the calls. The environment variable COMBINATIONS is the number of draws; a long run is
+`tests.helpers.combinations` draws the calls, `tests.helpers.table_forms` writes tables in other forms, and
+`tests.helpers.places` has the places. A draw is a function of its number. The environment variable COMBINATIONS is the number
+of draws, and COMBINATIONS_FROM the first one's number; a long run is
 
-    COMBINATIONS=2000 pytest tests/test_combinations.py -m "" -s
+    COMBINATIONS=2000 COMBINATIONS_FROM=100000 pytest tests/test_combinations.py -m "" -s -k many
 
-The draw and the blob for `@reproduce_failure` that hypothesis prints repeat a failure.
+A failure prints the draw, reduced to what is needed for it, and the command that repeats it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import re
 import tempfile
+import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
-import dask.array as da
-import dask.dataframe as dd
 import numpy as np
-import pandas as pd
-import polars as pl
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client
-from hypothesis import event, given, settings
 
 import dboost
 from dboost import Booster, DBoostError
-from dboost.session import engines as fused_engine
-from dboost.session.memory import Budget
-from dboost.shards import shard_spec
-from tests.helpers.clusters import threads_cluster
-from tests.helpers.combinations import AGAIN, CATEGORICAL, EMPTY, Draw, draws
-from tests.helpers.fits import cut, saved
+from dboost.cli import MISTAKES
+from tests.helpers.clusters import Processes, threads_cluster
+from tests.helpers.combinations import CATEGORICAL, EMPTY, WORDED_BY_FORM, Draw, drawn
+from tests.helpers.fits import saved
+from tests.helpers.places import (
+    CLUSTER_PLACES,
+    PLACES,
+    PROCESS_PLACES,
+    SUBPROCESS_PLACES,
+    Case,
+    Place,
+    Refused,
+    call,
+    command,
+    earlier_model,
+    forms,
+    plain,
+    routes,
+    small_things,
+)
 
 #: The expected fraction of draws that fit, a lower bound.
-SHARE = 0.8
-
-
-class Killed(BaseException):
-    """Stands for a killed process."""
+SHARE = 0.75
 
 
 @pytest.fixture(autouse=True)
-def small_things(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use several threads for small tables, and short blocks in files."""
-    monkeypatch.setattr(fused_engine, "SMALL", 0)
-    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 32)
+def tiny() -> Iterator[None]:
+    logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)  # it logs errors that are expected
+    with small_things():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -62,185 +72,72 @@ def client() -> Iterator[Client]:
         yield client
 
 
-# How a draw is called.
-
-
-def matrix(features: pd.DataFrame) -> np.ndarray:
-    """Return a frame as an array: of floats, if it contains no text."""
-    if all(pd.api.types.is_numeric_dtype(dtype) for dtype in features.dtypes):
-        return features.to_numpy(np.float64, na_value=np.nan)
-    return features.to_numpy(object)
-
-
-def _fails(i: int) -> pd.DataFrame:
-    """A function that reads partitions and fails."""
-    raise KeyError("Brugge")
-
-
-def as_front(draw: Draw, front: str, frame: pd.DataFrame, folder: Path) -> dict[str, Any]:
-    """Return data, target, weight and offset in the form that the front end expects."""
-    if front in ("numpy", "dask array"):
-        X = matrix(frame[draw.names])
-        given = {"data": X, "target": frame.get("y"), "sample_weight": frame.get("w"), "offset": frame.get("o")}
-        given = {name: np.asarray(value) if value is not None else None for name, value in given.items()}
-        if front == "numpy":
-            return given
-        borders = np.diff([0, *sorted(draw.cuts), len(X)]) if max(draw.cuts, default=0) <= len(X) else [len(X)]
-        chunks = tuple(int(size) for size in borders)
-        wrapped = {
-            name: da.from_array(value, chunks=(chunks,))
-            for name, value in given.items()
-            if value is not None and name != "data"
-        }
-        return given | wrapped | {"data": da.from_array(X, chunks=(chunks, X.shape[1]))}
-    roles = {"target": "y", "sample_weight": "w" if draw.weight else None, "offset": "o" if draw.offset else None}
-    if front in ("pandas", "polars", "arrow") and draw.apart and "y" in frame:
-        roles = {name: None if column is None else frame[column] for name, column in roles.items()}
-        frame = frame[draw.names]
-    data: Any = frame
-    if front == "polars":
-        data = pl.from_pandas(frame)
-    elif front == "arrow":
-        data = pa.Table.from_pandas(frame, preserve_index=False)
-        for name, kind in zip(draw.names, draw.columns, strict=True):
-            if kind == "categories of floats" and name in frame:  # here missing values are a NaN among the categories
-                codes = frame[name].cat.codes.to_numpy()
-                values = pa.array([*frame[name].cat.categories, np.nan])
-                column = pa.DictionaryArray.from_arrays(pa.array(codes % len(values), pa.int8()), values)
-                data = data.set_column(data.column_names.index(name), name, column)
-    elif front == "dask":
-        data = cut(frame, draw.cuts)
-        if draw.mistake == "the loading code fails":
-            data = dd.from_map(_fails, range(2), meta=frame.iloc[:0])
-    elif front == "parquet":
-        data = folder / f"{len(list(folder.iterdir()))}.parquet"
-        pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), data, row_group_size=50)
-    return {"data": data, **roles}
-
-
-def watched_by(draw: Draw, front: str) -> dict[str, Any]:
-    """Return the evaluation sets, in the form that goes with the training data."""
-    if draw.watched is None:
-        return {}
-    sets = {}
-    for number in range(1 if draw.watched == "one" else 2):
-        frame = draw.table(2 + number, 60)
-        if draw.mistake == "evaluation set without a feature":
-            frame = frame.drop(columns="c0")
-        if draw.mistake == "evaluation set with text for numbers":
-            frame = frame.assign(c0="text")
-        apart = not draw.is_named or (front in ("pandas", "polars", "arrow") and draw.apart)
-        if not apart:
-            sets[f"set {number}"] = frame
-            continue
-        features = [name for name in draw.names if name in frame]
-        X = frame[features] if draw.is_named else matrix(frame[features])
-        sets[f"set {number}"] = (X, frame["y"], frame.get("w"), frame.get("o"))
-    return {"eval_set": sets if draw.watched == "two" else sets["set 0"]}
-
-
-def earlier_model(draw: Draw, folder: Path) -> Booster:
-    """Return a model of other rows, to start from."""
-    settings = replace(draw, mistake=None).keywords()
-    other = ("arcbites", "early_stopping_rounds", "eval_metric", "memory_limit")
-    kept = {name: value for name, value in settings.items() if name not in other}
-    roles = as_front(draw, "pandas" if draw.is_named else "numpy", draw.table(1, max(draw.n_rows // 2, 10)), folder)
-    return dboost.fit(**roles, **kept | {"max_iter": 2}, progress=False)
-
-
-def call(draw: Draw, earlier: Booster | None, folder: Path, front: str | None = None, **more: Any) -> Booster:
-    """Call `dboost.fit` as drawn, with some keywords changed."""
-    front = front or draw.front
-    frame = draw.table()
-    frame = frame if draw.mistake is None else draw.spoiled(frame)
-    keywords = {"progress": False} | draw.keywords()
-    if draw.earlier == "refit_leaves":
-        mistake = draw.mistake if isinstance(draw.mistake, dict) else {}
-        keywords = {name: keywords[name] for name in ("n_threads", *mistake) if name in keywords}
-        keywords |= {"start_from": earlier, "refit_leaves": True} | mistake
-    else:
-        keywords = watched_by(draw, front) | keywords
-        if draw.earlier is not None:
-            bins = "kept" if "kept" in draw.earlier else "new"
-            keywords = {"start_from": earlier, "continue_bins": bins} | keywords
-    keywords |= more
-    if front == "prepared" and draw.earlier != "refit_leaves":  # evaluation frames have the columns of the prepared data set
-        draw = replace(draw, apart=False)
-    given = as_front(draw, "pandas" if front == "prepared" else front, frame, folder)
-    if front != "prepared" or draw.earlier == "refit_leaves":
-        return dboost.fit(**given, **keywords)
-    shaping = ("features", "categorical_features", "max_bins", "start_from", "continue_bins")
-    dboost.prepare(
-        **given,
-        path=folder / "prepared",
-        **{name: keywords[name] for name in shaping if name in keywords},
-        random_state=keywords.get("random_state", 0),
-    )
-    kept = {name: value for name, value in keywords.items() if name not in ("features", "categorical_features")}
-    return dboost.fit(folder / "prepared", given["target"] if isinstance(given["target"], str) else None, **kept)
-
-
 # Properties of every fitted model.
 
 
-def plain(prediction: Any) -> np.ndarray:
-    """Return predictions of any kind as an array."""
-    found = prediction.compute() if hasattr(prediction, "compute") else prediction
-    found = found.to_pandas() if isinstance(found, pa.Table | pa.ChunkedArray | pa.Array) else found
-    return np.asarray(found.to_numpy() if hasattr(found, "to_numpy") else found)
-
-
-def check_predictions(draw: Draw, booster: Booster, folder: Path) -> None:
-    n_classes = 0 if booster.classes_ is None else len(booster.classes_)
+def check_predictions(case: Case, booster: Booster) -> None:
+    """Rows are predicted alike in any order and any form of the table, also from files and one by one."""
+    draw, n_classes = case.draw, 0 if booster.classes_ is None else len(booster.classes_)
     table, rng = draw.table(9, 70), np.random.default_rng(draw.seed)
     order = rng.permutation(len(table))
     turned = table.iloc[order].reset_index(drop=True)
-    if draw.is_named:
-        turned = turned[[*rng.permutation(draw.names)]].assign(more=1)
-    front = "pandas" if draw.front == "prepared" else draw.front
-
-    def data(frame: pd.DataFrame) -> Any:
-        return as_front(replace(draw, apart=False), front, frame, folder)["data"]
-
-    asked: list[Callable[[Any], Any]] = [lambda X: booster.predict(X), lambda X: booster.predict(X, raw_score=True)]
+    data = case.features(table, "ordered")
+    again = case.features(turned, "turned")
+    if draw.array is None:
+        again = again[[*rng.permutation(draw.names)]].assign(more=1)
+    asked: dict[str, Callable[[Any], Any]] = {
+        "prediction": booster.predict,
+        "raw_score": lambda X: booster.predict(X, raw_score=True),
+    }
     shapes: list[tuple[int, ...]] = [(70,), (70, n_classes) if n_classes > 2 else (70,)]
     if n_classes:
-        asked.append(booster.predict_proba)
+        asked["probability"] = booster.predict_proba
         shapes.append((70, n_classes))
         costs = rng.random((n_classes, n_classes))
-        asked.append(lambda X: booster.decide(X, costs))
+        asked["decision"] = lambda X: booster.decide(X, costs)
         shapes.append((70,))
-    for ask, shape in zip(asked, shapes, strict=True):
-        found = plain(ask(data(table)))
+    form = Random(draw.seed).choice(forms(draw, "memory", "lazy", "path", "list"))
+    other = replace(case, form=form, place="predictions").features(table, "others")
+    for (what, ask), shape in zip(asked.items(), shapes, strict=True):
+        found = plain(ask(data))
         assert found.shape == shape
         if found.dtype.kind == "f":
             assert np.isfinite(found).all()
-        np.testing.assert_array_equal(plain(ask(data(turned))), found[order])
+        np.testing.assert_array_equal(plain(ask(again)), found[order])
+        np.testing.assert_array_equal(plain(ask(other)), found, f"{what} of {form}")
+        if what != "decision":
+            one = booster.predictor(what)
+            rows = table[draw.names].iloc[:3].to_dict("records") if draw.array is None else data[:3]
+            np.testing.assert_array_equal([one(row) for row in rows], found[:3], f"{what} of single rows")
     if n_classes:
-        np.testing.assert_allclose(plain(booster.predict_proba(data(table))).sum(axis=1), 1.0)
-        assert set(plain(booster.predict(data(table))).tolist()) <= set(booster.classes_.tolist())
-    trained = plain(booster.predict(data(draw.table()), raw_score=True))
+        np.testing.assert_allclose(plain(booster.predict_proba(data)).sum(axis=1), 1.0)
+        assert set(plain(booster.predict(data)).tolist()) <= set(booster.classes_.tolist())
+    if isinstance(other, str | Path) and booster.custom_loss is None:
+        booster.save(case.folder / "predicts.dboost")
+        command("predict", str(case.folder / "predicts.dboost"), str(other), "--output", str(case.folder / "out.parquet"))
+        found = pq.read_table(case.folder / "out.parquet")["prediction"].to_pandas()
+        np.testing.assert_array_equal(found, plain(booster.predict(data)), f"the command line of {form}")
+    trained = plain(booster.predict(case.features(draw.table(), "training"), raw_score=True))
     assert np.isfinite(trained).all() and len(trained) == draw.n_rows
 
 
-def check_kinds(draw: Draw, booster: Booster, folder: Path) -> None:
+def check_kinds(case: Case, booster: Booster) -> None:
     """Text in place of numbers is rejected, and numbers in place of text."""
-    kind = draw.columns[0]
-    of_numbers = kind not in CATEGORICAL or kind in ("categories of numbers", "categories of floats")
-    if not draw.is_named or kind in EMPTY or not draw.table()["c0"].notna().any():
+    draw, kind = case.draw, case.draw.columns[0]
+    first = draw.names[0]
+    of_numbers = kind not in CATEGORICAL or kind in ("categories of numbers", "categories of floats", "truth as categories")
+    if draw.array is not None or kind in EMPTY or not draw.table()[first].notna().any():
         return
-    front = "pandas" if draw.front == "prepared" else draw.front
-    table = draw.table(9, 70)[draw.names].assign(c0="text" if of_numbers else 5)
-    changed = replace(draw, columns=("text", *draw.columns[1:]), mistake=None)
-    with pytest.raises(DBoostError) as caught:
-        plain(booster.predict(as_front(changed, front, table, folder)["data"]))
-    check_refusal(caught.value)
-    assert "c0" in str(caught.value)
+    table = draw.table(9, 70)[draw.names].assign(**{first: "text" if of_numbers else 5})
+    for form in (None, "dask"):
+        with pytest.raises(DBoostError) as caught:
+            plain(booster.predict(replace(case, form=form).features(table, "kinds")))
+        check_refusal(caught.value)
+        assert first in str(caught.value)
 
 
-def check_stored(draw: Draw, booster: Booster, folder: Path) -> None:
-    table = draw.table(9, 70)
-    X = as_front(draw, "pandas" if draw.is_named else "numpy", table, folder)["data"]
+def check_stored(case: Case, booster: Booster) -> None:
+    X, folder = case.features(case.draw.table(9, 70), "stored"), case.folder
     expected = plain(booster.predict(X, raw_score=True))
     for name in ("model.json", "model.dboost"):
         booster.save(folder / name)
@@ -296,24 +193,25 @@ def check_trees(draw: Draw, booster: Booster, n_before: int) -> None:
         column = np.sort(np.concatenate([draw.table()[name].dropna().to_numpy(np.float64), [-1e308, 0.0, 1e308]]))
         grid = table.loc[np.repeat(table.index, len(column))].reset_index(drop=True)
         grid[name] = np.tile(column, len(table))
-        X = grid[draw.names] if draw.is_named else matrix(grid[draw.names])
+        X = grid[draw.names] if draw.array is None else grid[draw.names].to_numpy(np.float64)
         curves = plain(booster.predict(X, raw_score=True, iteration_range=(n_before, booster.n_iter_)))
         assert (sign * np.diff(curves.reshape(len(table), -1), axis=1) >= 0).all()
 
 
-def check_model(draw: Draw, booster: Booster, earlier: Booster | None, folder: Path) -> None:
-    if draw.earlier == "refit_leaves":
+def check_model(case: Case, booster: Booster) -> None:
+    draw, earlier = case.draw, case.earlier
+    if draw.refits:
         assert earlier is not None and booster.n_iter_ == earlier.n_iter_
     else:
         n_before = 0 if earlier is None else earlier.n_iter_
         grown = booster.n_iter_ - n_before
         assert 0 <= grown <= draw.options["max_iter"]
-        if "early_stopping_rounds" not in draw.options and draw.arcbites is None:
+        if not {"early_stopping_rounds", "stopping"} & set(draw.options) and draw.arcbites is None:
             assert grown == draw.options["max_iter"]
         check_trees(draw, booster, n_before)
-    check_predictions(draw, booster, folder)
-    check_kinds(draw, booster, folder)
-    check_stored(draw, booster, folder)
+    check_predictions(case, booster)
+    check_kinds(case, booster)
+    check_stored(case, booster)
 
 
 def check_refusal(error: DBoostError) -> None:
@@ -325,129 +223,198 @@ def check_refusal(error: DBoostError) -> None:
     assert len(text.split()) >= 3, text
 
 
-# The same model from another way of calling.
+# The same model, or the same error, in another place.
 
 
-@contextmanager
-def rows_in_files() -> Iterator[None]:
-    """Make every memory limit too small for the rows, also for those of evaluation sets."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Budget, "holds_rows", lambda *_: False)
-        patch.setattr(Budget, "retained", 0)
-        yield
+class Outcome:
+    """What a call does: a model, or an error, and the warnings."""
+
+    def __init__(self, run: Callable[[], Booster]) -> None:
+        self.booster: Booster | None = None
+        self.error: DBoostError | None = None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                self.booster = run()
+            except DBoostError as error:
+                check_refusal(error)
+                self.error = error
+        self.warnings = sorted({sentence(str(one.message)) for one in caught if is_ours(one)})
+
+    def __str__(self) -> str:
+        return "a model" if self.error is None else f"{type(self.error).__name__}: {self.error}"
 
 
-def by_another_way(draw: Draw, how: str, earlier: Booster | None, folder: Path) -> Booster | None:
-    """Return the model of the other way; None if that way is not possible for the draw."""
-    refits, binned = draw.earlier == "refit_leaves", draw.front == "prepared"
-    is_global = draw.options.get("split_proposal", "global") == "global"
-    if how == "threads":
-        return call(draw, earlier, folder, n_threads=1 + draw.options.get("n_threads", 2) % 3)
-    if how == "partitions" and not binned:
-        return call(draw, earlier, folder, "dask" if draw.is_named else "dask array")
-    if how == "roles" and draw.front in ("pandas", "polars", "arrow"):
-        return call(replace(draw, apart=not draw.apart), earlier, folder)
-    if how == "streamed" and is_global and not refits:
-        with rows_in_files():
-            return call(draw, earlier, folder, memory_limit="64MiB")
-    if how == "prepared" and is_global and draw.is_named and not (refits or draw.arcbites):
-        return call(draw, earlier, folder, "prepared")
-    if how == "killed" and not refits:
-        keeping: dict[str, Any] = {"checkpoint": folder / "run", "checkpoint_every": 1}
-
-        def kill(now: dboost.Iteration) -> None:
-            if now.iteration - n_before == 2:
-                raise Killed
-
-        n_before = 0 if earlier is None else earlier.n_iter_
-        with suppress(Killed):
-            call(draw, earlier, folder, callbacks=[kill], **keeping)
-        return call(draw, earlier, folder, **keeping)
-    return None
+def is_ours(warning: warnings.WarningMessage) -> bool:
+    """Return whether dboost warns; raise an AssertionError for a warning about its own code."""
+    assert not issubclass(warning.category, RuntimeWarning), f"{warning.filename}:{warning.lineno}: {warning.message}"
+    is_user = issubclass(warning.category, UserWarning | dboost.DriftWarning)
+    if "/dboost/" in warning.filename and "/tests/" not in warning.filename and not is_user:
+        raise AssertionError(f"{warning.filename}:{warning.lineno}: {warning.message}")
+    return is_user and not re.search(OF_OTHERS, str(warning.message))
 
 
-def attempt(draw: Draw, client: Client | None = None) -> str:
-    """Try a call, check the result, and describe it."""
-    with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        warnings.filterwarnings("error", module="dboost")
-        warnings.filterwarnings("ignore", "no eval_set was given")
-        warnings.filterwarnings("ignore", "the target holds .* different integers")
-        warnings.simplefilter("ignore", dboost.DriftWarning)
+#: Warnings of other libraries, and of the place.
+OF_OTHERS = "Sending large graph|column-vector y was passed|no eval_set was given"
+
+
+def sentence(message: str) -> str:
+    """Return a message without the details of the draw and the place."""
+    message = re.sub(r"\bpartition \d+: | of partition \d+|, partition \d+", "", message)
+    return re.sub(r" '[^']*'| /\S*| [\d.,]+(e[+-]?\d+)?", "", message)
+
+
+def first_difference(found: bytes, expected: bytes) -> str:
+    """Return the first lines of two model files that differ, without their digests."""
+    lines = zip(found.decode().splitlines(), expected.decode().splitlines(), strict=False)
+    differing = [(one, other) for one, other in lines if one != other and "sha256" not in one]
+    return " instead of ".join(line.strip()[:150] for line in differing[0]) if differing else "one is longer"
+
+
+def check_place(case: Case, place: Place, expected: Outcome) -> None:
+    found = Outcome(lambda: place.run(case))
+    where = f"{case.place} ({case.form}{', roles apart' if case.is_apart else ''})"
+    assert (found.error is None) == (expected.error is None), f"{where}: {found}, elsewhere {expected}"
+    if found.error is not None and expected.error is not None and place.same_words:
+        is_class = type(found.error) is type(expected.error)
+        if isinstance(found.error, Refused):
+            is_class = found.error.status == (2 if isinstance(expected.error, MISTAKES) else 1)
+        words = [sentence(str(error)) for error in (found.error, expected.error)]
+        is_same = case.draw.mistake in WORDED_BY_FORM or words[0] == words[1]
+        assert is_class and is_same, f"{where}: {found}, elsewhere {expected}"
+    if found.booster is not None and expected.booster is not None:
+        named = False if case.draw.array is not None else None
+        models = (saved(found.booster, named=named), saved(expected.booster, named=named))
+        assert models[0] == models[1], f"{where} gives another model: {first_difference(*models)}"
+        tables = (case, replace(case, form=None))
+        ask = case.rng("asked").choice(["predict", "apply"] if found.booster.classes_ is None else ["predict", "predict_proba"])
+        values = [getattr(found.booster, ask)(one.features(case.draw.table(9, 70), "there")) for one in tables]
+        np.testing.assert_array_equal(plain(values[0], case.client), plain(values[1]), f"{ask}, {where}")
+    if place.warns:
+        assert found.warnings == expected.warnings, f"{where} warns {found.warnings}, elsewhere {expected.warnings}"
+
+
+def attempt(draw: Draw, places: dict[str, Place], n_places: int, client: Client | None = None) -> tuple[str, list[str]]:
+    """Try a call, check the result, compare it with other places, and return what it is and the places."""
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        try:
-            earlier = None if draw.earlier is None else earlier_model(draw, folder)
-            booster = call(draw, earlier, folder)
-        except KeyError:
-            assert draw.mistake == "the loading code fails"
-            if client is not None:
-                with pytest.raises(DBoostError, match="could not be read: KeyError: 'Brugge'"):
-                    call(draw, earlier, folder, client=client)
-            return "an error of the loading code"
-        except DBoostError as error:
-            check_refusal(error)
-            if client is not None and draw.front == "dask":
-                with pytest.raises(DBoostError) as caught:
-                    call(draw, earlier, folder, client=client)
-                check_refusal(caught.value)
-            return f"{type(error).__name__}: {_kind(str(error))}"
-        assert draw.mistake is None, f"{draw.mistake!r} was not refused"
-        check_model(draw, booster, earlier, folder)
-        for how in draw.again:
-            other = by_another_way(draw, how, earlier, folder)
-            if other is not None:
-                event(f"again: {how}")
-                assert saved(other) == saved(booster), f"{how} gives another model"
-        if client is not None and draw.front != "prepared":
-            with rows_in_files():
-                front = draw.front if not draw.is_named else "dask"
-                other = call(draw, earlier, folder, front, client=client)
-            assert saved(other) == saved(booster), "the cluster gives another model"
-        return "fits"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            earlier = None
+            if draw.earlier is not None:
+                try:
+                    earlier = earlier_model(draw, folder)
+                except DBoostError as error:
+                    check_refusal(error)
+                    return f"the model to start from: {sentence(str(error))[:70]}", []
+        case = Case(draw, earlier, folder)
+        expected = Outcome(lambda: call(case))
+        if expected.booster is not None:
+            assert draw.mistake is None, f"{draw.mistake!r} was not refused"
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", RuntimeWarning)
+                check_model(case, expected.booster)
+        visited = []
+        for number, (place, form, apart) in enumerate(routes(draw, places, n_places, Random(draw.number + 1))):
+            own = folder / f"place {number}"
+            own.mkdir()
+            there = replace(case, folder=own, client=client, form=form, apart=apart, place=place)
+            check_place(there, places[place], expected)
+            visited.append(f"{place} | {form}")
+    return (
+        "fits" if expected.booster is not None else f"{type(expected.error).__name__}: {sentence(str(expected.error))[:70]}",
+        visited,
+    )
 
 
-def _kind(message: str) -> str:
-    """Return a message without the details of the draw."""
-    return re.sub(r"'[^']*'|/\S*|[\d.,]+(e[+-]?\d+)?", "…", message)[:70]
+def smaller(draw: Draw) -> Iterator[Draw]:
+    """Yield draws with one thing less."""
+    for name in draw.options:
+        if name not in ("max_iter", "random_state"):
+            yield replace(draw, options={key: value for key, value in draw.options.items() if key != name})
+    for name in ("weight", "offset", "arcbites", "watched", "earlier"):
+        if getattr(draw, name) is not None:
+            yield replace(draw, **{name: None})
+    used = [*draw.options.get("monotonic_cst", ()), *draw.options.get("categorical_features", ())]
+    if len(draw.columns) > 1 and "interaction_cst" not in draw.options and draw.names[-1] not in used:
+        yield replace(draw, columns=draw.columns[:-1])
+    if draw.n_rows > 20:
+        yield replace(draw, n_rows=draw.n_rows // 2)
 
 
-def examine(n_draws: int, client: Client | None = None, derandomize: bool = False) -> None:
-    """Draw that many calls, print the results, and check that enough of them fit."""
+def examine(n_draws: int, places: dict[str, Place], n_places: int, client: Client | None = None, first: int = 0) -> None:
+    """Try that many draws, print the results, and check that enough of them fit and that all agree."""
     outcomes: Counter[str] = Counter()
+    visits: Counter[str] = Counter()
+    failures: list[str] = []
+    began = time.monotonic()
 
-    @settings(max_examples=n_draws, print_blob=True, derandomize=derandomize or settings().derandomize)
-    @given(draws(again=AGAIN if client is None else ()))
-    def one(draw: Draw) -> None:
-        outcome = attempt(draw, client)
+    def failure(draw: Draw) -> str | None:
+        try:
+            outcome, visited = attempt(draw, places, n_places, client)
+        except Exception as error:
+            ours = [one for one in traceback.extract_tb(error.__traceback__) if "/site-packages/" not in one.filename]
+            places_of_code = " ".join(f"{Path(one.filename).name}:{one.lineno}" for one in ours[-6:])
+            return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}\n    at {places_of_code}"
         outcomes[outcome] += 1
-        event(outcome)
+        visits.update(visited)
+        return None
 
-    try:
-        one()
-    finally:
-        total = outcomes.total()
-        print(f"\n{total} calls, of which {outcomes['fits']} fitted; refused:")
-        for reason, count in outcomes.most_common():
-            if reason != "fits":
-                print(f"{count:6d}  {reason}")
+    for number in range(first, first + n_draws):
+        draw = drawn(number)
+        problem = failure(draw)
+        if problem is None:
+            continue
+        kept = (outcomes.copy(), visits.copy())
+        shrinking = time.monotonic()
+        while time.monotonic() - shrinking < 8:
+            for one in smaller(draw):
+                found = failure(one)
+                if found is not None and found.split("\n")[0][:40] == problem.split("\n")[0][:40]:
+                    draw, problem = one, found
+                    break
+            else:
+                break
+        outcomes, visits = kept
+        outcomes["DIFFERS"] += 1
+        test = os.environ["PYTEST_CURRENT_TEST"].partition("[")[0].partition(" ")[0]
+        repeat = f'COMBINATIONS=1 COMBINATIONS_FROM={number} pytest -m "" -s {test}'
+        failures.append(f"draw {number}: {problem}\n    of {draw}\n    repeat it: {repeat}\n")
+        print(failures[-1], flush=True)
+    print(f"\n{n_draws} draws in {time.monotonic() - began:.0f} s, of which {outcomes['fits']} fitted; others:")
+    for reason, count in outcomes.most_common():
+        if reason != "fits":
+            print(f"{count:6d}  {reason}")
+    of_places = Counter(visit.partition(" | ")[0] for visit in visits.elements())
+    of_forms = Counter(visit.partition(" | ")[2] for visit in visits.elements())
+    print(f"models compared with those of {dict(of_places)}\nof the tables {dict(of_forms)}")
+    assert not failures, f"{len(failures)} of {n_draws} draws:\n" + "\n".join(failures)
     # Four standard deviations below the expected fraction are no accident.
-    assert outcomes["fits"] >= (SHARE - 4 * (SHARE * (1 - SHARE) / total) ** 0.5) * total
-
-
-def number(default: int) -> int:
-    return int(os.environ.get("COMBINATIONS", default))
+    assert outcomes["fits"] >= (SHARE - 4 * (SHARE * (1 - SHARE) / n_draws) ** 0.5) * n_draws
 
 
 def test_calls_fit_or_are_refused() -> None:
     """Few calls, the same every time: most of them compile kernels of their own, which are found in the cache afterwards."""
-    examine(6, derandomize=True)
+    examine(6, PLACES, 1)
+
+
+DRAWS, FIRST = int(os.environ.get("COMBINATIONS", 200)), int(os.environ.get("COMBINATIONS_FROM", 0))
+#: Draws of a test: of all of them together, a run of thousands would look as if it were stuck.
+BLOCK = 20
 
 
 @pytest.mark.slow
-def test_many_calls_fit_or_are_refused() -> None:
-    examine(number(60))
+@pytest.mark.parametrize("first", range(FIRST, FIRST + DRAWS, BLOCK))
+def test_many_calls_are_the_same_everywhere(first: int, client: Client) -> None:
+    examine(min(BLOCK, FIRST + DRAWS - first), PLACES | CLUSTER_PLACES, 2, client, first)
 
 
 @pytest.mark.slow
-def test_calls_on_a_cluster_fit_or_are_refused(client: Client) -> None:
-    examine(max(number(100) // 10, 10), client)
+def test_fits_of_killed_processes_are_resumed() -> None:
+    examine(-(-DRAWS // 50), SUBPROCESS_PLACES, 1, first=FIRST)
+
+
+@pytest.mark.slow
+def test_workers_that_are_processes_give_the_same_model() -> None:
+    with Processes(2, nanny=True) as processes:
+        examine(-(-DRAWS // 20), PROCESS_PLACES, 2, processes.client, FIRST)

@@ -1,21 +1,26 @@
 """Random calls of `dboost.fit`: a small table, its roles and any combination of parameters.
 
-A draw is a record of plain values, so that hypothesis prints a complete description of a failure. A draw's seed determines its
+A draw is a record of plain values, which its number determines, so a number repeats a failure. A draw's seed determines its
 table. Most draws are valid calls; some contain a `mistake`, which must raise an error.
 """
 
 from __future__ import annotations
 
+import datetime
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from hypothesis import strategies as st
+import pyarrow as pa
 
 import dboost
 from dboost.losses import Loss
+from tests.helpers.table_forms import lacking
 
 
 class Smooth(Loss):
@@ -67,6 +72,41 @@ def _gaps(values: Any, rng: np.random.Generator, share: float = 0.3) -> pd.Serie
     return series.mask(rng.random(len(series)) < share)
 
 
+def _cents(rng: np.random.Generator, n: int) -> list[Decimal]:
+    return [Decimal(int(cents)).scaleb(-2) for cents in rng.integers(-300, 300, n)]
+
+
+def _with_stranger(words: pd.Series, rng: np.random.Generator) -> pd.Series:
+    """Return the column with a word among the others that they do not contain."""
+    is_new = rng.random(len(words)) < 0.2
+    if not isinstance(words.dtype, pd.CategoricalDtype):
+        return words.mask(is_new, "a stranger")
+    categories = ["a stranger", *words.cat.categories]
+    return pd.Series(pd.Categorical(words.astype(object).mask(is_new, "a stranger"), categories, ordered=words.cat.ordered))
+
+
+def as_array(frame: pd.DataFrame, dtype: str) -> np.ndarray:
+    """Return columns of numbers as an array of a type that may be smaller."""
+    columns = [frame[name] for name in frame]
+    values = np.column_stack([np.asarray(column.to_numpy(np.float64, na_value=np.nan)) for column in columns])
+    if dtype == "bool":
+        return values > 0
+    if dtype in ("float64", "object"):
+        return values.astype(dtype)
+    most = np.finfo(dtype) if dtype.startswith("float") else np.iinfo(dtype)
+    values = np.clip(values, float(most.min), float(most.max) if dtype != "int64" else 2.0**62)
+    return (values if dtype.startswith("float") else np.nan_to_num(values)).astype(dtype)
+
+
+def _words(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.choice(["pear", "apple", "fig", "é", "two words"], n).astype(object)
+
+
+def own_metric(y: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> float:
+    """A metric as a user may write it."""
+    return float(np.average(np.abs(np.nan_to_num(prediction.reshape(len(y), -1)[:, 0])), weights=weight))
+
+
 NUMERIC: dict[str, Made] = {
     "normal": lambda rng, n: rng.normal(size=n),
     "gaps": lambda rng, n: _gaps(rng.normal(size=n), rng),
@@ -89,6 +129,23 @@ NUMERIC: dict[str, Made] = {
     "uint8": lambda rng, n: rng.integers(0, 5, n).astype(np.uint8),
     "nullable": lambda rng, n: _gaps(pd.Series(rng.integers(0, 9, n), dtype="Int64"), rng),
     "bool": lambda rng, n: rng.random(n) < 0.5,
+    "float16": lambda rng, n: rng.normal(size=n).astype(np.float16),
+    "float32 with gaps": lambda rng, n: _gaps(rng.normal(size=n).astype(np.float32), rng),
+    "int16": lambda rng, n: rng.integers(-300, 300, n).astype(np.int16),
+    "int32": lambda rng, n: rng.integers(-(2**31), 2**31 - 1, n).astype(np.int32),
+    "uint16": lambda rng, n: rng.integers(0, 2**16 - 1, n).astype(np.uint16),
+    "uint32": lambda rng, n: rng.integers(0, 2**32 - 1, n).astype(np.uint32),
+    "one value rare": lambda rng, n: (np.arange(n) == n // 2).astype(np.float64),
+    "nullable float": lambda rng, n: _gaps(pd.Series(rng.normal(size=n), dtype="Float64"), rng),
+    "nullable bool": lambda rng, n: _gaps(pd.Series(rng.random(n) < 0.5, dtype="boolean"), rng),
+    "nullable beyond 2**53": lambda rng, n: _gaps(pd.Series(2**60 + rng.integers(0, 300, n), dtype="Int64"), rng),
+    "arrow integers": lambda rng, n: _gaps(pd.Series(rng.integers(0, 50, n), dtype="int32[pyarrow]"), rng),
+    "arrow floats": lambda rng, n: _gaps(pd.Series(rng.normal(size=n), dtype="double[pyarrow]"), rng),
+    "decimals": lambda rng, n: pd.Series(_cents(rng, n), dtype=pd.ArrowDtype(pa.decimal128(12, 2))),
+    "decimal objects": lambda rng, n: np.array([*_cents(rng, n), None], object)[:-1],
+    "objects": lambda rng, n: np.array([None, *rng.integers(-4, 5, n).tolist()], object)[1:],
+    "objects with gaps": lambda rng, n: np.array([None, 1, -7, 2**40], object)[rng.integers(0, 4, n)],
+    "sparse": lambda rng, n: pd.arrays.SparseArray(np.where(rng.random(n) < 0.7, 0.0, rng.normal(size=n)), fill_value=0.0),
 }
 CATEGORICAL: dict[str, Made] = {
     "text": lambda rng, n: rng.choice(["a", "b", "", "é", "long " * 9], n).astype(object),
@@ -101,10 +158,28 @@ CATEGORICAL: dict[str, Made] = {
     "missing categories": lambda rng, n: pd.Categorical.from_codes(np.full(n, -1), ["a", "b"]),
     "no categories": lambda rng, n: pd.Categorical([None] * n),
     "unused categories": lambda rng, n: pd.Categorical.from_codes(rng.integers(0, 2, n), [f"c{i}" for i in range(300)]),
+    "ordered categories": lambda rng, n: pd.Categorical.from_codes(
+        rng.integers(-1, 3, n), ["low", "mid", "high"], ordered=True
+    ),
+    "truth as categories": lambda rng, n: pd.Categorical.from_codes(rng.integers(-1, 2, n), [False, True]),
+    "string": lambda rng, n: pd.Series(_words(rng, n), dtype="string[python]"),
+    "arrow string": lambda rng, n: _gaps(pd.Series(_words(rng, n), dtype="string[pyarrow]"), rng),
+    "large string": lambda rng, n: pd.Series(_words(rng, n), dtype=pd.ArrowDtype(pa.large_string())),
+    "dictionary": lambda rng, n: _gaps(
+        pd.Series(_words(rng, n), dtype=pd.ArrowDtype(pa.dictionary(pa.int8(), pa.string()))), rng
+    ),
+    "text that looks like numbers": lambda rng, n: rng.choice(["1,234", "5 %", "$5.50", "12 kg", "31/12/2024"], n).astype(
+        object
+    ),
+    "runs of numbers": lambda rng, n: pd.Categorical(np.sort(rng.integers(8, 12, n))),
+    "runs of words": lambda rng, n: np.sort(_words(rng, n)),
+    "one word rare": lambda rng, n: np.where(np.arange(n) == n // 2, "rare", "frequent").astype(object),
 }
 COLUMNS = NUMERIC | CATEGORICAL
 #: Numeric columns that may be declared categorical.
 CODES = ("ties", "int8", "uint8", "bool", "constant", "gaps", "missing", "neighbors beyond 2**53")
+#: Columns of words, to which others may be added.
+OPEN = ("text", "text with gaps", "string", "arrow string", "large string", "one word rare", "categories", "ordered categories")
 #: Columns without a value take the kind of later data.
 EMPTY = ("missing", "missing text", "missing categories", "no categories")
 
@@ -186,10 +261,10 @@ OFFSETS: dict[str, Made] = {
     "whole": lambda rng, n: rng.integers(-2, 3, n),
     "extreme": lambda rng, n: np.where(rng.random(n) < 0.5, 1e305, 0.0),
 }
-FRONTS = ("pandas", "polars", "arrow", "numpy", "dask", "dask array", "parquet", "prepared")
-#: Variations that must not change the model: other partitions, threads, rows in files, a fit that was killed, a prepared
-#: data set, targets and weights as columns or as arrays.
-AGAIN = ("partitions", "threads", "streamed", "killed", "prepared", "roles")
+#: Types of arrays of features; values that a type cannot hold are set to the nearest one, or missing ones to 0.
+ARRAY_TYPES = ("float64", "float64", "float32", "float16", "int64", "int8", "uint16", "bool", "object")
+#: How the columns are called; those of "f" are the names that dboost gives to the columns of an array.
+LABELS = ("c", "f", "a column, ", "ß", "")
 WRONG: list[dict[str, Any]] = [
     {"learning_rate": 0.0},
     {"learning_rate": float("nan")},
@@ -234,6 +309,10 @@ WRONG: list[dict[str, Any]] = [
     {"refit_leaves": True, "start_from": None},
     {"start_from": "nowhere/model.json"},
 ]
+MIXED = "a feature mixes numbers and text"
+#: Mistakes whose messages depend on the form: a partition of a mixed column may hold text only, and libraries have their own
+#: names of types.
+WORDED_BY_FORM = (MIXED, "a feature is complex", "a feature is a date", "a feature is a duration", "a feature is a day")
 #: Mistakes in the data.
 BAD: tuple[str, ...] = (
     "target is missing once",
@@ -247,8 +326,10 @@ BAD: tuple[str, ...] = (
     "offset is missing once",
     "a feature is infinite once",
     "a feature is a date",
+    "a feature is a duration",
+    "a feature is a day",
     "a feature is complex",
-    "a feature mixes numbers and text",
+    MIXED,
     "a feature has an infinite category",
     "a feature is text, to the model it was numbers",
     "the loading code fails",
@@ -263,6 +344,7 @@ BAD: tuple[str, ...] = (
 class Draw:
     """One call. columns, target, weight, offset : names of the builders above."""
 
+    number: int
     n_rows: int
     seed: int
     columns: tuple[str, ...]
@@ -270,27 +352,32 @@ class Draw:
     target: str
     weight: str | None = None
     offset: str | None = None
-    front: str = "pandas"
-    apart: bool = False
+    #: The type of the array of features; None if these are a table with names.
+    array: str | None = None
+    label: str = "c"
     options: dict[str, Any] = field(default_factory=dict)
     arcbites: dict[str, Any] | None = None
     watched: str | None = None
+    #: Whether rows that the model has not seen have categories that it has not seen.
+    strangers: bool = False
     earlier: str | None = None
-    again: tuple[str, ...] = ()
-    cuts: tuple[int, ...] = ()
     mistake: str | dict[str, Any] | None = None
 
     @property
     def names(self) -> list[str]:
-        return [f"c{j}" for j in range(len(self.columns))]
+        return [f"{self.label}{j}" for j in range(len(self.columns))]
 
     def keywords(self) -> dict[str, Any]:
         """The parameters of training; data, roles and evaluation sets are not among them."""
         keywords = dict(self.options)
         keywords["loss"] = OWN.get(self.loss, self.loss)
+        if keywords.get("eval_metric") == "own":
+            keywords["eval_metric"] = own_metric
+        if keywords.pop("stopping", False):
+            keywords["early_stopping"] = dboost.EarlyStopping(1, min_delta=1e-3)
         if self.arcbites is not None:
             keywords["arcbites"] = dboost.ArcBites(**self.arcbites)
-        if not self.is_named:
+        if self.array is not None:
             if "monotonic_cst" in keywords:
                 keywords["monotonic_cst"] = [keywords["monotonic_cst"].get(name, 0) for name in self.names]
             if "categorical_features" in keywords:
@@ -300,17 +387,51 @@ class Draw:
         return keywords
 
     @property
-    def is_named(self) -> bool:
-        """Whether the columns have names."""
-        return self.front not in ("numpy", "dask array")
+    def refits(self) -> bool:
+        return self.earlier == "refit_leaves"
+
+    @property
+    def is_global(self) -> bool:
+        """Whether all trees have the same bins, without which rows can be neither streamed nor prepared."""
+        return self.options.get("split_proposal", "global") == "global"
+
+    def is_class(self) -> bool:
+        """Whether the target is one of classes."""
+        return self.loss in ("log_loss", "exponential", "logistic") or (
+            self.loss == "auto" and self.target in {**TWO_CLASSES, **MANY_CLASSES} and self.target != "five numbers"
+        )
 
     def table(self, part: int = 0, n_rows: int | None = None) -> pd.DataFrame:
-        """Return features c0, c1, …, target y, weight w and offset o. part : 0 to train on, others are other rows."""
-        rng, n = np.random.default_rng([self.seed, part]), self.n_rows if n_rows is None else n_rows
+        """Return the features, target y, weight w and offset o. part : 0 to train on, others are other rows."""
+        n = self.n_rows if n_rows is None else n_rows
+        if (part, n) not in self._tables:
+            self._tables[part, n] = self._make(part, n)
+        return self._tables[part, n].copy(deep=False)
+
+    @cached_property
+    def _tables(self) -> dict[tuple[int, int], pd.DataFrame]:
+        return {}
+
+    @cached_property
+    def lacks(self) -> set[str]:
+        """What its tables have and some forms cannot hold."""
+        tables = [self.table(part, 60) for part in (1, 2, 3, 9)] + [self.table()]
+        if self.mistake is not None:
+            tables.append(self.spoiled(self.table()))
+        return set().union(*map(lacking, tables))
+
+    def _make(self, part: int, n: int) -> pd.DataFrame:
+        rng = np.random.default_rng([self.seed, part])
         frame = pd.DataFrame({name: COLUMNS[kind](rng, n) for name, kind in zip(self.names, self.columns, strict=True)})
         signal = np.zeros(n)
         for name, kind in zip(self.names[:3], self.columns, strict=False):
             signal += pd.factorize(frame[name], sort=kind in NUMERIC)[0] % 7 / 7 - 0.4
+        if part and self.strangers and self.array is None:
+            for name, kind in zip(self.names, self.columns, strict=True):
+                if kind in OPEN:
+                    frame[name] = _with_stranger(frame[name], rng)
+        if self.array is not None:
+            frame = frame.assign(**dict(zip(self.names, as_array(frame, self.array).T, strict=True)))
         frame["y"] = TARGETS[self.target](rng, signal)
         if self.weight is not None:
             frame["w"] = WEIGHTS[self.weight](rng, n)
@@ -327,7 +448,7 @@ class Draw:
             return frame[:0]
         if self.mistake == "no target":
             return frame.drop(columns="y")
-        if self.mistake == "a feature mixes numbers and text":
+        if self.mistake == MIXED:
             return frame.assign(c0=np.array(["a", 1.5] * len(frame), object)[: len(frame)])
         if self.mistake == "a feature has an infinite category":
             return frame.assign(c0=pd.Categorical.from_codes(np.arange(len(frame)) % 2, [1.0, np.inf]))
@@ -337,40 +458,38 @@ class Draw:
             return frame
         if what == "a date":
             return frame.assign(c0=pd.Timestamp("2020-02-29"))
+        if what == "a duration":
+            return frame.assign(c0=pd.Timedelta(days=3))
+        if what == "a day":
+            return frame.assign(c0=np.array([datetime.date(2020, 2, 29)] * len(frame), object))
         if what == "complex":
             return frame.assign(c0=1j)
         if what in ("zero", "next to nothing"):
             return frame.assign(w=frame["w"] * (0.0 if what == "zero" else 1e-300))
         value = {"missing once": np.nan, "infinite once": np.inf, "negative once": -1.0}[what]
         numeric = column != "c0" and pd.api.types.is_numeric_dtype(frame[column])
-        old = frame[column].to_numpy(np.float64) if numeric else np.zeros(len(frame))
+        old = frame[column].to_numpy(np.float64, na_value=np.nan) if numeric else np.zeros(len(frame))
         return frame.assign(**{column: np.where(np.arange(len(frame)) == row, value, old)})
 
 
-@st.composite
-def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
-    """Calls of `dboost.fit`. About one in seven contains a mistake, or an invalid combination of parameters."""
-    # One source for all choices: hypothesis copies choices of one strategy to another of its kind, and with one strategy for
-    # each parameter most calls would be nearly equal to earlier ones.
-    random = draw(st.randoms(note_method_calls=False))
+def drawn(number: int) -> Draw:
+    """Return the call of a number. About one in seven contains a mistake, or an invalid combination of parameters."""
+    chooser = random.Random(number)
 
     def chance(percent: int) -> bool:
-        return random.randint(0, 99) >= 100 - percent
+        return chooser.randint(0, 99) < percent
 
     def pick(values: Iterable[Any]) -> Any:
-        return random.choice(list(values))
+        return chooser.choice(list(values))
 
     def option(percent: int, name: str, *values: Any) -> None:
         if chance(percent):
             options[name] = pick(values)
 
-    columns = tuple(pick(COLUMNS) for _ in range(random.randint(1, 8)))
-    front = pick(FRONTS)
-    if front == "dask array":
-        columns = tuple(kind if kind in NUMERIC else "normal" for kind in columns)
-    if front == "polars":  # has no categories of numbers
-        columns = tuple("categories" if kind.startswith("categories of") else kind for kind in columns)
-    n_rows = random.randint(5, 60) if chance(20) else random.randint(60, 300)
+    array = pick(ARRAY_TYPES) if chance(30) else None
+    kinds = [*COLUMNS] if array is None else [*NUMERIC]
+    columns = tuple(pick(kinds) for _ in range(chooser.randint(1, 8)))
+    n_rows = chooser.randint(5, 60) if chance(20) else chooser.randint(60, 300)
     loss, careless = pick(SUITED), chance(7)
     target = pick(TARGETS if careless else SUITED[loss])
     weight = pick(WEIGHTS) if chance(40) else None
@@ -383,16 +502,14 @@ def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
         weight = "any" if mistake.startswith("weight") else None
         offset = "any" if mistake.startswith("offset") else offset
         if mistake.startswith("a feature"):
-            columns = ("normal", *columns[1:])
-            front = front if front in ("pandas", "dask") or mistake == "a feature is infinite once" else "pandas"
+            columns, array = ("normal", *columns[1:]), None
         if mistake == "a feature is text, to the model it was numbers":
             earlier = earlier or "start_from"
-        if mistake == "the loading code fails":
-            front = "dask"
         if mistake.startswith("evaluation"):
-            columns = ("normal", *columns[1:])
-            watched, earlier = "one", None
-    options: dict[str, Any] = {"max_iter": random.randint(1, 6), "random_state": random.randint(0, 9)}
+            columns, array, watched, earlier = ("normal", *columns[1:]), None, "one", None
+    label = "f" if array is not None else "c" if mistake is not None or chance(50) else pick(LABELS)
+    names = [f"{label}{j}" for j in range(len(columns))]
+    options: dict[str, Any] = {"max_iter": chooser.randint(1, 6), "random_state": chooser.randint(0, 9)}
     if loss == "quantile":
         options["quantile"] = pick([0.5, 0.9, 0.01, 0.999])
     if loss == "huber":
@@ -400,7 +517,7 @@ def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
     if loss == "tweedie":
         option(50, "tweedie_power", 1.1, 1.9)
     option(70, "min_samples_leaf", 1, 2, 5)
-    option(50, "learning_rate", 1.0, 0.5, 1e-6, 1.5)
+    option(50, "learning_rate", 1.0, 0.5, 1e-6, 1.5, [0.5, 0.1, 0.3, 0.2, 0.1, 0.05][: options["max_iter"]])
     option(2, "learning_rate", 1e100, 1e300)
     option(40, "max_leaf_nodes", 2, 3, 8, None)
     option(30, "max_depth", 1, 2, 5)
@@ -425,18 +542,18 @@ def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
     many = target in MANY_CLASSES
     if loss == "log_loss" or careless:
         option(25, "influence_trimming", 0.1, 0.5, 0.9)
-    codes = [f"c{j}" for j, kind in enumerate(columns) if kind in CODES]
-    if codes:
-        text = [f"c{j}" for j, kind in enumerate(columns) if kind in CATEGORICAL]
+    codes = [name for name, kind in zip(names, columns, strict=True) if kind in CODES]
+    if codes and (array is None or array.startswith("float64")):
+        text = [name for name, kind in zip(names, columns, strict=True) if kind in CATEGORICAL]
         option(20, "categorical_features", codes if careless else [*codes, *text])
     declared = options.get("categorical_features", ())
-    ordered = [f"c{j}" for j, kind in enumerate(columns) if kind in NUMERIC and f"c{j}" not in declared]
+    ordered = [name for name, kind in zip(names, columns, strict=True) if kind in NUMERIC and name not in declared]
     if ordered and (not many or careless):
         option(25, "monotonic_cst", *({name: sign} for name in ordered for sign in (1, -1)), dict.fromkeys(ordered, 1))
     if "monotonic_cst" not in options or careless:
         option(20, "step", "line_search", "constant", "leaf")
-    names = list(range(len(columns)))
-    option(20, "interaction_cst", "pairwise", "no_interactions", [names[:2], names[1:3]], [names[::2]], [])
+    places = list(range(len(columns)))
+    option(20, "interaction_cst", "pairwise", "no_interactions", [places[:2], places[1:3]], [places[::2]], [])
     arcbites: dict[str, Any] | None = None
     unwatched = {"early_stopping_rounds": 3, "eval_set": None}
     if n_rows >= 40 and mistake != unwatched and chance(12):
@@ -449,12 +566,11 @@ def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
         is_class = loss in ("log_loss", "exponential", "logistic", "auto") and target in {**TWO_CLASSES, **MANY_CLASSES}
         of_classes = ["accuracy", ["log_loss"]] if many else ["roc_auc", "brier_score", ["accuracy", "brier_score"]]
         of_numbers = ["mean_absolute_error", "root_mean_squared_error", ["mean_squared_error"]]
-        option(30, "eval_metric", *(of_classes if is_class else of_numbers))
+        option(30, "eval_metric", "own", *(of_classes if is_class else of_numbers))
         option(60, "early_stopping_rounds", 1, 2)
+        if "early_stopping_rounds" not in options:
+            option(10, "stopping", True)
     if not careless:
-        if front == "prepared":
-            options.pop("split_proposal", None)
-            watched = watched or ("one" if arcbites else None)
         if earlier == "start_from, kept bins":
             options.pop("split_proposal", None)
         if earlier == "refit_leaves":
@@ -463,20 +579,20 @@ def draws(draw: st.DrawFn, *, again: tuple[str, ...] = AGAIN) -> Draw:
     if options.get("split_proposal", "global") == "global" or careless:
         option(10, "memory_limit", "64MiB", 10**9)
     return Draw(
+        number=number,
         n_rows=n_rows,
-        seed=random.randint(0, 2**32),
+        seed=chooser.randint(0, 2**32),
         columns=columns,
         loss=loss,
         target=target,
         weight=weight,
         offset=offset,
-        front=front,
-        apart=chance(40),
+        array=array,
+        label=label,
         options=options,
         arcbites=arcbites,
         watched=watched,
+        strangers=chance(40),
         earlier=earlier,
-        again=(pick(again),) if again and chance(50) else (),
-        cuts=tuple(random.randint(0, n_rows) for _ in range(random.randint(0, 5))),
         mistake=mistake,
     )
