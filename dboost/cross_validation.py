@@ -191,7 +191,7 @@ def cv(
 
 
 class FoldOptions(NamedTuple):
-    """Keywords of `cv` and `tune` that divide the rows."""
+    """Keywords of `cv` that divide the rows."""
 
     folds: Any
     groups: Any
@@ -221,7 +221,7 @@ _COLUMNS = ("folds", "groups", "time")
 
 
 class DataOptions(NamedTuple):
-    """Keywords of `cv` and `tune` that say how the data are read."""
+    """Keywords of `cv` that say how the data are read."""
 
     sample_weight: Any
     offset: Any
@@ -305,14 +305,11 @@ class FoldSettings:
         Memory limit for all folds together.
     until : float
         Time (`time.perf_counter`) after which no iteration begins.
-    at_once : int
-        Number of cross-validations that run at the same time.
     """
 
     def __init__(
         self, learning: Mapping[str, Any], eval_metric: Any, early_stopping: EarlyStopping | None,
         callbacks: tuple[Callback, ...], progress: bool | None, n_threads: int, limit: int | None, until: float = math.inf,
-        at_once: int = 1,
     ) -> None:  # fmt: skip
         self._learning = {**learning} | rounds_of_rule(early_stopping, {**learning})
         if early_stopping is not None and early_stopping.eval_set not in (None, "validation"):
@@ -324,7 +321,7 @@ class FoldSettings:
         if self.parameters.arcbites is not None:
             raise ParameterError("cv does not take arcbites: each fold would visit other bites at the same time")
         self.eval_metric, self.early_stopping, self.callbacks, self.progress = eval_metric, early_stopping, callbacks, progress
-        self.n_threads, self.limit, self.until, self.at_once = n_threads, limit, until, at_once
+        self.n_threads, self.limit, self.until = n_threads, limit, until
 
     def parameters_on(self, data: Dataset) -> Parameters:
         """Return the parameters of learning with the number of bins of a data set."""
@@ -360,7 +357,7 @@ def cross_validate(
         budget=None if settings.limit is None else Budget(max(settings.limit // len(folds), 1)),
         early_stopping=settings.early_stopping,
         learning_rates=settings.learning_rates,
-        n_at_once=len(folds) * settings.at_once,
+        n_at_once=len(folds),
     )
     past = [state.history for state in states]
     means = FoldScores(len(folds), settings.callbacks, settings.progress, parameters.max_iter, settings.until, past)

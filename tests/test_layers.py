@@ -54,7 +54,6 @@ PUBLIC = {
     "dboost.api.fit",
     "dboost.api.prepare",
     "dboost.cross_validation.cv",
-    "dboost.integrations.optuna.tune",
     "dboost.sizing.plan",
     "dboost.estimators.classifier.DBoostClassifier.__init__",
     "dboost.estimators.regressor.DBoostRegressor.__init__",

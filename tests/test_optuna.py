@@ -103,6 +103,21 @@ def test_mistakes_are_named() -> None:
         PruningCallback(trial, ["eval_log_loss"])  # type: ignore[arg-type]
 
 
+def test_the_pruning_callback_sees_the_means_of_the_folds() -> None:
+    study = optuna.create_study(pruner=After(4))
+    options = {"folds": 2, "max_iter": 12, "loss": "log_loss", "progress": False}
+    found = dboost.cv(FRAME, "y", callbacks=[PruningCallback(study.ask(), "log_loss", every=3)], **options)
+    of_metric = found.summary[found.summary["metric"] == "log_loss"].set_index("iteration")["mean"]
+    assert study.trials[0].intermediate_values == {number: of_metric[number] for number in (3, 6, 9, 12)}
+    with pytest.raises(optuna.TrialPruned, match="pruned after iteration 4"):
+        dboost.cv(FRAME, "y", callbacks=[PruningCallback(study.ask(), "log_loss")], **options)
+
+
+def test_the_function_of_earlier_versions_says_what_to_call() -> None:
+    with pytest.raises(dboost.ParameterError, match=r"tune is gone: call dboost.cv\(.*PruningCallback.*dboost tune"):
+        dboost.integrations.optuna.tune(FRAME, {}, target="y")
+
+
 @pytest.mark.parametrize("name", ["optuna", "mlflow"])
 def test_a_missing_library_is_an_error_that_names_the_extra(name: str) -> None:
     code = f"""

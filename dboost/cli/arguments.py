@@ -168,19 +168,32 @@ def _tune(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument("--time-limit", metavar="TIME", help="end after this time, for example 1h; the same command continues")
     _folds(command)
     command.add_argument("--metric", metavar="NAME", help="what the trials are compared by, for example auc [the loss]")
-    does = "few iterations for many trials, more for the best 1/N of them, and so on up to max_iter; trials are continued"
-    command.add_argument("--halving", metavar="N", type=_positive, help=does)
-    does = "with --halving: the fewest iterations of a trial [max_iter / halving²]"
-    command.add_argument("--min-iterations", metavar="N", type=_positive, help=does)
-    does = "trials that run at the same time [1; on a cluster 2]"
-    command.add_argument("--at-once", metavar="N", type=_positive, help=does)
-    does = "file of the study, which the same command continues; in a folder, study.journal"
+    does = "what ends trials early: the median of the others, successive halving, Hyperband or nothing [%(default)s]"
+    command.add_argument("--pruner", choices=("median", "halving", "hyperband", "none"), default="median", help=does)
+    does = "file of the study, which the same command continues; in a folder, study.db"
     command.add_argument("--output", metavar="STUDY", required=True, help=does)
-    command.add_argument("--plot", metavar="FILE", help="draw the scores of the trials: .svg, .png or .pdf")
-    command.add_argument("--memory-limit", metavar="SIZE", help="what all trials together may use, or on each worker")
+    command.add_argument("--memory-limit", metavar="SIZE", help="what a trial may use, or on each worker")
     _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
     command.add_argument("--quiet", action="store_true", help="print the command with the best parameters only")
+    for option, instead in GONE_FROM_TUNE.items():
+        command.add_argument(option, action=_Gone, help=argparse.SUPPRESS, metavar=instead)
     return command
+
+
+#: Options of earlier versions, and what to use instead.
+GONE_FROM_TUNE = {
+    "--halving": "use --pruner halving",
+    "--min-iterations": "use --pruner halving",
+    "--at-once": "its trials run one after another; in Python, study.optimize(n_jobs=2) runs two at once",
+    "--plot": "open the study of --output with optuna.visualization",
+}
+
+
+class _Gone(argparse.Action):
+    """An option that says what to use instead."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(f"{self.option_strings[0]} is gone: {self.metavar}")
 
 
 def _demo(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:

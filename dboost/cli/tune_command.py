@@ -1,7 +1,7 @@
-"""``dboost tune``: call `dboost.integrations.optuna.tune` with ranges from the command line, and print the best trials.
+"""``dboost tune``: a study of Optuna whose trials are cross-validations on rows that are read and binned once.
 
-The study is kept in the file ``--output``; the same command continues it after it was stopped or killed. The last line printed
-is the ``dboost train`` command that trains with the best parameters on all rows.
+The study is kept in the file ``--output``, an SQLite database of Optuna; the same command continues it after it was stopped or
+killed. The last line printed is the ``dboost train`` command that trains with the best parameters on all rows.
 
 Values of ``--set`` are ranges, lists of choices, and values that stay the same in all trials. ``LOW..HIGH`` is a range, of
 integers if both ends are integers; ``log:LOW..HIGH`` is one whose logarithm is searched evenly; ``A,B,C`` are choices.
@@ -11,47 +11,140 @@ Everything else, also in brackets or quotes, is a value as in the other commands
 from __future__ import annotations
 
 import argparse
-import io
+import hashlib
 import json
 import math
-import re
 import shlex
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-import pandas as pd
-from rich.console import Console
-from rich.table import Table
+import numpy as np
 
+import dboost
 from dboost.cli import arguments as settings
 from dboost.cli import outputs
 from dboost.cli.arguments import key_and_value, literal
-from dboost.cli.cv_command import check_output
 from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_columns, fold_keywords, rows_of
+from dboost.cross_validation import DataOptions, FoldedRows, FoldOptions, FoldSettings, cross_validate, folded, target_of
 from dboost.distributed.client import cluster_at
-from dboost.errors import ParameterError
-from dboost.inspection.plots import canvas
-from dboost.inspection.plots.performance import plot_trials
-from dboost.integrations.optuna import optuna, tune
-from dboost.storage.atomic_write import write_whole
+from dboost.errors import DataError, ParameterError
+from dboost.integrations.optuna import PruningCallback, optuna
+from dboost.params import ALIASES, canonical
+from dboost.session.memory import parse_memory_limit
+from dboost.training.fit import available_threads
+from dboost.training.folds import metric_names
+from dboost.training.plan import parse_time_limit
 
-#: A choice: what Optuna can store.
-Choice = bool | int | float | str | None
+State = optuna.trial.TrialState
+
+#: Attribute of a study: what its trials have in common.
+SETTINGS = "dboost"
+
+#: Why keywords of `dboost.cv` cannot be set.
+ELSEWHERE = {
+    **{name: why for name, why in settings.ELSEWHERE.items() if name != "eval_set"},
+    **FOLD_KEYWORDS,
+    "time_limit": "use --time-limit",
+    "eval_metric": "use --metric",
+    "early_stopping": "use early_stopping_rounds",
+    "max_bins": "the data are binned once: give it to dboost prepare",
+}
 
 
-@dataclass(frozen=True)
-class Range:
-    """Numbers from `low` to `high`, which are both integers or both floats."""
+def run(arguments: argparse.Namespace) -> None:
+    seconds = parse_time_limit(arguments.time_limit)
+    until = math.inf if seconds is None else perf_counter() + seconds
+    fixed, space = divide(arguments.set)
+    known = settings.keywords(dboost.cv, ELSEWHERE)
+    given = settings.gather(arguments.params, fixed, known, ELSEWHERE)
+    for name in space:
+        settings.check_key(name, "in --set", known, ELSEWHERE)
+        given.pop(name, None)  # of --params
+    if not space:
+        raise ParameterError("nothing is searched: give a range, for example --set learning_rate=log:0.01..0.3")
+    names = [ALIASES.get(name, (name,))[0] for name in (*space, *given)]
+    if "loss" in names[: len(space)] and arguments.metric is None:
+        raise ParameterError("the loss is searched, so it cannot be the metric: give one by --metric")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ParameterError(f"{twice} is given twice, by two of its names")
+    path = _study_path(arguments.output)
+    outputs.check_separate({"--output": path}, {"DATA": arguments.data})
+    if arguments.memory_limit is not None:
+        given["memory_limit"] = arguments.memory_limit
+    limit = None if given.get("memory_limit") is None else parse_memory_limit(given["memory_limit"])
+    learning = {name: value for name, value in given.items() if name not in DataOptions._fields}
+    reading = {name: given.get(name) for name in DataOptions._fields}
+    reading["categorical_features"] = given.get("categorical_features", "from_dtype")
 
-    low: int | float
-    high: int | float
-    log: bool = False
+    def settings_of(searched: dict[str, Any], *callbacks: Any) -> FoldSettings:
+        threads = available_threads(given.get("n_threads"))
+        return FoldSettings(canonical(learning | searched), arguments.metric, None, callbacks, False, threads, limit)
+
+    def check_time(_: Any) -> None:
+        if perf_counter() > until:
+            raise TimeoutError
+
+    parameters = settings_of({}).parameters
+    data, target = rows_of(arguments)
+    division = FoldOptions(**fold_keywords(arguments))
+    with cluster_at(arguments.scheduler, arguments.workers) as client:
+        options = DataOptions(**reading | {"client": client})
+        with folded(data, target.get("target", ...), division, options, parameters) as rows:
+            metrics = metric_names(arguments.metric, target_of(rows.targets, parameters))
+            if len(metrics) != 1:
+                raise ParameterError(f"--metric {arguments.metric} must be one metric: a trial has one score")
+            same = {name: repr(value) for name, value in learning.items()} | {name: repr(one) for name, one in space.items()}
+            same |= {"--metric": metrics[0].name, "--pruner": arguments.pruner, "DATA or folds": _digest(rows)}
+            study = _opened(path, same, _pruner(arguments.pruner, parameters.max_iter), metrics[0].greater_is_better)
+            while (number := len(_ended(study))) < arguments.trials and perf_counter() < until:
+                # A sampler for each trial: a study that was killed makes the same trials as an undisturbed one.
+                seed = np.random.SeedSequence((parameters.random_state, number)).generate_state(1)[0]
+                study.sampler = optuna.samplers.TPESampler(seed=int(seed))
+                trial = study.ask(space)
+                pruning = PruningCallback(trial, metrics[0].column, max(parameters.max_iter // 100, 1))
+                try:
+                    _run_trial(study, trial, rows, settings_of(trial.params, check_time, pruning))
+                except TimeoutError:
+                    break
+                except KeyboardInterrupt as stop:
+                    message = f"the study was interrupted after {number} of {arguments.trials} trials"
+                    raise KeyboardInterrupt(f"{message}; the same command continues it") from stop
+                if not arguments.quiet:
+                    print(_line(study, study.trials[trial.number]), file=sys.stderr, flush=True)
+            features = rows.data.feature_names_in_.tolist()
+    ended = _ended(study)
+    if not any(trial.state == State.COMPLETE for trial in ended):
+        errors = [trial.user_attrs["error"] for trial in ended if "error" in trial.user_attrs]
+        raise ParameterError(errors[-1] if errors else "no trial has ended: give a longer --time-limit")
+    if not arguments.quiet:
+        print(f"{len(ended)} trials, {_best(study)}; the study is in {path}")
+    if fold_columns(arguments):  # which are no features
+        given.setdefault("features", features)
+    print(train_command(arguments, given, study.best_trial))
 
 
-def divide(assignments: Iterable[str]) -> tuple[list[str], dict[str, Range | list[Choice]]]:
+def _run_trial(study: optuna.Study, trial: optuna.Trial, rows: FoldedRows, with_settings: FoldSettings) -> None:
+    """Cross-validate with the parameters of a trial, and tell the study how it ended."""
+    try:
+        result = cross_validate(rows, with_settings, predicts=False)
+        if math.isnan(result.best_score):
+            raise DataError(f"{result.metric} is not a number, with {trial.params}")
+        trial.set_user_attr("best_iteration", result.best_iteration)
+        study.tell(trial, result.best_score)
+    except optuna.TrialPruned:
+        study.tell(trial, state=State.PRUNED)
+    except (DataError, ParameterError) as error:  # other parameters may work
+        trial.set_user_attr("error", str(error))
+        study.tell(trial, state=State.PRUNED)
+    except BaseException:  # the next command repeats the trial
+        study.tell(trial, state=State.FAIL)
+        raise
+
+
+def divide(assignments: Iterable[str]) -> tuple[list[str], dict[str, optuna.distributions.BaseDistribution]]:
     """Return the assignments of single values, and what is searched; the last of equal keys wins.
 
     Raises
@@ -61,21 +154,21 @@ def divide(assignments: Iterable[str]) -> tuple[list[str], dict[str, Range | lis
     """
     last = {key_and_value(assignment)[0]: assignment for assignment in assignments}
     fixed: list[str] = []
-    searched: dict[str, Range | list[Choice]] = {}
+    space: dict[str, optuna.distributions.BaseDistribution] = {}
     for key, assignment in last.items():
         try:
-            found = parse(key_and_value(assignment)[1])
+            found = distribution(key_and_value(assignment)[1])
         except ValueError as error:
             raise ParameterError(f"--set {assignment}: {error}") from None
         if found is None:
             fixed.append(assignment)
         else:
-            searched[key] = found
-    return fixed, searched
+            space[key] = found
+    return fixed, space
 
 
-def parse(text: str) -> Range | list[Choice] | None:
-    """Return a range or a list of choices; None for a single value.
+def distribution(text: str) -> optuna.distributions.BaseDistribution | None:
+    """Return what a range or a list of choices means; None for a single value.
 
     Raises
     ------
@@ -84,194 +177,98 @@ def parse(text: str) -> Range | list[Choice] | None:
 
     Examples
     --------
-    >>> parse("8..128"), parse("log:0.01..1"), parse("best_first,depth_wise"), parse("0.1")
-    (Range(low=8, high=128, log=False), Range(low=0.01, high=1.0, log=True), ['best_first', 'depth_wise'], None)
+    >>> distribution("8..128"), distribution("best_first,depth_wise"), distribution("0.1")
+    (IntDistribution(high=128, log=False, low=8, step=1), CategoricalDistribution(choices=('best_first', 'depth_wise')), None)
     """
     text = text.strip()
     if text[:1] in ("[", "{", '"', "'"):
         return None
-    log, _, rest = text.rpartition("log:")
-    if ".." in rest or text.startswith("log:"):
-        if log:
-            raise ValueError("a range is LOW..HIGH or log:LOW..HIGH")
-        return _range(rest, text.startswith("log:"))
+    ends = text.removeprefix("log:")
+    if ".." in ends or ends != text:
+        numbers = [literal(end) for end in ends.split("..")]
+        if len(numbers) != 2 or not all(type(number) in (int, float) for number in numbers):
+            raise ValueError("a range is LOW..HIGH or log:LOW..HIGH, with two numbers")
+        if not -math.inf < numbers[0] < numbers[1] < math.inf:
+            raise ValueError(f"{numbers[0]} is not below {numbers[1]}")
+        is_whole = all(isinstance(number, int) for number in numbers)
+        kind: Any = optuna.distributions.IntDistribution if is_whole else optuna.distributions.FloatDistribution
+        return kind(*numbers, log=ends != text)
     if "," not in text:
         return None
-    choices = [literal(item) for item in text.split(",") if item.strip()]
-    if len(choices) < 2 or len(choices) != len(text.split(",")):
-        raise ValueError("a list of choices is A,B or longer, without empty places")
-    for i, choice in enumerate(choices):
-        if not isinstance(choice, bool | int | float | str | None):
-            raise ValueError(f"a choice is a number or a word, not {choice!r}")
-        if choice in choices[:i]:
-            raise ValueError(f"{choice!r} is there twice")
-    return choices
+    choices = [literal(item) for item in text.split(",")]
+    if "" in choices or len({*map(repr, choices)}) < len(choices):
+        raise ValueError("a list of choices is A,B or longer, without empty places, each choice once")
+    if not all(isinstance(choice, bool | int | float | str | None) for choice in choices):
+        raise ValueError("a choice is a number or a word")
+    return optuna.distributions.CategoricalDistribution(choices)
 
 
-def _range(text: str, log: bool) -> Range:
-    ends = re.fullmatch(r"(.+?)\.\.(.+)", text)
-    numbers = [literal(end) for end in ends.groups()] if ends else []
-    if not numbers or not all(_is_number(number) for number in numbers):
-        raise ValueError("a range is LOW..HIGH or log:LOW..HIGH, with two numbers")
-    low, high = numbers
-    if not low < high:
-        raise ValueError(f"{low} is not below {high}")
-    if log and low <= 0:
-        raise ValueError(f"{low} has no logarithm: the range must begin above 0")
-    if isinstance(low, int) and isinstance(high, int):
-        return Range(low, high, log)
-    return Range(float(low), float(high), log)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-#: Number of trials in the table.
-SHOWN = 10
-
-#: Why keywords of `tune` cannot be set.
-ELSEWHERE = {
-    **{name: why for name, why in settings.ELSEWHERE.items() if name not in ("eval_set", "progress")},
-    "space": "give ranges by --set",
-    "trials": "use --trials",
-    "time_limit": "use --time-limit",
-    **FOLD_KEYWORDS,
-    "metric": "use --metric",
-    "eval_metric": "use --metric",
-    "at_once": "use --at-once",
-    "halving": "use --halving",
-    "min_iterations": "use --min-iterations",
-    "storage": "use --output",
-    "sampler": "objects can only be given in Python",
-    "pruner": "objects can only be given in Python",
-    "max_bins": "the data are binned once: give it to dboost prepare",
-}
-
-
-def run(arguments: argparse.Namespace) -> None:
-    known = settings.keywords(tune, ELSEWHERE)
-    fixed, searched = divide(arguments.set)
-    parameters = settings.gather(arguments.params, fixed, known, ELSEWHERE)
-    for name in searched:
-        settings.check_key(name, "in --set", known, ELSEWHERE)
-        parameters.pop(name, None)  # of --params
-    if not searched:
-        raise ParameterError("nothing is searched: give a range, for example --set learning_rate=log:0.01..0.3")
-    study_file = _study_file(arguments.output)
-    if arguments.plot:
-        check_output(arguments.plot, "--plot", (".svg", ".png", ".pdf"))
-        canvas.style()  # matplotlib may be missing
-    outputs.check_separate({"--output": study_file, "--plot": arguments.plot}, {"DATA": arguments.data})
-    space = {name: _distribution(one) for name, one in searched.items()}
-    options = parameters if arguments.memory_limit is None else parameters | {"memory_limit": arguments.memory_limit}
-    data, target = rows_of(arguments)
-    division = fold_keywords(arguments)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with cluster_at(arguments.scheduler, arguments.workers) as client:
-        try:
-            study = tune(
-                data,
-                space,
-                trials=arguments.trials,
-                time_limit=arguments.time_limit,
-                metric=arguments.metric,
-                at_once=arguments.at_once,
-                halving=arguments.halving,
-                min_iterations=arguments.min_iterations,
-                storage=study_file,
-                callbacks=() if arguments.quiet else (_print_trial,),
-                client=client,
-                **target,
-                **division,
-                **options,
-            )
-        except KeyboardInterrupt as stop:  # its message has the number of trials
-            raise KeyboardInterrupt(f"{str(stop) or 'interrupted'}; the same command continues it") from stop
-    metric = study.user_attrs["dboost"]["metric"]
-    if arguments.plot:
-        _draw(study, metric, arguments.plot)
-    if not study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE]):
-        raise ParameterError("no trial has ended: give a longer --time-limit")
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not arguments.quiet:
-        console.print(_table(study, metric))
-        console.print(_counts(study, study_file), soft_wrap=True)
-    if fold_columns(arguments):  # which are no features
-        parameters.setdefault("features", study.user_attrs["features"])
-    console.print(train_command(arguments, parameters, study.best_trial), soft_wrap=True)
-
-
-def _study_file(path: str) -> str:
-    """Return the file of the study; a folder has it as ``study.journal``."""
+def _study_path(path: str) -> str:
+    """Return the file of the study; a folder has it as ``study.db``."""
     if "://" in path:
         raise ParameterError(f"--output {path}: a study is kept in a local file")
-    if Path(path).is_dir():
-        return str(Path(path) / "study.journal")
-    if path.endswith("/") or not Path(path).parent.is_dir():
-        raise ParameterError(f"--output {path}: there is no folder {path if path.endswith('/') else Path(path).parent}")
+    file = Path(path)
+    if file.is_dir():
+        return str(file / "study.db")
+    if path.endswith("/") or not file.parent.is_dir():
+        raise ParameterError(f"--output {path}: there is no folder {path if path.endswith('/') else file.parent}")
     return path
 
 
-def _distribution(searched: Range | list[Choice]) -> Any:
-    if isinstance(searched, list):
-        return optuna.distributions.CategoricalDistribution(searched)
-    is_whole = isinstance(searched.low, int)
-    kind: Any = optuna.distributions.IntDistribution if is_whole else optuna.distributions.FloatDistribution
-    return kind(searched.low, searched.high, log=searched.log)
+def _opened(path: str, same: dict[str, str], pruner: Any, is_maximized: bool) -> optuna.Study:
+    """Create a study, or open that of an earlier command; a ParameterError if the file is none, or has other settings."""
+    direction = "maximize" if is_maximized else "minimize"
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        options = {"study_name": "dboost", "load_if_exists": True, "direction": direction, "pruner": pruner}
+        study = optuna.create_study(storage=f"sqlite:///{path}", **options)
+    except Exception as error:
+        text = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ParameterError(f"--output {path} cannot be opened as a study: {text}") from error
+    stored = study.user_attrs.get(SETTINGS, {})
+    differing = [name for name in {**stored, **same} if stored.get(name) != same.get(name)]
+    if differing and any("error" not in trial.user_attrs for trial in _ended(study)):
+        raise ParameterError(f"{path} has a study with other settings ({', '.join(differing)}): name another file by --output")
+    study.set_user_attr(SETTINGS, same)
+    return study
 
 
-def _print_trial(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
-    """Print a line on the terminal for a trial that has ended; a callback."""
-    metric = study.user_attrs["dboost"]["metric"]
-    if trial.state == optuna.trial.TrialState.COMPLETE:
-        attrs = trial.user_attrs
-        score = f"{metric} {trial.value:.6g} ± {attrs['std']:.2g}"
-        how = f"{score} in iteration {attrs['best_iteration']}, {attrs['seconds']:.1f} s"
-    else:
-        how = f"pruned after iteration {trial.last_step}"
-    done = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
-    best = f"; best {study.best_value:.6g} of trial {study.best_trial.number}" if done else ""
-    print(f"trial {trial.number}: {how}{best}", file=sys.stderr, flush=True)
+def _pruner(name: str, max_iter: int) -> optuna.pruners.BasePruner:
+    least = max(max_iter // 9, 1)
+    if name == "halving":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=least, reduction_factor=3)
+    if name == "hyperband":
+        return optuna.pruners.HyperbandPruner(min_resource=least, max_resource=max_iter, reduction_factor=3)
+    return optuna.pruners.MedianPruner(n_warmup_steps=max_iter // 5) if name == "median" else optuna.pruners.NopPruner()
 
 
-def _table(study: optuna.Study, metric: str) -> Table:
-    """Return the best trials, the best first."""
-    done = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
-    is_maximized = study.direction == optuna.study.StudyDirection.MAXIMIZE
-    best = sorted(done, key=lambda trial: trial.values[0], reverse=is_maximized)[:SHOWN]
-    title = f"The best {len(best)} of {len(done)} trials" if len(best) < len(done) else "Trials"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for name in ("trial", metric, "± std", "iteration", *best[0].params):
-        table.add_column(name, justify="right", overflow="fold")
-    for trial in best:
-        attrs = trial.user_attrs
-        values = (f"{value:.4g}" if isinstance(value, float) else as_set(value) for value in trial.params.values())
-        table.add_row(str(trial.number), f"{trial.value:.6g}", f"{attrs['std']:.2g}", str(attrs["best_iteration"]), *values)
-    return table
-
-
-def _counts(study: optuna.Study, path: str) -> str:
-    names = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed or repeated", "WAITING": "waiting"}
-    states = [trial.state.name for trial in study.get_trials(deepcopy=False)]
-    counts = ", ".join(f"{states.count(state)} {text}" for state, text in names.items() if state in states)
-    return f"{len(states)} trials: {counts}; the study is in {path}"
-
-
-def _draw(study: optuna.Study, metric: str, path: str) -> None:
-    rows = [
-        (trial.number, trial.value, trial.state == optuna.trial.TrialState.PRUNED)
-        for trial in study.get_trials(deepcopy=False)
-        if trial.value is not None and math.isfinite(trial.value)
+def _digest(rows: FoldedRows) -> str:
+    """Return what differs between other rows, features or folds."""
+    targets: Any = rows.targets
+    content = [
+        repr((rows.data.feature_names_in_.tolist(), getattr(targets, "categories", None))).encode("utf-8", "backslashreplace")
     ]
-    table = pd.DataFrame(rows, columns=["number", "value", "is_pruned"]).astype({"is_pruned": bool})
-    ending = Path(path).suffix[1:].lower()
-    date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)
-    buffer = io.BytesIO()
-    with canvas.style(), canvas.detached():
-        axes = plot_trials(table, metric, study.direction == optuna.study.StudyDirection.MAXIMIZE)
-        axes.figure.savefig(buffer, format=ending, metadata=date)
-    write_whole(path, buffer.getvalue())
+    content += [getattr(targets, "codes", targets).tobytes()]
+    return hashlib.sha256(b"".join([*content, *(fold.uses.tobytes() for fold in rows.folds)])).hexdigest()
+
+
+def _ended(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    """Return the trials that were not interrupted."""
+    return study.get_trials(deepcopy=False, states=(State.COMPLETE, State.PRUNED))
+
+
+def _line(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> str:
+    """Return what is printed for a trial that has ended."""
+    if trial.state == State.COMPLETE:
+        how = f"{trial.value:.6g} in iteration {trial.user_attrs['best_iteration']}"
+    else:
+        how = trial.user_attrs.get("error", f"pruned after iteration {trial.last_step}")
+    has_best = any(one.state == State.COMPLETE for one in _ended(study))
+    return f"trial {trial.number}: {how}{f'; {_best(study)}' if has_best else ''}"
+
+
+def _best(study: optuna.Study) -> str:
+    return f"best {study.user_attrs[SETTINGS]['--metric']} {study.best_value:.6g} of trial {study.best_trial.number}"
 
 
 def train_command(arguments: argparse.Namespace, fixed: dict[str, Any], best: optuna.trial.FrozenTrial) -> str:
@@ -279,10 +276,8 @@ def train_command(arguments: argparse.Namespace, fixed: dict[str, Any], best: op
     command = ["dboost", "train", arguments.data]
     if arguments.target is not None:
         command += ["--target", arguments.target]
-    for_all_rows = {"max_iter": best.user_attrs["best_iteration"]}
-    stopping = ("early_stopping_rounds",)  # there is no evaluation set
-    for name, value in (fixed | best.params | for_all_rows).items():
-        if name not in stopping:
+    for name, value in (fixed | best.params | {"max_iter": best.user_attrs["best_iteration"]}).items():
+        if name not in ("early_stopping_rounds", "memory_limit"):  # no evaluation set; an option of its own
             command += ["--set", f"{name}={as_set(value)}"]
     for option in ("memory_limit", "scheduler", "workers"):
         value = getattr(arguments, option)
