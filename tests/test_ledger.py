@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ def arrive(*numbers: int) -> None:
         rng = np.random.default_rng(number)
         frame = pd.DataFrame(rng.normal(size=(60 + number, 2)), columns=["a", "b"])
         frame["y"] = frame["a"] * number
-        frame.to_parquet(f"data/part-{number}.parquet", index=False)
+        frame.to_parquet(f"data/part-{number}.parquet", index=False, compression=None)
 
 
 @pytest.fixture
@@ -52,10 +54,12 @@ def learned(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         calls.append(names)
         if options.get("checkpoint"):
             Path(options["checkpoint"]).mkdir(parents=True, exist_ok=True)
-        old = [] if start_from is None else list(dboost.load(start_from).ensemble.sources)
+        old = None if start_from is None else dboost.load(start_from).ensemble
+        earlier, trees = ([], ()) if old is None else (list(old.sources), old.trees)
+        number = len(earlier) + 1
         ensemble = real(pd.read_parquet(data[0]), target, max_iter=1, progress=False).ensemble
-        source = ensemble.sources[0] | {"label": " ".join(names)}
-        return dboost.Booster(replace(ensemble, sources=(*old, source)))
+        source = ensemble.sources[0] | {"label": " ".join(names), "first_iteration": number, "last_iteration": number}
+        return dboost.Booster(replace(ensemble, sources=(*earlier, source), trees=(*trees, *ensemble.trees)))
 
     monkeypatch.setattr(dboost, "fit", fit)
     return calls
@@ -175,6 +179,47 @@ class TestRefused:
         pd.DataFrame({"a": [1.0], "b": [2.0], "y": [3.0]}).to_parquet("data/part-1.parquet")
         assert "part-1.parquet has" in self.said(capsys)
 
+    @pytest.mark.parametrize("keeps_times", [False, True])
+    def test_rows_that_changed_without_a_change_of_size(self, keeps_times: bool, capsys: pytest.CaptureFixture[str]) -> None:
+        arrive(1, 2)
+        assert main(COMMAND) == 0
+        exchange("data/part-1.parquet", keeps_times=keeps_times)
+        arrive(3)
+        assert "part-1.parquet has another content than when model.json learned from it" in self.said(capsys)
+        exchange("data/part-1.parquet")  # the first content is back
+        assert main(COMMAND) == 0
+        assert read_ledger()["settled"][1]["files"].keys() == {"part-3.parquet"}
+
+    def test_a_file_of_an_interrupted_batch_that_was_replaced(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        arrive(1, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger.Ledger, "record_model", lambda *_: (_ for _ in ()).throw(Killed()))
+            with pytest.raises(Killed):
+                main(COMMAND)
+        exchange("data/part-2.parquet")
+        assert "part-2.parquet has another content than when the training of model.json on it began" in self.said(capsys)
+        assert main((*COMMAND, "--discard-batch")) == 0
+
+    def test_a_file_that_is_replaced_during_the_training(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        arrive(1, 2)
+        real = dboost.fit
+
+        @functools.wraps(real)
+        def fit(*arguments: Any, **options: Any) -> dboost.Booster:
+            exchange("data/part-2.parquet")  # before the fit lists the files
+            return real(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(dboost, "fit", fit)
+            assert main(COMMAND) == 2
+        assert "part-2.parquet was replaced while model.json was trained on it" in capsys.readouterr().err
+        assert not Path("model.json").exists() and not Path("model.json.ledger.json").exists()
+        assert main(COMMAND) == 0
+
     def test_a_file_of_an_interrupted_batch_that_is_gone(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -214,7 +259,7 @@ class TestRefused:
         assert "--moved-from" in self.said(capsys)
         assert "--start-from names another: old.json" in self.said(capsys, *COMMAND, "--start-from", "old.json")
 
-    @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"format": "dboost ledger", "version": 2}', "\xff"])
+    @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"format": "dboost ledger", "version": 2}', "\xff", "[" * 100_000])
     def test_a_damaged_ledger(self, capsys: pytest.CaptureFixture[str], text: str) -> None:
         arrive(1)
         Path("model.json.ledger.json").write_text(text, encoding="latin-1")
@@ -227,6 +272,83 @@ class TestRefused:
         content["settled"][0]["files"] = ["part-1.parquet"]
         Path("model.json.ledger.json").write_text(json.dumps(content))
         assert "is damaged" in self.said(capsys)
+
+
+def read_ledger() -> dict[str, Any]:
+    return json.loads(Path("model.json.ledger.json").read_text())
+
+
+def exchange(name: str, *, keeps_times: bool = False) -> None:
+    """Reverse the rows of the only row group of a file; called twice, the content is the first one."""
+    path, times = Path(name), os.stat(name)
+    frame = pd.read_parquet(path)
+    frame[::-1].to_parquet(path, index=False, compression=None)
+    if path.stat().st_size != times.st_size:
+        raise AssertionError("the size has changed")
+    if keeps_times:
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def test_touched_and_copied_files_are_not_new(
+    learned: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrive(1, 2)
+    assert main(COMMAND) == 0
+    first = read_ledger()["settled"][0]
+    assert set(first["stamps"]) == set(first["digests"]) == {"part-1.parquet", "part-2.parquet"}
+    os.utime("data/part-1.parquet", ns=(1, 1))
+    Path("data/part-2.parquet").chmod(0o600)
+    shutil.copy("data/part-1.parquet", "copy")
+    Path("copy").replace("data/part-1.parquet")
+    assert main(COMMAND) == 0
+    assert "nothing new" in capsys.readouterr().out and len(learned) == 1
+    second = read_ledger()["settled"][0]
+    assert second["digests"] == first["digests"] and second["stamps"] != first["stamps"]
+    read: list[str] = []
+    monkeypatch.setattr(ledger, "digest_of", lambda file: read.append(file.url))
+    assert main(COMMAND) == 0 and not read, "the present stamps are recorded"
+
+
+def test_a_ledger_with_names_and_sizes_only_is_completed(learned: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    arrive(1, 2)
+    assert main(COMMAND) == 0
+    content = read_ledger()
+    for name in ("stamps", "digests"):
+        del content["settled"][0][name]
+    Path("model.json.ledger.json").write_text(json.dumps(content))
+    Path("data/part-2.parquet").unlink()
+    assert main(COMMAND) == 0 and len(learned) == 1
+    assert set(read_ledger()["settled"][0]["digests"]) == {"part-1.parquet"}
+    exchange("data/part-1.parquet")
+    assert main(COMMAND) == 2
+    assert "part-1.parquet has another content" in capsys.readouterr().err
+
+
+def test_tags_of_a_store_decide_without_reading(
+    learned: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrive(1, 2)
+    tags = {"part-1.parquet": "tag a", "part-2.parquet": "tag b", "part-3.parquet": "tag c"}
+
+    def tagged(path: Any) -> Any:
+        found = find_files(path)
+        return replace(found, files={name: replace(file, stamp=tags[name]) for name, file in found.files.items()})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "find_files", tagged)
+        patch.setattr(ledger, "digest_of", lambda file: pytest.fail("a file is read"))
+        assert main(COMMAND) == 0
+        arrive(3)
+        assert main(COMMAND) == 0
+        tags["part-2.parquet"] = "tag d"
+        assert main(COMMAND) == 2
+        assert "part-2.parquet has another content" in capsys.readouterr().err
+        Path("data").rename("moved")  # copies may have other tags
+        moved = ("train", "moved", *COMMAND[2:])
+        assert main((*moved, "--moved-from", "data")) == 0
+        assert main(moved) == 0
+    assert main(moved) == 0, "from a store to a folder"
+    assert len(learned) == 2 and set(read_ledger()["settled"][0]["digests"]) == {"part-1.parquet", "part-2.parquet"}
 
 
 class TestSettingsOfABatch:

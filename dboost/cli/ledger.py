@@ -2,8 +2,11 @@
 
 Data arrive as files, for example one partition per day. ``--only-new`` trains on those that the model at ``--output`` has not
 been trained on, and does nothing without new files; so one command is the first fit, the nightly continuation, and the restart
-after a crash. The model file is a function of rows, settings and seed, so names and sizes of files are recorded in
-``MODEL.ledger.json``.
+after a crash. The model file is a function of rows, settings and seed, so the files are recorded in ``MODEL.ledger.json``.
+
+**A file is recognized** by its name, and it is the recorded one if it has the recorded size and *stamp* (`data.files`): the tag
+of an object store, or the times of the last changes. If times differ, the content decides, by its digest; so a file that was
+touched or copied stays the same file, and one that was replaced by another of the same size is an error that names it.
 
 **No file is trained on twice or lost**, wherever the process is killed. No single step can write model and ledger together, so
 the ledger is a write-ahead log:
@@ -32,18 +35,20 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any
 
 import dboost
-from dboost.data.files import FilesBelow, find_files
+from dboost.data.files import FilesBelow, digest_of, find_files
 from dboost.errors import DataError, ParameterError, shown
 from dboost.params import Parameters, canonical
 from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
+from dboost.storage.json_shape import ANY, OTHERS, Shape, Within, check_shape
 from dboost.storage.lease import Lease
 from dboost.training.checkpoint import STATE, first_difference, remove_checkpoint
 
@@ -65,6 +70,10 @@ class Batch:
     settings: dict[str, Any] | None
     #: Digest of the new model; None before the end of training.
     model: str | None = None
+    #: Stamps of the files by name; ledgers of earlier versions have none.
+    stamps: dict[str, str] = field(default_factory=dict)
+    #: SHA-256 of the files whose stamp is no tag, by name.
+    digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -136,7 +145,7 @@ class Ledger:
     ) -> None:
         self._model, self._settings, self._checkpoint = model, settings, checkpoint
         self.path, self.lease = f"{model}.ledger.json", lease
-        self._data = find_files(data)
+        self._path, self._data = data, find_files(data)
         self._moved_from = None if moved_from is None else shown(find_files(moved_from).root)
         self._is_moved = False
         self._base = self._digest()
@@ -156,7 +165,7 @@ class Ledger:
         Raises
         ------
         DataError
-            Naming a file whose size has changed, or a missing file of the interrupted batch.
+            Naming a file whose size or content has changed, or a missing file of the interrupted batch.
         ParameterError
             Naming a setting that differs from that of the interrupted batch.
         """
@@ -167,13 +176,24 @@ class Ledger:
                     f"{name} has {present[name]:,} bytes, and had {size:,} when {shown(self._model)} learned from it: "
                     f"give changed rows a name of their own"
                 )
-        if self._is_moved:
+        settled = []
+        for batch in self._settled:
+            batch, replaced = self._compared(batch)
+            if replaced is not None:
+                raise DataError(
+                    f"{replaced} has another content than when {shown(self._model)} learned from it: give changed rows a name "
+                    f"of their own, and put back the file that was there, or remove it"
+                )
+            settled.append(batch)
+        is_noted = settled == self._settled
+        self._settled = settled
+        if self._is_moved or not is_noted:
             self._write()
         if self._pending is None:
             new = {name: size for name, size in present.items() if name not in self.files}
             if not new:
                 return None
-            self._pending = Batch(new, self._base, self._settings)
+            self._pending = self._compared(Batch(new, self._base, self._settings))[0]
             self._write()
         self._check_settings(self._pending)
         for name, size in self._pending.files.items():
@@ -183,7 +203,30 @@ class Ledger:
                     f"{name} {what}, and {shown(self._model)} is being trained on it: put it back, or begin anew with what is "
                     f"there, by --discard-batch"
                 )
+        self._pending, replaced = self._compared(self._pending)
+        if replaced is not None:
+            raise DataError(
+                f"{replaced} has another content than when the training of {shown(self._model)} on it began: put it back, or "
+                f"begin anew with what is there, by --discard-batch"
+            )
         return self._pending
+
+    def _compared(self, batch: Batch) -> tuple[Batch, str | None]:
+        """Return a batch with the present stamps of its files, and the name of the first one that was replaced, if any."""
+        stamps, digests = dict(batch.stamps), dict(batch.digests)
+        for name in batch.files:
+            file, noted = self._data.files.get(name), stamps.get(name)
+            if file is None or (file.stamp and file.stamp == noted):
+                continue
+            found = None if file.has_tag and name not in digests else digest_of(file)
+            if noted is not None and file.has_tag and noted.startswith("tag ") and not self._is_moved:
+                return batch, name
+            if digests.get(name, found) != found:
+                return batch, name
+            stamps[name] = file.stamp
+            if found is not None:
+                digests[name] = found
+        return replace(batch, stamps=stamps, digests=digests), None
 
     def urls(self, batch: Batch) -> list[str]:
         """Return the URLs of the files of a batch, in the order of their names, with the columns in the names of folders."""
@@ -194,8 +237,23 @@ class Ledger:
         return f"{str(self._checkpoint).rstrip('/')}/{batch.name}"
 
     def record_model(self, digest: str) -> None:
-        """Write the digest of the model that will be saved next."""
+        """Write the digest of the model that will be saved next.
+
+        Raises
+        ------
+        DataError
+            Naming a file that was replaced during the training: it is unknown which of its contents the model has.
+        """
         assert self._pending is not None
+        self._data = find_files(self._path)
+        replaced = next((name for name, size in self._pending.files.items() if self._data.sizes.get(name, size) != size), None)
+        if replaced is None:
+            self._pending, replaced = self._compared(self._pending)
+        if replaced is not None:
+            raise DataError(
+                f"{replaced} was replaced while {shown(self._model)} was trained on it, which was not saved: start again, with "
+                f"--discard-batch if there is a checkpoint, and write changed rows to new files"
+            )
         self._pending = replace(self._pending, model=digest)
         self._write()
 
@@ -268,18 +326,14 @@ class Ledger:
     def _read(self) -> tuple[list[Batch], Batch | None]:
         try:
             content = json.loads(read_whole(self.path))
+            check_shape(content, _LEDGER, "it")
         except FileMissingError:
             return [], None
-        except ValueError as error:
-            raise _damaged(self.path, error) from error
-        try:
-            if content["format"] != _FORMAT or content["version"] not in (1, _VERSION):
-                raise ValueError("it is no ledger of this version")
-            settled = [_batch(one) for one in content["settled"]]
-            pending = None if content["pending"] is None else _batch(content["pending"])
-            root = content["data"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(self.path, error) from error
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{shown(self.path)} is damaged: {error}") from error
+        settled = [_batch(one) for one in content["settled"]]
+        pending = None if content["pending"] is None else _batch(content["pending"])
+        root = content["data"]
         if root != shown(self._data.root):
             if not settled and self._base is None:
                 return [], None
@@ -305,14 +359,15 @@ class Ledger:
         write_whole(self.path, json.dumps(content, indent=1).encode())
 
 
+#: What a ledger may hold. Batches of version 1 have no settings.
+_BATCH: Shape = {
+    "files": {OTHERS: Within(0)}, "base": (str, None), "model": (str, None), "settings?": ({OTHERS: ANY}, None),
+    "stamps?": {OTHERS: str}, "digests?": {OTHERS: str},
+}  # fmt: skip
+_LEDGER: Shape = {
+    "format": re.compile(_FORMAT), "version": Within(1, _VERSION), "data": str, "settled": [_BATCH], "pending": (_BATCH, None),
+}  # fmt: skip
+
+
 def _batch(found: dict[str, Any]) -> Batch:
-    files, base, model, settings = found["files"], found["base"], found["model"], found.get("settings")
-    if not isinstance(settings, dict | None):
-        raise ValueError("its settings are not values by name")
-    if not (isinstance(files, dict) and all(isinstance(size, int) for size in files.values())):
-        raise ValueError("its files are not names with sizes")
-    return Batch(files, base, settings, model)
-
-
-def _damaged(path: str, error: Exception) -> DataError:
-    return DataError(f"{shown(path)} is damaged: {error}")
+    return Batch(**{"settings": None} | found)

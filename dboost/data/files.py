@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 from urllib.parse import unquote
 
@@ -45,7 +46,8 @@ DELTA_LOG, ICEBERG = "_delta_log", ".metadata.json"
 PARQUET = (".parquet", ".parq", ".pq")
 CSV = (".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zip", ".csv.zst")
 #: How the libraries of object stores call the tag of a content, and the time of the last change.
-_TAGS = ("ETag", "etag", "Content-MD5", "content_md5", "md5Hash", "generation", "VersionId")
+#: First those that a copy of the same content has too.
+_TAGS = ("Content-MD5", "content_md5", "md5Hash", "ETag", "etag", "generation", "VersionId")
 _TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "modified", "updated", "created")
 #: The value of a partition column that is missing, in the names of folders.
 _MISSING = "__HIVE_DEFAULT_PARTITION__"
@@ -104,6 +106,15 @@ def check_unchanged(file: DataFile) -> None:
     fs.invalidate_cache(fs._parent(name))
     if not _is_same(file, stat_file(fs, name, fs.info(name))):
         raise changed(file)
+
+
+def digest_of(file: DataFile) -> str:
+    """Return the SHA-256 of a file's content in hexadecimal; DataError if it cannot be read, or changes meanwhile."""
+    found = sha256()
+    with unchanged(file), fsspec.open(file.url, "rb") as content:
+        while block := content.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
 
 
 def changed(file: DataFile) -> DataError:
