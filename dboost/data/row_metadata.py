@@ -24,7 +24,9 @@ from dboost.schema import Level
 from dboost.storage.spool import Spool
 
 #: Integers below this are exact as floats (2**53 + 1 becomes 2**53).
-_EXACT = 2**53
+EXACT = 2**53
+#: What to do with a target of larger ones: as categories they are exact.
+_REMEDY = "convert it to a column of categories or text if they are classes, to floats if they are amounts"
 #: Lower bound of the largest weight. Gradients are float32, and those below 1e-30 count as zero.
 LEAST_MAX_WEIGHT = 1e-25
 
@@ -65,11 +67,11 @@ class MetadataRows:
     def name(self, row: int) -> str:
         return _name(*self.position(row))
 
-    def flagged(self, what: str, flags: np.ndarray, problem: str) -> list[DataIssue]:
+    def flagged(self, what: str, flags: np.ndarray, problem: str, remedy: str = "") -> list[DataIssue]:
         """Return an issue if any row is flagged."""
         if not flags.any():
             return []
-        return [DataIssue(what, problem, int(np.count_nonzero(flags)), self.position(int(np.argmax(flags))))]
+        return [DataIssue(what, problem, int(np.count_nonzero(flags)), self.position(int(np.argmax(flags))), remedy)]
 
 
 def _name(partition: int, row: int) -> str:
@@ -86,6 +88,8 @@ class DataIssue:
     count: int
     #: Partition and row of the first.
     first: tuple[int, int]
+    #: What to do, if that is not obvious.
+    remedy: str = ""
 
 
 def raise_for_issues(issues: Sequence[DataIssue]) -> None:
@@ -95,7 +99,8 @@ def raise_for_issues(issues: Sequence[DataIssue]) -> None:
         same = [issue for issue in issues if (issue.what, issue.problem) == (what, problem)]
         count, first = sum(issue.count for issue in same), min(issue.first for issue in same)
         rows = "1 row" if count == 1 else f"{count} rows"
-        raise DataError(f"{what} {problem} in {rows}, first in {_name(*first)}")
+        remedy = f": {issues[0].remedy}" if issues[0].remedy else ""
+        raise DataError(f"{what} {problem} in {rows}, first in {_name(*first)}{remedy}")
 
 
 def label(role: str, name: str | None) -> str:
@@ -157,21 +162,29 @@ def result_dtype(dtypes: Iterable[str]) -> str:
 def levels_dtype(levels: tuple[Level, ...]) -> str:
     """Return the NumPy dtype of a column with these categories."""
     kinds = {type(level) for level in levels}
+    if kinds == {int} and levels[-1] >= 2**63 and levels[0] >= 0:  # type: ignore[operator]  # sorted
+        return "uint64"
     if len(kinds) == 1:
         return {str: "object", bool: "bool", int: "int64", float: "float64"}[kinds.pop()]
     return "float64" if kinds == {int, float} else "object"
 
 
-def check_target(target: Column, dtype: str, what: str, rows: MetadataRows) -> list[DataIssue]:
-    """Return issues for missing, infinite and inexact targets."""
+def check_exact(target: Column | None, what: str, rows: MetadataRows) -> list[DataIssue]:
+    """Return issues for integers that floats cannot represent, in a partition of the target in its own dtype."""
+    if not isinstance(target, np.ndarray) or target.dtype.kind not in "iu" or not len(target):
+        return []
+    if max(int(target.max()), -int(target.min())) < EXACT:
+        return []
+    problem = "holds integers of 2**53 or more, which floats cannot represent exactly,"
+    return rows.flagged(what, np.abs(target.astype(np.float64)) >= EXACT, problem, _REMEDY)
+
+
+def check_target(target: Column, what: str, rows: MetadataRows) -> list[DataIssue]:
+    """Return issues for missing and infinite targets."""
     if isinstance(target, CategoryColumn):
         return rows.flagged(what, target.codes < 0, "contains NaN (a missing value)")
     found = rows.flagged(what, np.isnan(target), "contains NaN (a missing value)")
-    found += rows.flagged(what, np.isinf(target), "contains infinity")
-    if dtype in ("int64", "uint64") and len(target) and max(target.max(), -target.min()) >= _EXACT:
-        too_large = "holds integers of 2**53 or more, which floats cannot represent exactly,"
-        found += rows.flagged(what, np.abs(target) >= _EXACT, too_large)
-    return found
+    return found + rows.flagged(what, np.isinf(target), "contains infinity")
 
 
 def check_weight(weight: np.ndarray, what: str, rows: MetadataRows) -> list[DataIssue]:
@@ -242,7 +255,10 @@ class RowMetadataSpool:
             here = MetadataRows((length,), True, (i,))
             target, weight, offset = self.get(i)
             if target is not None:
-                issues += check_target(target, self.target_dtype, label("target", plan.target), here)
+                what = label("target", plan.target)
+                issues += check_target(target, what, here)
+                if self._dtypes["target", i].kind in "iu":
+                    issues += check_exact(self.raw("target", i), what, here)
             if weight is not None:
                 issues += check_weight(weight, label("sample_weight", plan.weight), here)
             if offset is not None:

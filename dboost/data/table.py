@@ -58,6 +58,7 @@ from dboost.data.row_metadata import (
     MetadataRows,
     RowMetadata,
     RowMetadataSpool,
+    check_exact,
     check_max_weight,
     check_offset,
     check_target,
@@ -366,8 +367,11 @@ class Reader:
         target, dtype, is_bool = None, None, False
         issues: list[DataIssue] = []
         if parts["target"]:
+            what = label("target", plan.target)
+            own = {i: MetadataRows((len(part),), rows.in_partitions, (i,)) for i, part in sorted(parts["target"].items())}
+            inexact = [issue for i, here in own.items() for issue in check_exact(parts["target"][i], what, here)]
             target, dtype, is_bool = join_target(parts["target"], self._target_categories)
-            issues += check_target(target, dtype, label("target", plan.target), rows)
+            issues += check_target(target, what, rows) + inexact
         weight = join_floats(parts["sample_weight"]) if parts["sample_weight"] else None
         if weight is not None:
             issues += check_weight(weight, label("sample_weight", plan.weight), rows)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dboost.errors import MissingExtraError
+from dboost.errors import MissingExtraError, ParameterError
 from dboost.interop.export import away_from_missing, nearest_float32, response_of
 from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble, Tree
@@ -112,6 +112,8 @@ def _add_classes(helper: Any, nodes: list[Any], constants: list[Any], ensemble: 
     if all(isinstance(level, bool) for level in classes):
         of_labels = TensorProto.BOOL
     elif all(isinstance(level, int) for level in classes):
+        if max(classes) >= 2**63:
+            raise ParameterError(f"class {max(classes)} exceeds the integers of 64 bits that ONNX has for labels")
         of_labels = TensorProto.INT64
     elif all(isinstance(level, int | float) for level in classes):
         of_labels, classes = TensorProto.DOUBLE, [float(level) for level in classes]

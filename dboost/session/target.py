@@ -18,7 +18,7 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.chunk import CategoryColumn, CategoryIndex, Column, too_many_classes
-from dboost.data.row_metadata import levels_dtype, result_dtype
+from dboost.data.row_metadata import EXACT, levels_dtype, result_dtype
 from dboost.errors import DataError, ParameterError, warn
 from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, by_name
 from dboost.model.ensemble import Ensemble
@@ -37,6 +37,22 @@ class Target:
     classes_dtype: str | None
 
 
+def _holds(dtype: str, classes: tuple[Level, ...]) -> bool:
+    """Return whether an array of a dtype has the same values as the classes."""
+    try:
+        return bool(np.array(classes, np.dtype(dtype)).tolist() == list(classes))
+    except OverflowError:
+        return False
+
+
+def _holds(dtype: str, classes: tuple[Level, ...]) -> bool:
+    """Return whether an array of a dtype has the same values as the classes."""
+    try:
+        return bool(np.array(classes, np.dtype(dtype)).tolist() == list(classes))
+    except OverflowError:
+        return False
+
+
 def target_of(model: Ensemble, parameters: Parameters) -> Target:
     """Return loss and classes of a model that is continued."""
     n_classes = 2 if model.classes is None else len(model.classes)
@@ -47,6 +63,8 @@ def target_for(classes: tuple[Level, ...], parameters: Parameters) -> Target:
     """Return loss and classes if all classes are known before the data are read."""
     if len(classes) < 2:
         raise ParameterError(f"classes={list(classes)!r}: a classifier needs at least two classes")
+    if any(isinstance(level, float) and abs(level) >= EXACT for level in classes):
+        raise ParameterError(f"classes={list(classes)!r:.200}: {_INEXACT}")
     if len(classes) > MAX_CLASSES:
         raise ParameterError(f"classes has {len(classes):,} classes, but at most {MAX_CLASSES:,} are possible")
     loss = loss_for(parameters, parameters.loss_name, len(classes))
@@ -123,7 +141,7 @@ def _encode(
         codes, classes = column.codes, column.categories
     else:
         if not any(isinstance(level, str) for level in target.classes):
-            encoded = _positions(np.array(target.classes, np.float64), column)
+            encoded = _positions(target.classes, column)
             if encoded is not None:
                 return encoded
         values, codes = np.unique(column, return_inverse=True)
@@ -161,15 +179,23 @@ def encode_values(
         if (codes < 0).any():
             raise unknown_class(categories[int(values[np.argmax(codes < 0)])])
         return codes
-    numbers = np.array(target.classes, np.float64)
-    encoded = _positions(numbers, values)
+    encoded = _positions(target.classes, values)
     if encoded is None:
-        raise unknown_class(float(values[np.argmax(~np.isin(values, numbers))]))
+        raise unknown_class(float(values[np.argmax(~np.isin(values, np.array(target.classes, np.float64)))]))
     return encoded
 
 
-def _positions(numbers: np.ndarray, values: np.ndarray) -> np.ndarray | None:
-    """Return the position of each value among ascending numbers, as float64; None if one of them is not there."""
+def _positions(classes: tuple[Level, ...], values: np.ndarray) -> np.ndarray | None:
+    """Return the position of each value among ascending classes, as float64; None if one of them is not there.
+
+    Raises
+    ------
+    DataError
+        If classes and values are so large that a value may be the float of several classes.
+    """
+    numbers = np.array(classes, np.float64)
+    if max(numbers[-1], -numbers[0]) >= EXACT and (np.abs(values) >= EXACT).any():
+        raise DataError(f"the target holds classes that are floats of 2**53 or more: {_INEXACT}")
     found = np.empty(len(values))
     for first in range(0, len(values), PIECE):
         piece = values[first : first + PIECE]
@@ -203,9 +229,12 @@ def _classes(values: np.ndarray, dtype: str, is_bool: bool) -> tuple[tuple[Level
         return tuple(int(v) for v in values), dtype
     if not (values == np.rint(values)).all():
         raise DataError(_FRACTIONS)
+    if (np.abs(values) >= EXACT).any():
+        raise DataError(f"the target holds classes that are floats of 2**53 or more: {_INEXACT}")
     return tuple(float(v) for v in values), dtype
 
 
+_INEXACT = "one float may stand for several integers; convert them to categories of integers, or to text"
 _FRACTIONS = "Unknown label type: continuous. A classifier wants classes, but the target holds fractions"
 #: Targets are encoded so many rows at a time: temporary arrays of all rows would be the largest of the fit.
 PIECE = 2**18
@@ -352,6 +381,11 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters, name: str
         classes, dtype = _classes(values, dtype, scan.is_bool)
     if len(classes) < 2:
         raise DataError(f"the target has one class only ({classes[0]!r}); a classifier needs at least two classes")
+    if not _holds(dtype, classes):
+        raise DataError(
+            f"no type of NumPy holds all classes of the target as numbers, such as {classes[0]!r} and {classes[-1]!r}: "
+            "convert them to text"
+        )
     if len(classes) > 2:
         loss = loss_for(parameters, loss_name, len(classes))
     return Target(loss, classes, dtype)
