@@ -45,14 +45,6 @@ def _holds(dtype: str, classes: tuple[Level, ...]) -> bool:
         return False
 
 
-def _holds(dtype: str, classes: tuple[Level, ...]) -> bool:
-    """Return whether an array of a dtype has the same values as the classes."""
-    try:
-        return bool(np.array(classes, np.dtype(dtype)).tolist() == list(classes))
-    except OverflowError:
-        return False
-
-
 def target_of(model: Ensemble, parameters: Parameters) -> Target:
     """Return loss and classes of a model that is continued."""
     n_classes = 2 if model.classes is None else len(model.classes)
