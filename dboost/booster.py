@@ -385,6 +385,18 @@ class Booster:
     def __reduce__(self) -> tuple[Callable[..., Booster], tuple[Any, ...]]:
         return _restore, (model_file.dumps(self.ensemble), self.history, self.timings, self._custom_loss)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state as skops stores it: text, numbers and lists, and a loss of the user's own."""
+        history = self._history
+        if history is not None and not isinstance(history, list):
+            history = [{str(name): value for name, value in row.items()} for row in history.to_dict("records")]
+        state = {"model": model_file.dumps(self.ensemble).decode(), "history": history, "timings": self.timings}
+        return state if self._custom_loss is None else state | {"loss": self._custom_loss}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        model = model_file.loads(state["model"].encode(), "the model that skops has read")
+        Booster.__init__(self, model, history=state["history"], timings=state["timings"], loss=state.get("loss"))
+
     def __dask_tokenize__(self) -> tuple[str, str]:
         return type(self).__qualname__, self.sha256
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pytest
 from dask.base import tokenize
 
-from dboost import losses
+from dboost import DBoostRegressor, fit, losses
 from dboost.booster import Booster, load
 from dboost.errors import DataError, ModelFileError, ParameterError
 from dboost.losses.base import Loss
@@ -244,6 +245,35 @@ def test_many_threads_at_a_time() -> None:
         answers = list(pool.map(fresh.predict, [frame] * 16))
     assert all(answer.equals(expected) for answer in answers)
     assert fresh.predict(frame, n_threads=3).equals(expected)
+
+
+def test_the_state_for_skops_is_json() -> None:
+    """skops stores the state without code: text, numbers, lists and dictionaries."""
+    rows = pd.DataFrame({"x": np.arange(200) % 17, "town": ["Ghent", "Lille"] * 100, "y": np.arange(200) % 5 + 0.5})
+    options: dict[str, Any] = {"eval_set": rows, "max_iter": 8, "early_stopping_rounds": 1, "progress": False}
+    booster = fit(rows, "y", **options)
+    for one in (booster, pickle.loads(pickle.dumps(booster))):
+        back = Booster.__new__(Booster)
+        back.__setstate__(json.loads(json.dumps(one.__getstate__())))
+        assert back == booster and back.timings == booster.timings
+        pd.testing.assert_frame_equal(back.history, booster.history)
+        assert np.array_equal(back.predict(rows), booster.predict(rows))
+    state = booster.__getstate__()
+    with pytest.raises(ModelFileError, match="the model that skops has read"):
+        back.__setstate__(state | {"model": state["model"].replace('"baseline"', '"base"')})
+
+
+def test_skops() -> None:
+    skops = pytest.importorskip("skops.io")
+    trusted = ["dboost.booster.Booster", "dboost.estimators.regressor.DBoostRegressor", "dboost.estimators.estimator.Seeds"]
+    rows, y = pd.DataFrame({"x": np.arange(200) % 17, "town": ["Ghent", "Lille"] * 100}), np.arange(200) % 5 + 0.5
+    estimator = DBoostRegressor(max_iter=4, early_stopping=True).fit(rows, y)
+    for model in (estimator, estimator.booster_):
+        stored = skops.dumps(model)
+        assert set(skops.get_untrusted_types(data=stored)) <= set(trusted)
+        back = skops.loads(stored, trusted=trusted)
+        assert np.array_equal(back.predict(rows), model.predict(rows))
+        assert getattr(back, "booster_", back) == estimator.booster_
 
 
 def test_pickle_is_small_and_the_same() -> None:
