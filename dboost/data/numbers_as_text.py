@@ -29,6 +29,8 @@ from dboost.schema import Feature, Level
 _MOST, _LEAST, _SHARE = 1000, 10, 0.8
 #: Digits from which numbers of equal width are codes.
 _CODE_WIDTH = 5
+#: Characters of the longest number; patterns take long for long text of spaces.
+_LONGEST = 40
 
 _SPACE, _MINUS = "[ \t\u00a0\u2009\u202f]", "[-−–]"
 _CURRENCY = r"(?:[A-Z]{0,2}[$€£¥₹₩₽₺฿]|(?:USD|EUR|GBP|JPY|CHF|CNY|INR|CAD|AUD|SEK|NOK|DKK|PLN|CZK|BRL|Rs\.?|kr\.?|zł))"
@@ -216,7 +218,7 @@ def _length(level: str) -> tuple[int, str]:
 
 def _matched(level: str, point: str) -> re.Match[str] | None:
     """Return the parts of a number, or None. point : between whole and decimals."""
-    match = _AMOUNTS[point].fullmatch(level)
+    match = _AMOUNTS[point].fullmatch(level) if len(level) <= _LONGEST else None
     if match is None or (match["open"] is None) != (match["close"] is None):
         return None
     later = match["later"] or ""
