@@ -43,11 +43,11 @@ def _amount(point: str, comma: str) -> re.Pattern[str]:
     """Return the pattern of a number. point, comma : between whole and decimals, and between thousands."""
     groups = "|".join(rf"[1-9][0-9]{{0,2}}(?:{mark}[0-9]{{3}})+" for mark in (comma, _SPACE, "['’]"))
     digits = rf"(?:(?:{groups}|[1-9][0-9]?(?:{comma}[0-9]{{2}})+{comma}[0-9]{{3}}|[0-9]+)(?:{point}[0-9]*)?|{point}[0-9]+)"
-    gap = f"{_SPACE}*"
+    gap = f"{_SPACE}*"  # only before or after something else, since spaces that several gaps may take are tried in all ways
     return re.compile(
-        rf"{gap}(?P<sign>{_MINUS}|\+)?{gap}(?P<currency>{_CURRENCY})?{gap}(?P<open>\()?{gap}(?P<later>{_CURRENCY}|{_MINUS}|\+)?"
-        rf"{gap}(?P<digits>{digits})(?P<power>[eE][-+]?[0-9]+)?{gap}(?P<unit>{_UNIT})?(?P<close>\))?"
-        rf"{gap}(?P<unit_after>{_UNIT})?(?P<minus>{_MINUS})?{gap}"
+        rf"{gap}(?:(?P<sign>{_MINUS}|\+){gap})?(?:(?P<currency>{_CURRENCY}){gap})?(?:(?P<open>\(){gap})?"
+        rf"(?:(?P<later>{_CURRENCY}|{_MINUS}|\+){gap})?(?P<digits>{digits})(?P<power>[eE][-+]?[0-9]+)?"
+        rf"(?:{gap}(?P<unit>{_UNIT}))?(?:{gap}(?P<close>\)))?(?:{gap}(?P<unit_after>{_UNIT}))?(?:{gap}(?P<minus>{_MINUS}))?{gap}"
     )
 
 
