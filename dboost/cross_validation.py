@@ -29,8 +29,18 @@ from dboost.session.target import Target, choose_target, scan_target
 from dboost.training.callbacks import Callback, StoppingRule, schedule_of
 from dboost.training.checkpoint import first_difference, plain
 from dboost.training.fit import FitResult, available_threads
-from dboost.training.folds import BinnedRows, FoldScores, FoldState, MetricName, fit_folds, mean_of, metric_names, split_rows
-from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule
+from dboost.training.folds import (
+    BinnedRows,
+    FoldScores,
+    FoldState,
+    MetricName,
+    fit_folds,
+    folds_at_once,
+    mean_of,
+    metric_names,
+    split_rows,
+)
+from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of, rounds_of_rule
 from dboost.training.prepared_dataset import is_prepared
 
 
@@ -146,7 +156,8 @@ def cv(
         Called after every iteration with an `Iteration` whose record holds the means over the folds, such as
         "validation_log_loss"; the result True stops all folds.
     progress : bool, optional
-        As in `dboost.fit`; shows the means.
+        As in `dboost.fit`; shows the means. Of more than 32 folds, 32 are fitted at the same time unless early stopping,
+        callbacks or a time limit need the means of all after every iteration; then the number of finished folds is shown.
     memory_limit : int or str, optional
         Memory that all folds together may add to this process, or to each worker, beside the bin codes of the rows (a byte for
         most values), which stay in memory.
@@ -350,17 +361,19 @@ def cross_validate(
         if differs is not None:
             name, stored, current = differs
             raise ParameterError(f"start_from: {name} was {stored} in this result and is {current} now: repeat its parameters")
+    needs_means = bool(settings.callbacks) or settings.until < math.inf or rounds_of(parameters) is not None
+    at_once = folds_at_once(len(folds), needs_means)
     request_of = partial(
         FitRequest,
         parameters,
         eval_metric=settings.eval_metric,
-        budget=None if settings.limit is None else Budget(max(settings.limit // len(folds), 1)),
+        budget=None if settings.limit is None else Budget(max(settings.limit // at_once, 1)),
         early_stopping=settings.early_stopping,
         learning_rates=settings.learning_rates,
-        n_at_once=len(folds),
+        n_at_once=at_once,
     )
     past = [state.history for state in states]
-    means = FoldScores(len(folds), settings.callbacks, settings.progress, parameters.max_iter, settings.until, past)
+    means = FoldScores(len(folds), settings.callbacks, settings.progress, parameters.max_iter, settings.until, past, at_once)
     fitted = fit_folds(rows, folds, request_of, means, settings.n_threads, states)
     custom_loss = None if isinstance(parameters.loss, str) else parameters.loss
     boosters = [Booster(one.ensemble, history=one.history, timings=one.timings, loss=custom_loss) for one in fitted]

@@ -19,9 +19,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client, LocalCluster
+from distributed.diskutils import WorkSpace
 
 import dboost
 from dboost.errors import DBoostError
+from dboost.storage import spool
 from tests.helpers.clusters import Processes, at, threads_cluster
 from tests.helpers.on_workers import (
     Failing,
@@ -157,6 +159,27 @@ def test_data_that_a_cluster_does_not_hold_any_more(tmp_path: Path) -> None:
     assert dboost.fit(files, **how).sha256 == booster.sha256  # the files are there
     with pytest.raises(DBoostError, match=r"is closed"):
         dboost.fit(data, **how)
+
+
+def test_the_files_of_a_fit_are_removed_before_the_directory_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, remove, purge = [], spool._remove_files, WorkSpace._purge_directory
+
+    def slowly(folder: Path) -> None:
+        time.sleep(0.5)  # a disk may be slow
+        remove(folder)
+
+    def purging(workspace: Any, folder: str) -> None:
+        left.extend(Path(folder).glob("dboost-*"))
+        purge(workspace, folder)
+
+    monkeypatch.setattr(spool, "_remove_files", slowly)
+    monkeypatch.setattr(WorkSpace, "_purge_directory", purging)
+    rows = pd.concat([table(4000)] * 4)
+    with dask.config.set({"dboost.single-worker-values": 0}), a_cluster() as cluster, Client(cluster) as client:
+        frame = dd.from_pandas(rows, npartitions=4)
+        history = dboost.fit(frame, "y", max_iter=2, max_leaf_nodes=4, memory_limit="500KiB", client=client).history
+        assert history["bytes_read"].sum() > 0
+    assert left == []
 
 
 @pytest.mark.slow

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from sklearn.model_selection import GroupKFold, RepeatedKFold, StratifiedKFold, TimeSeriesSplit
 
 import dboost
-from dboost import DataError, EarlyStopping, FitInterrupted, InputTypeError, ParameterError
+from dboost import DataError, DBoostError, EarlyStopping, FitInterrupted, InputTypeError, ParameterError
 from dboost.losses import Loss
 from dboost.session.row_samples import TEST, TRAIN
+from dboost.training import folds as training_folds
 from dboost.training.folds import split_rows
 from tests.helpers.clusters import ROOT
 
@@ -543,6 +544,65 @@ try:
 except KeyboardInterrupt as error:
     print(type(error).__name__, error, threading.active_count())
 """
+
+
+def test_many_folds_in_a_bounded_number_of_threads(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    together = dboost.cv(FRAME, "z", folds=7, **OPTIONS)
+    monkeypatch.setattr(training_folds, "AT_ONCE", 2)
+    most, fit = [0], training_folds.Fold
+
+    def counting(*arguments: Any) -> Any:
+        most.append(sum(thread.name.startswith("dboost-fold") for thread in threading.enumerate()))
+        return fit(*arguments)
+
+    monkeypatch.setattr(training_folds, "Fold", counting)
+    for options in (OPTIONS, OPTIONS | {"memory_limit": "200MiB", "progress": True}):
+        found = dboost.cv(FRAME, "z", folds=7, **options)
+        assert max(most) == 2
+        pd.testing.assert_frame_equal(found.scores, together.scores)
+        np.testing.assert_array_equal(found.predictions, together.predictions)
+        assert [one.sha256 for one in found.boosters] == [one.sha256 for one in together.boosters]
+    assert "fold 7/7: " in capfd.readouterr().err
+    more = dboost.cv(FRAME, "z", start_from=found, **OPTIONS)
+    monkeypatch.setattr(training_folds, "AT_ONCE", 32)
+    assert more.scores.equals(dboost.cv(FRAME, "z", start_from=together, **OPTIONS).scores)
+    stopped = dboost.cv(FRAME, "z", folds=7, early_stopping_rounds=1, **OPTIONS)
+    monkeypatch.setattr(training_folds, "AT_ONCE", 2)
+    assert dboost.cv(FRAME, "z", folds=7, early_stopping_rounds=1, **OPTIONS).scores.equals(stopped.scores)
+    assert max(most) == 7  # they wait for each other
+
+
+def test_an_error_in_one_of_many_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_folds, "AT_ONCE", 2)
+    begun, fit = [], training_folds.Fold
+
+    def failing(*arguments: Any) -> Any:
+        begun.append(arguments)
+        if len(begun) == 3:
+            raise DataError("this fold")
+        return fit(*arguments)
+
+    monkeypatch.setattr(training_folds, "Fold", failing)
+    with pytest.raises(DataError, match="this fold"):
+        dboost.cv(FRAME, "y", folds=20, **OPTIONS)
+    assert len(begun) <= 5  # the others do not begin
+
+
+@pytest.mark.parametrize("n_allowed", [0, 3])
+def test_threads_that_the_system_does_not_start(monkeypatch: pytest.MonkeyPatch, n_allowed: int) -> None:
+    start, started = threading.Thread.start, []
+
+    def refusing(thread: threading.Thread) -> None:
+        if thread.name.startswith("dboost-fold"):
+            if len(started) == n_allowed:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refusing)
+    with pytest.raises(DBoostError, match="7 folds are fitted at the same time, and the system starts no more threads"):
+        dboost.cv(FRAME, "y", folds=7, early_stopping_rounds=2, **OPTIONS)
+    assert not any(thread.is_alive() for thread in started)
 
 
 @pytest.mark.slow

@@ -283,7 +283,7 @@ def test_workers_remove_what_was_left_where_they_work(temporary: Path, tmp_path:
         try:
             plugin.worker_session("fit")
         finally:
-            plugin.teardown(worker)
+            await plugin.teardown(worker)
 
     asyncio.run(use())
     assert [*temporary.iterdir(), *(tmp_path / "worker").iterdir()] == []

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -138,6 +139,8 @@ def _take_slice(worker_session: WorkerSession, batch: str, partition: int, plan:
 
 #: Number of threads, i.e. of fits whose calls may run on a worker at the same time.
 _FITS_AT_A_TIME = 16
+#: Seconds in which running calls may end when a worker closes. Dask's nanny kills it after 4 s.
+_TEARDOWN_TIMEOUT = 3.0
 #: Calls whose results contain no objects of the user, so that they can be pickled with `pack_round`.
 _OF_ROUNDS = frozenset(
     method.__name__
@@ -186,11 +189,21 @@ class DBoostWorkerPlugin(WorkerPlugin):
             }
         )
 
-    def teardown(self, worker: Worker) -> None:
+    async def teardown(self, worker: Worker) -> None:
+        """Release all fits; wait until their files are removed, because Dask then removes the directory that they are in."""
         for fit in list(self._sessions):
             self.release(fit)
-        self._pool.shutdown(wait=False)
         self._unpublish()
+        closed = asyncio.Event()
+
+        def close() -> None:
+            self._pool.shutdown()
+            with suppress(RuntimeError):  # the event loop has ended, because a call took too long
+                self._loop.call_soon_threadsafe(closed.set)
+
+        threading.Thread(target=close, name="dboost-close", daemon=True).start()
+        with suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(closed.wait(), _TEARDOWN_TIMEOUT)
 
     def ping(self) -> dict[str, str]:
         """Return the version of dboost."""

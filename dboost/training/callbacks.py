@@ -193,9 +193,12 @@ class Progress:
     wanted : bool or None
         None: a bar if stderr is a terminal, else no output. True: also lines if stderr is no terminal.
     n_iterations : int
+    unit : str
+        What is counted.
     """
 
-    def __init__(self, wanted: bool | None, n_iterations: int) -> None:
+    def __init__(self, wanted: bool | None, n_iterations: int, unit: str = "iteration") -> None:
+        self._unit = unit
         terminal = sys.stderr.isatty()
         self._bar: Any = None
         self._lines = bool(wanted) and not terminal
@@ -232,7 +235,7 @@ class Progress:
                 self._shown = now
                 self._bar.update(self._task, completed=iteration, note=self._note(record, scores))
         elif self._lines and (iteration % self._every == 0 or iteration in (1, self._total)):
-            print(f"iteration {iteration}/{self._total}: {self._note(record, scores)}", file=sys.stderr, flush=True)
+            print(f"{self._unit} {iteration}/{self._total}: {self._note(record, scores)}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self._bar is not None:

@@ -4,9 +4,10 @@ The rows are binned once, by split points that all rows propose; a fold is one b
 So the fit of a fold differs from a fit on the same rows of the data set in nothing: it gives the same trees to the last bit.
 
 Each fold is fitted in a thread of its own. After every iteration all folds wait for each other (`FoldScores`), because early
-stopping, callbacks, the time limit and the progress display use the means of their scores. Folds of a data set on a cluster are
-on different workers (`distributed.rebalance`), or grow their trees on all workers: while the messages of one fold travel, the
-workers compute for another.
+stopping, callbacks, the time limit and the progress display use the means of their scores. If there are more than `AT_ONCE`
+folds and nothing but the display uses the means, they do not wait, `AT_ONCE` of them are fitted at the same time, and the
+display counts folds. Folds of a data set on a cluster are on different workers (`distributed.rebalance`), or grow their trees
+on all workers: while the messages of one fold travel, the workers compute for another.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -35,6 +36,9 @@ from dboost.training.fit import FitResult
 from dboost.training.plan import FitRequest, Fold
 from dboost.trees.tree_task import derive_seed, hash_rows
 
+#: Folds that are fitted at the same time if they do not wait for each other. Each has several threads.
+AT_ONCE = 32
+_NO_THREAD = "can't start new thread"
 #: Purpose of the hashes that assign rows to folds, see `trees.tree_task.derive_seed`.
 _FOLDS = 7
 
@@ -267,6 +271,11 @@ def _plain(column: Column) -> np.ndarray:
 # Fits.
 
 
+def folds_at_once(n_folds: int, needs_means: bool) -> int:
+    """Return how many folds are fitted at the same time. needs_means : whether something depends on means while they are."""
+    return n_folds if needs_means else min(n_folds, AT_ONCE)
+
+
 class FoldScores:
     """The scores of all folds, iteration by iteration, and their means. Every fold waits until all have finished an iteration.
 
@@ -279,6 +288,9 @@ class FoldScores:
     n_iterations : int
     until : float
         Time (`time.perf_counter`) after which no iteration begins.
+    at_once : int
+        Number of folds that are fitted at the same time. If it is lower than their number, folds do not wait for each other,
+        callbacks are not called, and `until` has no effect.
     past : sequence of sequence of dict
         For each fold the records of the iterations of the model that is continued.
     """
@@ -291,9 +303,14 @@ class FoldScores:
         n_iterations: int,
         until: float = math.inf,
         past: Sequence[Sequence[Mapping[str, Any]]] = (),
+        at_once: int | None = None,
     ) -> None:
+        self.at_once = n_folds if at_once is None else at_once
+        self.is_together, self._is_aborted = self.at_once >= n_folds, False
+        self._finished: list[Mapping[str, Any]] = []  # the last records of folds that do not wait
+        self._n_folds, self._lock = n_folds, threading.Lock()
         self._callbacks, self.n_iterations, self._until = callbacks, n_iterations, until
-        self._progress = Progress(progress, n_iterations)
+        self._progress = Progress(progress, n_iterations) if self.is_together else Progress(progress, n_folds, "fold")
         self._scored = threading.Barrier(n_folds, self._combine)
         self._decided = threading.Barrier(n_folds, self._decide)
         self._records: list[Mapping[str, Any]] = [{}] * n_folds
@@ -305,6 +322,9 @@ class FoldScores:
 
     def mean(self, fold: int, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the means of an iteration's record over the folds, once all folds have finished the iteration."""
+        if not self.is_together:
+            self.check()
+            return record
         if record["iteration"] <= len(self._past):
             return self._past[record["iteration"] - 1]
         if record["iteration"] != self._means["iteration"]:
@@ -318,30 +338,58 @@ class FoldScores:
         All folds get the learning rate that a callback sets.
         """
         self.mean(fold, iteration.record)
+        if not self.is_together:
+            return False
         self._rate = iteration.learning_rate  # the same in all folds
         self._decided.wait()
         iteration.learning_rate = self._rate
         return self._stops
+
+    def finish(self, result: FitResult) -> None:
+        """Show the means of the folds that have been fitted; called by each fold, has no effect if folds wait."""
+        if self.is_together or not result.history:
+            return
+        with self._lock:
+            self._finished.append(result.history[-1])
+            self._show(_means_of(self._finished) | {"iteration": len(self._finished)}, time.perf_counter())
 
     @property
     def n_done(self) -> int:
         """Number of iterations that all folds have finished."""
         return self._means["iteration"]
 
+    @property
+    def done(self) -> str:
+        """What has been finished, for messages."""
+        if self.is_together:
+            return f"{self.n_done} of {self.n_iterations} iterations"
+        return f"{len(self._finished)} of {self._n_folds} folds"
+
     def _combine(self) -> None:
         """Compute the means; runs in the thread of one fold while the others wait."""
         means = self._means = _means_of(self._records)
         now = time.perf_counter()
-        seconds, self._last = now - self._last, now
-        self._stops = now + seconds > self._until
-        shown = [name for name in means if name == "train_loss" or name.startswith("validation_")]
         if means["iteration"]:  # before the first one, a metric may be undefined because predictions are constant
-            self._warn_of_undefined([name for name in shown if not math.isfinite(means[name])])
-        self._progress.show(means, shown, seconds)
+            self._warn_of_undefined()
+        self._stops = now + self._show(means, now) > self._until
 
-    def _warn_of_undefined(self, names: Sequence[str]) -> None:
-        for name in names:
-            if name not in self._undefined:
+    def _show(self, means: dict[str, Any], now: float) -> float:
+        """Display means; return the seconds since the last ones."""
+        seconds, self._last = now - self._last, now
+        self._progress.show(means, _scores_in(means), seconds)
+        return seconds
+
+    def warn_at_end(self, results: Sequence[FitResult]) -> None:
+        """Warn of undefined means if the folds did not wait for each other."""
+        if not self.is_together:
+            for records in zip(*(result.history for result in results), strict=True):
+                self._records, self._means = list(records), _means_of(records)
+                self._warn_of_undefined()
+
+    def _warn_of_undefined(self) -> None:
+        """Warn of the scores whose mean is not defined, once for each."""
+        for name in _scores_in(self._means):
+            if not math.isfinite(self._means[name]) and name not in self._undefined:
                 self._undefined.add(name)
                 folds = [str(fold) for fold, record in enumerate(self._records) if not math.isfinite(record[name])]
                 warn(
@@ -357,13 +405,23 @@ class FoldScores:
             self._stops = bool(callback(told)) or self._stops
         self._rate = told.learning_rate
 
+    def check(self) -> None:
+        """Raise an error if the folds were aborted."""
+        if self._is_aborted:
+            raise threading.BrokenBarrierError
+
     def abort(self) -> None:
-        """Have all folds fail at their next iteration."""
+        """Have all folds fail at their next iteration, and those that have not begun at their beginning."""
+        self._is_aborted = True
         self._scored.abort()
         self._decided.abort()
 
     def close(self) -> None:
         self._progress.close()
+
+
+def _scores_in(record: Mapping[str, Any]) -> list[str]:
+    return [name for name in record if name == "train_loss" or name.startswith("validation_")]
 
 
 def _means_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -404,7 +462,7 @@ def fit_folds(
     n_threads: int,
     earlier: Sequence[FoldState] = (),
 ) -> list[FitResult]:
-    """Fit a model on each fold, all at the same time.
+    """Fit a model on each fold, `scores.at_once` of them at the same time.
 
     Parameters
     ----------
@@ -423,43 +481,63 @@ def fit_folds(
     ------
     FitInterrupted
         On ^C.
+    DBoostError
+        If the system does not start a thread for each of them.
     """
+
+    at_once = scores.at_once
 
     def run(number: int) -> FitResult:
         try:
+            scores.check()
             past: tuple[dict[str, Any], ...] = ()
             warm_start = COLD_START
             if earlier:  # the iterations so far belong to this fit, so it is the same as one fit with all iterations
                 past, warm_start = earlier[number].history, COLD_START.resumed(earlier[number].model)
             fold = Fold(folds[number], partial(scores.mean, number), past)
-            threads = max(n_threads // len(folds), 1)
+            threads = max(n_threads // at_once, 1)
             how = {"callbacks": (partial(scores.ends, number),), "progress": False, "warm_start": warm_start}
-            return rows.fit(request_of(fold=fold, n_threads=threads, **how))
+            result = rows.fit(request_of(fold=fold, n_threads=threads, **how))
+            scores.finish(result)
+            return result
         except BaseException:
             scores.abort()
             raise
 
-    with ThreadPoolExecutor(len(folds), "dboost-fold") as pool:
-        futures = [pool.submit(run, number) for number in range(len(folds))]
+    futures: list[Future[FitResult]] = []
+    with ThreadPoolExecutor(at_once, "dboost-fold") as pool:
         try:
+            futures += [pool.submit(run, number) for number in range(len(folds))]
             while wait(futures, 0.2).not_done:
                 pass
         except KeyboardInterrupt as stopped:
             scores.abort()
             wait(futures)
-            done = f"after {scores.n_done} of {scores.n_iterations} iterations"
-            raise FitInterrupted(f"cross-validation was interrupted {done}", None, 0) from stopped
+            raise FitInterrupted(f"cross-validation was interrupted after {scores.done}", None, 0) from stopped
+        except RuntimeError as error:  # there are no more threads, so the others would wait for ever
+            scores.abort()
+            raise _too_many(len(folds)) from error
         finally:
             scores.close()
     errors = [error for error in (future.exception() for future in futures) if error is not None]
     own = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
     if errors:
-        raise (own or errors)[0]
+        first = (own or errors)[0]
+        raise (_too_many(at_once) if _NO_THREAD in str(first) else first) from first.__cause__
     results = [future.result() for future in futures]
+    scores.warn_at_end(results)
     without = [number for number, result in enumerate(results) if result.no_split is not None]
     if without:
         warn(f"folds {', '.join(map(str, without))}: {results[without[0]].no_split}")
     return results
+
+
+def _too_many(n_folds: int) -> DBoostError:
+    return DBoostError(
+        f"{n_folds} folds are fitted at the same time, and the system starts no more threads for them: use fewer folds, or "
+        "raise the limit of threads (`ulimit -u`, or that of the container); without early stopping, callbacks and time_limit "
+        f"{AT_ONCE} folds are fitted at the same time"
+    )
 
 
 @dataclass(frozen=True)
