@@ -27,6 +27,7 @@ from dboost.session.evaluation import named_sets
 from dboost.session.memory import Budget
 from dboost.session.target import check_categories, name_of_target
 from dboost.session.warm_start import WarmStart, check_options, checked_source_name, idle_in_refit, keywords_for, without_model
+from dboost.storage.paths import path_text
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.callbacks import Callback, schedule_of
 from dboost.training.checkpoint import checkpoint_in
@@ -484,6 +485,7 @@ def prepare(
     >>> data = dboost.prepare("rows/*.parquet", "target")                        # doctest: +SKIP
     >>> boosters = [dboost.fit(data, learning_rate=rate) for rate in (0.1, 0.2)]     # doctest: +SKIP
     """
+    path = None if path is None else path_text(path)
     _check_order(data, target)
     parameters = make_parameters({"max_bins": max_bins, "random_state": random_state})
     threads = available_threads(n_threads)
@@ -565,7 +567,7 @@ def _prepared_on(
     budget: Budget | None,
     workers: Any,
     publish: str | None,
-    path: str | os.PathLike[str] | None,
+    path: str | None,
 ) -> Dataset:
     """Prepare a data set on a cluster. settings : the data and what shapes them, by the names of `prepare`."""
     from dboost.distributed.cluster_dataset import ClusterRows, prepare_on_cluster
@@ -579,11 +581,11 @@ def _prepared_on(
     tasks = ReadTasks(data, target, n_parts=n_parts_of(client), budget=budget, **shaping)
     described = {name: describe(value) for name, value in settings.items()}
     stored = None
-    with nullcontext() if path is None else lease_of(os.fspath(path)) as lease:
+    with nullcontext() if path is None else lease_of(path) as lease:
         with interruptible_reading():
             rows = prepare_on_cluster(client, tasks, request)
         if path is not None and lease is not None:
-            stored = rows.write(os.fspath(path), described, lease)
+            stored = rows.write(path, described, lease)
             rows.close()
             rows = ClusterRows.stored(stored, client, workers)  # partitions of lost workers are read from the files
     if publish is not None:

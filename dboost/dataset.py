@@ -23,6 +23,7 @@ from dboost.distributed.client import client_for
 from dboost.errors import DataFileMissingError, InputTypeError, ParameterError, shown
 from dboost.schema import Feature
 from dboost.session.memory import format_bytes
+from dboost.storage.paths import path_text
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
 from dboost.training.folds import BinnedRows
@@ -70,13 +71,14 @@ class Dataset:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        path = path_text(path)
         if not is_prepared(path):
             if is_stored(path):
-                self._describe(read_description(os.fspath(path)))
+                self._describe(read_description(path))
                 return
-            if "://" not in os.fspath(path) and not os.path.exists(path):
-                raise DataFileMissingError(f"there is no folder {os.fspath(path)}")
-            raise InputTypeError(f"{os.fspath(path)} is not a folder that dboost.prepare has written")
+            if "://" not in path and not os.path.exists(path):
+                raise DataFileMissingError(f"there is no folder {path}")
+            raise InputTypeError(f"{path} is not a folder that dboost.prepare has written")
         self._path, self._temporary, self._closed = Path(path), None, False
         self._settings: dict[str, Any] = {}
         self._reading, self._in_memory = threading.Lock(), _nothing

@@ -696,3 +696,42 @@ def test_train_goes_on(here: Path, table: pd.DataFrame, capsys: pytest.CaptureFi
     assert list(expected.feature_names_in_) == columns
     assert main([*TRAIN, "--set", "learning_rate=0.5", "--checkpoint", "kept"]) == 2
     assert "learning_rate was 0.1 then and is 0.5 now" in capsys.readouterr().err
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    for folder in (home, elsewhere):
+        folder.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(elsewhere)
+    pd.DataFrame({"a": np.arange(60.0), "y": np.arange(60.0) % 7}).to_csv(home / "rows.csv", index=False)
+    (home / "short.toml").write_text("max_iter = 2\n")
+    of_model = ["--target=y", "--params=~/short.toml", "--quiet"]
+    files = ["--output=~/model.json", "--history=~/history.csv", "--checkpoint=~/checkpoint"]
+    assert main(["train", "~/rows.csv", *of_model, *files]) == 0
+    assert main(["predict", "~/model.json", "~/rows.csv", "--output=~/predictions.csv"]) == 0
+    written = {one.name for one in home.iterdir() if not one.name.startswith(".")}
+    assert written == {
+        "rows.csv", "short.toml", "model.json", "history.csv", "checkpoint", "predictions.csv",
+    }  # fmt: skip
+    assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "n_paths"),
+    [
+        ("train ~/a --target=y --eval=~/b --output=~/c --history=~/d --start-from=~/e --moved-from=~/f --checkpoint=~/g", 7),
+        ("train ~/a --params=~/b", 2),
+        ("predict ~/a ~/b --output=~/c/", 3),
+        ("inspect ~/a --drift=~/b --html=~/c --data=~/d", 4),
+        ("prepare ~/a --target=y --output=~/b", 2),
+        ("cv ~/a --output=~/b --predictions=~/c", 3),
+        ("tune ~/a --output=~/b", 2),
+        ("demo --output=~/a", 1),
+    ],
+)
+def test_every_argument_that_is_a_path_may_begin_with_a_tilde(command: str, n_paths: int, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HOME", "/home/one")
+    found = [value for value in vars(settings.parse(command.split())).values() if isinstance(value, str)]
+    assert sum(value.startswith("/home/one/") for value in found) == n_paths
+    assert not any("~" in value for value in found)

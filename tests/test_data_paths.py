@@ -630,3 +630,33 @@ def test_files_replaced_in_a_store_or_on_another_host(folder: Path, monkeypatch:
     (folder / "csv" / "part-1.csv").touch()
     with pytest.raises(DataError, match=r"part-1\.csv was changed or replaced"):
         frame.compute()
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    for folder in (home, elsewhere, home / "temporary"):
+        folder.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(elsewhere)
+    rows().to_csv(home / "rows.csv", index=False)
+    short: dict[str, Any] = {"max_iter": 2, "min_samples_leaf": 2, "progress": False}
+    of_file = dboost.fit("~/rows.csv", "y", **short, checkpoint="~/checkpoint")
+    assert dboost.fit([Path("~/rows.csv")], "y", **short) == of_file == dboost.fit("file://~/rows.csv", "y", **short)
+    of_file.save("~/model.json")
+    assert dboost.load(Path("~/model.json")) == of_file
+    of_file.to_xgboost_json("~/of_xgboost.json")
+    assert dboost.from_xgboost("~/of_xgboost.json", levels={"c": ["x", "y", "Zürich"]}).n_iter_ == 2
+    with dask.config.set({"temporary-directory": "~/temporary"}), dboost.prepare(rows(), "y") as temporary:
+        assert temporary.path.is_relative_to(home / "temporary")
+    for path in ("~/prepared", Path("~/prepared")):
+        data = dboost.prepare(rows(), "y", path)
+        assert data.path == home / "prepared"
+        assert dboost.Dataset(path).n_rows == N
+        assert dboost.fit(path, **short).n_iter_ == dboost.fit(data, **short).n_iter_ == 2
+        assert len(dboost.cv(path, **short, folds=2).boosters) == 2
+    with threads_cluster(1) as client:
+        stored = dboost.prepare(rows(), "y", "~/stored", client=client)
+        assert stored.path == home / "stored"
+    assert dboost.Dataset("~/stored").n_rows == N
+    assert {one.name for one in home.iterdir()} >= {"checkpoint", "model.json", "prepared", "stored"}
+    assert not list(elsewhere.iterdir())

@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 import dboost
 from dboost.errors import ParameterError
 from dboost.params import ALIASES, NAMES_OF_PEERS, Parameters
+from dboost.storage.paths import path_text
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
 #: Output of ``dboost train`` without ``--output``.
@@ -80,23 +81,29 @@ def _command(commands: argparse._SubParsersAction, name: str, does: str) -> argp
 def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "train", "Train a model and save it.")
     _rows(command)
-    command.add_argument("--eval", metavar="DATA", help="evaluation set: its metrics are computed after each iteration")
+    command.add_argument(
+        "--eval", metavar="DATA", type=path_text, help="evaluation set: its metrics are computed after each iteration"
+    )
     _keywords(command, "dboost.fit", "--set max_iter=500 --set loss=huber")
     where = f"where the model goes; replaces a file of this name [{DEFAULT_MODEL}, which is not replaced]"
-    command.add_argument("--output", metavar="FILE", help=where)
+    command.add_argument("--output", metavar="FILE", type=path_text, help=where)
     command.add_argument("--overwrite", action="store_true", help=f"replace {DEFAULT_MODEL} without --output too")
-    command.add_argument("--history", metavar="FILE.csv", help="also write score and seconds of each iteration")
-    command.add_argument("--start-from", "--init-model", metavar="MODEL", help="continue boosting this model on the data")
+    command.add_argument("--history", metavar="FILE.csv", type=path_text, help="also write score and seconds of each iteration")
+    command.add_argument(
+        "--start-from", "--init-model", metavar="MODEL", type=path_text, help="continue boosting this model on the data"
+    )
     command.add_argument(
         "--only-new",
         action="store_true",
         help="train on the files that the model at --output has not seen, continuing it; nothing is done when there are none",
     )
     moved = "with --only-new: the files that the model has seen in OLD are in DATA now"
-    command.add_argument("--moved-from", metavar="OLD", help=moved)
+    command.add_argument("--moved-from", metavar="OLD", type=path_text, help=moved)
     discard = "with --only-new: give up an unfinished batch and its checkpoint, and begin with the files that are there"
     command.add_argument("--discard-batch", action="store_true", help=discard)
-    command.add_argument("--checkpoint", metavar="DIR", help="save progress here; the same command resumes from it")
+    command.add_argument(
+        "--checkpoint", metavar="DIR", type=path_text, help="save progress here; the same command resumes from it"
+    )
     command.add_argument("--memory-limit", metavar="SIZE", help="what a worker may use, for example 2GiB")
     bites = "boost on random subsets of the rows, one by one; for example --set arcbites={n_bites=20,trees_per_visit=1}"
     command.add_argument("--arcbites", action="store_true", help=bites)
@@ -107,11 +114,12 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 def _predict(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "predict", "Predict rows and write the predictions to a Parquet or CSV file.")
-    command.add_argument("model", metavar="MODEL", help="file or URL of a saved model")
-    command.add_argument("data", metavar="DATA", help=DATA)
+    command.add_argument("model", metavar="MODEL", type=path_text, help="file or URL of a saved model")
+    command.add_argument("data", metavar="DATA", type=path_text, help=DATA)
     command.add_argument(
         "--output",
         metavar="FILE",
+        type=path_text,
         required=True,
         help=".parquet or .csv, or with a / at the end a folder of one Parquet file per partition; rows keep their order",
     )
@@ -122,13 +130,15 @@ def _predict(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 def _inspect(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "inspect", "Show what a saved model is made of.")
-    command.add_argument("model", metavar="MODEL", help="file or URL of a saved model")
+    command.add_argument("model", metavar="MODEL", type=path_text, help="file or URL of a saved model")
     command.add_argument("--importance", action="store_true", help="how much each feature matters")
     command.add_argument("--dependence", metavar="A,B", help="partial dependence on one or two features")
-    command.add_argument("--drift", metavar="DATA", help="whether these rows look like those it has learned from")
+    command.add_argument(
+        "--drift", metavar="DATA", type=path_text, help="whether these rows look like those it has learned from"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object instead of tables, without shortening")
-    command.add_argument("--html", metavar="FILE", help="write a report: one page that needs nothing else")
-    command.add_argument("--data", metavar="DATA", help="rows to look at for --dependence and --html")
+    command.add_argument("--html", metavar="FILE", type=path_text, help="write a report: one page that needs nothing else")
+    command.add_argument("--data", metavar="DATA", type=path_text, help="rows to look at for --dependence and --html")
     command.add_argument("--target", metavar="COL", help="the target of --data (for --html) or of --drift")
     command.add_argument("--weight", metavar="COL", help="what the rows of --data count for, in --dependence and --html")
     return command
@@ -136,10 +146,14 @@ def _inspect(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "prepare", "Read and bin a table once, for many fits.")
-    command.add_argument("data", metavar="DATA", help=DATA)
+    command.add_argument("data", metavar="DATA", type=path_text, help=DATA)
     command.add_argument("--target", metavar="COL", required=True, help="the column to predict")
     command.add_argument(
-        "--output", metavar="FOLDER", required=True, help="where the data go; prepared data that are there are replaced"
+        "--output",
+        metavar="FOLDER",
+        type=path_text,
+        required=True,
+        help="where the data go; prepared data that are there are replaced",
     )
     _keywords(command, "dboost.prepare", "--set sample_weight=w --set features=[age,income] --set max_bins=63")
     command.add_argument("--memory-limit", metavar="SIZE", help="what the command may use, for example 2GiB")
@@ -151,8 +165,10 @@ def _cv(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     _rows(command)
     _folds(command)
     _keywords(command, "dboost.cv", "--set eval_metric=[auc,log_loss] --set early_stopping_rounds=20")
-    command.add_argument("--output", metavar="FILE", help="write all scores: .csv, .parquet or .json")
-    command.add_argument("--predictions", metavar="FILE", help="write the predictions of held-out rows: .csv or .parquet")
+    command.add_argument("--output", metavar="FILE", type=path_text, help="write all scores: .csv, .parquet or .json")
+    command.add_argument(
+        "--predictions", metavar="FILE", type=path_text, help="write the predictions of held-out rows: .csv or .parquet"
+    )
     command.add_argument("--memory-limit", metavar="SIZE", help="what all folds together may use, or on each worker")
     _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
     command.add_argument("--quiet", action="store_true", help="no progress bar and no table, only the best score")
@@ -171,7 +187,7 @@ def _tune(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     does = "what ends trials early: the median of the others, successive halving, Hyperband or nothing [%(default)s]"
     command.add_argument("--pruner", choices=("median", "halving", "hyperband", "none"), default="median", help=does)
     does = "file of the study, which the same command continues; in a folder, study.db"
-    command.add_argument("--output", metavar="STUDY", required=True, help=does)
+    command.add_argument("--output", metavar="STUDY", type=path_text, required=True, help=does)
     command.add_argument("--memory-limit", metavar="SIZE", help="what a trial may use, or on each worker")
     _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
     command.add_argument("--quiet", action="store_true", help="print the command with the best parameters only")
@@ -198,7 +214,9 @@ class _Gone(argparse.Action):
 
 def _demo(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "demo", "Train on real rows and show what comes out.")
-    command.add_argument("--output", metavar="DIR", default="demo-output", help="where the results go [%(default)s]")
+    command.add_argument(
+        "--output", metavar="DIR", type=path_text, default="demo-output", help="where the results go [%(default)s]"
+    )
     return command
 
 
@@ -209,7 +227,7 @@ def _warmup(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 def _rows(command: argparse.ArgumentParser) -> None:
     """Add DATA and --target of a command that takes a table or a prepared data set; see `data_arguments`."""
-    command.add_argument("data", metavar="DATA", help=f"{DATA}; or a folder of dboost prepare")
+    command.add_argument("data", metavar="DATA", type=path_text, help=f"{DATA}; or a folder of dboost prepare")
     command.add_argument("--target", metavar="COL", help="the column to predict; a folder of dboost prepare has one")
 
 
@@ -243,7 +261,9 @@ def _keywords(command: argparse.ArgumentParser, function: str, example: str) -> 
     """Add the options with the keywords of a function."""
     does = f"a keyword of {function}, for example {example}; may be repeated, the last wins"
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help=does)
-    command.add_argument("--params", metavar="FILE.toml", help=f"keywords of {function} from a file; --set overrides them")
+    command.add_argument(
+        "--params", metavar="FILE.toml", type=path_text, help=f"keywords of {function} from a file; --set overrides them"
+    )
 
 
 def _cluster(command: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:

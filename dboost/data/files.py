@@ -38,6 +38,7 @@ from fsspec.implementations.local import LocalFileSystem
 from dboost._lazy_import import pa
 from dboost.data.partition import is_table_format
 from dboost.errors import DataError, DataFileMissingError, DBoostError, MissingExtraError, is_failure, reason, shown
+from dboost.storage.paths import path_text
 
 #: Characters of a glob.
 MAGIC = re.compile(r"[*?\[]")
@@ -180,7 +181,7 @@ def find_files(path: Any) -> DataFiles:
     DataError
         If the path cannot be listed.
     """
-    path = os.fspath(path)
+    path = path_text(path)
     with reading(path):
         fs, name = fsspec.url_to_fs(path)
         fs.invalidate_cache()
@@ -242,7 +243,7 @@ def folder_columns(root: str, files: Sequence[DataFile]) -> list[dict[str, str |
 
 def items_of(path: Any) -> list[str]:
     """Return the paths of a list, or the only one."""
-    return [os.fspath(item) for item in path] if isinstance(path, (list, tuple)) else [os.fspath(path)]
+    return [path_text(item) for item in path] if isinstance(path, (list, tuple)) else [path_text(path)]
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from dboost._lazy_import import pd
 from dboost.booster import Booster, load
 from dboost.errors import InputTypeError, MissingExtraError, ParameterError
 from dboost.schema import NUMBERS, TEXT, TRUTH_VALUES, Feature
+from dboost.storage.paths import path_text
 from dboost.training.callbacks import OBSERVERS, Iteration
 from dboost.training.fit import FitResult
 from dboost.training.loop import metrics_of
@@ -94,7 +95,7 @@ def save_model(
         data = Path(folder) / _FILE
         booster.save(data)
         mlflow.pyfunc.save_model(
-            path=os.fspath(path),
+            path=path_text(path),
             loader_module=__name__,
             data_path=str(data),
             signature=signature_of(booster) if signature is None else signature,
@@ -143,7 +144,7 @@ def load_model(model_uri: str) -> Booster:
     -------
     Booster
     """
-    folder = mlflow.artifacts.download_artifacts(artifact_uri=os.fspath(model_uri))
+    folder = mlflow.artifacts.download_artifacts(artifact_uri=path_text(model_uri))
     flavors = Model.load(folder).flavors
     if FLAVOR_NAME not in flavors:
         raise ParameterError(f"{model_uri} is no model of dboost: its flavours are {', '.join(sorted(flavors))}")

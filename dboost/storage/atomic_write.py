@@ -18,6 +18,7 @@ from typing import Any
 
 from dboost._lazy_import import fsspec, is_a
 from dboost.errors import MissingExtraError, ModelFileError, is_failure, reason, shown
+from dboost.storage.paths import path_text
 
 
 class FileMissingError(ModelFileError, FileNotFoundError):
@@ -115,7 +116,7 @@ def remove_own(folder: str | os.PathLike[str], own: re.Pattern[str]) -> None:
     ModelFileError
         Naming the file or folder.
     """
-    base = os.fspath(folder).rstrip("/")
+    base = path_text(folder).rstrip("/")
     names = names_in(folder)
     for name in names:
         if own.fullmatch(name):
@@ -166,7 +167,7 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
 @contextmanager
 def _place(path: str | os.PathLike[str], verb: str) -> Iterator[tuple[Any, str]]:
     """Yield the file system of a path, and the path there; turn failures into errors that name the path."""
-    name = os.fspath(path)
+    name = path_text(path)
     try:
         yield fsspec.url_to_fs(name)
     except FileExistsError:

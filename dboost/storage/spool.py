@@ -34,6 +34,7 @@ from typing import IO, Any
 import numpy as np
 
 from dboost.errors import DBoostError
+from dboost.storage.paths import path_text
 
 fcntl: Any
 try:
@@ -55,7 +56,7 @@ def temporary_root() -> Path:
     """
     dask = sys.modules.get("dask")
     configured = dask.config.get("temporary-directory", None) if dask else os.environ.get("DASK_TEMPORARY_DIRECTORY")
-    return Path(configured or tempfile.gettempdir())
+    return Path(path_text(configured or tempfile.gettempdir()))
 
 
 def remove_stale(root: Path | None = None) -> None:

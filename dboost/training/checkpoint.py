@@ -48,6 +48,7 @@ from dboost.shards.shard import row_fingerprint
 from dboost.storage import atomic_write as files
 from dboost.storage.json_shape import ANY, OTHERS, PLAIN, Shape, Within, check_shape
 from dboost.storage.lease import Lease
+from dboost.storage.paths import path_text
 from dboost.training.callbacks import NOT_SCORES
 from dboost.training.loop import appended, metrics_of
 
@@ -97,7 +98,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | os.PathLike[str], every: int) -> None:
-        self.path = os.fspath(path).rstrip("/")
+        self.path = path_text(path).rstrip("/")
         self._every = every
         self._make_folder()
         self._lease = Lease(f"{self.path}/{_LEASE}", f"is writing the checkpoint in {shown(self.path)}")

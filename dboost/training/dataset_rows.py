@@ -44,6 +44,7 @@ from dboost.session.warm_start import WarmStart, matrix_of
 from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
 from dboost.storage.block_file import StorageError
 from dboost.storage.lease import Lease
+from dboost.storage.paths import path_text
 from dboost.training.fit import FitResult, LocalTable, SessionRows, fit
 from dboost.training.plan import FitRequest, RowsDescription
 
@@ -341,7 +342,7 @@ def is_stored(path: Any) -> bool:
     """Whether a folder or URL has a data set of this kind."""
     if not isinstance(path, str | os.PathLike):
         return False
-    filesystem, name = fsspec.url_to_fs(f"{os.fspath(path)}/{NAME}")
+    filesystem, name = fsspec.url_to_fs(f"{path_text(path)}/{NAME}")
     return bool(filesystem.exists(name))
 
 

@@ -63,6 +63,7 @@ from dboost.shards.shard import BinnedColumns, Shard, check_rows_in_memory, empt
 from dboost.shards.shard_spec import code_fields, plan_layout, rows_that_fit
 from dboost.storage.block_file import BlockFile, Field, StorageError
 from dboost.storage.lease import Lease
+from dboost.storage.paths import path_text
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.callbacks import Callback
 from dboost.training.fit import learn_target
@@ -490,7 +491,7 @@ _NAME = "binned.json"
 
 def is_prepared(path: Any) -> bool:
     """Whether a folder contains a prepared data set, which may be damaged."""
-    return isinstance(path, str | os.PathLike) and (_readable_folder(Path(path)) / _NAME).is_file()
+    return isinstance(path, str | os.PathLike) and (_readable_folder(Path(path_text(path))) / _NAME).is_file()
 
 
 def _backup_of(folder: Path) -> Path:
@@ -515,7 +516,7 @@ def write_folder(path: str | os.PathLike[str], write: Callable[[Path], PreparedD
     StorageError
         When the folder cannot be written.
     """
-    final = Path(os.path.abspath(path))
+    final = Path(os.path.abspath(path_text(path)))
     if final.exists() and not is_prepared(final):
         raise DataError(f"{final} is there already and holds no prepared data: choose another path, or remove it")
     try:
@@ -581,7 +582,7 @@ def open_folder(path: str | os.PathLike[str]) -> PreparedDataset:
     StorageError
         When it is damaged, or was written by a newer version or on a machine with another byte order.
     """
-    folder = _readable_folder(Path(path))
+    folder = _readable_folder(Path(path_text(path)))
     name = folder / _NAME
     try:
         stored = json.loads(name.read_text(encoding="utf-8"))
