@@ -17,7 +17,8 @@ from typing import Any, Unpack
 
 from dboost.booster import Booster, as_booster
 from dboost.data import ReadOptions, open_table
-from dboost.data.partition import is_source
+from dboost.data.labels import column_named, with_named_constraints
+from dboost.data.partition import ROLES, is_source
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
@@ -188,6 +189,7 @@ def fit(
     given: dict[str, Any] = {**parameters}
     learning = canonical(given | {"start_from": start_from, "init_model": init_model, "continue_steps": continue_steps})
     start_from, continue_steps = learning.pop("start_from"), learning.pop("continue_steps")
+    learning = with_named_constraints(learning, data)
     if refit_leaves:
         options = {"sample_weight": sample_weight, "offset": offset, "source_name": source_name, "n_threads": n_threads}
         options["client"] = client
@@ -543,7 +545,7 @@ def prepare(
                 )
             seed = parameters.random_state
             written = write_binned(table, census, binning, folder, warm_start=begun, seed=seed, n_threads=threads)
-        written.settings = {name: describe(value) for name, value in settings.items() if name != "data"}
+        written.settings = _described(settings, data)
         return written
 
     if path is not None:
@@ -557,6 +559,12 @@ def prepare(
     except BaseException:
         directory.close()
         raise
+
+
+def _described(settings: dict[str, Any], data: Any) -> dict[str, Any]:
+    """Return the settings of a data set as JSON: columns by their names."""
+    named = {role: column_named(settings[role], data) for role in ROLES}
+    return {name: describe(named.get(name) or value) for name, value in settings.items() if name != "data"}
 
 
 def _prepared_on(
@@ -579,7 +587,7 @@ def _prepared_on(
     data, target = settings.pop("data"), settings["target"]
     request = FitRequest(parameters, n_threads, columns=(target, None, None), budget=budget, workers=workers)
     tasks = ReadTasks(data, target, n_parts=n_parts_of(client), budget=budget, **shaping)
-    described = {name: describe(value) for name, value in settings.items()}
+    described = _described(settings, data)
     stored = None
     with nullcontext() if path is None else lease_of(path) as lease:
         with interruptible_reading():

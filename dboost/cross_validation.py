@@ -17,7 +17,9 @@ import pandas as pd
 from dboost.api import prepare
 from dboost.booster import Booster
 from dboost.data import CategoryColumn, Column
-from dboost.data.partition import is_path
+from dboost.data.dask_collections import select
+from dboost.data.labels import Names, names_of_table, with_named_constraints
+from dboost.data.partition import as_frame, is_lazy, is_path
 from dboost.data.paths import open_path
 from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError
@@ -185,6 +187,7 @@ def cv(
     began, seconds = perf_counter(), parse_time_limit(time_limit)
     learning = canonical({**parameters, "start_from": start_from})
     earlier = learning.pop("start_from")
+    learning = with_named_constraints(learning, data)
     if earlier is not None:
         if not isinstance(earlier, CVResult):
             raise InputTypeError(f"start_from must be a result of dboost.cv, not {type(earlier).__name__}")
@@ -414,36 +417,48 @@ def _with_values(
     data: Any, target: Any, division: FoldOptions, options: DataOptions
 ) -> tuple[FoldOptions, Sequence[str] | None]:
     """Return the division with values in place of names of columns, and the features: without these columns."""
-    named = {name: value for name in _COLUMNS if isinstance(value := getattr(division, name), str)}
+    known = names_of_table(data) or Names(())
+    given = {name: getattr(division, name) for name in _COLUMNS}
+    named = {
+        name: value
+        for name, value in given.items()
+        if known.is_label(value) and not (name == "folds" and isinstance(value, int | np.integer))
+    }
     if not named:
         return division, options.features
     what = ", ".join(f"{name}={column!r}" for name, column in named.items())
     table = open_path(data, columns=()) if is_path(data) else data  # the fit checks the columns
     if not hasattr(table, "columns") or not hasattr(table, "__getitem__"):
         raise InputTypeError(f"{what} names a column, but the data have no columns: give one value per row")
-    names = [str(name) for name in getattr(table, "column_names", table.columns)]
+    names = names_of_table(table) or Names(())
     for name, column in named.items():
-        if column not in names:
-            raise ParameterError(f"the data have no column {column!r}, which was given as {name}")
+        if names.find(column) is None:
+            raise ParameterError(f"the data have no column {column!r}, which was given as {name}{names.hint(column)}")
     weight = options.sample_weight
-    if isinstance(weight, str) and weight in names:
-        weight = _values_of(table, weight)
-    is_kept = None if weight is None or isinstance(weight, str) else np.asarray(_computed(weight)).reshape(-1) > 0
+    is_column = names.is_label(weight)
+    if is_column and names.find(weight) is not None:
+        weight, is_column = _values_of(table, names, weight), False
+    is_kept = None if weight is None or is_column else np.asarray(_computed(weight)).reshape(-1) > 0
     values: dict[str, Any] = {}
     for name, column in named.items():
-        found = _values_of(table, column)
+        found = _values_of(table, names, column)
         found = found if is_kept is None or len(is_kept) != len(found) else found[is_kept]
         if pd.isna(found).any():
             raise DataError(f"column {column!r}, which was given as {name}, has missing values: fill them, or remove the rows")
         values[name] = np.unique(found, return_inverse=True)[1]
-    taken = {role for role in (target, options.sample_weight, options.offset, *named.values()) if isinstance(role, str)}
+    roles = [role for role in (target, options.sample_weight, options.offset, *named.values()) if names.is_label(role)]
+    taken = set(map(names.find, roles))
     features = [name for name in names if name not in taken] if options.features is None else options.features
     return division._replace(**values), features
 
 
-def _values_of(table: Any, column: str) -> np.ndarray:
+def _values_of(table: Any, names: Names, column: Any) -> np.ndarray:
     """Return a column of a table as an array."""
-    return np.asarray(_computed(table[column]))
+    name = names.find(column)
+    assert name is not None
+    names.check_once([name])
+    frame = as_frame(_computed(select(table, (name,)) if is_lazy(table) else table))
+    return np.asarray(frame.column(frame.names.index(name)))
 
 
 def _computed(values: Any) -> Any:

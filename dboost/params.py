@@ -531,14 +531,19 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Real):
         return float(value)
     if isinstance(value, dict):
-        return {_plain(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
-        return sorted(map(_plain, value), key=lambda item: (isinstance(item, str), item))
+        return sorted(map(_plain, value), key=_order)
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     if isinstance(value, list | tuple):
         return list(map(_plain, value))
     return value
+
+
+def _order(item: Any) -> Any:
+    """Return the sort key of an item of a set: numbers come before names."""
+    return (0, item, "") if isinstance(item, Real) else (1, 0, str(item))
 
 
 def _check_groups(given: Any) -> None:

@@ -43,7 +43,8 @@ from dask.dataframe.dask_expr._repartition import Repartition
 from dask.dataframe.dask_expr.io.io import FromGraph, FromPandas
 from dask.highlevelgraph import MaterializedLayer
 
-from dboost.data.partition import ROLES, array_names, columns_like, holds_numbers, is_path, library, names_of, one_dimensional
+from dboost.data.labels import Names
+from dboost.data.partition import ROLES, array_names, columns_like, holds_numbers, is_path, library, one_dimensional
 from dboost.data.predict_io import NAME, Predictor, like_input
 from dboost.errors import DataError, DBoostError, InputTypeError
 
@@ -52,7 +53,7 @@ def layout(data: Any) -> tuple[tuple[str, ...], bool]:
     """Return the column names of a Dask frame or array, and whether the data have them."""
     _check_held(data)
     if isinstance(data, dd.DataFrame):
-        return names_of(data.columns), True
+        return Names(data.columns, data._meta.index.names), True
     if isinstance(data, dd.Series):
         raise one_dimensional("(n,)")
     if isinstance(data, da.Array):
@@ -87,11 +88,20 @@ def whole_rows(array: da.Array) -> da.Array:
     return array if array.numblocks[1] == 1 else array.rechunk({1: -1})
 
 
+#: Types of labels that can be compared with each other.
+_SORTED = {str, int, tuple, pd.Timestamp}
+
+
 def select(frame: dd.DataFrame, names: tuple[str, ...]) -> dd.DataFrame:
-    """Return the columns with these names (labels as text); the frame itself if these are all."""
-    if set(names) == set(names_of(frame.columns)):
+    """Return the columns with these names (labels as text); the frame itself if these are all, or if Dask cannot select.
+
+    Dask sorts labels when it selects columns, and pandas finds no missing ones.
+    """
+    own = Names(frame.columns)
+    kinds = set(map(type, own.labels))
+    if set(names) == set(own) or not (len(kinds) == 1 and kinds <= _SORTED):
         return frame
-    label = dict(zip(names_of(frame.columns), frame.columns, strict=True))
+    label = dict(zip(own, own.labels, strict=True))
     return frame[[label[name] for name in names]]
 
 

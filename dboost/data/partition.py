@@ -30,13 +30,11 @@ process or on a worker.
 from __future__ import annotations
 
 import decimal
-import difflib
 import math
 import numbers
 import os
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -59,6 +57,7 @@ from dboost.data.chunk import (
     too_many_classes,
     without_unused,
 )
+from dboost.data.labels import Names, items_of_labels, listed, text_of
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.kernels.checksum import checksum
 from dboost.schema import MAX_LEVELS, NUMBERS, TRUTH_VALUES, Feature, Level, kinds_of
@@ -150,15 +149,6 @@ def collected(data: Any) -> Any:
     return pa.table(data) if kind == "stream" else data
 
 
-def names_of(labels: Any) -> tuple[str, ...]:
-    """Return column labels as text; raise a DataError if two labels are equal as text."""
-    names = tuple(map(str, labels))
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(f"column {twice[0]!r} occurs more than once: feature names must be unique")
-    return names
-
-
 def array_names(n_columns: int) -> tuple[str, ...]:
     """Return the feature names of an array: f0, f1, …"""
     return tuple(f"f{j}" for j in range(n_columns))
@@ -179,15 +169,15 @@ def as_frame(data: Any) -> Frame:
     if isinstance(data, np.ndarray):
         return _frame_of_array(data)
     if is_a(data, "pandas", "DataFrame"):
-        return Frame(names_of(data.columns), True, len(data), lambda j: data.iloc[:, j])
+        return Frame(Names(data.columns, data.index.names), True, len(data), lambda j: data.iloc[:, j])
     data = collected(data)
     if is_a(data, "pyarrow", "Table"):
-        return Frame(names_of(data.schema.names), True, data.num_rows, data.column)
+        return Frame(Names(data.schema.names), True, data.num_rows, data.column)
     kind = kind_of(data)
     if kind == "dataframe":
         table = nw.from_native(data)
         labels = table.columns
-        return Frame(names_of(labels), True, len(table), lambda j: table.get_column(labels[j]).to_native())
+        return Frame(Names(labels), True, len(table), lambda j: table.get_column(labels[j]).to_native())
     if library(data) == "scipy" or hasattr(data, "tocsr"):
         raise InputTypeError("sparse data are not supported: pass X.toarray(), or the columns that matter")
     if kind == "series":
@@ -331,6 +321,7 @@ def make_read_plan(
     ParameterError
         If `features` or `categorical_features` do not match the table.
     """
+    names = Names.of(names)
     given = {role: _role(role, value, names, named) for role, value in roles.items()}
     taken = {name for name in given.values() if name is not None}
     free = tuple(name for name in names if name not in taken)
@@ -340,17 +331,18 @@ def make_read_plan(
             raise ParameterError("features cannot be chosen again: the model's own are used")
         if named:
             _check_roles(given, like)
-        columns = columns_like(free, named, like)
-        found = names if named else tuple(feature.name for feature in like)
-        _check_kinds(categorical_features, tuple(map(str, columns)) if named else found, named, like)
+        columns = columns_like(names, named, like, without=taken)
+        of_spec = tuple(map(str, columns)) if named else tuple(feature.name for feature in like)
+        _check_kinds(categorical_features, names.only(of_spec), named, like)
         specs = tuple(column_spec(feature, extend_categories=extend_categories) for feature in like)
     else:
-        chosen = free if features is None else _chosen(features, names, named, given.get("target"))
+        chosen = free if features is None else chosen_features(features, names, named, given.get("target"))
         if not chosen:
             raise DataError("no features are left: every column of the data is target, weight or offset")
         columns = chosen if named else tuple(range(len(chosen)))
-        declared = declared_categorical(categorical_features, chosen, named)
+        declared = declared_categorical(categorical_features, names.only(chosen), named)
         specs = tuple(ColumnSpec(name, flag) for name, flag in zip(chosen, declared, strict=True))
+    names.check_once([*(map(str, columns) if named else ()), *taken])
     return ReadPlan(
         specs,
         columns,
@@ -358,7 +350,7 @@ def make_read_plan(
         given.get("target"),
         given.get("sample_weight"),
         given.get("offset"),
-        all_names=names if named and features is None and like is None else None,
+        all_names=tuple(names) if named and features is None and like is None else None,
         extend_categories=extend_categories,
     )
 
@@ -391,11 +383,17 @@ def used_columns(features: Sequence[Any] | None, like: Sequence[Feature] | None,
     Parameters as of `make_read_plan`.
     """
     chosen = features if like is None else [one.name for one in like]
-    return None if chosen is None else {name for name in (*chosen, *roles.values()) if isinstance(name, str)}
+    if chosen is None:
+        return None
+    return {text_of(one) for one in (*items_of_labels(chosen), *(one for one in roles.values() if Names(()).is_label(one)))}
 
 
 def columns_like(
-    names: tuple[str, ...], named: bool, like: tuple[Feature, ...], model_named: bool | None = None
+    names: tuple[str, ...],
+    named: bool,
+    like: tuple[Feature, ...],
+    model_named: bool | None = None,
+    without: Collection[str] = (),
 ) -> tuple[str, ...] | tuple[int, ...]:
     """Return the columns of a table that are the features of a model.
 
@@ -409,19 +407,26 @@ def columns_like(
     like : tuple of Feature
     model_named : bool, optional
         Whether the model was trained on named columns. Default: whether its features have other names than f0, f1, ….
+    without : collection of str
+        Columns that are no features; default none.
     """
+    names = Names.of(names)
     wanted = tuple(feature.name for feature in like)
-    present = set(names)
+    present = set(names).difference(without)
     absent = [name for name in wanted if name not in present]
     if model_named is None:
         model_named = not absent or wanted != array_names(len(wanted))
     if named and model_named:
         if absent:
-            raise DataError(f"the data have no column {_list(absent)}, which the model was trained on")
+            hint = names.index_hint(absent[0])
+            raise DataError(f"the data have no column {listed(absent)}, which the model was trained on{hint}")
+        names.check_once(wanted)
         return wanted
-    if len(names) != len(wanted):
-        raise DataError(f"X has {len(names)} features, but dboost is expecting {len(wanted)} features as input")
-    return names if named else tuple(range(len(names)))
+    free = tuple(name for name in names if name not in without)
+    if len(free) != len(wanted):
+        raise DataError(f"X has {len(free)} features, but dboost is expecting {len(wanted)} features as input")
+    names.check_once(free)
+    return free if named else tuple(range(len(free)))
 
 
 def declared_categorical(spec: Any, names: tuple[str, ...], named: bool) -> tuple[bool | None, ...]:
@@ -437,99 +442,84 @@ def declared_categorical(spec: Any, names: tuple[str, ...], named: bool) -> tupl
         return (None,) * n
     if spec is None:
         return (False,) * n
-    values = np.asarray(spec)
-    if values.size == 0:
+    if not isinstance(spec, Iterable) or np.ndim(spec if isinstance(spec, np.ndarray) else ()) == 0:
+        raise _bad_kind(type(spec).__name__)
+    values = items_of_labels(spec)
+    if not values:
         return (False,) * n
-    if values.ndim != 1:
-        raise ParameterError(f"categorical_features has shape {values.shape}: one dimension is needed")
-    if values.dtype.kind == "O":
-        kinds = {type(value).__name__ for value in values}
-        if kinds <= {"bool", "bool_"}:
-            values = values.astype(bool)
-        elif kinds <= {"str", "str_"}:
-            values = values.astype(str)
-        elif not all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values):
-            raise _bad_kind(", ".join(sorted(kinds)))
-        else:
-            values = values.astype(np.int64)
-    if values.dtype.kind == "b":
+    if all(isinstance(value, bool | np.bool_) for value in values):
         if len(values) != n:
             raise ParameterError(
                 "categorical_features set as a boolean mask must have shape (n_features,): "
                 f"{len(values)} values for {n} features"
             )
         return tuple(map(bool, values))
-    if values.dtype.kind in "iu":
-        if values.min() < 0 or values.max() >= n:
+    names = Names.of(names)
+    found = [names.find(value) for value in values] if named else []
+    if all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in values):
+        if min(values) >= 0 and max(values) < n:
+            indices = set(map(int, values))
+            return tuple(j in indices for j in range(n))
+        if not named or None in found:
             raise ParameterError(
                 f"categorical_features set as integer indices must be in [0, n_features - 1], that is [0, {n - 1}]"
             )
-        indices = set(values.tolist())
-        return tuple(j in indices for j in range(n))
-    if values.dtype.kind not in "UT":
-        raise _bad_kind(values.dtype.name)
-    if not named:
-        raise ParameterError(
-            "categorical_features should be passed as an array of integers or as a boolean mask when the model is "
-            "fitted on data without feature names."
-        )
-    marked, present = set(map(str, values)), set(names)
-    for name in values:
-        if str(name) not in present:
+    elif not named or None in found:
+        kinds = {type(value).__name__ for value in values}
+        if not kinds <= {"str", "str_"} and (not named or len(kinds) > 1 or isinstance(values[0], _NO_LABELS)):
+            raise _bad_kind(", ".join(sorted(kinds)))
+        if not named:
             raise ParameterError(
-                f"categorical_features has an item value {str(name)!r} which is not a valid feature name of the training data."
+                "categorical_features should be passed as an array of integers or as a boolean mask when the model is "
+                "fitted on data without feature names."
             )
+        wrong = values[found.index(None)]
+        raise ParameterError(
+            f"categorical_features has an item value {wrong!r} which is not a valid feature name of the training data."
+        )
+    marked = set(found)
     return tuple(name in marked for name in names)
+
+
+#: Types of a single item of `categorical_features` that are more likely a mistake than a label that the table lacks.
+_NO_LABELS = (float, np.floating, list, dict, np.ndarray)
 
 
 def _bad_kind(kind: str) -> ParameterError:
     return ParameterError(f"categorical_features must be an array-like of bool, int or str, got: {kind}.")
 
 
-def _role(role: str, value: Any, names: tuple[str, ...], named: bool) -> str | None:
+def _role(role: str, value: Any, names: Names, named: bool) -> str | None:
     """Return the column that a role names, or None if its values are given separately."""
-    if not isinstance(value, (str, int, np.integer)) or isinstance(value, bool):
+    if not names.is_label(value):
         return None
     if not named:
         raise DataError(f"{role} is {value!r}, but an array has no column names: pass the values themselves")
-    if str(value) not in names:
-        raise DataError(f"the data have no column {str(value)!r}, which was given as {role}{_similar(str(value), names)}")
-    return str(value)
+    name = names.find(value)
+    if name is None:
+        raise DataError(f"the data have no column {value!r}, which was given as {role}{names.hint(value)}")
+    return name
 
 
-def _similar(name: str, names: tuple[str, ...]) -> str:
-    """Return a hint at columns with similar names, or at the first columns, to be appended to a message."""
-    lower = {one.strip().lower(): one for one in names}
-    near = difflib.get_close_matches(name.strip().lower(), lower, n=2)
-    if near:
-        return f"; did you mean {' or '.join(repr(lower[one]) for one in near)}?"
-    return f"; the columns are {_list([_shortened(one) for one in names[:5]])}{', …' if len(names) > 5 else ''}"
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= 30 else f"{name[:29]}…"
-
-
-def _chosen(features: Sequence[Any], names: tuple[str, ...], named: bool, target: str | None) -> tuple[str, ...]:
+def chosen_features(features: Any, names: Names, named: bool, target: str | None = None) -> tuple[str, ...]:
+    """Return the names of the columns that `features` asks for; those of a set in the order of the table."""
     if isinstance(features, str):
         raise ParameterError(f"features must be a list of column names, not the text {features!r}")
     if not named:
         raise ParameterError("features needs column names: select the columns of the array instead")
-    chosen = tuple(map(str, features))
-    present = set(names)
-    absent = [name for name in chosen if name not in present]
+    labels = items_of_labels(features)
+    found = {label: names.find(label) for label in labels}
+    absent = [label for label, name in found.items() if name is None]
     if absent:
-        raise DataError(f"the data have no column {_list(absent)}, which features asks for{_similar(absent[0], names)}")
+        raise DataError(f"the data have no column {listed(absent)}, which features asks for{names.hint(absent[0])}")
+    chosen = tuple(name for name in map(found.get, labels) if name is not None)
+    if isinstance(features, set | frozenset):  # which has no order
+        chosen = tuple(name for name in names if name in chosen)
     if len(set(chosen)) < len(chosen):
         raise ParameterError("features names a column twice")
     if target in chosen:
         raise ParameterError(f"features holds the target, {target!r}")
     return chosen
-
-
-def _list(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:5]))
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
 class CellError(DataError, InputTypeError):
@@ -915,7 +905,7 @@ def read_slices(
     The first slice contains target, weight and offset of all rows.
     """
     frame = data if isinstance(data, Frame) else as_frame(data)
-    position = {name: j for j, name in enumerate(frame.names)}
+    position = _positions(frame, plan)
     if frame.n_rows and plan.all_names is not None and frame.names != plan.all_names:
         extra = [name for name in frame.names if name not in set(plan.all_names)]
         if extra:
@@ -971,6 +961,13 @@ def _features(frame: Frame, plan: ReadPlan, position: dict[str, int]) -> tuple[S
             column = column.view(np.uint8)
         columns.append(column)
     return tuple(columns), None
+
+
+def _positions(frame: Frame, plan: ReadPlan) -> dict[str, int]:
+    """Return the position of each column by name; raise a DataError if a column of the plan occurs more than once."""
+    if plan.named and isinstance(frame.names, Names):
+        frame.names.check_once(plan.needed)
+    return {name: j for j, name in enumerate(frame.names)}
 
 
 def check_columns(i: int, data: Any, plan: ReadPlan) -> None:

@@ -345,14 +345,16 @@ def open_path(
             return table
         root, parquet, text = _classified(path)
         if parquet:
-            if columns is None and like is not None:
-                columns = [one.name for one in like]
-            return open_parquet(parquet, root, most_bytes, columns, like)
-        return _read_csv(text, _text_of(like), _block_bytes(most_bytes))
+            return open_parquet(parquet, root, most_bytes, _used(columns, like), like)
+        return _read_csv(text, _text_of(like), _block_bytes(most_bytes), _used(columns, like))
 
 
 def open_with_text(
-    path: Any, like: Sequence[Feature] | None = None, most_bytes: int | None = None, n_threads: int | None = None
+    path: Any,
+    like: Sequence[Feature] | None = None,
+    most_bytes: int | None = None,
+    n_threads: int | None = None,
+    columns: Collection[str] | None = None,
 ) -> dd.DataFrame | None:
     """Return what `open_path` does, with all columns of CSV files as text that contain text in any block; None for others.
 
@@ -360,7 +362,7 @@ def open_with_text(
 
     Parameters
     ----------
-    path, like, most_bytes : as in `open_path`
+    path, like, most_bytes, columns : as in `open_path`
     n_threads : int, optional
         Default: as `concurrent.futures` selects it.
     """
@@ -374,7 +376,12 @@ def open_with_text(
         _log.info(
             "columns of %s that contain text, and are read as text everywhere: %s", shown_path(path), ", ".join(sorted(found))
         )
-        return _read_csv(text, found | _text_of(like), _block_bytes(most_bytes))
+        return _read_csv(text, found | _text_of(like), _block_bytes(most_bytes), _used(columns, like))
+
+
+def _used(columns: Collection[str] | None, like: Sequence[Feature] | None) -> Collection[str] | None:
+    """Return the columns that are used, as far as they are known."""
+    return [one.name for one in like] if columns is None and like is not None else columns
 
 
 def _table_format(path: Any, most_bytes: int | None) -> dd.DataFrame | None:
@@ -418,15 +425,20 @@ def _block_bytes(most_bytes: int | None) -> int:
     return BLOCK_BYTES if most_bytes is None else min(BLOCK_BYTES, max(most_bytes, LEAST_BLOCK_BYTES))
 
 
-def _read_csv(files: list[DataFile], as_text: Container[str], block_bytes: int) -> dd.DataFrame:
+def _read_csv(
+    files: list[DataFile], as_text: Container[str], block_bytes: int, columns: Collection[str] | None
+) -> dd.DataFrame:
+    """Return the frame of CSV files. columns : those that are used, None for all; others may occur more than once."""
     with unchanged(files[0]):
         with fsspec.open(files[0].url, "rb", compression="infer") as stream:
             names = next(csv.reader(io.StringIO(_header(stream).decode("utf-8-sig").strip("\r\n"), newline="")), [])
         repeated = [name for k, name in enumerate(names) if name and name in names[:k]]
-        if repeated:  # pandas would rename them
-            raise DataError(f"{shown(files[0].url)} has several columns named {repeated[0]!r}")
+        wrong = [name for name in repeated if columns is None or name in columns]
+        if wrong:  # pandas would rename them
+            raise DataError(f"{shown(files[0].url)} has several columns named {wrong[0]!r}")
         with fsspec.open(files[0].url, "rb", compression="infer") as stream:
             sample = _parse(stream, [], n_rows=SAMPLE_ROWS)
+    sample = sample[[name for name in sample if name not in repeated and (not repeated or name in names)]]
     text = [name for name in sample if name in as_text or _is_text(sample[name])]
     sample = sample.astype(dict.fromkeys(text, "str"))
     blocks = list(_blocks(files, block_bytes))

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from dboost._lazy_import import is_a, nw, pa, pd
 from dboost.data.chunk import CategoryColumn, CategoryIndex, Column, plain
+from dboost.data.labels import column_named
 from dboost.data.partition import (
     ReadPlan,
     as_frame,
@@ -127,7 +128,8 @@ def like_input(values: np.ndarray, data: Any, names: tuple[Any, ...] | None) -> 
         return values
     if values.ndim == 1 and is_a(data, "pyarrow", "Table"):
         return pa.array(_plain_values(values))
-    table = nw.from_native(data)
+    # Of an Arrow table only the library matters; narwhals refuses names that occur more than once.
+    table = nw.from_native(data.select([]) if is_a(data, "pyarrow", "Table") else data)
     result: Any
     if values.ndim == 1:
         result = nw.new_series(NAME, _plain_values(values), backend=table.implementation)
@@ -175,12 +177,13 @@ def predict_from(
         If offsets are not finite, or their number is not that of the rows.
     """
     about: dict[str, Any] = {"features": features, "named": named, "names": names, "dtype": dtype}
-    if isinstance(offset, str):
-        if not named or offset in {feature.name for feature in features}:
+    name = column_named(offset, data)
+    if name is not None:
+        if not named or name in {feature.name for feature in features}:
             why = "is one of its features" if named else "is no column of arrays, which the model was trained on"
             raise InputTypeError(f"offset={offset!r} {why}: give one number for each row")
-        split: Callable[[np.ndarray], np.ndarray] = partial(_split, function, offset)
-        return predict_through(data, split, **about | {"features": (*features, Feature(offset))})
+        split: Callable[[np.ndarray], np.ndarray] = partial(_split, function, name)
+        return predict_through(data, split, **about | {"features": (*features, Feature(name))})
     if is_source(data):
         raise InputTypeError("offset must be the name of a column when predicting from a Dask collection or a path")
     data = collected(data)

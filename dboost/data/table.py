@@ -506,14 +506,15 @@ def open_table(
         how = path, like, options.most_bytes
         try:
             given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
-            table = read(open_path(*how, used_columns(features, like, given)))
+            used = used_columns(features, like, given)
+            table = read(open_path(*how, used))
         except ColumnKindsError:
-            again = open_with_text(*how, options.n_threads)
+            again = open_with_text(*how, options.n_threads, used)
             if again is None:
                 raise
             return read(again)
         if like is None and mixes_kinds(table.features):
-            again = open_with_text(*how, options.n_threads)
+            again = open_with_text(*how, options.n_threads, used)
             if again is not None:
                 table.close()
                 return read(again)

@@ -109,10 +109,11 @@ class ReadTasks:
 
             path, most_bytes = data, None if budget is None else budget.chunk
             roles = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
-            data = open_path(path, like, most_bytes, used_columns(features, like, roles))
+            used = used_columns(features, like, roles)
+            data = open_path(path, like, most_bytes, used)
 
             def again() -> ReadTasks | None:
-                frame = open_with_text(path, like, most_bytes)
+                frame = open_with_text(path, like, most_bytes, columns=used)
                 return None if frame is None else ReadTasks(frame, target, **how)
 
             how: dict[str, Any] = {"sample_weight": sample_weight, "offset": offset, "features": features, "budget": budget}

@@ -30,9 +30,11 @@ from sklearn.exceptions import DataConversionWarning
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from dboost._lazy_import import pd
 from dboost.booster import Booster, as_booster
 from dboost.data import ReadOptions, Table, open_table
-from dboost.data.partition import collected, is_lazy, is_path, kind_of
+from dboost.data.labels import Names, names_of_table, with_named_constraints
+from dboost.data.partition import chosen_features, is_lazy, is_path
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError
@@ -234,10 +236,9 @@ def as_targets(y: Any, n_frames: int = 0) -> Any:
 
 
 def outline(X: Any) -> Any:
-    """Return a table with the same columns: of a lazy frame an empty one, which needs no computation."""
-    if is_lazy(X):
-        return X._meta if hasattr(X, "columns") else X
-    return collected(X.limit(0)) if kind_of(X) == "lazy" else X
+    """Return a table with the same columns: of a dataframe of any library a pandas frame without rows."""
+    names = names_of_table(X)
+    return X if names is None else pd.DataFrame(columns=list(names.labels))
 
 
 Range = tuple[int, int]
@@ -383,7 +384,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
             roles = {"y": y, "sample_weight": sample_weight, "offset": offset}
             _check_data_set(X, roles, settings, defaults)
             settings["max_bins"] = X.max_bins
-        elif is_path(X) or isinstance(y, str):
+        elif is_path(X) or (names_of_table(X) or Names(())).is_label(y):
             raise InputTypeError("estimators need X and y themselves; dboost.fit accepts paths and names of columns")
         sets = _evaluation_sets(eval_set, validation, offset)
         if offset is not None and settings["scoring"] != "loss":
@@ -393,6 +394,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         continues = own_model is not None or continued is not None
         seeds = self._seeds if continues and hasattr(self, "_seeds") else self._draw_seeds()
         given = {name: value for name, value in settings.items() if name not in _OWN} | {"loss": self._loss()}
+        given = with_named_constraints(given, X)
         learning_rates = schedule_of(given)
         parameters = make_parameters(given | {"random_state": seeds.learning})
         if settings["refit_leaves"]:
@@ -523,9 +525,10 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         if self.features is None:
             validate_data(self, outline(X), reset=True, skip_check_array=True)
         else:
-            self.feature_names_in_ = np.array([str(name) for name in self.features], object)
-            self.n_features_in_ = len(self.feature_names_in_)
-        if isinstance(self.monotonic_cst, Mapping) and not hasattr(self, "feature_names_in_"):
+            names = names_of_table(X)
+            chosen = chosen_features(self.features, names or Names(()), names is not None)
+            self.feature_names_in_, self.n_features_in_ = np.array(chosen, object), len(chosen)
+        if isinstance(self.monotonic_cst, Mapping) and names_of_table(X) is None:
             raise ParameterError(
                 f"{type(self).__name__} was not fitted on data with feature names. "
                 "Pass monotonic_cst as an integer array instead."
@@ -539,15 +542,25 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
             self.feature_names_in_ = names
 
     def _check_features(self, X: Any) -> None:
-        """Check that X has the names of the training data in their order, or has further columns, which are ignored."""
+        """Check the columns of X as scikit-learn does: the features in the order of the training data.
+
+        Further columns are ignored. With `features` the columns are selected by name, in any order.
+        """
         if is_path(X) or len(getattr(X, "shape", (0, 0))) != 2:
             return  # the model raises an error
-        X = outline(X)
-        known = set(getattr(self, "feature_names_in_", ()))
-        labels = X.column_names if hasattr(X, "column_names") else getattr(X, "columns", ())
-        if known and known < set(map(str, labels)):
+        names = names_of_table(X)
+        if names is None or not self.booster_.ensemble.named:
+            validate_data(self, outline(X), reset=False, skip_check_array=True)
             return
-        validate_data(self, X, reset=False, skip_check_array=True)
+        known = self.booster_.feature_names_in_
+        found = list(dict.fromkeys(names))  # the model raises an error if a feature occurs twice
+        if set(known) <= set(found):
+            if self.features is not None:
+                return
+            found = [name for name in found if name in set(known)]
+        by_text = BaseEstimator()  # scikit-learn itself compares the names only if all labels are text
+        by_text.feature_names_in_ = known
+        validate_data(by_text, pd.DataFrame(columns=found), reset=False, skip_check_array=True)
 
     def _predict_with(self, X: Any, method: str, **arguments: Any) -> Any:
         """Call a method of the model; return arrays for all data in memory, as scikit-learn does."""

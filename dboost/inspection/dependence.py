@@ -50,6 +50,7 @@ import numpy as np
 
 from dboost import losses
 from dboost._lazy_import import pd
+from dboost.data.labels import Names
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.inspection.importance import importance
 from dboost.inspection.row_functions import Block, at_least_one, over_blocks, sample
@@ -230,7 +231,7 @@ def in_order(data: Any, features: Any) -> tuple[Any, Any]:
 
 def _are_features(given: Any) -> bool:
     """Whether these can be names or positions of features."""
-    if isinstance(given, str | int | np.integer):
+    if Names(()).is_label(given):
         return True
     return not hasattr(given, "columns") and getattr(given, "ndim", 1) == 1 and isinstance(given, Iterable)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from dboost._lazy_import import pd
 from dboost.data import CategoryColumn, Table, open_table
+from dboost.data.labels import column_named
 from dboost.data.partition import is_source
 from dboost.data.table import values_of
 from dboost.errors import DataError, DBoostError, ParameterError
@@ -39,7 +40,7 @@ def drift(ensemble: Ensemble, data: Any, target: Any = None, source: int | str =
         )
     count = _Count(ensemble, number, target)
     if is_source(data):
-        if target is not None and not isinstance(target, str):
+        if target is not None and column_named(target, data) is None:
             raise ParameterError("drift: name the column of the target, where the data come in partitions")
         tallies = _lazily(data, ensemble, count)
     else:

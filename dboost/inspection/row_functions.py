@@ -20,6 +20,7 @@ import numpy as np
 
 from dboost import losses
 from dboost.data import feature_block, open_table
+from dboost.data.labels import column_named
 from dboost.data.partition import is_path, is_source
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.metrics.metric import LossMagnitude, ScoredRows
@@ -69,7 +70,7 @@ def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, Block], 
         For an array of weights with a Dask collection or a path, or a name of a column with an array.
     """
     if is_source(data):
-        parts = _lazily(data, ensemble, _Task(function, ensemble, _column(weight, ensemble)))
+        parts = _lazily(data, ensemble, _Task(function, ensemble, _column(weight, ensemble, data)))
     else:
         block = block_of(data, ensemble, weight)
         parts = [[function(0, block)] if len(block) else []]
@@ -116,9 +117,9 @@ def block_of(data: Any, ensemble: Ensemble, weight: Any = None) -> Block:
     """Encode a table in memory as a block."""
     if isinstance(data, Block):
         return data
-    if isinstance(weight, str):
-        column = _column(weight, ensemble)
-        return _split(feature_block(data, (*ensemble.features, Feature(weight)), ensemble.named, what="inspect"), column)
+    column = _column(weight, ensemble, data)
+    if column is not None:
+        return _split(feature_block(data, (*ensemble.features, Feature(column)), ensemble.named, what="inspect"), column)
     block = feature_block(data, ensemble.features, ensemble.named, what="inspect")
     if weight is None:
         return Block(block)
@@ -128,17 +129,18 @@ def block_of(data: Any, ensemble: Ensemble, weight: Any = None) -> Block:
     return Block(block, _checked(weights.reshape(-1), "sample_weight"))
 
 
-def _column(weight: Any, ensemble: Ensemble) -> str | None:
+def _column(weight: Any, ensemble: Ensemble, data: Any) -> str | None:
     """The name of the column of weights, or None."""
-    if weight is None:
+    name = column_named(weight, data)
+    if name is None:
+        if weight is not None and is_source(data):
+            raise InputTypeError("sample_weight must be the name of a column when the rows are a Dask collection or a path")
         return None
-    if not isinstance(weight, str):
-        raise InputTypeError("sample_weight must be the name of a column when the rows are a Dask collection or a path")
     if not ensemble.named:
         raise InputTypeError(f"sample_weight={weight!r}: arrays have no names of columns, so give one number for each row")
-    if weight in {feature.name for feature in ensemble.features}:
+    if name in {feature.name for feature in ensemble.features}:
         raise InputTypeError(f"sample_weight={weight!r} is a feature of the model")
-    return weight
+    return name
 
 
 def _split(matrix: np.ndarray, column: str | None) -> Block:

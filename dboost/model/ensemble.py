@@ -43,6 +43,7 @@ import numpy as np
 
 from dboost._lazy_import import pd
 from dboost.data.chunk import float_dtype, plain_blocks
+from dboost.data.labels import Names
 from dboost.errors import ParameterError
 from dboost.kernels import predict as kernels
 from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, scratch_for
@@ -108,7 +109,8 @@ class Ensemble:
         ParameterError
             For a feature that the model does not have, one that is given twice, no feature or too many.
         """
-        items: Sequence[Any] = [wanted] if isinstance(wanted, str | int | np.integer) else list(wanted)
+        names = Names(feature.name for feature in self.features)
+        items: Sequence[Any] = [wanted] if names.is_label(wanted) else list(wanted)
         found = [self._feature_position(item) for item in items]
         if not found:
             raise ParameterError("name at least one feature")
@@ -120,15 +122,16 @@ class Ensemble:
         return found
 
     def _feature_position(self, item: Any) -> int:
-        names = [feature.name for feature in self.features]
+        names = Names(feature.name for feature in self.features)
+        if isinstance(item, int | np.integer) and not isinstance(item, bool) and 0 <= item < len(names):
+            return int(item)
+        name = names.find(item)
+        if name is not None:
+            return names.index(name)
         if isinstance(item, str):
-            if item in names:
-                return names.index(item)
             near = difflib.get_close_matches(item, names, n=3)
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
             raise ParameterError(f"the model has no feature {item!r}{hint}")
-        if isinstance(item, int | np.integer) and not isinstance(item, bool) and 0 <= item < len(names):
-            return int(item)
         raise ParameterError(f"feature {item!r} is neither a name nor a position between 0 and {len(names) - 1}")
 
 

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dboost.data.binning import MAX_FINE_BINS, Binning
+from dboost.data.labels import column_named
 from dboost.data.partition import is_path
 from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
@@ -338,10 +339,11 @@ def groups_of(parameters: Parameters, features: Sequence[Feature]) -> list[list[
 
 
 def _number(item: Any, names: dict[str, int]) -> int:
-    if isinstance(item, str) and item in names:
-        return names[item]
-    if isinstance(item, int) and 0 <= item < len(names):
-        return item
+    if isinstance(item, int) and not isinstance(item, bool):
+        if 0 <= item < len(names):
+            return item
+    elif str(item) in names:
+        return names[str(item)]
     raise ParameterError(
         f"Interaction constraints must consist of integer indices in [0, n_features - 1] = [0, {len(names) - 1}], specifying "
         f"the position of features, or of their names; interaction_cst contains {item!r}"
@@ -739,19 +741,19 @@ def _with_columns(
     """Yield the evaluation sets, tables without a target with the given column names of target, weight and offset."""
     for name, data, target, weight, offset in sets:
         if target is None:
-            if not isinstance(target_name, str):
+            target = column_named(target_name, data)
+            if target is None:
                 raise ParameterError(
                     f"evaluation set {name!r} is a table without a target: give (X, y), or name the target column in fit"
                 )
-            target = target_name
-            weight = weight_name if isinstance(weight_name, str) and weight is None else weight
+            weight = column_named(weight_name, data) if weight is None else weight
         if offset is None and offset_name is not None:
-            if not (isinstance(offset_name, str) and (is_path(data) or is_table(data))):
+            offset = column_named(offset_name, data) if is_path(data) or is_table(data) else None
+            if offset is None:
                 raise ParameterError(
                     f"evaluation set {name!r} has no offsets, but the training data have: give (X, y, weight, offset), with "
                     "None for no weight, or name a column of both in fit"
                 )
-            offset = offset_name
         yield name, data, target, weight, offset
 
 

@@ -41,6 +41,7 @@ import numpy as np
 from dboost.data import CategoryColumn, Column, Table
 from dboost.data.binning import Binning, columns_at_once, propose_all, sample_rows
 from dboost.data.chunk import BinnedPartition
+from dboost.data.labels import Names, text_of
 from dboost.data.table import kept_rows, values_of
 from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError
 from dboost.kernels.histograms import BinLayout
@@ -632,7 +633,7 @@ def check_same(settings: dict[str, Any], where: str, given: dict[str, Any]) -> N
         known, given_value = settings.get(name), describe(value)
         if str(given_value).startswith("<"):
             raise ParameterError(f"{where} holds prepared data with a {name} of their own: leave yours out")
-        if given_value != known:
+        if given_value != known and text_of(value) != known:
             what = f"was prepared with {name}={known!r}" if known is not None else f"was prepared without {name}"
             raise ParameterError(f"{name}={given_value!r} does not fit the data: {where} {what}")
 
@@ -646,12 +647,13 @@ def named_roles(settings: dict[str, Any]) -> tuple[str | None, str | None, str |
 
 def describe(value: Any) -> Any:
     """Convert a parameter to JSON types: names and numbers unchanged, other objects as the name of their type."""
+    value = value.item() if isinstance(value, np.bool_ | np.number | np.str_) else value
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, list | tuple):
         return [describe(one) for one in value]
+    if Names(()).is_label(value):
+        return text_of(value)
     return f"<{type(value).__name__}>"
 
 

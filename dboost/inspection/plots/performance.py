@@ -12,6 +12,7 @@ import numpy as np
 
 from dboost import losses
 from dboost._lazy_import import pd
+from dboost.data.labels import Names
 from dboost.errors import DBoostError, ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, VERMILION
@@ -184,7 +185,7 @@ def draw_residuals(rows: EvaluatedRows, target: Any, ax: Any) -> Any:
     target : the name of the target's column, or the targets.
     """
     truth, prediction = rows.numbers()
-    label = target if isinstance(target, str) else "the target"
+    label = str(target) if Names(()).is_label(target) else "the target"
     residual = truth - prediction
     with canvas.style():
         ax = canvas.axes_for(ax, height=3.4)

@@ -1,0 +1,237 @@
+"""Labels of columns: the one place where what the user calls a column becomes the name of one of the table's columns.
+
+Models name features by text: a table's labels as `str` writes them. The labels themselves may be anything that can be hashed
+(tuples of a pandas MultiIndex, dates, numbers, None, members of an enumeration), and the user may give either. `Names.find`
+first looks for an equal label, then for the same text. Truth values equal no numbers here, and NaN equals NaN.
+
+A parameter may be a label or values, one for each row: `Names.is_label` decides. Text and other single values are labels. A
+tuple is a label if it is one of the table's, or as long as those of the table; otherwise it has values.
+
+A table may have several columns of the same name as long as none of them is used (`Names.check_once`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from datetime import date, time, timedelta
+from enum import Enum
+from functools import cached_property
+from numbers import Number
+from typing import Any
+
+import numpy as np
+
+from dboost._lazy_import import is_a, nw, pd
+from dboost.errors import DataError
+
+#: Types of single values. A value of another type is only a label if the table has it.
+_SINGLE = (str, bytes, Number, date, time, timedelta, Enum, np.generic)
+
+
+class Names(tuple[str, ...]):
+    """Names of the columns of a table: its labels as text.
+
+    Parameters
+    ----------
+    labels : iterable
+        The table's own labels.
+    index : iterable
+        Names of the levels of its index, for hints; default none.
+    """
+
+    labels: tuple[Any, ...]
+    index_names: tuple[Any, ...]
+
+    def __new__(cls, labels: Iterable[Any], index: Iterable[Any] = ()) -> Names:
+        labels = tuple(labels)
+        made = super().__new__(cls, map(str, labels))
+        made.labels, made.index_names = labels, tuple(name for name in index if name is not None)
+        return made
+
+    def __reduce__(self) -> Any:
+        return tuple, (tuple(self),)  # plans of workers need the text only
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> Names:
+        """Return names, which are their own labels unless they have others."""
+        return names if isinstance(names, cls) else cls(names)
+
+    @cached_property
+    def _by_label(self) -> dict[Any, tuple[Any, str]]:
+        return {label: (label, name) for label, name in zip(self.labels, self, strict=True)}
+
+    @cached_property
+    def _texts(self) -> frozenset[str]:
+        return frozenset(self)
+
+    @cached_property
+    def repeated(self) -> frozenset[str]:
+        """Names of several columns."""
+        if len(self._texts) == len(self):
+            return frozenset()
+        return frozenset(name for name, count in Counter(self).items() if count > 1)
+
+    def find(self, label: Any) -> str | None:
+        """Return the name of the column that a label or its text means; None if there is none."""
+        if not isinstance(label, Hashable):
+            return None
+        try:
+            own, name = self._by_label.get(label, (None, None))
+        except TypeError:  # a tuple of something that cannot be hashed
+            return None
+        if name is not None and _equals(own, label):
+            return name
+        if not isinstance(label, str):  # equal labels may have different hashes
+            for own, name in zip(self.labels, self, strict=True):
+                if _equals(own, label):
+                    return name
+        text = text_of(label)
+        return text if text in self._texts else None
+
+    def only(self, names: Iterable[str]) -> Names:
+        """Return some of the names, in this order, with their labels."""
+        label = dict(zip(self, self.labels, strict=True))
+        found = Names(label.get(name, name) for name in names)
+        return found
+
+    def is_label(self, value: Any) -> bool:
+        """Return whether a parameter that is a label or values is a label, though perhaps not of this table."""
+        if value is None or isinstance(value, bool | np.bool_):
+            return isinstance(value, bool | np.bool_) and any(own is bool(value) for own in self.labels)
+        if isinstance(value, tuple):
+            lengths = {len(own) if isinstance(own, tuple) else None for own in self.labels}
+            return lengths == {len(value)} or self.find(value) is not None
+        single = isinstance(value, _SINGLE) or is_a(value, "pandas", "Interval", "Period")
+        return single or (_is_one(value) and self.find(value) is not None)
+
+    def check_once(self, used: Iterable[str]) -> None:
+        """Raise a DataError if several columns have a name that is used."""
+        wrong = [name for name in used if name in self.repeated] if self.repeated else []
+        if wrong:
+            raise DataError(f"column {wrong[0]!r} occurs more than once: feature names must be unique")
+
+    def _is_index(self, label: Any) -> bool:
+        return any(_equals(own, label) or str(own) == label for own in self.index_names)
+
+    def index_hint(self, label: Any) -> str:
+        """Return a hint at a label that is the table's index, to be appended to a message; empty for others."""
+        return f"; {label!r} is the index of the table: make it a column with reset_index()" if self._is_index(label) else ""
+
+    def hint(self, label: Any) -> str:
+        """Return a hint at a label that is no column, to be appended to a message."""
+        if self._is_index(label):
+            return self.index_hint(label)
+        name, lower = str(label), {one.strip().lower(): one for one in self}
+        near = difflib.get_close_matches(name.strip().lower(), lower, n=2)
+        if near:
+            return f"; did you mean {' or '.join(repr(lower[one]) for one in near)}?"
+        return f"; the columns are {listed([_shortened(one) for one in self[:5]])}{', …' if len(self) > 5 else ''}"
+
+
+def text_of(label: Any) -> str:
+    """Return the text of a label; numbers and dates of NumPy are written like those of Python and pandas."""
+    return str(_plain(label))
+
+
+def _plain(label: Any) -> Any:
+    if isinstance(label, np.datetime64):
+        return pd.Timestamp(label)
+    if isinstance(label, np.generic):
+        return label.item()
+    return tuple(map(_plain, label)) if type(label) is tuple else label
+
+
+def _equals(own: Any, label: Any) -> bool:
+    if own is label:
+        return True
+    if isinstance(own, bool | np.bool_) != isinstance(label, bool | np.bool_):
+        return False
+    try:
+        return bool(own == label) or (type(own) is type(label) and own != own and label != label)
+    except (TypeError, ValueError):  # pandas.NA, and arrays
+        return False
+
+
+def _is_one(value: Any) -> bool:
+    """Return whether an object can be a label and is no column, collection or table."""
+    return isinstance(value, Hashable) and not any(
+        hasattr(value, name) for name in ("__array__", "__dask_graph__", "__arrow_c_stream__", "__arrow_c_array__", "columns")
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names for a message, at most five of them."""
+    shown = ", ".join(map(repr, names[:5]))
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 30 else f"{name[:29]}…"
+
+
+def items_of_labels(given: Any) -> list[Any]:
+    """Return labels that the user gave in a list, set, Index, array or mapping as a list; rows of an array are tuples."""
+    return [tuple(one.tolist()) if isinstance(one, np.ndarray) else one for one in given]
+
+
+def names_of_table(data: Any) -> Names | None:
+    """Return the names of the columns of a dataframe of any library, also of a lazy one; None for anything else."""
+    if isinstance(data, np.ndarray | list | tuple | str):
+        return None
+    if is_a(data, "pandas", "DataFrame"):
+        return Names(data.columns, data.index.names)
+    if is_a(data, "pyarrow", "Table"):
+        return Names(data.schema.names)
+    if hasattr(type(data), "__dask_graph__"):
+        meta: Any = getattr(data, "_meta", None)
+        return Names(meta.columns, meta.index.names) if is_a(meta, "pandas", "DataFrame") else None
+    view = nw.from_native(data, pass_through=True)
+    if isinstance(view, nw.DataFrame | nw.LazyFrame):
+        return Names(view.collect_schema().names())
+    return None
+
+
+def column_named(value: Any, data: Any) -> str | None:
+    """Return the name of the column that a label means, or None if the value is no label, but values; see `Names`.
+
+    A label that the data do not have is returned as text: reading the data raises an error then.
+    """
+    names = names_of_table(data) or Names(())
+    if not names.is_label(value):
+        return None
+    return names.find(value) or text_of(value)
+
+
+def with_named_constraints(parameters: dict[str, Any], data: Any) -> dict[str, Any]:
+    """Return parameters of learning with the names of columns in `monotonic_cst` and `interaction_cst`.
+
+    Labels that the data do not have stay; numbers in `interaction_cst` are positions.
+    """
+    found = dict(parameters)
+    monotonic, groups = found.get("monotonic_cst"), found.get("interaction_cst")
+    if not isinstance(monotonic, Mapping) and not isinstance(groups, Iterable):
+        return found
+    names = Names(data.feature_names_in_) if hasattr(data, "feature_names_in_") else names_of_table(data)
+    if names is None:
+        return found
+    if isinstance(monotonic, Mapping):
+        found["monotonic_cst"] = {_named(label, names): value for label, value in monotonic.items()}
+    if isinstance(groups, Iterable) and not isinstance(groups, str):
+        found["interaction_cst"] = [_named_group(group, names) for group in groups]
+    return found
+
+
+def _named(label: Any, names: Names) -> Any:
+    name = names.find(label)
+    return label if name is None else name
+
+
+def _named_group(group: Any, names: Names) -> Any:
+    if isinstance(group, str) or not isinstance(group, Iterable):
+        return group
+    items = [
+        item if isinstance(item, int | np.integer) and not isinstance(item, bool) else _named(item, names) for item in group
+    ]
+    return set(items) if isinstance(group, set | frozenset) else items
