@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import dask
 import dask.array as da
+import dask.bag as db
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -16,6 +18,7 @@ import pyarrow as pa
 import pytest
 import scipy.sparse
 
+import dboost
 from dboost.data import feature_block, open_table
 from dboost.data import open_table as read
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
@@ -170,6 +173,61 @@ DATA: list[tuple[Callable[[], Any], str]] = [
     (lambda: feature_block(X[0], (Feature("a"),), True), "Reshape your data"),
     (lambda: feature_block(FRAME.assign(a="u"), (Feature("a"),), True), "predict: column 'a' holds text"),
 ]
+
+#: What is no table, and the call that makes one.
+NO_TABLES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: [FRAME, FRAME], r"a list of 2 × DataFrame: pass pandas\.concat\(frames\)"),
+    (lambda: (FRAME, FRAME, FRAME), r"a tuple of 3 × DataFrame: pass pandas\.concat"),
+    (lambda: [pl.from_pandas(FRAME)] * 2, r"pass polars\.concat"),
+    (lambda: [pa.Table.from_pandas(FRAME)] * 2, r"pass pyarrow\.concat_tables"),
+    (lambda: pa.Table.from_pandas(FRAME).to_batches(), r"pass pyarrow\.Table\.from_batches"),
+    (lambda: lazy().to_delayed(), r"a list of 3 × Delayed: pass dask\.dataframe\.from_delayed\(parts\)"),
+    (lambda: lazy().to_delayed()[0], r"a Dask Delayed: .* dask\.dataframe\.from_delayed"),
+    (lambda: [lazy(), lazy()], r"pass dask\.dataframe\.concat"),
+    (lambda: [da.from_array(X)] * 2, r"pass dask\.array\.concatenate"),
+    (lambda: db.from_sequence([{"a": 1}]), r"a Dask Bag: .* data\.to_dataframe\(\)"),
+    (lambda: FRAME["a"], r"this Series has shape \(10,\)\. Reshape your data: data\.to_frame\(\)"),
+    (lambda: pl.Series([1.0, 2.0]), r"this Series .* data\.to_frame\(\)"),
+    (lambda: FRAME.index, r"this RangeIndex .* data\.to_frame\(\)"),
+    (lambda: lazy()["a"], r"this Dask Series .* data\.to_frame\(\)"),
+    (lambda: pa.array([1.0, 2.0]), r"this DoubleArray .* pyarrow\.table"),
+    (lambda: FRAME.to_records(index=False), r"records with the fields 'a', 'b', .*: pass pandas\.DataFrame\(array\)"),
+    (lambda: np.zeros(N, [("a", float)]), r"records with the fields 'a': pass pandas\.DataFrame"),
+    (lambda: FRAME.to_dict("list"), r"dict: pass pandas\.DataFrame\(data\)"),
+    (lambda: FRAME.to_dict("records"), r"a list of 10 × dict: pass pandas\.DataFrame\(rows\)"),
+    (lambda: (row for row in X), r"generator: it can be read only once: pass list\(rows\)"),
+    (lambda: zip(X, Y, strict=True), "zip: it can be read only once"),
+    (lambda: [X, X], r"a list of 2 × ndarray: pass numpy\.concatenate"),
+    (lambda: np.zeros((N, 3, 2)), r"shape \(10, 3, 2\)\. .* array\.reshape\(len\(array\), -1\)"),
+    (lambda: da.zeros((N, 3, 2)), r"shape \(10, 3, 2\)\. .* array\.reshape\(len\(array\), -1\)"),
+    (lambda: FRAME.groupby("a"), "DataFrameGroupBy: pass the frame that was grouped"),
+    (lambda: lazy().groupby("a"), "GroupBy: pass the frame that was grouped"),
+    (lambda: FRAME.rolling(3), "Rolling: pass the frame that was grouped"),
+    (lambda: (FRAME, FRAME["y"]), "a tuple of a table and its targets: pass them as two arguments"),
+    (lambda: (X, Y), "a tuple of a table and its targets: pass them as two arguments"),
+    (lambda: ["a.csv", 3], "its items must all be paths"),
+    (lambda: pd.DataFrame, "the class DataFrame"),
+    (lambda: {1, 2}, "cannot read a table from set: pass a Dask, pandas, polars or Arrow table"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), NO_TABLES, ids=[message[:40] for _, message in NO_TABLES])
+def test_what_is_no_table_is_named_with_the_call_that_makes_one(make: Callable[[], Any], message: str) -> None:
+    for read_it in (
+        lambda data: read(data, Y),
+        lambda data: model().predict(data),
+        lambda data: dboost.fit(X, Y, eval_set=[(data, Y)], max_iter=1, loss="squared_error"),
+        lambda data: dboost.DBoostRegressor(max_iter=1).fit(data, Y),
+        lambda data: dboost.prepare(data, "y"),
+    ):
+        with pytest.raises((DataError, InputTypeError), match=message):
+            read_it(make())
+
+
+@cache
+def model() -> dboost.Booster:
+    return dboost.fit(FRAME, "y", max_iter=1, loss="squared_error")
+
 
 PARAMETERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: read(FRAME, "y", features=["a", "a"]), "features names a column twice"),

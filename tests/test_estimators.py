@@ -158,17 +158,27 @@ def test_names_of_features() -> None:
     frame, number, _ = shop()
     model = DBoostRegressor(max_iter=3).fit(frame, number)
     expected = model.predict(frame)
-    np.testing.assert_array_equal(model.predict(frame.assign(more=1)[["more", "town", "size", "price"]]), expected)
-    np.testing.assert_array_equal(model.predict(pa.Table.from_pandas(frame.assign(more=1))), expected)
+    for as_kind in (pd.DataFrame, pa.Table.from_pandas, pl.from_pandas, lambda of: dd.from_pandas(of, npartitions=2)):
+        more = frame.assign(more=1)[["more", "price", "size", "town"]]
+        np.testing.assert_array_equal(model.predict(as_kind(more)), expected)  # further columns are ignored
+        for other in (["town", "size", "price"], ["more", "town", "size", "price"]):
+            with pytest.raises(ValueError, match="same order"):
+                model.predict(as_kind(frame.assign(more=1)[other]))
+        for fewer in (["price", "size"], ["price", "size", "more"]):
+            with pytest.raises(ValueError, match=r"now missing:\n- town"):
+                model.predict(as_kind(frame.assign(more=1)[fewer]))
+    tuples = frame.set_axis(pd.MultiIndex.from_tuples([("a", 1), ("a", 2), ("b", 1)]), axis=1)
+    model.fit(tuples, number)
+    assert not hasattr(model, "feature_names_in_")  # as in scikit-learn, whose names are text
+    np.testing.assert_array_equal(model.predict(tuples.assign(more=1)), expected)
     with pytest.raises(ValueError, match="same order"):
-        model.predict(frame[["town", "size", "price"]])
-    with pytest.raises(ValueError, match="now missing"):
-        model.predict(frame[["price", "size"]])
+        model.predict(tuples.assign(more=1).iloc[:, ::-1])
     with pytest.raises(TypeError, match="string names"):
         DBoostRegressor().fit(frame.rename(columns={"size": 2}), number)
     chosen = DBoostRegressor(max_iter=3, features=["size", "town"]).fit(frame, number)
     assert list(chosen.feature_names_in_) == ["size", "town"]
-    np.testing.assert_array_equal(chosen.predict(frame), chosen.predict(frame[["size", "town"]]))
+    for columns in (["size", "town"], ["town", "size"], ["town", "price", "size"]):  # selected by name
+        np.testing.assert_array_equal(chosen.predict(frame), chosen.predict(frame[columns]))
 
 
 def test_a_column_of_targets_is_taken_with_a_warning() -> None:

@@ -33,6 +33,7 @@ import dask.dataframe as dd
 import dask.threaded
 import numpy as np
 import pandas as pd
+from dask.bag import Bag
 from dask.base import tokenize
 from dask.core import flatten, get_dependencies, reverse_dict
 from dask.dataframe._pyarrow import to_pyarrow_string
@@ -44,7 +45,7 @@ from dask.dataframe.dask_expr.io.io import FromGraph, FromPandas
 from dask.highlevelgraph import MaterializedLayer
 
 from dboost.data.labels import Names
-from dboost.data.partition import ROLES, array_names, columns_like, holds_numbers, is_path, library, one_dimensional
+from dboost.data.partition import ROLES, array_names, bad_shape, columns_like, holds_numbers, is_path, library
 from dboost.data.predict_io import NAME, Predictor, like_input
 from dboost.errors import DataError, DBoostError, InputTypeError
 
@@ -55,12 +56,15 @@ def layout(data: Any) -> tuple[tuple[str, ...], bool]:
     if isinstance(data, dd.DataFrame):
         return Names(data.columns, data._meta.index.names), True
     if isinstance(data, dd.Series):
-        raise one_dimensional("(n,)")
+        raise bad_shape("Dask Series", "(n,)", "data.to_frame() makes it a table of one column")
     if isinstance(data, da.Array):
         if data.ndim != 2:
-            raise one_dimensional(data.shape)
+            raise bad_shape("array", data.shape)
         return array_names(data.shape[1]), False
-    raise InputTypeError(f"cannot read a table from a Dask {type(data).__name__}: pass a Dask DataFrame or Array")
+    how = "data.to_dataframe()" if isinstance(data, Bag) else "dask.dataframe.from_delayed([data])"
+    raise InputTypeError(
+        f"cannot read a table from a Dask {type(data).__name__}: pass a Dask DataFrame or Array, such as {how}"
+    )
 
 
 def _check_held(collection: Any) -> None:

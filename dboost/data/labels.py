@@ -178,7 +178,7 @@ def items_of_labels(given: Any) -> list[Any]:
 
 def names_of_table(data: Any) -> Names | None:
     """Return the names of the columns of a dataframe of any library, also of a lazy one; None for anything else."""
-    if isinstance(data, np.ndarray | list | tuple | str):
+    if isinstance(data, np.ndarray | list | tuple | str | type):
         return None
     if is_a(data, "pandas", "DataFrame"):
         return Names(data.columns, data.index.names)

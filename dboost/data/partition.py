@@ -34,7 +34,7 @@ import math
 import numbers
 import os
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -125,7 +125,7 @@ def kind_of(data: Any) -> Literal["dataframe", "series", "lazy", "stream"] | Non
     "lazy" is a dataframe that is not computed yet, other than a Dask collection; "stream" is any other object that exports an
     Arrow stream. An Arrow array and a pandas Index are a "series".
     """
-    if isinstance(data, (np.ndarray, list, tuple, range)):
+    if isinstance(data, (np.ndarray, list, tuple, range, type)):
         return None
     if is_a(data, "pandas", "DataFrame") or is_a(data, "pyarrow", "Table"):
         return "dataframe"
@@ -166,7 +166,7 @@ def as_frame(data: Any) -> Frame:
     """
     if isinstance(data, BinnedPartition):
         return Frame(array_names(len(data.codes)), False, data.n_rows, data.codes.__getitem__)
-    if isinstance(data, np.ndarray):
+    if isinstance(data, np.ndarray) and data.dtype.names is None:
         return _frame_of_array(data)
     if is_a(data, "pandas", "DataFrame"):
         return Frame(Names(data.columns, data.index.names), True, len(data), lambda j: data.iloc[:, j])
@@ -178,10 +178,9 @@ def as_frame(data: Any) -> Frame:
         table = nw.from_native(data)
         labels = table.columns
         return Frame(Names(labels), True, len(table), lambda j: table.get_column(labels[j]).to_native())
-    if library(data) == "scipy" or hasattr(data, "tocsr"):
-        raise InputTypeError("sparse data are not supported: pass X.toarray(), or the columns that matter")
-    if kind == "series":
-        raise one_dimensional((len(data),))
+    refusal = no_table(data)
+    if refusal is not None:
+        raise refusal
     return _frame_of_array(data)
 
 
@@ -207,18 +206,82 @@ def as_matrix(data: Any) -> np.ndarray:
     except ValueError as error:
         raise DataError(f"the rows are not all of the same length: {error}") from None
     if matrix.ndim != 2:
-        raise one_dimensional(matrix.shape)
+        raise bad_shape("array", matrix.shape)
     if not matrix.shape[1]:
         raise DataError(f"there are 0 feature(s) (shape={matrix.shape}) while a minimum of 1 is required.")
     return matrix
 
 
-def one_dimensional(shape: object) -> DataError:
-    """Return the error for data that do not have rows and columns."""
-    return DataError(
-        f"a table has rows and columns, but this array has shape {shape}. Reshape your data: "
-        "array.reshape(-1, 1) makes it one column, array.reshape(1, -1) one row"
-    )
+#: Remedies for 1-d arrays.
+_RESHAPE = "array.reshape(-1, 1) makes it one column, array.reshape(1, -1) one row"
+
+
+def bad_shape(what: str, shape: object, remedy: str = _RESHAPE) -> DataError:
+    """Return the error for data that do not have rows and columns. what : its kind; remedy : how to make a table of it."""
+    if isinstance(shape, tuple) and len(shape) > 2:
+        remedy = "array.reshape(len(array), -1) makes one row of each item"
+    return DataError(f"a table has rows and columns, but this {what} has shape {shape}. Reshape your data: {remedy}")
+
+
+def no_table(data: Any) -> DataError | InputTypeError | None:
+    """Return the error for data in memory that are no table, with the call that makes one; None for tables and other arrays."""
+    if library(data) == "scipy" or hasattr(data, "tocsr"):
+        return InputTypeError("sparse data are not supported: pass X.toarray(), or the columns that matter")
+    if isinstance(data, np.ndarray):
+        if data.dtype.names is None:
+            return None
+        return DataError(f"this array has records with the fields {listed(data.dtype.names)}: pass pandas.DataFrame(array)")
+    if isinstance(data, type):
+        return InputTypeError(f"cannot read a table from the class {data.__name__}: pass an object")
+    kind = kind_of(data)
+    if kind == "series":
+        how = 'pyarrow.table({"x": array})' if is_a(data, "pyarrow", "Array", "ChunkedArray") else "data.to_frame()"
+        return bad_shape(type(data).__name__, (len(data),), f"{how} makes it a table of one column")
+    if kind is not None:
+        return None
+    what, remedy = type(data).__name__, None
+    if isinstance(data, list | tuple):
+        what, remedy = _in_list(data)
+    elif isinstance(data, Mapping):
+        remedy = "pass pandas.DataFrame(data)"
+    elif hasattr(data, "obj") and hasattr(data, "agg"):  # groups, windows
+        remedy = "pass the frame that was grouped, or one that .agg(…) or .transform(…) returns"
+    elif hasattr(data, "read") and hasattr(data, "name"):
+        remedy = "pass the path of the file"
+    elif hasattr(data, "__next__"):
+        remedy = "it can be read only once: pass list(rows), or train on one table after the other with dboost.continue_on"
+    elif hasattr(data, "to_dataframe") or hasattr(data, "to_pandas"):
+        remedy = f"pass data.{'to_dataframe' if hasattr(data, 'to_dataframe') else 'to_pandas'}()"
+    elif is_a(data, "distributed", "Future"):
+        remedy = "pass dask.dataframe.from_delayed([future])"
+    return None if remedy is None else InputTypeError(f"cannot read a table from {what}: {remedy}")
+
+
+def _in_list(data: Sequence[Any]) -> tuple[str, str | None]:
+    """Return what a list or tuple holds, and how to make a table of that; None if it may have rows."""
+    first = data[0] if data else None
+    what = f"a {type(data).__name__} of {len(data)} × {type(first).__name__}"
+    if hasattr(first, "__dask_graph__") or is_a(first, "distributed", "Future"):
+        joined = {"DataFrame": "dask.dataframe.concat(parts)", "Array": "dask.array.concatenate(parts)"}
+        return what, f"pass {joined.get(type(first).__name__, 'dask.dataframe.from_delayed(parts)')}"
+    is_pair = isinstance(data, tuple) and len(data) in (2, 3, 4) and len(getattr(first, "shape", ())) == 2
+    if is_pair and len(getattr(data[1], "shape", ())) == 1:
+        return "a tuple of a table and its targets", "pass them as two arguments"
+    if isinstance(first, Mapping):
+        return what, "pass pandas.DataFrame(rows)"
+    if is_a(first, "pyarrow", "RecordBatch"):
+        return what, "pass pyarrow.Table.from_batches(batches)"
+    if not isinstance(first, np.ndarray) and kind_of(first) in ("dataframe", "lazy"):
+        join = {"polars": "polars.concat(frames)", "pyarrow": "pyarrow.concat_tables(tables)"}
+        return (
+            what,
+            f"pass {join.get(library(first), 'pandas.concat(frames)')}, or a Dask DataFrame of them (dask.dataframe.from_map)",
+        )
+    if len(getattr(first, "shape", ())) == 2:
+        return what, "pass numpy.concatenate(arrays)"
+    if isinstance(first, os.PathLike | str):
+        return what, "its items must all be paths"
+    return what, None
 
 
 def is_numeric(matrix: np.ndarray) -> bool:
@@ -465,9 +528,12 @@ def declared_categorical(spec: Any, names: tuple[str, ...], named: bool) -> tupl
                 f"categorical_features set as integer indices must be in [0, n_features - 1], that is [0, {n - 1}]"
             )
     elif not named or None in found:
-        kinds = {type(value).__name__ for value in values}
-        if not kinds <= {"str", "str_"} and (not named or len(kinds) > 1 or isinstance(values[0], _NO_LABELS)):
-            raise _bad_kind(", ".join(sorted(kinds)))
+        if not all(isinstance(value, str) for value in values) and (not named or isinstance(values[0], _NO_LABELS)):
+            array = np.asarray(values) if len(set(map(type, values))) == 1 else np.array(values, object)
+            if array.ndim != 1 and not isinstance(values[0], tuple):
+                raise ParameterError(f"categorical_features has shape {array.shape}: one dimension is needed")
+            plain = array.ndim == 1 and array.dtype.kind != "O"
+            raise _bad_kind(array.dtype.name if plain else ", ".join(sorted({type(value).__name__ for value in values})))
         if not named:
             raise ParameterError(
                 "categorical_features should be passed as an array of integers or as a boolean mask when the model is "
@@ -491,7 +557,7 @@ def _bad_kind(kind: str) -> ParameterError:
 
 def _role(role: str, value: Any, names: Names, named: bool) -> str | None:
     """Return the column that a role names, or None if its values are given separately."""
-    if not names.is_label(value):
+    if not names.is_label(value) or not (named or isinstance(value, str | int | np.integer)):
         return None
     if not named:
         raise DataError(f"{role} is {value!r}, but an array has no column names: pass the values themselves")

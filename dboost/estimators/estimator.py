@@ -30,11 +30,11 @@ from sklearn.exceptions import DataConversionWarning
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dboost._lazy_import import pd
+from dboost._lazy_import import is_a, pd
 from dboost.booster import Booster, as_booster
 from dboost.data import ReadOptions, Table, open_table
 from dboost.data.labels import Names, names_of_table, with_named_constraints
-from dboost.data.partition import chosen_features, is_lazy, is_path
+from dboost.data.partition import chosen_features, is_lazy, is_path, no_table
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError
@@ -204,7 +204,10 @@ def check_pair(early_stopping: Any, X_val: Any, y_val: Any, sample_weight_val: A
 
 
 def check_lengths(X: Any, y: Any, sample_weight: Any) -> None:
-    """Raise a DataError if data in memory have different numbers of rows."""
+    """Raise an error if X in memory is no table, or data in memory have different numbers of rows."""
+    refusal = None if is_lazy(X) else no_table(X)
+    if refusal is not None:
+        raise refusal
     n, n_targets, n_weights = map(_n_rows, (X, y, sample_weight))
     if n is not None and n_targets is not None and n != n_targets:
         raise DataError(f"Found input variables with inconsistent numbers of samples: {[n, n_targets]}")
@@ -546,9 +549,10 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
 
         Further columns are ignored. With `features` the columns are selected by name, in any order.
         """
-        if is_path(X) or len(getattr(X, "shape", (0, 0))) != 2:
-            return  # the model raises an error
         names = names_of_table(X)
+        is_other = not is_a(X, "dask.array", "Array") if is_lazy(X) else no_table(X) is not None
+        if is_path(X) or (names is None and is_other) or len(getattr(X, "shape", (0, 0))) != 2:
+            return  # the model raises an error
         if names is None or not self.booster_.ensemble.named:
             validate_data(self, outline(X), reset=False, skip_check_array=True)
             return
