@@ -17,7 +17,7 @@ from typing import Any, Unpack
 
 from dboost.booster import Booster, as_booster
 from dboost.data import ReadOptions, open_table
-from dboost.data.labels import column_named, with_named_constraints
+from dboost.data.labels import CONSTRAINTS, column_named, with_named_constraints
 from dboost.data.partition import ROLES, is_source
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
@@ -189,7 +189,8 @@ def fit(
     given: dict[str, Any] = {**parameters}
     learning = canonical(given | {"start_from": start_from, "init_model": init_model, "continue_steps": continue_steps})
     start_from, continue_steps = learning.pop("start_from"), learning.pop("continue_steps")
-    learning = with_named_constraints(learning, data)
+    if CONSTRAINTS & learning.keys():
+        learning = with_named_constraints(learning, data)
     if refit_leaves:
         options = {"sample_weight": sample_weight, "offset": offset, "source_name": source_name, "n_threads": n_threads}
         options["client"] = client

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
+from numbers import Number
 from time import perf_counter
 from typing import Any, NamedTuple, Unpack
 
@@ -422,7 +423,7 @@ def _with_values(
     named = {
         name: value
         for name, value in given.items()
-        if known.is_label(value) and not (name == "folds" and isinstance(value, int | np.integer))
+        if known.is_label(value) and not (name == "folds" and isinstance(value, Number))
     }
     if not named:
         return division, options.features

@@ -216,17 +216,21 @@ def test_what_is_no_table_is_named_with_the_call_that_makes_one(make: Callable[[
     for read_it in (
         lambda data: read(data, Y),
         lambda data: model().predict(data),
-        lambda data: dboost.fit(X, Y, eval_set=[(data, Y)], max_iter=1, loss="squared_error"),
-        lambda data: dboost.DBoostRegressor(max_iter=1).fit(data, Y),
+        lambda data: dboost.fit(X, Y, eval_set=[(data, Y)], **SHORT),
+        lambda data: dboost.DBoostRegressor().fit(data, Y),
         lambda data: dboost.prepare(data, "y"),
     ):
         with pytest.raises((DataError, InputTypeError), match=message):
             read_it(make())
 
 
+#: Parameters of a fit that warns of nothing.
+SHORT: dict[str, Any] = {"max_iter": 1, "loss": "squared_error", "min_samples_leaf": 1, "min_hessian": 0.0}
+
+
 @cache
 def model() -> dboost.Booster:
-    return dboost.fit(FRAME, "y", max_iter=1, loss="squared_error")
+    return dboost.fit(FRAME, "y", **SHORT)
 
 
 PARAMETERS: list[tuple[Callable[[], Any], str]] = [

@@ -26,6 +26,8 @@ import numpy as np
 from dboost._lazy_import import is_a, nw, pd
 from dboost.errors import DataError
 
+#: Parameters of learning that name columns.
+CONSTRAINTS = {"monotonic_cst", "interaction_cst"}
 #: Types of single values. A value of another type is only a label if the table has it.
 _SINGLE = (str, bytes, Number, date, time, timedelta, Enum, np.generic)
 

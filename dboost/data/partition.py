@@ -384,8 +384,8 @@ def make_read_plan(
     ParameterError
         If `features` or `categorical_features` do not match the table.
     """
-    names = Names.of(names)
-    given = {role: _role(role, value, names, named) for role, value in roles.items()}
+    own = Names.of(names) if named else None
+    given = {role: _role(role, value, own) for role, value in roles.items()}
     taken = {name for name in given.values() if name is not None}
     free = tuple(name for name in names if name not in taken)
     columns: tuple[str, ...] | tuple[int, ...]
@@ -396,16 +396,17 @@ def make_read_plan(
             _check_roles(given, like)
         columns = columns_like(names, named, like, without=taken)
         of_spec = tuple(map(str, columns)) if named else tuple(feature.name for feature in like)
-        _check_kinds(categorical_features, names.only(of_spec), named, like)
+        _check_kinds(categorical_features, of_spec if own is None else own.only(of_spec), named, like)
         specs = tuple(column_spec(feature, extend_categories=extend_categories) for feature in like)
     else:
-        chosen = free if features is None else chosen_features(features, names, named, given.get("target"))
+        chosen = free if features is None else chosen_features(features, own, given.get("target"))
         if not chosen:
             raise DataError("no features are left: every column of the data is target, weight or offset")
         columns = chosen if named else tuple(range(len(chosen)))
-        declared = declared_categorical(categorical_features, names.only(chosen), named)
+        declared = declared_categorical(categorical_features, chosen if own is None else own.only(chosen), named)
         specs = tuple(ColumnSpec(name, flag) for name, flag in zip(chosen, declared, strict=True))
-    names.check_once([*(map(str, columns) if named else ()), *taken])
+    if own is not None:
+        own.check_once([*map(str, columns), *taken])
     return ReadPlan(
         specs,
         columns,
@@ -473,7 +474,7 @@ def columns_like(
     without : collection of str
         Columns that are no features; default none.
     """
-    names = Names.of(names)
+    own = Names.of(names) if named else None
     wanted = tuple(feature.name for feature in like)
     present = set(names).difference(without)
     absent = [name for name in wanted if name not in present]
@@ -481,14 +482,16 @@ def columns_like(
         model_named = not absent or wanted != array_names(len(wanted))
     if named and model_named:
         if absent:
-            hint = names.index_hint(absent[0])
+            hint = "" if own is None else own.index_hint(absent[0])
             raise DataError(f"the data have no column {listed(absent)}, which the model was trained on{hint}")
-        names.check_once(wanted)
+        if own is not None:
+            own.check_once(wanted)
         return wanted
     free = tuple(name for name in names if name not in without)
     if len(free) != len(wanted):
         raise DataError(f"X has {len(free)} features, but dboost is expecting {len(wanted)} features as input")
-    names.check_once(free)
+    if own is not None:
+        own.check_once(free)
     return free if named else tuple(range(len(free)))
 
 
@@ -555,23 +558,28 @@ def _bad_kind(kind: str) -> ParameterError:
     return ParameterError(f"categorical_features must be an array-like of bool, int or str, got: {kind}.")
 
 
-def _role(role: str, value: Any, names: Names, named: bool) -> str | None:
-    """Return the column that a role names, or None if its values are given separately."""
-    if not names.is_label(value) or not (named or isinstance(value, str | int | np.integer)):
-        return None
-    if not named:
+def _role(role: str, value: Any, names: Names | None) -> str | None:
+    """Return the column that a role names, or None if its values are given separately. names : as of `chosen_features`."""
+    if names is None:
+        if not isinstance(value, str | int | np.integer) or isinstance(value, bool):
+            return None
         raise DataError(f"{role} is {value!r}, but an array has no column names: pass the values themselves")
+    if not names.is_label(value):
+        return None
     name = names.find(value)
     if name is None:
         raise DataError(f"the data have no column {value!r}, which was given as {role}{names.hint(value)}")
     return name
 
 
-def chosen_features(features: Any, names: Names, named: bool, target: str | None = None) -> tuple[str, ...]:
-    """Return the names of the columns that `features` asks for; those of a set in the order of the table."""
+def chosen_features(features: Any, names: Names | None, target: str | None = None) -> tuple[str, ...]:
+    """Return the names of the columns that `features` asks for; those of a set in the order of the table.
+
+    names : of the table; None for an array.
+    """
     if isinstance(features, str):
         raise ParameterError(f"features must be a list of column names, not the text {features!r}")
-    if not named:
+    if names is None:
         raise ParameterError("features needs column names: select the columns of the array instead")
     labels = items_of_labels(features)
     found = {label: names.find(label) for label in labels}

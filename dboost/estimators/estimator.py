@@ -528,8 +528,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         if self.features is None:
             validate_data(self, outline(X), reset=True, skip_check_array=True)
         else:
-            names = names_of_table(X)
-            chosen = chosen_features(self.features, names or Names(()), names is not None)
+            chosen = chosen_features(self.features, names_of_table(X))
             self.feature_names_in_, self.n_features_in_ = np.array(chosen, object), len(chosen)
         if isinstance(self.monotonic_cst, Mapping) and names_of_table(X) is None:
             raise ParameterError(

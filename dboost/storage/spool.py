@@ -56,7 +56,7 @@ def temporary_root() -> Path:
     """
     dask = sys.modules.get("dask")
     configured = dask.config.get("temporary-directory", None) if dask else os.environ.get("DASK_TEMPORARY_DIRECTORY")
-    return Path(path_text(configured or tempfile.gettempdir()))
+    return Path(path_text(configured) if configured else tempfile.gettempdir())
 
 
 def remove_stale(root: Path | None = None) -> None:
