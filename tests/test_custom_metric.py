@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -14,7 +16,7 @@ from sklearn import metrics as reference
 
 import dboost
 from dboost.metrics import Metric
-from tests.helpers.clusters import a_table, threads_cluster
+from tests.helpers.clusters import Processes, a_table, threads_cluster
 
 FRAME = a_table(900).drop(columns="w")
 TRAIN, HELD = FRAME[:600], FRAME[600:]
@@ -60,6 +62,51 @@ def test_a_function_of_all_rows(client: Client, target: str, limit: str | None) 
     there = dboost.fit(dd.from_pandas(train, npartitions=4), target, client=client, eval_set=sets, **options)
     assert there.history["held_mean_gap"].tolist() == here.history["held_mean_gap"].tolist()
     assert there.sha256 == here.sha256
+
+
+class OfTheClient:
+    """A function that cannot leave its process."""
+
+    __name__ = "largest_gap"
+
+    def __call__(self, y: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> float:
+        return float(np.abs(y - prediction).max())
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a function of the client does not travel")
+
+
+@pytest.mark.parametrize("values", [0, 10**9])  # many workers, and one for a small table
+def test_a_function_of_all_rows_stays_in_the_client(client: Client, values: int) -> None:
+    train, held = only("y", TRAIN), only("y", HELD)
+    options = OPTIONS | {"eval_metric": [OfTheClient(), "r2"], "max_iter": 2}
+    here = dboost.fit(train, "y", eval_set=held, **options)
+    with dask.config.set({"dboost.single-worker-values": values}):
+        there = dboost.fit(
+            dd.from_pandas(train, npartitions=4), "y", client=client, eval_set=dd.from_pandas(held, npartitions=2), **options
+        )
+        assert there == here and list(there.history["eval_largest_gap"]) == list(here.history["eval_largest_gap"])
+        found = dboost.cv(dboost.prepare(dd.from_pandas(train, npartitions=4), "y", client=client), folds=2, **options)
+    assert found.best_score == dboost.cv(train, "y", folds=2, **options).best_score
+
+
+@pytest.mark.slow
+def test_a_function_of_a_module_that_workers_do_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gaps_of_the_client.py").write_text(
+        "import numpy as np\n\ndef median_gap(y, prediction, weight):\n    return float(np.median(np.abs(y - prediction)))\n"
+    )
+    train, held = only("y", TRAIN), only("y", HELD)
+    with Processes(1) as cluster:
+        monkeypatch.syspath_prepend(str(tmp_path))
+        options = OPTIONS | {"max_iter": 2, "eval_metric": importlib.import_module("gaps_of_the_client").median_gap}
+        there = dboost.fit(
+            dd.from_pandas(train, npartitions=2),
+            "y",
+            client=cluster.client,
+            eval_set=dd.from_pandas(held, npartitions=2),
+            **options,
+        )
+    assert there == dboost.fit(train, "y", eval_set=held, **options)
 
 
 def test_weights_reach_the_function() -> None:

@@ -329,7 +329,7 @@ class ClusterEvalSets:
         if name == self._names[0]:
             for metric in metrics:
                 self._check_rows_wanted(metric)
-            specs = [metric.spec for metric in metrics]
+            specs = [metric.on_workers for metric in metrics]
             wanted = {of_set: specs for of_set in self._names}
             answers = self._engine.evaluate(self._trees, self._n_sent, wanted, self._saved, self._n_cuts)
             self._n_sent = len(self._trees)

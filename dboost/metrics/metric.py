@@ -64,7 +64,8 @@ class ScoredRows:
 class MetricReduction:
     """A named metric. `greater_is_better` decides what early stopping counts as an improvement.
 
-    spec : by which a worker finds the same metric (`named.find_metrics`); default: the name.
+    spec : by which a worker finds the same metric (`named.find_metrics`); default: the name. Workers do not need the function
+        of a metric of all rows (see `on_workers`).
     wants_block : whether the metric needs `ScoredRows.block`.
     wants_rows : whether `chunk` returns the rows themselves, which `finish` needs in one process.
     """
@@ -77,6 +78,22 @@ class MetricReduction:
     wants_block: bool = False
     wants_rows: bool = False
     spec: Any = None
+
+    @property
+    def on_workers(self) -> Any:
+        """By which workers find what they compute of the metric."""
+        return RowsOf(self.name) if self.wants_rows else self.spec
+
+
+@dataclass(frozen=True)
+class RowsOf:
+    """The part of a function of all rows that workers compute: they return the rows, and the client calls the function."""
+
+    name: str
+
+    def reduction(self) -> MetricReduction:
+        """Return a metric without `finish`."""
+        return MetricReduction(self.name, False, _rows_chunk, _merge_rows, _finish_elsewhere, wants_rows=True, spec=self)
 
 
 @dataclass(frozen=True)
@@ -146,22 +163,28 @@ def of_function(function: Callable[..., Any]) -> MetricReduction:
     if not isinstance(function, type):  # a class is no function, which `find_metrics` tells
         _check_signature(name, function)
 
-    def chunk(rows: ScoredRows) -> tuple[np.ndarray, ...]:
-        columns = rows.target, prediction_of(rows)
-        return columns if rows.weight is None else (*columns, rows.weight)
-
-    def merge(a: tuple[np.ndarray, ...], b: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-        if len(a) != len(b):  # the rows of one part have no weights, which are 1
-            a, b = (part if len(part) == 3 else (*part, np.ones(len(part[0]))) for part in (a, b))
-        return tuple(np.concatenate(pair) for pair in zip(a, b, strict=True))
-
     def finish(columns: tuple[np.ndarray, ...]) -> float:
         order = np.lexsort(np.column_stack(columns).T[::-1])
         y, prediction, *weight = (column[order] for column in columns)
         return _number(name, function(y, prediction, weight[0] if weight else None))
 
     greater = bool(getattr(function, "greater_is_better", False))
-    return MetricReduction(name, greater, chunk, merge, finish, wants_rows=True, spec=function)
+    return MetricReduction(name, greater, _rows_chunk, _merge_rows, finish, wants_rows=True, spec=function)
+
+
+def _rows_chunk(rows: ScoredRows) -> tuple[np.ndarray, ...]:
+    columns = rows.target, prediction_of(rows)
+    return columns if rows.weight is None else (*columns, rows.weight)
+
+
+def _merge_rows(a: tuple[np.ndarray, ...], b: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    if len(a) != len(b):  # the rows of one part have no weights, which are 1
+        a, b = (part if len(part) == 3 else (*part, np.ones(len(part[0]))) for part in (a, b))
+    return tuple(np.concatenate(pair) for pair in zip(a, b, strict=True))
+
+
+def _finish_elsewhere(_: Any) -> float:
+    raise TypeError("the function of all rows is called in the client")
 
 
 def _check_signature(name: str, function: Callable[..., Any]) -> None:

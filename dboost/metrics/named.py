@@ -50,7 +50,7 @@ import numpy as np
 from dboost.errors import DataError, ParameterError
 from dboost.losses import Exponential, Gamma, LogLoss, Loss, Poisson, Quantile, Tweedie
 from dboost.metrics.exact import ExactSum, total
-from dboost.metrics.metric import LossMagnitude, Metric, MetricReduction, ScoredRows, of_function, prediction_of
+from dboost.metrics.metric import LossMagnitude, Metric, MetricReduction, RowsOf, ScoredRows, of_function, prediction_of
 
 #: Names of the metrics, with and without @k.
 _RANKING = ("ndcg", "map")
@@ -516,7 +516,7 @@ def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
     ranked = () if loss.is_classification and loss.n_outputs > 1 else _RANKING
     found: list[MetricReduction] = []
     for spec in _specs(wanted, loss.name):
-        if isinstance(spec, Metric):
+        if isinstance(spec, Metric | RowsOf):
             found.append(spec.reduction())
         elif callable(spec) and not isinstance(spec, type):
             found.append(of_function(spec))
