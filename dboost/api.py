@@ -35,7 +35,7 @@ from dboost.training.checkpoint import checkpoint_in
 from dboost.training.dataset_rows import lease_of
 from dboost.training.fit import FitResult, available_threads, fit_table, interruptible_reading
 from dboost.training.fit import fit as fit_rows
-from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule
+from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule, tree_needs
 from dboost.training.prepared_dataset import (
     PreparedDataset,
     PreparedRows,
@@ -225,7 +225,7 @@ def fit(
     learning_rates = schedule_of(learning)
     checked = make_parameters(learning)
     threads = available_threads(n_threads)
-    budget = None if memory_limit is None else Budget.of(memory_limit)
+    budget = None if memory_limit is None else Budget.of(memory_limit, tree_needs(checked, threads))
     columns: dict[str, Any] = {
         "sample_weight": sample_weight,
         "offset": offset,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import dask
+import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import dboost
+from dboost.data import table
 from dboost.session import engines
 from dboost.session.memory import Budget, parse_memory_limit
 from dboost.shards import shard_spec
@@ -241,7 +246,9 @@ def test_limits_are_sizes(limit: Any, n_bytes: int) -> None:
     assert parse_memory_limit(limit) == n_bytes
 
 
-@pytest.mark.parametrize("limit", ["", "two", "-1GiB", 0, -5, True, "1XB", float("nan"), [1], "1e3"])
+@pytest.mark.parametrize(
+    "limit", ["", "two", "-1GiB", 0, -5, True, "1XB", float("nan"), float("inf"), [1], "1e3", 2**60, "9" * 30]
+)
 def test_what_is_no_size_is_refused(limit: Any) -> None:
     with pytest.raises(dboost.ParameterError, match="memory_limit="):
         dboost.fit(mixed_frame(50), "y", features=NUMERIC, memory_limit=limit)
@@ -251,9 +258,69 @@ def test_a_budget_that_is_too_small_says_what_it_would_take(folder: Path) -> Non
     frame = mixed_frame(500)
     with pytest.raises(dboost.ParameterError, match=r"memory_limit of 100 KiB is too small .*: it would take .* KiB"):
         dboost.fit(frame, "y", features=NUMERIC, memory_limit="100KiB")
-    with pytest.raises(dboost.DBoostError, match=r"row of partition [01] has 28 bytes of columns, but memory_limit leaves 25"):
+    with pytest.raises(
+        dboost.ParameterError, match="memory_limit of 100 bytes is too small for trees of 31 leaves over 4 feat"
+    ):
         dboost.fit(cut(frame, [250]), "y", features=NUMERIC, memory_limit=100)
     assert not folder.exists() or list(folder.iterdir()) == []
+
+
+def _numbers(n: int) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(rng.normal(size=(n, 6)), columns=[*"abcde", "y"])
+
+
+@pytest.mark.parametrize("limit", ["1 KiB", "64KiB", 20_000, "300KiB"])
+def test_a_limit_far_too_small_is_refused_before_all_rows_are_read(
+    limit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same sentence wherever the rows are, and it names a limit that suffices."""
+    frame = _numbers(30_000)
+    for k in range(3):
+        frame[10_000 * k : 10_000 * (k + 1)].to_parquet(tmp_path / f"{k}.parquet")
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    parquet = [str(tmp_path / f"{k}.parquet") for k in range(3)]
+    X, y = frame[[*"abcde"]], frame["y"]
+    read: list[int] = []
+    translate = table.Reader._translate
+
+    def count(self: Any, i: int, chunk: Any, private: bool) -> Any:
+        read.append(chunk.n_rows)
+        return translate(self, i, chunk, private)
+
+    monkeypatch.setattr(table.Reader, "_translate", count)
+    options: dict[str, Any] = {"max_iter": 1, "memory_limit": limit, "n_threads": 1}
+    sentence = r"memory_limit of .* is too small for trees of 31 leaves over 5 features: it would take (.*) with 1 thread$"
+    named = set()
+    for call in (
+        lambda: dboost.fit(dd.from_pandas(frame, npartitions=3), "y", **options),
+        lambda: dboost.fit(da.from_array(X.to_numpy(), chunks=(9000, 5)), da.from_array(y.to_numpy(), chunks=9000), **options),
+        lambda: dboost.fit(parquet, "y", **options),
+        lambda: dboost.fit(str(tmp_path / "*.csv"), "y", **options),
+        lambda: dboost.fit(frame, "y", **options),
+        lambda: dboost.DBoostRegressor(**options).fit(X, y),
+    ):
+        read.clear()
+        with pytest.raises(dboost.ParameterError, match=sentence) as error:
+            call()
+        match = re.search(sentence, str(error.value))
+        assert match is not None
+        named.add(match[1])
+        assert len(read) <= 1
+        if parse_memory_limit(limit) < 2**10 + 1:
+            assert not read
+    for least in named:
+        assert dboost.fit(parquet, "y", **options | {"memory_limit": least}).n_iter_ == 1
+
+
+def test_few_values_need_little_memory() -> None:
+    """A limit is refused only if it is certainly too small: columns of two values make small histograms."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.integers(0, 2, (20_000, 30)).astype(float)).rename(columns=str)
+    frame["y"] = frame["0"] + frame["1"]
+    options: dict[str, Any] = {"max_iter": 2, "n_threads": 1}
+    booster = dboost.fit(dd.from_pandas(frame, npartitions=2), "y", memory_limit="900KiB", **options)
+    assert booster.sha256 == dboost.fit(frame, "y", **options).sha256
 
 
 def test_estimators_stream(folder: Path) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -163,6 +163,26 @@ def _all_missing(values: np.ndarray) -> bool:
     return values.dtype.kind == "f" and bool(np.isnan(values[0])) and bool(np.isnan(values).all())
 
 
+class LimitCheck(Protocol):
+    """The check of a memory limit, see `dboost.session.memory`: its methods raise a ParameterError if it is too small."""
+
+    def check_width(self, n_features: int) -> None:
+        """Check the number of features, before rows are read."""
+
+    def check_rows(self, n_values: np.ndarray, n_rows: int) -> None:
+        """Check the numbers of values of the features (int64[n_features]) in the first slice of rows."""
+
+
+#: Rows of the first slice of which a memory limit is checked.
+_CHECKED_ROWS = 4096
+
+
+def _n_values(column: np.ndarray) -> int:
+    """Return how many different values a column of numbers, or of codes of categories, has; at least 1."""
+    is_missing = np.isnan(column) if column.dtype.kind == "f" else column < 0 if column.dtype.kind == "i" else None
+    return max(len(np.unique(column if is_missing is None else column[~is_missing])), 1)
+
+
 class Reader:
     """Stores partitions, and determines features and metadata of the table after the last one.
 
@@ -172,12 +192,20 @@ class Reader:
         Where target, weight and offset of partitions are kept. Default: in memory.
     fingerprints : bool
         Whether to compute checksums, for partitions that may have to be read again; default False.
+    limit : LimitCheck, optional
+        Checks the first slice.
     """
 
     def __init__(
-        self, plan: ReadPlan, spool: Spool, roles: RowMetadataSpool | None = None, *, fingerprints: bool = False
+        self,
+        plan: ReadPlan,
+        spool: Spool,
+        roles: RowMetadataSpool | None = None,
+        *,
+        fingerprints: bool = False,
+        limit: LimitCheck | None = None,
     ) -> None:
-        self._plan = plan
+        self._plan, self._limit = plan, limit
         self._fingerprints = fingerprints
         self.spool = spool
         self.metadata_spool = roles
@@ -208,12 +236,19 @@ class Reader:
             except DBoostError as error:
                 raise type(error)(f"partition {i}: {error}") from None
             del chunk
+            self._check_limit(arrays, one)
             if is_persisted and isinstance(data[0], np.ndarray) and all(np.may_share_memory(one, data[0]) for one in arrays):
                 self.spool.hold(i, arrays, len(found))
             else:
                 self.spool.put(i, arrays, len(found))
             del arrays
             found.append(one)
+
+    def _check_limit(self, arrays: list[np.ndarray], one: ChunkSlice) -> None:
+        if self._limit is not None and one.n_rows:
+            limit, self._limit = self._limit, None
+            columns = arrays[0].T if one.is_matrix else arrays
+            limit.check_rows(np.array([_n_values(column[:_CHECKED_ROWS]) for column in columns], np.int64), one.n_rows)
 
     @property
     def _most_rows(self) -> int | None:
@@ -394,6 +429,8 @@ class ReadOptions:
     #: Keep target, weight and offset of partitions in files too; then `Table.roles` returns them chunk by chunk, and the
     #: attributes of the table for all rows are None.
     spool_roles: bool = False
+    #: Refuses tables that a memory limit is too small for.
+    limit: LimitCheck | None = None
 
 
 _DEFAULTS = ReadOptions()
@@ -473,13 +510,15 @@ def open_table(
             like=like,
             extend_categories=extend_categories,
         )
+        if options.limit is not None:
+            options.limit.check_width(len(plan.specs))
         separate = separate_roles(plan, given)
         spool = Spool(options.retain_bytes, options.most_bytes)
         metadata_spool = (
             RowMetadataSpool() if options.spool_roles and in_partitions and all(map(is_lazy, separate.values())) else None
         )
         try:
-            reader = Reader(plan, spool, metadata_spool)
+            reader = Reader(plan, spool, metadata_spool, limit=options.limit)
             if in_partitions:
                 aligned = {role: separate.pop(role) for role in ROLES if is_lazy(separate.get(role))}
                 from dboost.data.files import reading

@@ -133,6 +133,8 @@ class ReadTasks:
             like=like,
             extend_categories=extend_categories,
         )
+        if budget is not None:
+            budget.on_threads(1).check_width(len(self.plan.specs))
         separate = separate_roles(self.plan, given)
         #: Target, weight and offset that the user gave as arrays of all rows, by role.
         self.whole = {role: values for role, values in separate.items() if not is_lazy(values)}

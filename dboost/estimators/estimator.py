@@ -49,7 +49,7 @@ from dboost.session.warm_start import WarmStart, check_loss, check_options, chec
 from dboost.training.callbacks import Callback, Iteration, schedule_of
 from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import available_threads, fit_table
-from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit
+from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, tree_needs
 from dboost.training.prepared_dataset import named_roles
 
 try:
@@ -411,7 +411,9 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
                 "warm_start==True"
             )
         threads = available_threads(settings["n_threads"])
-        budget = None if settings["memory_limit"] is None else Budget.of(settings["memory_limit"])
+        budget = (
+            None if settings["memory_limit"] is None else Budget.of(settings["memory_limit"], tree_needs(parameters, threads))
+        )
         policy = EarlyStoppingPolicy(self, seeds.split, validation_set=list(sets)[-1] if sets else None)
         reading = {
             "sample_weight": sample_weight,

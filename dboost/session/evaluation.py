@@ -212,7 +212,9 @@ class EvalSetBuilder:
             If the table is invalid; the message names the evaluation set.
         """
         target, weight, offset = columns
-        like, options = spec.binning.features, ReadOptions(self._team.n_threads) if budget is None else budget.reading
+        like, options = spec.binning.features, ReadOptions(self._team.n_threads)
+        if budget is not None:
+            options = replace(budget.reading, limit=None)  # of the training rows
         try:
             with open_table(data, target, sample_weight=weight, offset=offset, like=like, options=options) as table:
                 rows = EvalRows(table, lambda k: encode_chunk(table, k, spec.target))

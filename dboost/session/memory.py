@@ -7,6 +7,11 @@
     while trees grow            the rows, or two buffers for a block of rows per thread; histograms of open leaves; as many
                                 cached blocks as fit; in both cases a quarter of the limit is left free
 
+**A limit that is far too small** is refused as early as it is certain, by one rule (`Budget.check_width`, `Budget.check_rows`):
+before the data are read, if a tree over so many features cannot fit; after the first slice of them, if its values already
+make histograms of more than `_FAR` times the limit; and exactly when all bins are known (`Budget.histograms`). Slices are
+never smaller than `_LEAST_CHUNK`, so that reading does not take longer, the smaller the limit is.
+
 Rows that fit beside the histograms stay in memory; otherwise they are stored in files (`shards.block_store`). Both give the
 same model. Code that is loaded or compiled for the first time is not counted: it is a constant of about 150 MiB in a fresh
 process.
@@ -29,18 +34,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dboost.data import ReadOptions
 from dboost.errors import ParameterError
 from dboost.params import Parameters
-from dboost.shards.shard_spec import NARROW_BINS, ShardSpec
+from dboost.shards.shard_spec import NARROW_BINS, ShardSpec, plan_layout
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -63,7 +69,7 @@ def parse_memory_limit(given: Any, name: str = "memory_limit") -> int:
         raise wrong
     else:
         n_bytes = int(given)
-    if n_bytes < 1:
+    if not 1 <= n_bytes < 2**60:
         raise wrong
     return n_bytes
 
@@ -78,16 +84,61 @@ def format_bytes(n_bytes: float) -> str:
     return f"{n_bytes / 2**10:.0f} KiB"
 
 
+#: Bytes of a slice of a partition, whatever the limit: smaller ones take longer to pass on than to read.
+_LEAST_CHUNK = 2**18
+#: How many times the limit is exceeded by the histograms that the first slice makes, if it is refused.
+_FAR = 2
+
+
+class TreeNeeds(NamedTuple):
+    """What decides the histograms of a fit before its data are read."""
+
+    max_leaves: int  # as the parameters allow
+    min_samples_leaf: int
+    max_bins: int
+    n_threads: int
+
+
 @dataclass(frozen=True)
 class Budget:
     """A limit in bytes, and its division."""
 
     limit: int
+    #: Of the fit that reads its training data; None if no trees are grown on what is read.
+    trees: TreeNeeds | None = None
 
     @classmethod
-    def of(cls, memory_limit: Any) -> Budget:
+    def of(cls, memory_limit: Any, trees: TreeNeeds | None = None) -> Budget:
         """Return the budget for a value of ``memory_limit=``, see `parse_memory_limit`."""
-        return cls(parse_memory_limit(memory_limit))
+        return cls(parse_memory_limit(memory_limit), trees)
+
+    def on_threads(self, n_threads: int) -> Budget:
+        """Return the budget of a process with this number of threads."""
+        return self if self.trees is None else replace(self, trees=self.trees._replace(n_threads=n_threads))
+
+    def check_width(self, n_features: int) -> None:
+        """Raise ParameterError if a tree over so many features exceeds the limit, whatever their values."""
+        if self.trees is not None:
+            self._check(np.full(n_features, self.trees.max_bins), np.ones(n_features, np.int64), 0, 1)
+
+    def check_rows(self, n_values: np.ndarray, n_rows: int) -> None:
+        """Raise ParameterError if histograms of the training rows exceed the limit by far.
+
+        n_values : int64[n_features], number of values of each feature in the first `n_rows` rows.
+        """
+        if self.trees is not None:
+            n_bins = np.minimum(n_values, self.trees.max_bins)
+            self._check(n_bins, n_bins, n_rows, _FAR)
+
+    def _check(self, n_bins: np.ndarray, least_bins: np.ndarray, n_rows: int, factor: int) -> None:
+        """Raise ParameterError if `least_bins` make histograms of more than `factor` limits; it names what `n_bins` take."""
+        trees = self.trees
+        assert trees is not None
+        n_leaves = max(min(trees.max_leaves, n_rows // trees.min_samples_leaf), 1)
+        if histogram_bytes(_spec_of(least_bins, n_leaves), trees.n_threads) > factor * self.limit:
+            spec = _spec_of(n_bins, n_leaves if trees.max_leaves >= _UNBOUNDED_LEAVES else trees.max_leaves)
+            least = trees.n_threads * spec.room_bytes(n_rows) + histogram_bytes(spec, trees.n_threads)
+            raise _too_small(self.limit, spec, least, trees.n_threads)
 
     def __str__(self) -> str:
         return format_bytes(self.limit)
@@ -95,7 +146,7 @@ class Budget:
     @property
     def reading(self) -> ReadOptions:
         """Options of `open_table`: it reads one partition at a time."""
-        return ReadOptions(1, self.retained, self.chunk, spool_roles=True)
+        return ReadOptions(1, self.retained, self.chunk, spool_roles=True, limit=self)
 
     @property
     def retained(self) -> int:
@@ -105,7 +156,7 @@ class Budget:
     @property
     def chunk(self) -> int:
         """Largest chunk in bytes: it may exist twice, and half of the limit is for other objects."""
-        return self.limit // 4
+        return max(self.limit // 4, _LEAST_CHUNK)
 
     @property
     def reserve(self) -> int:
@@ -136,11 +187,37 @@ class Budget:
         buffers = n_threads * spec.room_bytes(n_rows)
         least = buffers + histogram_bytes(spec, n_threads)
         if least > self.limit:
-            raise ParameterError(
-                f"memory_limit of {format_bytes(self.limit)} is too small for trees of {spec.max_leaves} leaves over "
-                f"{len(spec.layout.n_bins)} features: it would take {format_bytes(least)} with {n_threads} threads"
-            )
+            raise _too_small(self.limit, spec, least, n_threads)
         return self.limit - buffers
+
+
+#: Leaves of trees that neither `max_leaf_nodes` nor `max_depth` bounds.
+_UNBOUNDED_LEAVES = 2**20
+
+
+def _spec_of(n_bins: np.ndarray, max_leaves: int) -> ShardSpec:
+    """The properties of rows of which the histograms are smallest: one output, no weights, constant Hessians."""
+    none = np.zeros(len(n_bins), bool)
+    layout = plan_layout(n_bins, none, none)
+    return ShardSpec(
+        layout, layout, n_outputs=1, weighted=False, integer_weights=False, constant_hessian=True, weights_as_hessian=False,
+        max_leaves=max_leaves, n_channels=2, loss_unit=1.0,
+    )  # fmt: skip
+
+
+def _too_small(limit: int, spec: ShardSpec, least: int, n_threads: int) -> ParameterError:
+    return ParameterError(
+        f"memory_limit of {format_bytes(limit)} is too small for trees of {spec.max_leaves} leaves over "
+        f"{len(spec.layout.n_bins)} features: it would take {_rounded_up(least)} with {n_threads} "
+        f"thread{'s' * (n_threads != 1)}"
+    )
+
+
+def _rounded_up(n_bytes: int) -> str:
+    """Return a number of bytes as `format_bytes` does, but not less than it, so that it suffices as a limit."""
+    unit = next((size for size in (2**30, 2**20, 2**10) if n_bytes >= size), 1)
+    step = unit / (1 if unit <= 2**10 or n_bytes >= 100 * unit else 10 if n_bytes >= 10 * unit else 100)
+    return format_bytes(math.ceil(n_bytes / step) * step)
 
 
 class MemoryReservation:

@@ -328,7 +328,8 @@ class PartitionLoader:
             if name not in self._batches:
                 retained = RETAIN_BYTES if self._spare is None else min(RETAIN_BYTES, self._spare.retained)
                 within = (retained, None) if budget is None else (budget.retained, budget.chunk)
-                self._batches[name] = PartitionBatch(plan, *within, spool_roles=budget is not None and not whole)
+                limit = None if budget is None else budget.on_threads(self._n_threads)
+                self._batches[name] = PartitionBatch(plan, *within, spool_roles=budget is not None and not whole, limit=limit)
             return self._batches[name]
 
     def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
@@ -500,13 +501,23 @@ class PartitionBatch:
         Largest size of a slice: partitions with larger columns are divided into slices.
     spool_roles : bool
         Store target, weight and offset in files.
+    limit : Budget, optional
+        Refuses the partitions if it is too small for them.
     """
 
-    def __init__(self, plan: ReadPlan, retain_bytes: int, most_bytes: int | None = None, *, spool_roles: bool = False) -> None:
+    def __init__(
+        self,
+        plan: ReadPlan,
+        retain_bytes: int,
+        most_bytes: int | None = None,
+        *,
+        spool_roles: bool = False,
+        limit: Budget | None = None,
+    ) -> None:
         self._plan = plan
         self._spool = Spool(retain_bytes, most_bytes)
         self._metadata_spool = RowMetadataSpool() if spool_roles else None
-        self._reader = Reader(plan, self._spool, self._metadata_spool, fingerprints=True)
+        self._reader = Reader(plan, self._spool, self._metadata_spool, fingerprints=True, limit=limit)
         self._pieces: dict[int, SpooledChunk] = {}
         self._lock = threading.Lock()
         self._trim_counter = TrimCounter()

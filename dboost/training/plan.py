@@ -51,7 +51,7 @@ from dboost.model.ensemble import Ensemble
 from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, EarlyStopping, Parameters
 from dboost.schema import Feature, Level
 from dboost.session.evaluation import is_table
-from dboost.session.memory import Budget, check_proposal, format_bytes, histogram_bytes, resident_bytes
+from dboost.session.memory import Budget, TreeNeeds, check_proposal, format_bytes, histogram_bytes, resident_bytes
 from dboost.session.protocol import BuildSpec, NamedSet
 from dboost.session.row_samples import (
     HELD_OUT,
@@ -173,6 +173,12 @@ def growth_policy_of(parameters: Parameters, n_rows: int) -> GrowthPolicy:
     if parameters.max_leaf_nodes is None or parameters.max_leaf_nodes >= min(by_depth, by_rows):
         return GrowthPolicy(leaves, depth, ANY_ORDER)
     return GrowthPolicy(leaves, depth, BEST_FIRST if parameters.growth == "best_first" else DEPTH_WISE)
+
+
+def tree_needs(parameters: Parameters, n_threads: int) -> TreeNeeds:
+    """Return what decides the histograms of a fit on enough rows."""
+    leaves = growth_policy_of(parameters, 1 << 62).max_leaves
+    return TreeNeeds(leaves, parameters.min_samples_leaf, parameters.max_bins, n_threads)
 
 
 @dataclass(frozen=True)
@@ -500,7 +506,7 @@ class FitPlan:
             magnitude=self.stats.magnitude,
             spread=self.stats.spread,
             starts=starts,
-            budget=self.request.budget,
+            budget=None if self.request.budget is None else Budget(self.request.budget.limit),
             n_bites=None if arcbites is None else arcbites.n_parts,
             n_together=1 if arcbites is None else arcbites.parts,
             seed=self.parameters.random_state,
