@@ -14,8 +14,11 @@ from typing import NamedTuple
 
 import pytest
 from numba import types
+from numba.core.caching import NullCache
 
 from dboost import kernels
+from dboost.cli import main
+from dboost.kernels.checksum import checksum
 
 if kernels.KNOWN_NUMBA:
     from dboost.kernels import cache_files
@@ -39,13 +42,19 @@ def copy(tmp_path: Path) -> Path:
 
 def use(folder: Path, *before: str, first: str = "") -> tuple[int, bool]:
     """Return what the kernel returns in a new process (which runs some code first), and whether it was compiled there."""
+    result, said = printed(folder, *before, first=first)
+    return result, "compiling kernels" in said
+
+
+def printed(folder: Path, *before: str, first: str = "") -> tuple[int, str]:
+    """Return the same, and what the process printed about it."""
     environment = os.environ | {
         "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(folder / "code"), "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
     command = [*before, sys.executable, "-c", f"{first}\nfrom dboost.kernels.one import twice; print(twice(21))"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return int(done.stdout), "compiling kernels" in done.stderr
+    return int(done.stdout), done.stderr
 
 
 def kept(folder: Path) -> dict[str, bytes]:
@@ -132,6 +141,29 @@ def test_cached_kernels_load_without_what_numba_compiles_with_and_new_kernels_us
     assert said(USED) == "40 False\n80 1\n"
 
 
+@known_numba
+def test_what_is_printed_about_keeping_kernels_is_true(copy: Path) -> None:
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    result, said = printed(copy, first=full)
+    assert result == 42 and said.count("compiled kernels are not kept for the next time: [Errno 27] File too large") == 1
+    assert not kept(copy)
+    assert printed(copy) == (42, "compiling kernels (kept in Numba's cache for the next time) …\n") and kept(copy)
+
+
+@pytest.mark.parametrize("why", ["NUMBA_DISABLE_JIT is set", "no folder of the cache can be written"])
+def test_warmup_refuses_to_compile_what_is_not_kept(
+    why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if why.startswith("NUMBA"):
+        monkeypatch.setattr(kernels, "INTERPRETED", True)
+    else:
+        monkeypatch.setattr(checksum, "_cache", NullCache())
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(["warmup"]))
+    assert ended.value.code == 1
+    assert f"compiled kernels are not kept for later processes: {why}" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @known_numba
 def test_a_folder_that_cannot_be_written_is_read(copy: Path) -> None:
@@ -152,8 +184,21 @@ def test_a_folder_that_cannot_be_written_is_read(copy: Path) -> None:
         assert use(copy, *seal) == (42, False)
         # Kernels that are not in it are compiled, and the folder stays unchanged.
         (copy / "code" / "dboost" / "losses" / "base.py").open("a").write("# changed\n")
-        assert use(copy, *seal) == (42, True)
+        result, said = printed(copy, *seal)
+        assert result == 42 and "compiling kernels (not kept for the next time: " in said
+        assert "cannot be written (Permission denied); set NUMBA_CACHE_DIR to a folder that can) …" in said
         assert kept(copy) == before
+        # Nor can the folder of the code or of the user be written.
+        code = [path for path in (copy / "code").rglob("*") if path.is_dir()]
+        for path in code:
+            os.chown(path, *((65532, 65532) if seal else (-1, -1)))
+            path.chmod(0o555)
+        sealed = str(copy / "cache" / "user")
+        nowhere = f"import os; os.environ.update(NUMBA_CACHE_DIR='', HOME={sealed!r}, XDG_CACHE_HOME={sealed!r})"
+        result, said = printed(copy, *seal, first=nowhere)
+        assert result == 42 and "not kept for the next time: no folder of the cache can be written; set NUMBA_CACHE_DIR" in said
+        for path in code:
+            path.chmod(0o755)
     finally:
         for path in folders:
             path.chmod(0o755)

@@ -20,6 +20,9 @@ import pandas as pd
 import dboost
 from dboost.data.binning import SAMPLE_ROWS, sample_rows
 from dboost.distributed.client import small_cluster
+from dboost.errors import DBoostError
+from dboost.kernels import why_not_kept
+from dboost.kernels.checksum import checksum
 
 ROWS = 1_000
 #: Weights that are multiplied with the gradients, and integer weights, which repeat rows.
@@ -38,6 +41,9 @@ FEW: dict[str, Any] = {"max_iter": 2, "progress": False}
 
 
 def run(arguments: argparse.Namespace) -> None:
+    why = why_not_kept(checksum)
+    if why is not None:
+        raise DBoostError(f"there is nothing to do, since compiled kernels are not kept for later processes: {why}")
     start = time.perf_counter()
     # Kernels for many rows: samples of large tables, and evaluation sets.
     sample_rows(SAMPLE_ROWS + 1, 0)

@@ -33,6 +33,7 @@ times slower, for debuggers and coverage.
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -72,22 +73,50 @@ _STAMP = _stamp()
 
 
 class _Notice(event.Listener):
-    """Print once per process that kernels are being compiled, which takes the first seconds of a new user."""
+    """Print once per process that kernels are being compiled, which takes the first seconds of a new user, and if they are
+    not kept, why."""
 
     def __init__(self) -> None:
-        self._is_printed = False
+        self._is_printed = self._says_kept = False
 
     def on_start(self, event: Any) -> None:
-        function = getattr((event.data or {}).get("dispatcher"), "py_func", None)
-        if not self._is_printed and getattr(function, "__module__", "").startswith("dboost."):
+        kernel = (event.data or {}).get("dispatcher")
+        if not self._is_printed and getattr(getattr(kernel, "py_func", None), "__module__", "").startswith("dboost."):
             self._is_printed = True
-            print("compiling kernels (kept in Numba's cache for the next time) …", file=sys.stderr, flush=True)
+            why = why_not_kept(kernel)
+            self._says_kept = why is None
+            what = "kept in Numba's cache for the next time" if why is None else f"not kept for the next time: {why}"
+            print(f"compiling kernels ({what}) …", file=sys.stderr, flush=True)
 
     def on_end(self, event: Any) -> None:
         """Print nothing."""
 
+    def not_kept(self, error: OSError) -> None:
+        """Print that a kernel could not be kept, if the opposite was printed."""
+        if self._says_kept:
+            self._says_kept = False
+            print(f"compiled kernels are not kept for the next time: {error}", file=sys.stderr, flush=True)
 
-event.register("numba:compile", _Notice())
+
+def why_not_kept(kernel: Any) -> str | None:
+    """Return why what is compiled for a kernel is not kept for later processes; None if it is."""
+    if INTERPRETED:
+        return "NUMBA_DISABLE_JIT is set"
+    folder = getattr(getattr(kernel, "_cache", None), "cache_path", None)
+    if folder is None:
+        return "no folder of the cache can be written; set NUMBA_CACHE_DIR to one that can"
+    import tempfile
+
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return f"{folder} cannot be written ({error.strerror}); set NUMBA_CACHE_DIR to a folder that can"
+
+
+NOTICE = _Notice()
+event.register("numba:compile", NOTICE)
 
 
 def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:

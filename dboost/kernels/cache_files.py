@@ -31,6 +31,8 @@ from typing import Any
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, UserProvidedCacheLocator
 
+from dboost.kernels import NOTICE
+
 #: Seconds for which the files of other states of the code are kept: another checkout or branch may use them.
 OTHERS_KEPT = 24 * 3600
 _DIGEST_BYTES = 16
@@ -168,8 +170,10 @@ class KernelCache(FunctionCache):
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Write the compiled kernel where the folder can be written."""
-        with suppress(OSError):
+        try:
             super().save_overload(sig, data)
+        except OSError as error:
+            NOTICE.not_kept(error)
 
 
 @cache
