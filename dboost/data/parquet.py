@@ -9,7 +9,9 @@ floats), and only names and kinds are compared here, by the footers.
 dictionaries, so it takes a code per row besides its distinct values.
 
 **Ranges of rows** are decoded column by column from the beginning of the row group, and the rows before the range are dropped
-batch by batch: the memory is that of the range and of one page of a column, and the decoding is repeated for each range.
+batch by batch: the memory is that of the range, of one page of a column and of its dictionary, and the decoding is repeated
+for each range. With a memory limit all columns are read one after the other, because Arrow's allocator keeps what decoding
+frees, several times the bytes of a column, until it is told to release it.
 
 **Footers** are read when the files are listed, and with each partition. They contain the positions, sizes and extremes of all
 columns, so a file that was replaced has another one, also on another host (see `data.files`).
@@ -259,8 +261,6 @@ def read_part(
         text = [one.name for one in schema if _is_text(one.type) and one.name not in index]
         with pq.ParquetFile(stream, metadata=metadata, read_dictionary=text, **memory) as file:
             table = _rows_of(file, part, [*stored, *index])
-        if part.sparing:
-            pa.default_memory_pool().release_unused()
     if types is not None:
         table = _as_declared(table, types, wanted, part.constants)
     frame = _frame(
@@ -277,21 +277,36 @@ def _rows_of(file: Any, part: ParquetPart, columns: list[str]) -> pa.Table:
     n_rows = sum(file.metadata.row_group(k).num_rows for k in groups) if part.rows is None else part.rows[1] - part.rows[0]
     if not columns:
         return pa.table({"": pa.nulls(n_rows)})
-    if part.rows is None:
-        return file.read_row_groups(groups, columns, use_threads=False).select(columns)
-    size = max(1, min(_BATCH_ROWS, n_rows))
+    if not part.sparing:
+        table = file.read_row_groups(groups, columns, use_threads=False).select(columns)
+        whole, schema = table.columns, table.schema
+        del table
+        for j, column in enumerate(whole):  # now, because converting the frame would need a second copy of all columns
+            if column.num_chunks > 1 and pa.types.is_primitive(column.type):
+                whole[j] = pa.chunked_array([pa.concat_arrays(column.chunks)])
+        pa.default_memory_pool().release_unused()
+        return pa.table(whole, schema=schema)
     found = {}
     for name in columns:
-        batches, start = [], 0
-        for batch in file.iter_batches(size, groups, [name], use_threads=False):
-            first, last = max(part.rows[0] - start, 0), min(part.rows[1] - start, batch.num_rows)
-            if first < last:
-                batches.append(batch.column(name).slice(first, last - first))
-            start += batch.num_rows
-            if start >= part.rows[1]:
-                break
-        found[name] = pa.chunked_array(batches)
+        if part.rows is None:
+            found[name] = file.read_row_groups(groups, [name], use_threads=False)[name]
+        else:
+            found[name] = _some_rows(file, groups, name, part.rows)
+        pa.default_memory_pool().release_unused()  # what decoding has freed: several times the size of the column
     return pa.table(found, metadata=file.schema_arrow.metadata)
+
+
+def _some_rows(file: Any, groups: list[int], name: str, rows: tuple[int, int]) -> pa.Array:
+    """Return some rows of a column of row groups. rows : the first and the last one, exclusive."""
+    batches, start = [], 0
+    for batch in file.iter_batches(min(_BATCH_ROWS, rows[1] - rows[0]), groups, [name], use_threads=False):
+        first, last = max(rows[0] - start, 0), min(rows[1] - start, batch.num_rows)
+        if first < last:
+            batches.append(batch.column(name).slice(first, last - first))
+        start += batch.num_rows
+        if start >= rows[1]:
+            break
+    return pa.concat_arrays(batches)  # a copy: slices would keep whole batches
 
 
 def _as_declared(table: pa.Table, types: pa.Schema, wanted: Sequence[str], constants: dict[str, pa.Array]) -> pa.Table:

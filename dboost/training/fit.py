@@ -376,25 +376,29 @@ class SessionRows:
         if parameters.split_proposal == "exact":
             found = table.ask(Session.distinct)
             return exact_binning(features, [reduce(distinct_values, of_feature) for of_feature in zip(*found, strict=True)])
-        (starts, n_rows), seed = self._numbering, parameters.random_state
+        n_rows = self._numbering[1]
         n_numeric = sum(not feature.is_categorical for feature in features)
         edges: list[np.ndarray | None] = []
-        for first, last in self._column_ranges(n_numeric, n_rows):
-            by_partition: dict[int, Any] = {}
-
-            def arguments(numbers: Sequence[int], columns: tuple[int, int] = (first, last)) -> tuple[Any, ...]:
-                return {i: starts[i] for i in numbers}, n_rows, seed, columns
-
-            for answer in table.ask_each(Session.sample, arguments):
-                by_partition |= answer
-            ordered = [by_partition[i] for i in sorted(by_partition)]
-            weights = [weight for _, weight in ordered]
-            weight = None if any(one is None for one in weights) else np.concatenate(weights)
-            values = [columns for columns, _ in ordered]
-            joined = [np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*values, strict=True)]
-            edges += propose_all(joined, weight, fine_bins_of(parameters), self._request.n_threads)
+        for columns in self._column_ranges(n_numeric, n_rows):  # no name keeps the values of a range while the next one is read
+            edges += propose_all(
+                *self._sample(columns, parameters.random_state), fine_bins_of(parameters), self._request.n_threads
+            )
         numeric = iter(edges)
         return Binning(features, tuple(None if feature.is_categorical else next(numeric) for feature in features))
+
+    def _sample(self, columns: tuple[int, int], seed: int) -> tuple[list[np.ndarray], np.ndarray | None]:
+        """Return a range of numeric columns of the sampled rows, in the order of the rows, and the weights of these."""
+        starts, n_rows = self._numbering
+        by_partition: dict[int, Any] = {}
+        for answer in self._table.ask_each(
+            Session.sample, lambda numbers: ({i: starts[i] for i in numbers}, n_rows, seed, columns)
+        ):
+            by_partition |= answer
+        ordered = [by_partition[i] for i in sorted(by_partition)]
+        weights = [weight for _, weight in ordered]
+        weight = None if any(one is None for one in weights) else np.concatenate(weights)
+        values = [of_partition for of_partition, _ in ordered]
+        return [np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*values, strict=True)], weight
 
     def _column_ranges(self, n_numeric: int, n_rows: int) -> list[tuple[int, int]]:
         """Return ranges of numeric columns whose sampled values fit into memory together."""
