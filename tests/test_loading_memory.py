@@ -146,7 +146,7 @@ def test_one_partition_much_larger_than_the_limit(kind: str, tmp_path: Path) -> 
     ],
 )
 def test_row_groups_of_any_size(n_groups: int, writing: str, tmp_path: Path) -> None:
-    """A file of 26 MiB, in one row group or in many, with a limit of 12 MiB: the peak of memory during the fit, in multiples of it."""
+    """A file of 26 MiB, in one row group or in many: the peak of memory during a fit is about the limit of 12 MiB."""
     program = f"""
         import gc, subprocess
         limit, n = 12 * 2**20, 26 * 2**20 // (8 * 17)
