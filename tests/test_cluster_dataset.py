@@ -32,6 +32,7 @@ from dboost.session.memory import Budget
 from dboost.storage.block_file import StorageError
 from tests.helpers.clusters import ROOT, Processes, a_table, at, held_fits, threads_cluster, until, wait_for_file
 from tests.helpers.fits import FEATURES, NUMERIC, TARGETS, cut, mixed_frame
+from tests.helpers.forged import Parts
 from tests.helpers.object_store import served
 
 FRAME = mixed_frame(900)
@@ -267,6 +268,14 @@ def test_damaged_files_are_named(client: Client, tmp_path: Path) -> None:
         dboost.fit(dboost.Dataset(root), **OPTIONS)
     with pytest.raises(dboost.DBoostError, match=f"{part.name} is damaged"):
         dboost.fit(dboost.Dataset(root), client=client, **OPTIONS)
+    part.write_bytes(whole)
+    forged = Parts(root)
+    forged.change(1, lambda table: table.slice(1))
+    forged.write()
+    promised = f"{part.name} is damaged: it has {FRAME.shape[0] - 401} rows, but {FRAME.shape[0] - 400} were promised"
+    for how in ({}, {"client": client}):  # on workers, which read the parts, it is the same error
+        with pytest.raises(dboost.DBoostError, match=promised):
+            dboost.fit(dboost.Dataset(root), **OPTIONS, **how)
     part.unlink()
     with pytest.raises(StorageError, match=f"the file {part.name} is missing"):
         dboost.fit(dboost.Dataset(root), **OPTIONS)

@@ -188,7 +188,10 @@ class ClusterRows:
         """Have the workers read the files of a data set."""
         token = uuid.uuid4().hex
         keys = [f"dboost-binned-{token}-{i}" for i in range(len(stored.files))]
-        graph = {key: (read_part, stored.root, *file) for key, file in zip(keys, stored.files, strict=True)}
+        shared = f"dboost-promise-{token}"
+        graph: dict[Any, Any] = {shared: (_identity, pack(stored.promise))}
+        for key, file, n_rows in zip(keys, stored.files, stored.lengths, strict=True):
+            graph[key] = (_read_part, shared, stored.root, *file, n_rows)
         with Connection(client, WorkerChoice.of(workers)) as connection:
             futures = list(client.get(graph, keys, sync=False, **_restricted(connection)))
         return cls(client, stored.data, futures, stored.lengths, stored.filled, workers)
@@ -375,6 +378,10 @@ def _call(packed: bytes, partition: BinnedPartition) -> Any:
 
 def _write_part(root: str, version: str, partition: BinnedPartition, i: int) -> tuple[str, str, int]:
     return write_part(root, version, i, partition)
+
+
+def _read_part(promise: bytes, root: str, name: str, checksum: str, n_rows: int) -> BinnedPartition:
+    return read_part(root, name, checksum, n_rows, unpack(promise))
 
 
 def _target_of(partition: BinnedPartition) -> Column:

@@ -87,15 +87,13 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
         Naming the invalid value.
     """
     entries = _mapping(content, "the content", Ensemble.__dataclass_fields__)
-    named = [_feature(feature, i) for i, feature in enumerate(_sequence(entries["features"], "features"))]
-    features = tuple([Feature(name, levels) for name, levels in named])
-    _check(len({feature.name for feature in features}) == len(features), "two features have the same name")
+    features, edges = parse_columns(entries["features"], entries["edges"])
     _check(type(entries["named"]) is bool, "named is neither true nor false")
     baseline = _floats(entries["baseline"], "baseline")
     _check(len(baseline) > 0 and bool(np.isfinite(baseline).all()), "baseline is not a list of finite numbers")
     classes = entries["classes"]
     if classes is not None:
-        classes = _levels(classes, "classes")
+        classes = parse_levels(classes, "classes")
         _check(len(classes) > 1, "there is but one class")
         _check(len(baseline) == (1 if len(classes) == 2 else len(classes)), "classes and baseline do not fit")
     else:
@@ -118,12 +116,42 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
         classes_dtype=_dtype(entries["classes_dtype"], classes),
         baseline=baseline,
         trees=trees,
-        edges=_edges(entries["edges"], features),
+        edges=edges,
         parameters=entries["parameters"],
         sources=tuple(entries["sources"]),
         metrics=_metrics(entries["metrics"]),
         best_iteration=best,
     )
+
+
+def parse_columns(features: Any, edges: Any) -> tuple[tuple[Feature, ...], tuple[np.ndarray | None, ...]]:
+    """Return features, and the split points of each, in the parsed content of a file.
+
+    Raises
+    ------
+    InvalidModel
+        Naming the invalid value.
+    """
+    named = [_feature(feature, i) for i, feature in enumerate(_sequence(features, "features"))]
+    found = tuple([Feature(name, levels) for name, levels in named])
+    _check(len({feature.name for feature in found}) == len(found), "two features have the same name")
+    return found, _edges(edges, found)
+
+
+def parse_levels(value: Any, what: str) -> tuple[Level, ...]:
+    """Return categories in the parsed content of a file. what : their name in messages.
+
+    Raises
+    ------
+    InvalidModel
+        Naming the invalid value.
+    """
+    levels = _sequence(value, what)
+    _check(all(type(level) in (bool, int, float, str) for level in levels), f"{what}: a level is of no known type")
+    # True, 1 and 1.0 are equal in Python but are three levels.
+    _check(len({(type(level), level) for level in levels}) == len(levels), f"{what}: a level is there twice")
+    _check(len(levels) <= MAX_LEVELS, f"{what}: more than {MAX_LEVELS} levels")
+    return tuple(levels)
 
 
 def depth_first_children(feature: np.ndarray, sizes: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -246,22 +274,13 @@ def _integers(value: Any, what: str, low: int, high: int, dtype: type, length: i
     return np.array(value, dtype)
 
 
-def _levels(value: Any, what: str) -> tuple[Level, ...]:
-    levels = _sequence(value, what)
-    _check(all(type(level) in (bool, int, float, str) for level in levels), f"{what}: a level is of no known type")
-    # True, 1 and 1.0 are equal in Python but are three levels.
-    _check(len({(type(level), level) for level in levels}) == len(levels), f"{what}: a level is there twice")
-    _check(len(levels) <= MAX_LEVELS, f"{what}: more than {MAX_LEVELS} levels")
-    return tuple(levels)
-
-
 def _feature(value: Any, number: int) -> tuple[str, tuple[Level, ...] | None]:
     """Return name and levels of a feature."""
     feature = _mapping(value, f"feature {number}")
     _check(set(feature) in ({"name"}, {"name", "levels"}), f"feature {number} has other entries than name and levels")
     name = feature["name"]
     _check(type(name) is str, f"the name of feature {number} is not a string")
-    return name, _levels(feature["levels"], f"feature {name!r}") if "levels" in feature else None
+    return name, parse_levels(feature["levels"], f"feature {name!r}") if "levels" in feature else None
 
 
 def _edges(value: Any, features: tuple[Feature, ...]) -> tuple[np.ndarray | None, ...]:

@@ -11,7 +11,8 @@ set, which was drawn when the raw values were read. Everything else is as for an
     lease.json                    the lease of the run that writes (`storage.lease`)
 
 A new version has files of other names, so a reader finds the old data set or the new one; the files of the old one, and those
-of killed runs, are removed at the end. A file is read as a whole and compared with its checksum.
+of killed runs, are removed at the end. A file is read as a whole and compared with its checksum, and then with what the
+description promises (`training.dataset_checks`).
 """
 
 from __future__ import annotations
@@ -45,6 +46,20 @@ from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, 
 from dboost.storage.block_file import StorageError
 from dboost.storage.lease import Lease
 from dboost.storage.paths import path_text
+from dboost.training.dataset_checks import (
+    MALFORMED,
+    PartPromise,
+    check_sample_rows,
+    count,
+    decode_part,
+    decoded,
+    parse_binning,
+    parse_json,
+    parse_settings,
+    refuse,
+    roles_problem,
+    sample_problem,
+)
 from dboost.training.fit import FitResult, LocalTable, SessionRows, fit
 from dboost.training.plan import FitRequest, RowsDescription
 
@@ -57,13 +72,19 @@ class DatasetDescription:
     named: bool  # whether the features' names are the user's
     sample: np.ndarray  # float64[n, n_features]: raw values of the reference sample
     sample_target: Column  # their targets, as they were given
+    where: str | None = None  # the folder or URL of its files, if it was read from files
 
     def reference(self, target: Target) -> ReferenceSample:
         """Return the reference sample with targets encoded for a loss."""
         column = self.sample_target
-        if isinstance(column, CategoryColumn):
-            return ReferenceSample(self.sample, encode_values(target, column.codes, column.categories))
-        return ReferenceSample(self.sample, encode_values(target, column.astype(np.float64)))
+        try:
+            if isinstance(column, CategoryColumn):
+                return ReferenceSample(self.sample, encode_values(target, column.codes, column.categories))
+            return ReferenceSample(self.sample, encode_values(target, column.astype(np.float64)))
+        except DataError as error:  # the rows have been checked: the sample is not theirs
+            if self.where is None:
+                raise
+            raise StorageError(f"{self.where} is damaged: its sample is not of its rows ({error})") from error
 
 
 class DatasetRows(SessionRows):
@@ -243,12 +264,19 @@ class StoredDataset:
     settings: dict[str, Any]  # parameters of `dboost.prepare`, by name
     files: tuple[tuple[str, str], ...]  # name and checksum of the file of each partition
     lengths: tuple[int, ...]  # rows of positive weight of each partition
-    filled: tuple[bool, ...]  # whether there are targets, weights and offsets
+    filled: tuple[bool, bool, bool]  # whether there are targets, weights and offsets
     n_bytes: int
+
+    @property
+    def promise(self) -> PartPromise:
+        """What all parts have in common."""
+        binning, has_categories = self.data.binning, isinstance(self.data.sample_target, CategoryColumn)
+        return PartPromise(tuple(one.name for one in binning.features), binning.n_bins, self.filled, has_categories)
 
     def partitions(self) -> Iterator[BinnedPartition]:
         """Read the partitions one by one."""
-        return (read_part(self.root, *file) for file in self.files)
+        promise = self.promise
+        return (read_part(self.root, *file, n, promise) for file, n in zip(self.files, self.lengths, strict=True))
 
 
 def new_version() -> str:
@@ -261,20 +289,27 @@ def write_part(root: str, version: str, i: int, partition: BinnedPartition) -> t
     columns: dict[str, Any] = {f"b{j}": codes for j, codes in enumerate(partition.codes)}
     roles = {"weight": partition.weight, "offset": partition.offset}
     columns |= {name: values for name, values in roles.items() if values is not None}
-    return _write(root, f"part-{version}-{i:05}.parquet", columns, partition.target)
+    return _write(root, _part(version, i), columns, partition.target)
 
 
-def read_part(root: str, name: str, checksum: str) -> BinnedPartition:
-    """Read a partition.
+def _part(version: str, i: int) -> str:
+    """Return the name of the file of a partition."""
+    return f"part-{version}-{i:05}.parquet"
+
+
+def read_part(root: str, name: str, checksum: str, n_rows: int, promise: PartPromise) -> BinnedPartition:
+    """Read a partition of n_rows rows.
 
     Raises
     ------
     StorageError
-        If the file is missing or damaged.
+        If the file is missing or damaged, or its content is not what the description promises.
     """
-    columns, target = _read(root, name, checksum)
-    weight, offset = columns.pop("weight", None), columns.pop("offset", None)
-    return BinnedPartition(tuple(columns[f"b{j}"] for j in range(len(columns))), target, weight, offset)
+    content = _read(root, name, checksum)
+    try:
+        return BinnedPartition(*decode_part(content, n_rows, promise))
+    except ValueError as error:
+        raise StorageError(f"{shown(root)}/{name} is damaged: {error}; prepare the data set again") from error
 
 
 def lease_of(root: str) -> Lease:
@@ -312,7 +347,7 @@ def write_description(
         If this process cannot read the partitions, because the workers have another file system.
     """
     files = [(name, checksum) for name, checksum, _ in parts]
-    read_part(root, *files[0])
+    _read(root, *files[0])
     values = {f"v{j}": np.ascontiguousarray(data.sample[:, j]) for j in range(data.sample.shape[1])}
     sample = _write(root, f"sample-{version}.parquet", values, data.sample_target)
     content = {
@@ -356,29 +391,54 @@ def read_description(root: str) -> StoredDataset:
     """
     name = f"{root}/{NAME}"
     try:
-        stored = json.loads(read_whole(name))
+        stored = parse_json(read_whole(name))
         if stored["version"] > VERSION:
             raise StorageError(f"{shown(name)} has format version {stored['version']}, this dboost reads up to {VERSION}")
         content = stored["content"]
         if _digest(json.dumps(content, ensure_ascii=False, sort_keys=True).encode()) != stored["sha256"]:
             raise StorageError(f"{shown(name)} is damaged: its content does not match its checksum")
-        features = tuple(
-            Feature(one["name"], None if one["levels"] is None else tuple(one["levels"])) for one in content["features"]
-        )
-        edges = tuple(None if one is None else np.array(one, np.float64) for one in content["edges"])
-        columns, target = _read(root, *content["sample"])
-        values = np.column_stack([columns[f"v{j}"] for j in range(len(features))])
-        return StoredDataset(
-            root,
-            DatasetDescription(Binning(features, edges), content["named"], values, target),
-            content["settings"],
-            tuple((file, checksum) for file, checksum in content["files"]),
-            tuple(content["lengths"]),
-            tuple(content["filled"]),
-            content["n_bytes"],
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{shown(name)} is damaged or no description of a data set: {error}") from error
+        return _stored(root, content)
+    except MALFORMED as error:
+        raise StorageError(
+            f"{shown(name)} is damaged or no description of a data set: {error}; prepare the data set again"
+        ) from error
+
+
+def _stored(root: str, content: dict[str, Any]) -> StoredDataset:
+    binning, settings = parse_binning(content), parse_settings(content["settings"])
+    lengths = tuple(count(n, "the number of rows of a part") for n in content["lengths"])
+    n_rows = count(sum(lengths), "the number of rows", 1)
+    filled = tuple(content["filled"])
+    refuse(
+        len(filled) != 3 or any(type(one) is not bool for one in filled) or not filled[0], "filled is not three truth values"
+    )
+    files = [(name, checksum) for name, checksum in content["files"]]
+    refuse(len(files) != len(lengths), f"there are {len(files)} parts for {len(lengths)} numbers of rows")
+    (sample, checksum) = content["sample"]
+    of_sample = re.fullmatch(r"sample-([0-9a-f]{12})\.parquet", sample)
+    refuse(of_sample is None, f"{sample[:80]!r} is not the name of a sample")
+    assert of_sample is not None
+    for i, (name, _) in enumerate(files):
+        refuse(name != _part(of_sample[1], i), f"part {i} has the name {name[:80]!r}")
+    types = {f"v{j}": "double" for j in range(len(binning.features))}
+    encoded = _read(root, sample, checksum)
+    try:
+        columns, target = decoded(encoded, None, types, None)
+        values = np.column_stack(list(columns.values()))
+        check_sample_rows(len(values), n_rows, len(binning.features))
+        problem = sample_problem(values, binning) or roles_problem(target)
+        refuse(problem is not None, problem or "")
+    except ValueError as error:
+        raise StorageError(f"{shown(root)}/{sample} is damaged: {error}; prepare the data set again") from error
+    return StoredDataset(
+        root,
+        DatasetDescription(binning, content["named"], values, target, shown(root)),
+        settings,
+        tuple(files),
+        lengths,
+        (filled[0], filled[1], filled[2]),
+        count(content["n_bytes"], "n_bytes"),
+    )
 
 
 def _write(root: str, name: str, columns: dict[str, Any], target: Column) -> tuple[str, str, int]:
@@ -395,23 +455,17 @@ def _write(root: str, name: str, columns: dict[str, Any], target: Column) -> tup
     return name, _digest(content), len(content)
 
 
-def _read(root: str, name: str, checksum: str) -> tuple[dict[str, np.ndarray], Column]:
-    import pyarrow.parquet as pq
-
+def _read(root: str, name: str, checksum: str) -> bytes:
+    """Return the content of a file, which has the checksum."""
+    if "://" not in root and os.path.exists(f"{root}/{name}") and not os.path.isfile(f"{root}/{name}"):
+        raise StorageError(f"{root}/{name} is no file")  # a named pipe would be waited for
     try:
         content = read_whole(f"{root}/{name}")
     except FileMissingError as error:
         raise StorageError(f"{shown(root)} is damaged: the file {name} is missing") from error
     if _digest(content) != checksum:
         raise StorageError(f"{shown(root)}/{name} is damaged: its content does not match its checksum")
-    table = pq.read_table(io.BytesIO(content))
-    columns = {field.name: table.column(field.name).to_numpy() for field in table.schema}
-    target: Column = columns.pop("target")
-    categories = (table.schema.metadata or {}).get(b"categories")
-    if categories is not None:
-        assert isinstance(target, np.ndarray)
-        target = CategoryColumn(target, tuple(json.loads(categories)))
-    return columns, target
+    return content
 
 
 def _digest(content: bytes) -> str:

@@ -19,7 +19,8 @@ the sample that proposes the split points (some columns at a time), and for the 
 at a time does so, which holds the lease (`storage.lease`) ``.NAME.lease.json`` and removes what killed runs have left. An
 existing folder is replaced only if it is a prepared data set. Not every system can exchange two folders atomically, so the old
 one is first renamed to a backup name; if the process is killed between the two renames, readers open the backup.
-``binned.json`` has a digest and contains a checksum for every block of the other files; both are verified when reading.
+``binned.json`` has a digest and contains a checksum for every block of the other files; both are verified when reading. Digests
+protect against damage only, so the content is checked as well (`training.dataset_checks`).
 """
 
 from __future__ import annotations
@@ -62,11 +63,27 @@ from dboost.shards.block_store import BlockStore, BlockWriter
 from dboost.shards.encode import codes_of, encoded_pieces, in_ranges, sampled, tiles_of
 from dboost.shards.shard import BinnedColumns, Shard, check_rows_in_memory, empty_binned_columns
 from dboost.shards.shard_spec import code_fields, plan_layout, rows_that_fit
-from dboost.storage.block_file import BlockFile, Field, StorageError
+from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field, StorageError
 from dboost.storage.lease import Lease
 from dboost.storage.paths import path_text
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.callbacks import Callback
+from dboost.training.dataset_checks import (
+    MALFORMED,
+    BlockCheck,
+    CodesCheck,
+    RolesCheck,
+    check_layout,
+    check_sample_rows,
+    count,
+    parse_binning,
+    parse_checksums,
+    parse_json,
+    parse_settings,
+    parse_target,
+    refuse,
+    sample_problem,
+)
 from dboost.training.fit import learn_target
 from dboost.training.plan import FitPlan, FitRequest, RowsDescription, ValidationPlan, needs_test_set
 
@@ -385,6 +402,13 @@ class PreparedRows:
 
     def propose_bins(self, warm_start: WarmStart, parameters: Parameters) -> Binning:
         missing = None
+        if warm_start.model is not None:
+            outputs = () if warm_start.model.n_outputs == 1 else (warm_start.model.n_outputs,)
+            if any(one.name in ("begun", "start") and one.before != outputs for one in self._data.rows.fields):
+                raise StorageError(
+                    f"{self._data.rows.path} is damaged: its scores are not those of a model with {warm_start.model.n_outputs} "
+                    "outputs; prepare the data set again"
+                )
         if warm_start.model is not None and warm_start.resumes:
             missing = warm_start.model, (warm_start.n_earlier, warm_start.n_before)
         self._rows = PreparedTargets(self._data, self._target, continues=warm_start.is_new_source, missing=missing)
@@ -576,7 +600,8 @@ def _put_in_place(new: Path, final: Path) -> None:
 
 
 def open_folder(path: str | os.PathLike[str]) -> PreparedDataset:
-    """Open a folder written by `write_folder`.
+    """Open a folder written by `write_folder`. Its content is checked (`training.dataset_checks`), that of blocks when they are
+    read.
 
     Raises
     ------
@@ -586,15 +611,17 @@ def open_folder(path: str | os.PathLike[str]) -> PreparedDataset:
     folder = _readable_folder(Path(path_text(path)))
     name = folder / _NAME
     try:
-        stored = json.loads(name.read_text(encoding="utf-8"))
+        stored = parse_json(name.read_text(encoding="utf-8"))
         if stored["version"] > VERSION:
             raise StorageError(f"{name} has format version {stored['version']}, this dboost reads versions up to {VERSION}")
         content = stored["content"]
         if _digest(_text(content)) != stored["sha256"]:
             raise StorageError(f"{name} is damaged: its content does not match its checksum")
         return _opened(folder, content)
-    except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{name} is damaged or no description of prepared data: {error}") from error
+    except MALFORMED as error:
+        raise StorageError(
+            f"{name} is damaged or no description of prepared data: {error}; prepare the data set again"
+        ) from error
 
 
 def check_same_model(data: PreparedDataset, given_value: Any) -> None:
@@ -719,32 +746,38 @@ def _content(data: PreparedDataset, reference: BlockFile) -> str:
 def _opened(folder: Path, content: dict[str, Any]) -> PreparedDataset:
     if content["byte_order"] != sys.byteorder:
         raise StorageError(f"{folder} was written on a machine whose bytes have another order ({content['byte_order']}-endian)")
-    features = tuple(Feature(one["name"], _levels(one["levels"])) for one in content["features"])
-    edges = tuple(None if one is None else np.array(one, np.float64) for one in content["edges"])
-    target = dict(content["target"])
-    target |= {"categories": _levels(target.pop("levels")), "distinct": np.array(target["distinct"], np.float64)}
-    files = {}
-    for name, stored in content["files"].items():
-        n_rows = stored.get("n_rows", content["n_rows"])
-        files[name] = BlockFile(
-            folder / name,
-            [Field(field, dtype, tuple(before), tuple(after)) for field, dtype, before, after in stored["fields"]],
-            n_rows,
-            sealed=True,
-            block_rows=n_rows if name == "portrait" else content["block_rows"],
-            checksums=np.array([int(digest, 16) for digest in stored["checksums"]], np.uint64),
-        )
-    return PreparedDataset(
-        content["named"],
-        Binning(features, edges),
-        TargetScan(**target),
-        _levels(content["target_levels"]),
-        files["codes"],
-        files["rows"],
-        content["settings"],
-        _read_reference(files["portrait"]) if "portrait" in files else None,  # older folders have none
-    )
-
-
-def _levels(stored: Any) -> Any:
-    return None if stored is None else tuple(stored)
+    binning, settings = parse_binning(content), parse_settings(content["settings"])
+    target, categories = parse_target(content["target"], content["target_levels"])
+    n_rows, block_rows = count(content["n_rows"], "n_rows", 1), count(content["block_rows"], "block_rows", 1, BLOCK_ROWS)
+    stored = content["files"]
+    refuse(set(stored) not in ({"codes", "rows"}, {"codes", "rows", "portrait"}), "it has other files than those of a data set")
+    fields = {
+        name: [Field(field, dtype, tuple(before), tuple(after)) for field, dtype, before, after in one["fields"]]
+        for name, one in stored.items()
+    }
+    check_layout(fields, binning, "start_from" in settings)
+    sample_roles = RolesCheck(target, categories, 1)
+    checks: dict[str, BlockCheck] = {
+        "codes": CodesCheck(binning),
+        "rows": RolesCheck(target, categories, -(-n_rows // block_rows)),
+        "portrait": lambda block, views: sample_roles.of_targets(views["target"]) or sample_problem(views["values"], binning),
+    }
+    files: dict[str, BlockFile] = {}
+    try:
+        for name, one in stored.items():
+            n = count(one.get("n_rows", n_rows), f"n_rows of {name}", 1)
+            if name == "portrait":
+                check_sample_rows(n, n_rows, len(binning.features))
+            else:
+                refuse(n != n_rows, f"{name} has {n} rows of {n_rows}")
+            rows = n if name == "portrait" else block_rows
+            checksums = parse_checksums(one["checksums"], -(-n // rows))
+            files[name] = BlockFile(
+                folder / name, fields[name], n, sealed=True, block_rows=rows, checksums=checksums, check=checks[name]
+            )
+        reference = _read_reference(files["portrait"]) if "portrait" in files else None  # older folders have none
+    except BaseException:
+        for file in files.values():
+            file.close()
+        raise
+    return PreparedDataset(content["named"], binning, target, categories, files["codes"], files["rows"], settings, reference)

@@ -1,0 +1,400 @@
+"""Checks of prepared data sets that are read from files.
+
+A digest protects a file against damage, not against forgery, and kernels index arrays by bin codes, codes of categories and
+classes, which they do not compare with a length. So a folder is checked like a model file: the description first, then every
+block and every part when it is read, against what the description promises. Each function returns or raises what is wrong; the
+caller names the file.
+
+Both formats use the same checks: blocks in one folder (`training.prepared_dataset`) when `storage.block_file.BlockFile` reads a
+block for the first time, and Parquet parts (`training.dataset_rows`) in the process that reads them. The checks cost a maximum
+of each column of codes, and a few passes over target, weight and offset.
+
+Memory that is allocated is bounded by the size of the files and by the number of rows that the description promises: numbers of
+rows, types and lengths are compared before anything is decoded.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dboost._lazy_import import pa
+from dboost.data import CategoryColumn, Column
+from dboost.data.binning import MAX_FINE_BINS, Binning
+from dboost.data.row_metadata import MetadataRows, check_max_weight, check_offset, check_target, check_weight, raise_for_issues
+from dboost.errors import DataError
+from dboost.kernels.histograms import TILE_COLUMNS
+from dboost.model.model_file import parse_columns, parse_levels
+from dboost.schema import Level
+from dboost.session.row_samples import ROWS, VALUES
+from dboost.session.target import MAX_CLASSES, TargetScan
+from dboost.shards.shard_spec import NARROW_BINS, code_fields, plan_layout
+from dboost.storage.block_file import Field
+
+#: Errors of parsing content that has a right digest and a wrong structure.
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError)
+#: Rows of codes whose maxima are computed at a time, so that they stay in the cache.
+_PIECE_ROWS = 2048
+#: NumPy's parser of dtype names accepts more than names, such as shapes.
+_NUMBERS = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
+
+
+def refuse(wrong: bool, what: str) -> None:
+    """Raise ValueError if something is wrong."""
+    if wrong:
+        raise ValueError(what)
+
+
+def parse_json(data: bytes | str) -> Any:
+    """Return the content of a file in JSON, without NaN and infinity, which are not JSON."""
+
+    def constant(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    return json.loads(data, parse_constant=constant)
+
+
+def count(value: Any, what: str, least: int = 0, most: int = 2**53) -> int:
+    """Return a number of rows or bytes."""
+    refuse(
+        type(value) is not int or not least <= value <= most,
+        f"{what} is {str(value)[:40]}, not a number from {least} to {most}",
+    )
+    return int(value)
+
+
+def parse_binning(content: dict[str, Any]) -> Binning:
+    """Return the bins in a description."""
+    features = []
+    for one in content["features"]:
+        refuse(set(one) != {"name", "levels"}, "a feature has other entries than name and levels")
+        features.append({name: value for name, value in one.items() if value is not None})
+    found, edges = parse_columns(features, content["edges"])
+    refuse(not found or len(edges) != len(found), "there are no features, or no edges of bins")
+    for feature, edge in zip(found, edges, strict=True):
+        wrong = edge is not None and (len(edge) >= MAX_FINE_BINS or not np.isfinite(edge).all())
+        refuse(wrong, f"edges of {feature.name!r} are not finite, or too many")
+    refuse(type(content["named"]) is not bool, "named is neither true nor false")
+    return Binning(found, edges)
+
+
+def parse_settings(value: Any) -> dict[str, Any]:
+    """Return the parameters of `dboost.prepare` in a description."""
+    refuse(not isinstance(value, dict), "settings is not a mapping")
+    for name in ("target", "sample_weight", "offset"):
+        refuse(not isinstance(value[name], str | int | float | list | None), f"{name} in settings is no name")
+    count(value["max_bins"], "max_bins in settings", 2, 255)
+    model = value.get("start_from")
+    refuse(model is not None and (type(model) is not str or not re.fullmatch("[0-9a-f]{64}", model)), "start_from is no digest")
+    return value
+
+
+def parse_target(stored: dict[str, Any], levels: Any) -> tuple[TargetScan, tuple[Level, ...] | None]:
+    """Return the statistics of the target in a description, and its categories."""
+    entries = {"levels", "distinct", "too_many", "dtype", "is_bool"}
+    refuse(set(stored) != entries, f"target has other entries than {', '.join(sorted(entries))}")
+    categories = None if levels is None else parse_levels(levels, "target_levels")
+    occurring = None if stored["levels"] is None else parse_levels(stored["levels"], "levels of the target")
+    distinct, dtype, is_bool, too_many = (stored[name] for name in ("distinct", "dtype", "is_bool", "too_many"))
+    refuse((categories is None) != (occurring is None), "levels of the target and target_levels do not fit")
+    refuse(type(is_bool) is not bool or type(too_many) is not bool, "is_bool or too_many of the target is no truth value")
+    refuse(any(type(value) is not float for value in distinct), "distinct targets are no numbers")
+    values = np.array(distinct, np.float64)
+    if categories is not None and occurring is not None:
+        refuse(not occurring or not {*map(_typed, occurring)} <= {*map(_typed, categories)}, "a level of the target is unknown")
+        refuse(bool(distinct) or too_many or is_bool or type(dtype) is not str, "target has both levels and numbers")
+        return TargetScan(occurring, values, False, dtype, False), categories
+    refuse(type(dtype) is not str or not _NUMBERS.fullmatch(dtype), f"the dtype of the target is {str(dtype)[:40]!r}")
+    refuse(is_bool != (dtype == "bool"), "dtype and is_bool of the target do not fit")
+    wrong = not len(values) or (len(values) != MAX_CLASSES if too_many else len(values) > MAX_CLASSES)
+    refuse(wrong, f"there are {len(values)} distinct targets")
+    ascends = bool((np.diff(values) > 0).all() and np.isfinite(values).all())
+    refuse(not ascends or not _holds(dtype, values), f"distinct targets do not ascend, or are no {dtype}")
+    return TargetScan(None, values, too_many, dtype, is_bool), None
+
+
+def _typed(level: Level) -> tuple[type, Level]:
+    return type(level), level
+
+
+def _holds(dtype: str, values: np.ndarray) -> bool:
+    """Whether numbers (float64) are those of a dtype."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool((values.astype(dtype).astype(np.float64) == values).all())
+
+
+def check_layout(fields: dict[str, Sequence[Field]], binning: Binning, continues: bool) -> None:
+    """Raise ValueError if the fields of block files are not those of data with these bins. continues : of a continued model."""
+    tiles = code_fields(plan_layout(binning.n_bins, binning.is_categorical))
+    refuse(list(fields["codes"]) != tiles, "the fields of codes are not those of the bins")
+    roles = [
+        "target",
+        *(name for name in ("weight", "offset", "begun", "start") if any(one.name == name for one in fields["rows"])),
+    ]
+    names = [one.name for one in fields["rows"]]
+    refuse(
+        names != roles or ("start" in names) != continues or ("begun" in names and not continues), f"rows have fields {names}"
+    )
+    for one in fields["rows"]:
+        outputs = one.before if one.name in ("begun", "start") else ()
+        is_plain = one.before == () or (len(outputs) == 1 and type(outputs[0]) is int and outputs[0] > 2)
+        refuse(
+            one.dtype != "<f8" or not is_plain or one.after != (), f"the field {one.name!r} of rows has another shape or type"
+        )
+    refuse(len({one.before for one in fields["rows"] if one.name in ("begun", "start")}) > 1, "scores differ in shape")
+    if "portrait" in fields:
+        wanted = [Field("values", "<f8", (), (len(binning.features),)), Field("target", "<f8")]
+        refuse(list(fields["portrait"]) != wanted, "the fields of the reference sample are not those of the features")
+
+
+def parse_checksums(value: Any, n_blocks: int) -> np.ndarray:
+    """Return the checksums of blocks (uint64[n_blocks]) in a description."""
+    is_list = isinstance(value, list) and all(type(one) is str and re.fullmatch("[0-9a-f]{16}", one) for one in value)
+    refuse(not is_list, "checksums are no digests")
+    refuse(len(value) != n_blocks, f"there are {len(value)} checksums for {n_blocks} blocks")
+    return np.array([int(digest, 16) for digest in value], np.uint64)
+
+
+def check_sample_rows(n: int, n_rows: int, n_features: int) -> None:
+    """Raise ValueError if a reference sample of n rows cannot be that of so many rows."""
+    size = max(min(ROWS, VALUES // n_features), 1)  # as in `session.row_samples.reference_rows`
+    fits = n == n_rows if n_rows <= size else 1 <= n <= size + size // 8 + 32
+    refuse(not fits, f"the reference sample has {n} of {n_rows} rows")
+
+
+class CodesCheck:
+    """The largest code of each column, for blocks of codes."""
+
+    def __init__(self, binning: Binning) -> None:
+        self._layout = layout = plan_layout(binning.n_bins, binning.is_categorical)
+        self._names = [feature.name for feature in binning.features]
+        self._n_bins = binning.n_bins
+        last = np.zeros(-(-max(layout.n_tiled, 1) // TILE_COLUMNS) * TILE_COLUMNS, np.int64)  # columns that do not exist are 0
+        for column in range(layout.n_tiled):
+            last[column] = np.prod(layout.n_codes[self._features(column)]) - 1
+        self._last = last.reshape(-1, TILE_COLUMNS).astype(np.uint8)
+
+    def __call__(self, block: int, views: dict[str, np.ndarray]) -> str | None:
+        """Return what is wrong with a block."""
+        for number, (tile, last) in enumerate(zip(views["tiles"].view(np.uint8), self._last, strict=True)):
+            found = _largest(tile)
+            over = np.flatnonzero(found > last[: len(found)])
+            if len(over):
+                at = int(over[0])
+                return self._complaint(number * TILE_COLUMNS + at, int(found[at]), int(last[at]))
+        if "wide" in views:
+            largest = views["wide"].max(axis=1)
+            n_bins = self._n_bins[self._n_bins > NARROW_BINS]
+            over = np.flatnonzero(largest > n_bins)
+            if len(over):
+                return self._complaint(self._layout.n_tiled + int(over[0]), int(largest[over[0]]), int(n_bins[over[0]]))
+        return None
+
+    def _features(self, column: int) -> np.ndarray:
+        return self._layout.features[self._layout.first[column] : self._layout.first[column + 1]]
+
+    def _complaint(self, column: int, code: int, last: int) -> str:
+        if column >= len(self._layout.first) - 1:
+            return f"there are codes in columns that do not exist ({code})"
+        names = ", ".join(repr(self._names[feature]) for feature in self._features(column).tolist())
+        return _beyond(names, code, last)
+
+
+def _beyond(name: str, code: int, last: int) -> str:
+    return f"column {name} has the bin code {code}, but codes go up to {last}"
+
+
+def _largest(codes: np.ndarray) -> np.ndarray:
+    """Return the largest value of each column of a tile (uint8[n, width])."""
+    found = codes[:_PIECE_ROWS]
+    for first in range(_PIECE_ROWS, len(codes) - _PIECE_ROWS + 1, _PIECE_ROWS):
+        found = np.maximum(found, codes[first : first + _PIECE_ROWS])
+    rest = codes[len(codes) // _PIECE_ROWS * _PIECE_ROWS :] if len(codes) > _PIECE_ROWS else codes[:0]
+    while len(found) > 1:  # halves are longer than rows, so that NumPy's loops are long
+        half = len(found) // 2
+        odd = found[2 * half :]
+        found = np.maximum(found[:half], found[half : 2 * half])
+        found[: len(odd)] = np.maximum(found[: len(odd)], odd)
+    return np.maximum(found[0], rest.max(axis=0, initial=0))
+
+
+class RolesCheck:
+    """Target, weight, offset and scores, for blocks of rows: valid numbers, and together the targets that are promised.
+
+    Parameters
+    ----------
+    target : TargetScan
+    categories : tuple or None
+        Of the target.
+    n_blocks : int
+    """
+
+    def __init__(self, target: TargetScan, categories: tuple[Level, ...] | None, n_blocks: int) -> None:
+        self._target, self._categories, self._missing_blocks = target, categories, n_blocks
+        self._max_weight = 0.0
+        self._is_known = categories is not None or not target.too_many
+        self._occurs = np.zeros(len(target.distinct) if categories is None else len(categories), bool)
+
+    def __call__(self, block: int, views: dict[str, np.ndarray]) -> str | None:
+        """Return what is wrong with a block."""
+        target, weight = views["target"], views.get("weight")
+        found = self.of_targets(target) or roles_problem(target, weight, views.get("offset"), self._target.dtype)
+        for name in ("begun", "start"):
+            if found is None and name in views and not np.isfinite(views[name]).all():
+                found = "scores are not finite"
+        self._max_weight = max(self._max_weight, 1.0 if weight is None else float(weight.max()))
+        self._missing_blocks -= 1
+        return found if found is not None or self._missing_blocks else self._at_the_end()
+
+    def of_targets(self, target: np.ndarray) -> str | None:
+        """Return what is wrong with stored targets (float64[n])."""
+        if not np.isfinite(target).all():
+            return "the target is not finite"
+        if self._categories is not None:
+            codes = target.astype(np.int64)
+            if (codes != target).any() or codes.min(initial=0) < 0 or codes.max(initial=-1) >= len(self._categories):
+                return f"the target has codes that are none of its {len(self._categories)} categories"
+            self._occurs[codes] = True
+        elif self._is_known:
+            distinct = self._target.distinct
+            at = np.minimum(np.searchsorted(distinct, target), len(distinct) - 1)
+            if (distinct[at] != target).any():
+                return "the target has values that the description does not have"
+            self._occurs[at] = True
+        elif not _holds(self._target.dtype, target):
+            return f"the target has values that are no {self._target.dtype}"
+        return None
+
+    def _at_the_end(self) -> str | None:
+        """Return what is wrong with all blocks together."""
+        if self._categories is not None:
+            occurring = {_typed(level) for level, occurs in zip(self._categories, self._occurs, strict=True) if occurs}
+            if occurring != {*map(_typed, self._target.categories or ())}:
+                return "a category of the target does not occur"
+        elif self._is_known and not self._occurs.all():
+            return "a value of the target does not occur"
+        try:
+            check_max_weight(self._max_weight, "sample_weight")
+        except DataError as error:
+            return str(error)
+        return None
+
+
+def roles_problem(
+    target: Column, weight: np.ndarray | None = None, offset: np.ndarray | None = None, dtype: str | None = None
+) -> str | None:
+    """Return what is wrong with target, weight and offset of rows of positive weight. dtype : default that of the target."""
+    rows = MetadataRows((len(target),), False)
+    if isinstance(target, np.ndarray):
+        dtype, target = dtype or str(target.dtype), target.astype(np.float64, copy=False)
+    issues = check_target(target, dtype or "object", "target", rows)
+    if isinstance(target, CategoryColumn):
+        issues += rows.flagged("target", target.codes >= len(target.categories), "has a code of no category")
+    if weight is not None:
+        issues += check_weight(weight, "sample_weight", rows) + rows.flagged("sample_weight", weight == 0, "is zero")
+    if offset is not None:
+        issues += check_offset(offset, "offset", rows)
+    try:
+        raise_for_issues(issues)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def sample_problem(values: np.ndarray, binning: Binning) -> str | None:
+    """Return what is wrong with the values (float64[n, n_features]) of a reference sample."""
+    for feature, column in zip(binning.features, values.T, strict=True):
+        present = column[~np.isnan(column)]
+        if not np.isfinite(present).all():
+            return f"{feature.name!r} is infinite in the reference sample"
+        n = len(feature.categories or ())
+        if feature.is_categorical and not ((present >= 0) & (present < n) & (present == np.rint(present))).all():
+            return f"{feature.name!r} has codes in the reference sample that are none of its {n} categories"
+    return None
+
+
+class PartPromise(NamedTuple):
+    """What a description promises of all Parquet parts."""
+
+    names: tuple[str, ...]  # of the features
+    n_bins: np.ndarray  # of each feature
+    filled: tuple[bool, bool, bool]  # whether there are targets, weights and offsets
+    has_categories: bool  # whether the target has categories
+
+
+def decoded(
+    content: bytes, n_rows: int | None, types: dict[str, str], has_categories: bool | None
+) -> tuple[dict[str, np.ndarray], Column]:
+    """Return the columns of a Parquet file of a data set, and its target.
+
+    n_rows : that it must have, compared before anything is decoded; None: any number.
+    types : of the columns beside the target, by name, in their order.
+    has_categories : whether the target has them; None: it may.
+
+    Raises
+    ------
+    ValueError
+        Saying what is wrong.
+    """
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(io.BytesIO(content))
+        metadata, schema = file.metadata, file.schema_arrow
+        names = [*types, "target"]
+        refuse(schema.names != names, f"it has the columns {', '.join(schema.names)[:200]}, not {', '.join(names)[:200]}")
+        refuse(
+            n_rows is not None and metadata.num_rows != n_rows, f"it has {metadata.num_rows} rows, but {n_rows} were promised"
+        )
+        for name, wanted in types.items():
+            refuse(str(schema.field(name).type) != wanted, f"column {name} is of type {schema.field(name).type}, not {wanted}")
+        of_target = schema.field("target").type
+        levels = (schema.metadata or {}).get(b"categories")
+        is_other = has_categories is not None and (levels is not None) != has_categories
+        refuse(is_other and metadata.num_rows > 0, "its target is of another kind than that of the sample")
+        is_number = pa.types.is_boolean(of_target) or pa.types.is_integer(of_target) or pa.types.is_floating(of_target)
+        refuse(not is_number if levels is None else of_target != pa.int32(), f"its target is of type {of_target}")
+        categories = None if levels is None else parse_levels(parse_json(levels), "categories of the target")
+        table = file.read()
+        refuse(any(table.column(name).null_count for name in names), "values are missing")
+        columns = {name: table.column(name).to_numpy() for name in names}
+    except (*MALFORMED, OSError, MemoryError, pa.ArrowException) as error:
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
+    refuse(any(len(values) != metadata.num_rows for values in columns.values()), "its columns differ in length")
+    target: Column = columns.pop("target")
+    if categories is not None:
+        assert isinstance(target, np.ndarray)
+        target = CategoryColumn(target, categories)
+    return columns, target
+
+
+def decode_part(
+    content: bytes, n_rows: int, promise: PartPromise
+) -> tuple[tuple[np.ndarray, ...], Column, np.ndarray | None, np.ndarray | None]:
+    """Return codes, target, weight and offset in the content of a part.
+
+    Raises
+    ------
+    ValueError
+        Saying what is wrong.
+    """
+    types = {f"b{j}": "uint8" if n <= NARROW_BINS else "uint16" for j, n in enumerate(promise.n_bins.tolist())}
+    roles = [name for name, there in zip(("weight", "offset"), promise.filled[1:], strict=True) if there]
+    columns, target = decoded(content, n_rows, types | dict.fromkeys(roles, "double"), promise.has_categories)
+    weight, offset = columns.pop("weight", None), columns.pop("offset", None)
+    codes = tuple(columns.values())
+    for name, column, last in zip(promise.names, codes, promise.n_bins.tolist(), strict=True):
+        largest = int(column.max(initial=0))
+        refuse(largest > last, _beyond(repr(name), largest, last))
+    problem = roles_problem(target, weight, offset)
+    refuse(problem is not None, problem or "")
+    return codes, target, weight, offset
+
+
+#: Returns what is wrong with the fields of a block, see `storage.block_file.BlockFile`.
+BlockCheck = Callable[[int, dict[str, np.ndarray]], str | None]
