@@ -121,8 +121,17 @@ def is_of_store(error: BaseException) -> bool:
     return _package(error) in _PACKAGES
 
 
+#: The disk or a quota is used up, or a file would be larger than the process may write.
+_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Return whether an error or its cause means that there is no room for a file."""
+    return error is not None and ((isinstance(error, OSError) and error.errno in _FULL) or is_full(error.__cause__))
+
+
 def is_passing(error: BaseException | None) -> bool:
-    """Return whether an error or its cause may be temporary: the storage did not respond, or was overloaded."""
+    """Return whether an error or its cause may be temporary: the storage did not respond, was overloaded, or is full."""
     if error is None:
         return False
     busy = isinstance(error, OSError) and error.errno in (
@@ -132,7 +141,7 @@ def is_passing(error: BaseException | None) -> bool:
         errno.ENETUNREACH,
     )
     silent = isinstance(error, ConnectionError | TimeoutError) or (is_of_store(error) and type(error).__name__ in _PASSING)
-    return busy or silent or is_passing(error.__cause__)
+    return busy or silent or is_full(error) or is_passing(error.__cause__)
 
 
 def reason(error: BaseException) -> str:
@@ -147,7 +156,12 @@ def reason(error: BaseException) -> str:
             known = f"{library} is not installed; it comes with the extra: pip install 'dboost[{_EXTRAS[library]}]'"
     if known is None and is_out_of_descriptors(error):
         known = f"the process has too many open files and connections: {_MORE_DESCRIPTORS}"
-    return known or shown(" ".join(str(text).split())) or type(error).__name__
+    why = known or shown(" ".join(str(text).split())) or type(error).__name__
+    return f"{why}: {MORE_ROOM}" if isinstance(error, OSError) and error.errno in _FULL else why
+
+
+#: What to do when there is no room for a file.
+MORE_ROOM = "free some space, or write to another disk, and try again"
 
 
 def shown(path: Any) -> str:

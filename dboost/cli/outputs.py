@@ -19,8 +19,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from dboost.data.files import find_files
-from dboost.errors import DBoostError, ModelFileError, ParameterError, is_failure, missing_bucket, reason, shown
+from dboost.errors import DBoostError, ModelFileError, ParameterError, is_failure, is_full, missing_bucket, reason, shown
 from dboost.storage.atomic_write import try_writing
+from dboost.storage.block_file import StorageError
 from dboost.storage.lease import Lease
 
 
@@ -121,15 +122,27 @@ def _usable(option: str, path: str) -> Iterator[None]:
 
 
 @contextmanager
+def _room_for(path: str) -> Iterator[None]:
+    """Name the output in the error of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, DBoostError) or not is_full(error):
+            raise
+        raise StorageError(f"cannot write {shown(path)}: {reason(error)}") from error
+
+
+@contextmanager
 def whole(path: str) -> Iterator[Any]:
     """Open a binary file that replaces `path` at the end of the block; an exception removes it."""
     files, name, draft = _draft(path)
-    try:
-        with files.open(draft, "wb") as file:
-            yield file
-        _move(files, draft, name)
-    finally:
-        _remove(files, draft)
+    with _room_for(path):
+        try:
+            with files.open(draft, "wb") as file:
+                yield file
+            _move(files, draft, name)
+        finally:
+            _remove(files, draft)
 
 
 @contextmanager
@@ -145,7 +158,7 @@ def whole_folder(path: str) -> Iterator[Callable[[str], Any]]:
         written.append(file)
         return files.open(f"{draft}/{file}", "wb")
 
-    with Lease(f"{path.rstrip('/')}.lease.json", f"is writing {shown(path)}") as lease:
+    with _room_for(path), Lease(f"{path.rstrip('/')}.lease.json", f"is writing {shown(path)}") as lease:
         _check_target(files, name, path, "--output")  # another run may have written it meanwhile
         try:
             files.makedirs(draft)

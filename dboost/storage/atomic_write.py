@@ -59,8 +59,13 @@ def create_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """
     with _place(path, "write") as (filesystem, target):
         if _is_local(filesystem):
-            with open(target, "xb") as file:
-                file.write(data)
+            file = open(target, "xb")  # noqa: SIM115  (an existing file is not removed)
+            try:
+                with file:
+                    file.write(data)
+            except BaseException:  # a full disk: the next run must not find half of it
+                os.unlink(target)
+                raise
             return
         filesystem.invalidate_cache()
         if filesystem.exists(target):  # some libraries ignore the mode
@@ -142,7 +147,12 @@ def try_writing(path: str | os.PathLike[str]) -> None:
             target = Path(target).resolve().as_posix()
         folder, base = posixpath.split(target.rstrip("/"))
         trial = posixpath.join(folder, f".{base[:100]}.{uuid.uuid4().hex[:8]}.part")
-        filesystem.pipe_file(trial, b"dboost tests whether it can write here\n")
+        try:
+            filesystem.pipe_file(trial, b"dboost tests whether it can write here\n")
+        except BaseException:
+            with suppress(Exception):  # there may be an empty file on a full disk, or none
+                filesystem.rm_file(trial)
+            raise
         with suppress(FileNotFoundError):  # another run has removed what looks like the file of a killed one
             filesystem.rm_file(trial)
 

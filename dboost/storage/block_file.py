@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.errors import DBoostError
+from dboost.errors import MORE_ROOM, DBoostError, is_full
 from dboost.kernels.checksum import checksum
 
 #: Rows of a block: enough that Python's overhead is negligible, few enough that its codes stay in cache.
@@ -300,10 +300,11 @@ class BlockFile:
             done += moved
 
     def _failed(self, verb: str, error: OSError) -> StorageError:
-        if error.errno in (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", None)):
+        if is_full(error):
             wanted = f"{self.stride * self.n_blocks / 2**20:.0f} MiB"
             free = f"{shutil.disk_usage(self.path.parent).free / 2**20:.0f} MiB are free"
-            return StorageError(f"cannot {verb} {self.path}: there is no room for its {wanted} ({error.strerror}; {free})")
+            why = f"there is no room for its {wanted} ({error.strerror}; {free})"
+            return StorageError(f"cannot {verb} {self.path}: {why}: {MORE_ROOM}")
         return StorageError(f"cannot {verb} {self.path}: {error.strerror}")
 
     def sync(self) -> None:

@@ -33,7 +33,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from dboost.errors import DBoostError
+from dboost.errors import MORE_ROOM, DBoostError, is_full
 from dboost.storage.paths import path_text
 
 fcntl: Any
@@ -141,13 +141,17 @@ class PrivateDirectory:
             root.mkdir(parents=True, exist_ok=True)
             self.path, owner = _make_directory(root)
         except OSError as error:
-            raise DBoostError(f"cannot write temporary files in {root}: {error}") from error
+            raise _not_written(root, error) from error
         _DIRECTORIES.add(self.path)
         self._remove = weakref.finalize(self, _remove, self.path, owner, os.getpid())
 
     def close(self) -> None:
         """Remove the directory and its content; may be called repeatedly."""
         self._remove()
+
+
+def _not_written(folder: Path | None, error: OSError) -> DBoostError:
+    return DBoostError(f"cannot write temporary files in {folder}: {error}{f': {MORE_ROOM}' if is_full(error) else ''}")
 
 
 def _make_directory(root: Path) -> tuple[Path, IO[bytes]]:
@@ -158,6 +162,10 @@ def _make_directory(root: Path) -> tuple[Path, IO[bytes]]:
             owner: IO[bytes] = open(path / "owner", "xb")  # noqa: SIM115  (its lock is held until the directory is removed)
         except FileNotFoundError:  # another process removed it as stale
             continue
+        except OSError:
+            with suppress(OSError):
+                path.rmdir()
+            raise
         if not _lock(owner):
             unlocked = path.with_name(path.name.replace("dboost-", "dboost-unlocked-", 1))
             if fcntl is not None:
@@ -190,7 +198,8 @@ class _Form:
         return cls(array.dtype, array.shape, array.flags.f_contiguous and not array.flags.c_contiguous)
 
     def write(self, file: IO[bytes], array: np.ndarray) -> None:
-        (array.T if self.by_columns else array).tofile(file)
+        # Not `tofile`, whose error does not tell that the disk is full.
+        file.write(np.ascontiguousarray(array.T if self.by_columns else array).reshape(-1).view(np.uint8).data)
 
     def read(self, file: IO[bytes]) -> np.ndarray:
         count = math.prod(self.shape)
@@ -255,7 +264,7 @@ class Spool:
                 for form, array in zip(forms, arrays, strict=True):
                     form.write(file, array)
         except OSError as error:
-            raise DBoostError(f"cannot write temporary files in {self.directory}: {error}") from error
+            raise _not_written(self.directory, error) from error
         self._stored[number, part] = _StoredArrays(None, forms, size)
 
     def drop(self, number: int) -> None:

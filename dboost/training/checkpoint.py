@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dboost._lazy_import import fsspec
-from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, shown
+from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, reason, shown
 from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
@@ -313,8 +313,7 @@ class Checkpoint:
             filesystem.makedirs(folder, exist_ok=True)
             files.try_writing(f"{self.path}/{STATE}")
         except (OSError, ValueError, ImportError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise ModelFileError(f"cannot keep a checkpoint in {self.path}: {reason}") from error
+            raise ModelFileError(f"cannot keep a checkpoint in {self.path}: {reason(error)}") from error
 
     def _read(self) -> State | None:
         name = f"{self.path}/{STATE}"

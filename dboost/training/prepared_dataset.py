@@ -44,7 +44,7 @@ from dboost.data.binning import Binning, columns_at_once, propose_all, sample_ro
 from dboost.data.chunk import BinnedPartition
 from dboost.data.labels import Names, text_of
 from dboost.data.table import kept_rows, values_of
-from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError
+from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, reason
 from dboost.kernels.histograms import BinLayout
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
 from dboost.params import Parameters
@@ -548,7 +548,7 @@ def write_folder(path: str | os.PathLike[str], write: Callable[[Path], PreparedD
         with Lease(f"{final.with_name(f'.{final.name}.lease.json')}", f"is preparing {final}") as lease:
             _write_new(final, write, lease)
     except ModelFileError as error:  # of the lease
-        raise StorageError(f"cannot write {final}: {getattr(error.__cause__, 'strerror', None) or error}") from error
+        raise StorageError(f"cannot write {final}: {reason(error.__cause__ or error)}") from error
 
 
 def _write_new(final: Path, write: Callable[[Path], PreparedDataset], lease: Lease) -> None:
@@ -578,7 +578,7 @@ def _write_new(final: Path, write: Callable[[Path], PreparedDataset], lease: Lea
         shutil.rmtree(new, ignore_errors=True)
         if isinstance(error, DBoostError):  # of the data, too
             raise
-        raise StorageError(f"cannot write {final}: {error.strerror}") from error
+        raise StorageError(f"cannot write {final}: {reason(error)}") from error
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
