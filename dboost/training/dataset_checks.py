@@ -18,7 +18,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,7 +128,7 @@ def _holds(dtype: str, values: np.ndarray) -> bool:
         return bool((values.astype(dtype).astype(np.float64) == values).all())
 
 
-def check_layout(fields: dict[str, Sequence[Field]], binning: Binning, continues: bool) -> None:
+def check_layout(fields: Mapping[str, Sequence[Field]], binning: Binning, continues: bool) -> None:
     """Raise ValueError if the fields of block files are not those of data with these bins. continues : of a continued model."""
     tiles = code_fields(plan_layout(binning.n_bins, binning.is_categorical))
     refuse(list(fields["codes"]) != tiles, "the fields of codes are not those of the bins")
