@@ -114,6 +114,17 @@ def test_parts_are_checked(
         dboost.fit(dboost.Dataset(folder), **OPTIONS)
 
 
+@pytest.mark.parametrize("compression", ["zstd", "gzip", "brotli", "lz4"])
+def test_parts_with_a_compression_that_expands_far_are_refused(base: Path, tmp_path: Path, compression: str) -> None:
+    folder = tmp_path / "parts"
+    shutil.copytree(base / "parts", folder)
+    of_folder = Parts(folder)
+    of_folder.change(0, lambda one: one, compression=compression)
+    of_folder.write()
+    with pytest.raises(StorageError, match="its compression is not that of a data set"):
+        dboost.fit(dboost.Dataset(folder), **OPTIONS)
+
+
 def test_a_part_of_too_many_rows_is_refused_before_it_is_decoded(base: Path, tmp_path: Path) -> None:
     folder, n = tmp_path / "parts", 1_000_000
     shutil.copytree(base / "parts", folder)

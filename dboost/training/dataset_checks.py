@@ -351,6 +351,7 @@ def decoded(
         refuse(
             n_rows is not None and metadata.num_rows != n_rows, f"it has {metadata.num_rows} rows, but {n_rows} were promised"
         )
+        _check_chunks(content)
         for name, wanted in types.items():
             refuse(str(schema.field(name).type) != wanted, f"column {name} is of type {schema.field(name).type}, not {wanted}")
         of_target = schema.field("target").type
@@ -371,6 +372,67 @@ def decoded(
         assert isinstance(target, np.ndarray)
         target = CategoryColumn(target, categories)
     return columns, target
+
+
+#: Numbers of the fields of a footer that are read, and of the compressions of `pq.write_table`: none, and Snappy, which makes a
+#: file at most some 20 times as large. A few bytes of another one may be a page of GiB.
+_ROW_GROUPS, _CHUNKS, _N_ROWS, _METADATA, _COMPRESSION, _N_VALUES, _USUAL = 4, 1, 3, 3, 4, 5, (0, 1)
+
+
+def _check_chunks(content: bytes) -> None:
+    """Raise ValueError if a column of a Parquet file has another number of values than rows, or an unusual compression.
+
+    pyarrow's records of columns are not used: making one from a damaged footer ends the process.
+    """
+    length = int.from_bytes(content[-8:-4], "little")
+    footer, _ = _thrift(content[len(content) - 8 - length : len(content) - 8], 0, 12)
+    for group in footer[_ROW_GROUPS]:
+        for chunk in group[_CHUNKS]:
+            described = chunk[_METADATA]
+            refuse(described[_N_VALUES] != group[_N_ROWS], "its columns do not have as many values as rows")
+            refuse(described[_COMPRESSION] not in _USUAL, "its compression is not that of a data set")
+
+
+def _thrift(data: bytes, at: int, kind: int) -> tuple[Any, int]:
+    """Return a value in Thrift's compact protocol, and the position behind it; a structure as a mapping of field numbers."""
+    if kind == 12:
+        fields: dict[int, Any] = {}
+        number = 0
+        while head := data[at]:
+            at += 1
+            number, at = (number + (head >> 4), at) if head >> 4 else _thrift(data, at, 6)
+            if head & 15 in (1, 2):  # a truth value has no bytes of its own
+                fields[number] = head & 15 == 1
+            else:
+                fields[number], at = _thrift(data, at, head & 15)
+        return fields, at + 1
+    if kind in (4, 5, 6):
+        value, at = _varint(data, at)
+        return value >> 1 ^ -(value & 1), at
+    if kind == 8:
+        size, at = _varint(data, at)
+        return data[at : at + size], at + size
+    if kind in (9, 10):
+        size, of_items, at = data[at] >> 4, data[at] & 15, at + 1
+        if size == 15:
+            size, at = _varint(data, at)
+        items = []
+        for _ in range(size):
+            item, at = _thrift(data, at, of_items)
+            items.append(item)
+        return items, at
+    refuse(kind not in (1, 2, 3, 7), f"its footer has a value of the kind {kind}")
+    return data[at], at + (8 if kind == 7 else 1)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        value |= (data[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 128:
+            return value, at
+        refuse(shift > 63, "its footer has a number that is too long")
 
 
 def decode_part(

@@ -318,7 +318,7 @@ def change_parts(rng: np.random.Generator, folder: Path) -> tuple[str, tuple[str
                 path.mkdir()
             elif how == "pipe":
                 os.mkfifo(path)
-        found = f"part {i} is {how}", OTHER_DATA if how == "swapped" else EITHER if how == "zstd" else REFUSED
+        found = f"part {i} is {how}", OTHER_DATA if how == "swapped" else REFUSED
     forged.write()
     return found
 
