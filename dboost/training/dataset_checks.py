@@ -26,7 +26,16 @@ import numpy as np
 from dboost._lazy_import import pa
 from dboost.data import CategoryColumn, Column
 from dboost.data.binning import MAX_FINE_BINS, Binning
-from dboost.data.row_metadata import MetadataRows, check_max_weight, check_offset, check_target, check_weight, raise_for_issues
+from dboost.data.row_metadata import (
+    EXACT,
+    MetadataRows,
+    check_exact,
+    check_max_weight,
+    check_offset,
+    check_target,
+    check_weight,
+    raise_for_issues,
+)
 from dboost.errors import DataError
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.model.model_file import parse_columns, parse_levels
@@ -123,7 +132,9 @@ def _typed(level: Level) -> tuple[type, Level]:
 
 
 def _holds(dtype: str, values: np.ndarray) -> bool:
-    """Whether numbers (float64) are those of a dtype."""
+    """Whether numbers (float64) are those of a dtype, and exact."""
+    if np.dtype(dtype).kind in "iu" and (np.abs(values) >= EXACT).any():
+        return False
     with np.errstate(invalid="ignore", over="ignore"):
         return bool((values.astype(dtype).astype(np.float64) == values).all())
 
@@ -243,7 +254,7 @@ class RolesCheck:
     def __call__(self, block: int, views: dict[str, np.ndarray]) -> str | None:
         """Return what is wrong with a block."""
         target, weight = views["target"], views.get("weight")
-        found = self.of_targets(target) or roles_problem(target, weight, views.get("offset"), self._target.dtype)
+        found = self.of_targets(target) or roles_problem(target, weight, views.get("offset"))
         for name in ("begun", "start"):
             if found is None and name in views and not np.isfinite(views[name]).all():
                 found = "scores are not finite"
@@ -285,14 +296,10 @@ class RolesCheck:
         return None
 
 
-def roles_problem(
-    target: Column, weight: np.ndarray | None = None, offset: np.ndarray | None = None, dtype: str | None = None
-) -> str | None:
-    """Return what is wrong with target, weight and offset of rows of positive weight. dtype : default that of the target."""
+def roles_problem(target: Column, weight: np.ndarray | None = None, offset: np.ndarray | None = None) -> str | None:
+    """Return what is wrong with target, weight and offset of rows of positive weight."""
     rows = MetadataRows((len(target),), False)
-    if isinstance(target, np.ndarray):
-        dtype, target = dtype or str(target.dtype), target.astype(np.float64, copy=False)
-    issues = check_target(target, dtype or "object", "target", rows)
+    issues = check_target(target, "target", rows) + check_exact(target, "target", rows)
     if isinstance(target, CategoryColumn):
         issues += rows.flagged("target", target.codes >= len(target.categories), "has a code of no category")
     if weight is not None:
