@@ -15,7 +15,9 @@ from typing import Any
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 
 import dboost
@@ -25,6 +27,7 @@ from dboost.storage.block_file import BlockFile, Field
 from dboost.storage.lease import Lease
 from dboost.storage.spool import PrivateDirectory
 from dboost.training import dataset_rows
+from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import mixed_frame
 
 ROOT = Path(__file__).parent.parent
@@ -193,6 +196,24 @@ def test_a_limit_of_the_size_of_files_is_like_a_full_disk(files: dict[str, str],
     """
     assert run(script) == f"{FAILED}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_that_workers_could_write_are_removed(small: Path) -> None:
+    """The second part does not fit: the first one must not take the room of the next try."""
+    fill(small, 12)
+    rows = pd.DataFrame({"x": np.random.default_rng(0).normal(size=30_000)}).assign(y=lambda frame: frame["x"] ** 2)
+    lazy = dd.from_map(lambda first: rows.iloc[:1000] if first else rows.iloc[1000:], [True, False], meta=rows.iloc[:0])
+    try:
+        with threads_cluster(1, 1) as client:
+            with pytest.raises(dboost.DBoostError, match="free some space"):
+                dboost.prepare(lazy, "y", small / "data", client=client)
+            assert left_in(small) == ["data"]
+            (small / "other").unlink()
+            rows = rows.iloc[:5000]
+            with dboost.prepare(rows, "y", small / "data", client=client) as data:
+                assert data.n_rows == 5000
+    finally:
+        clear(small)
 
 
 def test_a_lease_that_could_not_be_written_keeps_no_run_waiting(small: Path) -> None:

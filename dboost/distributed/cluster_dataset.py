@@ -60,6 +60,7 @@ from dboost.training.dataset_rows import (
     joined_targets,
     new_version,
     read_part,
+    remove_version,
     scores_of_partition,
     write_description,
     write_part,
@@ -180,8 +181,12 @@ class ClusterRows:
     def write(self, root: str, settings: dict[str, Any], lease: Lease) -> StoredDataset:
         """Write the rows to a folder that all workers share, or to an object store, replacing an older data set."""
         version = new_version()
-        parts = self._map(partial(_write_part, root, version), [(i,) for i in range(len(self.futures))])
-        return write_description(root, version, self.data, settings, parts, self.lengths, self.filled, lease)
+        try:
+            parts = self._map(partial(_write_part, root, version), [(i,) for i in range(len(self.futures))])
+            return write_description(root, version, self.data, settings, parts, self.lengths, self.filled, lease)
+        except BaseException:
+            remove_version(root, version)
+            raise
 
     @classmethod
     def stored(cls, stored: StoredDataset, client: Client, workers: Any = None) -> Self:

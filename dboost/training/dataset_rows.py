@@ -24,6 +24,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ from dboost.data import CategoryColumn, Chunk, Column, ReadOptions, Table
 from dboost.data.binning import Binning
 from dboost.data.chunk import BinnedPartition, CategoryIndex, DecodedColumns, apply
 from dboost.data.table import open_binned
-from dboost.errors import DataError, ParameterError, shown
+from dboost.errors import DataError, DBoostError, ParameterError, shown
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.params import Parameters
 from dboost.schema import Feature
@@ -325,6 +326,17 @@ def lease_of(root: str) -> Lease:
     filesystem, folder = fsspec.url_to_fs(root)
     filesystem.makedirs(folder, exist_ok=True)
     return Lease(f"{root.rstrip('/')}/{_LEASE}", f"is preparing {shown(root)}")
+
+
+def remove_version(root: str, version: str) -> None:
+    """Remove the files of a version that could not be completed: on a full disk they take the room of the next try."""
+    with suppress(DBoostError):  # the next run removes them
+        names = names_in(root)
+        if NAME in names and version in read_whole(f"{root}/{NAME}").decode("utf-8", "replace"):
+            return
+        for name in names:
+            if _OWN.fullmatch(name) and version in name:
+                remove(f"{root}/{name}")
 
 
 def write_description(
