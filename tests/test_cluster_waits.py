@@ -22,9 +22,9 @@ from distributed import Client, LocalCluster
 from distributed.diskutils import WorkSpace
 
 import dboost
-from dboost.errors import DBoostError
+from dboost.errors import DBoostError, FitInterrupted
 from dboost.storage import spool
-from tests.helpers.clusters import Processes, at, threads_cluster
+from tests.helpers.clusters import Processes, after, at, held_fits, scheduler_plugin, threads_cluster
 from tests.helpers.on_workers import (
     Failing,
     fit_of_a_frame,
@@ -199,6 +199,44 @@ def test_data_lost_by_a_restart(tmp_path: Path) -> None:
         assert dboost.fit(files, max_iter=2, client=client).sha256 == booster.sha256
         restarting = [at(3, client.restart)]
         assert dboost.fit(frame, "y", max_iter=5, client=client, callbacks=restarting).n_iter_ == 5
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_is_stopped() -> None:
+    frame, waits = dd.from_pandas(table(), npartitions=3), "the scheduler at tcp://.* has not answered for 2 s"
+    expected = dboost.fit(table(), "y", max_iter=5).sha256
+    with Processes(1) as processes:
+        client, scheduler = processes.client, processes.scheduler
+        dboost.fit(frame, "y", max_iter=1, client=client)
+
+        def stop() -> None:
+            scheduler.send_signal(signal.SIGSTOP)
+            after(5, lambda: scheduler.send_signal(signal.SIGCONT))
+
+        def stop_and(end: Callable[[], Any]) -> Callable[[], None]:
+            def stopping() -> None:
+                scheduler.send_signal(signal.SIGSTOP)
+                after(4, end)
+
+            return stopping
+
+        with dask.config.set({"dboost.patience": "1s"}):
+            for lines in (True, False):
+                with dask.config.set({"dboost.lines": lines}), pytest.warns(UserWarning, match=waits):
+                    found = dboost.fit(frame, "y", max_iter=5, client=client, callbacks=[at(2, stop)])
+                assert found.sha256 == expected
+            stop()
+            with pytest.warns(UserWarning, match=waits):
+                assert dboost.fit(frame, "y", max_iter=5, client=client).sha256 == expected
+            interrupt = stop_and(lambda: os.kill(os.getpid(), signal.SIGINT))
+            with pytest.warns(UserWarning, match=waits), pytest.raises(FitInterrupted):
+                dboost.fit(frame, "y", max_iter=5, client=client, callbacks=[at(2, interrupt)])
+            scheduler.send_signal(signal.SIGCONT)
+            processes.wait_for(lambda: client.run_on_scheduler(scheduler_plugin) == {"fits": 0})
+            processes.wait_for(lambda: set(client.run(held_fits).values()) == {0})
+            close = stop_and(lambda: client.close(timeout=1))
+            with pytest.warns(UserWarning, match=waits), pytest.raises(DBoostError, match=r"the client of .* is closed"):
+                dboost.fit(frame, "y", max_iter=5, client=client, callbacks=[at(2, close)])
 
 
 @pytest.mark.slow

@@ -59,6 +59,7 @@ def current_client(given: Any) -> Iterator[Client | None]:
     """
     if given is not None:
         with usable(checked(given)):
+            _wait_for_scheduler(given)
             yield given
         return
     if _in_task():
@@ -71,9 +72,17 @@ def current_client(given: Any) -> Iterator[Client | None]:
         except ValueError:
             client = None
         with nullcontext() if client is None else usable(checked(client)):
+            if client is not None:
+                _wait_for_scheduler(client)
             yield client
         return
     yield None
+
+
+def _wait_for_scheduler(client: Client) -> None:
+    """Return when the scheduler answers; warn if that takes long. Calls that Dask makes for dboost wait without a word."""
+    watch = SchedulerWatch(client, address_of(client))
+    watch.run(watch.ping())
 
 
 @contextmanager
@@ -202,6 +211,73 @@ def usable(client: Client) -> Iterator[None]:
         raise lost from error
 
 
+class SchedulerWatch:
+    """Warns of a scheduler that does not answer, although the connection is open: it is stopped, or the network is cut.
+
+    A call waits until it answers: nothing else can end the call without losing the fit. A slow call is not silence, because
+    the scheduler answers pings meanwhile.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    address : str
+        Of the scheduler.
+
+    Attributes
+    ----------
+    is_silent : bool
+        Whether the last ping had no answer.
+    is_ending : bool
+        Whether calls fail instead of waiting.
+    """
+
+    def __init__(self, client: Client, address: str) -> None:
+        self._client, self._address = client, address
+        self.is_silent = self.is_ending = False
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on the client's event loop. `Client.sync` would wait forever if the client is closed meanwhile."""
+        loop: Any = self._client.loop
+        found = run_on(loop.asyncio_loop, work, self.note_wait)
+        self.is_silent = False
+        return found
+
+    async def ping(self) -> None:
+        scheduler: Any = self._client.scheduler
+        await scheduler.echo(data="")
+
+    def note_wait(self) -> None:
+        """Ping the scheduler after `dboost.patience` without a reply to a call, and warn if it does not answer.
+
+        Raises
+        ------
+        ClientLost
+            If the client is closed; without an answer, if the fit is ending.
+        """
+
+        if self._client.status in ("closing", "closed"):
+            raise lost_client(self._client, self._address) or unreachable(self._address, None)
+
+        async def ping() -> None:
+            await asyncio.wait_for(self.ping(), liveness_timeout())
+
+        loop: Any = self._client.loop
+        try:
+            run_on(loop.asyncio_loop, ping())
+            self.is_silent = False
+        except TimeoutError as error:
+            if self.is_ending:
+                raise unreachable(self._address, error) from error
+            if not self.is_silent:
+                self.is_silent = True
+                warn(
+                    f"the scheduler at {self._address} has not answered for {2 * liveness_timeout():.0f} s: dboost waits until "
+                    "it does; interrupt the call, close the client, or end the scheduler's process to stop waiting"
+                )
+        except OSError:
+            pass  # the call itself fails
+
+
 _numbers = count()
 
 
@@ -249,6 +325,7 @@ class Connection:
         self.client, self._choice = client, choice or WorkerChoice()
         self.fit, self.number = uuid.uuid4().hex, next(_numbers)
         self.address = address_of(client)
+        self._watch = SchedulerWatch(client, self.address)
         self.roster: list[tuple[str, str]] = []
         self.lost: set[SessionRef] = set()
         self.attempts = Attempts()
@@ -326,15 +403,9 @@ class Connection:
         return lost_client(self.client, self.address) or unreachable(self.address, error)
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Run a coroutine on the client's event loop. `Client.sync` would wait forever if the client is closed meanwhile.
-
-        Raises
-        ------
-        ClientLost
-        """
+        """Run a coroutine on the client's event loop; ClientLost when the client is closed meanwhile."""
         with usable(self.client):
-            loop: Any = self.client.loop
-            return run_on(loop.asyncio_loop, work())
+            return self._watch.run(work())
 
     @property
     def is_confined(self) -> bool:
@@ -465,9 +536,13 @@ class Connection:
     def end(self, outcome: str = "failed") -> None:
         """Release all resources of this fit on the cluster; a running call is cancelled."""
         self.has_ended = True  # first, so that a thread that reads for joined workers knows why its tasks fail
+        self._watch.is_ending = True
         if self.reading:
             self.cancel(self.reading, reason="the fit has ended")
-        if self.client.status == "running":
+        if self._watch.is_silent:
+            with suppress(Exception):  # when it goes on
+                self.client._send_to_scheduler({"op": "dboost-end", "fit": self.fit})
+        elif self.client.status == "running":
             with suppress(DBoostError):  # nothing to release if the scheduler is gone
                 self._call("dboost_end", outcome=outcome)
         if self._line is not None:
@@ -489,9 +564,10 @@ class Connection:
     def _call_on_line(self, line: Line, kind: int, arguments: tuple[Any, ...]) -> Any:
         self._n_calls += 1
         line.send(self._n_calls, kind, pack_round(arguments))
-        message = line.receive()
+        message = line.receive(liveness_timeout(), self._watch.note_wait)
         while message.number != self._n_calls:  # the reply to a call that was interrupted
-            message = line.receive()
+            message = line.receive(liveness_timeout(), self._watch.note_wait)
+        self._watch.is_silent = False
         return message.unpack()
 
     def _results(self, reply: dict[str, Any]) -> list[Any]:

@@ -26,7 +26,7 @@ import selectors
 import socket
 import ssl
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,13 +172,14 @@ class Line:
                 self._body = np.empty(max(size, 2 * len(self._body)), np.uint8)
             self._in_header, self._n_received, self._view = False, 0, self._body.data[:size]
 
-    def receive(self) -> Message:
-        """Wait for a message."""
+    def receive(self, patience: float | None = None, note_wait: Callable[[], None] = lambda: None) -> Message:
+        """Wait for a message. note_wait : called after each `patience` (seconds) without one."""
         while True:
             message = self.poll()
             if message is not None:
                 return message
-            self._arriving.select()
+            if not self._arriving.select(patience):
+                note_wait()
 
     def _receive_into(self, view: memoryview) -> int | None:
         if self._received:

@@ -104,7 +104,7 @@ class Reducer(SchedulerPlugin):
         scheduler.adaptive_target = self.adaptive_target  # type: ignore[method-assign]
         self._unpublish = publish(self.registry)
         show(self.registry, getattr(scheduler, "http_application", None))
-        getattr(scheduler, "stream_handlers", {})["dboost-log"] = self.record_event
+        getattr(scheduler, "stream_handlers", {}).update({"dboost-log": self.record_event, "dboost-end": self.end_later})
         scheduler.handlers.update(
             {
                 "dboost_open": self.open_fit,
@@ -224,6 +224,10 @@ class Reducer(SchedulerPlugin):
     def record_event(self, client: str, event: Any) -> None:
         """Log an event that a client sends."""
         self._scheduler.log_event(NAME, event)
+
+    def end_later(self, client: str, fit: str) -> None:
+        """End a fit whose client did not wait for an answer, see `end_fit`."""
+        self._run_in_background(self.end_fit(fit, "interrupted"))
 
     async def end_fit(self, fit: str, outcome: str = "client left") -> dict[str, Any]:
         """Release a fit here and on all workers; a running call is cancelled."""

@@ -452,9 +452,15 @@ class MessageCalls:
             decode(ref, Message(0, 0, memoryview(content), []))
 
 
-def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine on an event loop from another thread, and return its result; FitCancelled when the loop has ended."""
+def run_on(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result], note_wait: Callable[[], None] | None = None
+) -> Result:
+    """Run a coroutine on an event loop from another thread, and return its result; FitCancelled when the loop has ended.
+
+    note_wait : called after each `dboost.patience` without a result; an error that it raises ends the call.
+    """
     future = asyncio.run_coroutine_threadsafe(work, loop)
+    noted = time.monotonic()
     while True:
         try:
             return future.result(timeout=_LOOP_CHECK)
@@ -463,6 +469,13 @@ def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]) -
                 raise
             if loop.is_closed() or not loop.is_running():
                 raise FitCancelled from None
+        if note_wait is not None and time.monotonic() - noted >= liveness_timeout():
+            try:
+                note_wait()
+            except Exception:
+                future.cancel()
+                raise
+            noted = time.monotonic()
 
 
 async def open_line(address: str, request: dict[str, Any], connection_args: dict[str, Any]) -> tuple[str, Line | None]:
