@@ -182,6 +182,28 @@ def test_the_files_of_a_fit_are_removed_before_the_directory_of_its_worker(monke
     assert left == []
 
 
+@pytest.mark.filterwarnings("error:Sending large graph")
+def test_large_tables_in_memory_are_sent_without_a_warning_of_dask() -> None:
+    rows, how = table(), {"max_iter": 2}
+    features = rows[list("abcd")]
+    small = dask.config.set({"distributed.admin.large-graph-warning-threshold": 1_000})
+    with small, a_cluster() as cluster, Client(cluster, set_as_default=False) as client:
+        boosters = [
+            dboost.fit(rows, "y", client=client, **how),
+            dboost.fit(features.to_numpy(), rows["y"].to_numpy(), client=client, **how),
+            dboost.DBoostRegressor(client=client, **how).fit(features, rows["y"]).booster_,
+            dboost.fit(dboost.prepare(rows, "y", client=client), **how),
+            dboost.fit(dd.from_pandas(rows, npartitions=2), "y", client=client, **how),
+        ]
+        dboost.cv(rows, "y", folds=2, client=client, **how)
+        boosters[0].refit_leaves(rows, "y", client=client)
+        with client.as_current():
+            boosters[0].partial_dependence(dd.from_pandas(rows, npartitions=2), ["a"])
+        assert dask.config.get("distributed.admin.large-graph-warning-threshold") == 1_000
+    for booster in boosters:
+        np.testing.assert_array_equal(booster.predict(features), boosters[0].predict(features))
+
+
 @pytest.mark.slow
 def test_data_lost_by_a_restart(tmp_path: Path) -> None:
     frame = dd.from_pandas(table(), npartitions=3)

@@ -38,7 +38,7 @@ from dboost.data.partition import (
 from dboost.data.table import values_of
 from dboost.distributed.client import WorkerChoice
 from dboost.distributed.cluster_fit import ClusterTable
-from dboost.distributed.connection import Connection, address_of, current_client, usable
+from dboost.distributed.connection import Connection, address_of, current_client, submit, usable
 from dboost.distributed.messages import pack
 from dboost.distributed.read_tasks import ReadTasks, finished, rows_alone
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
@@ -159,7 +159,7 @@ class ClusterRows:
             graph[key] = (_call, pack((function, of_partition)), future.key)
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
             restricted = _restricted(connection)
-            futures = self.client.get(graph, keys, sync=False, **restricted)
+            futures = submit(self.client, graph, keys, **restricted)
             return finished(connection, futures, "partitions of a data set", restricted.get("workers", ()))
 
     def publish(self, name: str, settings: dict[str, Any]) -> None:
@@ -198,7 +198,7 @@ class ClusterRows:
         for key, file, n_rows in zip(keys, stored.files, stored.lengths, strict=True):
             graph[key] = (_read_part, shared, stored.root, *file, n_rows)
         with Connection(client, WorkerChoice.of(workers)) as connection:
-            futures = list(client.get(graph, keys, sync=False, **_restricted(connection)))
+            futures = submit(client, graph, keys, **_restricted(connection))
         return cls(client, stored.data, futures, stored.lengths, stored.filled, workers)
 
     def unpublish(self) -> None:
@@ -275,10 +275,10 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
                 given = {role: rows_alone(_some(values, ends[i], ends[i + 1])) for role, values in raw.whole.items()}
                 known = starts[i], n_kept[i], table.lengths[i], table.fingerprints[i]
                 graph[key] = (_bin_part, shared, i, known, pack(given), raw.bundles[i])
-            futures += client.get(graph, keys, sync=False, **restricted)
+            futures += submit(client, graph, keys, **restricted)
             of_samples = {f"dboost-sample-{token}-{i}": (_sample_of, key) for i, key in enumerate(keys)}
             held_keys: dict[Any, Any] = {future.key: future for future in futures}
-            parts = list(client.get(held_keys | of_samples, list(of_samples), sync=False, **restricted))
+            parts = submit(client, held_keys | of_samples, list(of_samples), **restricted)
             samples = finished(connection, parts, "binned partitions", restricted.get("workers", ()))
         except BaseException:
             for future in futures:
@@ -351,7 +351,7 @@ def _held(client: Client, tasks: ReadTasks, restricted: dict[str, Any]) -> tuple
     token = uuid.uuid4().hex
     keys = [f"dboost-rows-{token}-{i}" for i in range(tasks.n_parts)]
     graph = dict(tasks.graph) | {key: (_identity, bundle) for key, bundle in zip(keys, tasks.bundles, strict=True)}
-    futures = list(client.get(graph, keys, sync=False, **restricted))
+    futures = submit(client, graph, keys, **restricted)
     return tasks.over({future.key: future for future in futures}, keys), futures
 
 

@@ -278,6 +278,16 @@ class SchedulerWatch:
             pass  # the call itself fails
 
 
+def submit(client: Client, graph: dict[Any, Any], keys: list[Any], **options: Any) -> list[Future]:
+    """Submit tasks, and return the futures of these keys. options : of `Client.get`.
+
+    Rows in the client's memory are part of their tasks, so that Dask can send them again when a worker is lost; scattered ones
+    would be lost with it. So Dask's warning of large graphs is not shown here: users cannot follow its advice.
+    """
+    with dask.config.set({"distributed.admin.large-graph-warning-threshold": 2**62}):
+        return list(client.get(graph, keys, sync=False, **options))
+
+
 _numbers = count()
 
 

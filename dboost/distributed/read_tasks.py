@@ -39,7 +39,7 @@ from dboost.data.partition import (
     used_columns,
 )
 from dboost.data.table import separate_roles
-from dboost.distributed.connection import Connection, lost_client
+from dboost.distributed.connection import Connection, lost_client, submit
 from dboost.distributed.messages import READING, pack
 from dboost.distributed.worker_plugin import here
 from dboost.errors import DataError, DBoostError, is_out_of_descriptors, out_of_descriptors
@@ -239,7 +239,7 @@ class ReadTasks:
         for i, key in keys.items():
             session = connection.fit, __version__, connection.lost_sessions
             graph[key] = (_read_part, session, batch, i, packed, self._filled, self._is_in_memory(i), self._bundles[i])
-        futures = connection.client.get(graph, list(keys.values()), sync=False, priority=_PRIORITY, **restrictions)
+        futures = submit(connection.client, graph, list(keys.values()), priority=_PRIORITY, **restrictions)
         connection.reading.update(futures)
         try:
             events = _ReadEvents(connection, batch.rpartition("/")[0], len(numbers))
@@ -277,7 +277,7 @@ class ReadTasks:
         graph, bundles = lazy.bundled(self._unselected, (None, None, None))
         key = f"dboost-columns-{connection.fit}-{i}"
         graph[key] = (_check_part, i, pack(self.plan), bundles[i])
-        futures = connection.client.get(graph, [key], sync=False, priority=_PRIORITY)
+        futures = submit(connection.client, graph, [key], priority=_PRIORITY)
         try:
             found = futures[0].exception(timeout=worker_timeout())
         except TimeoutError:

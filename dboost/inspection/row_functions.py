@@ -216,7 +216,9 @@ def _lazily(data: Any, ensemble: Ensemble, task: _Task) -> list[Any]:
 
     pieces, _ = lazy_pieces(data, ensemble, *(() if task.weight is None else (task.weight,)))
     shared = dask.delayed(task, pure=False, traverse=False)
-    return list(dask.compute(*(dask.delayed(_call)(shared, piece, i) for i, piece in enumerate(pieces))))
+    # The model is part of the graph, so that Dask can send it again when a worker is lost; users cannot make it smaller.
+    with dask.config.set({"distributed.admin.large-graph-warning-threshold": 2**62}):
+        return list(dask.compute(*(dask.delayed(_call)(shared, piece, i) for i, piece in enumerate(pieces))))
 
 
 def _call(task: _Task, piece: Any, part: int) -> list[Any]:
