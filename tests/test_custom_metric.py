@@ -94,11 +94,13 @@ def test_a_function_of_all_rows_stays_in_the_client(client: Client, values: int)
 def test_a_function_of_a_module_that_workers_do_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gaps_of_the_client.py").write_text(
         "import numpy as np\n\ndef median_gap(y, prediction, weight):\n    return float(np.median(np.abs(y - prediction)))\n"
+        "def largest(y, prediction, weight):\n    return float(np.abs(y - prediction).max())\n"
     )
     train, held = only("y", TRAIN), only("y", HELD)
     with Processes(1) as cluster:
         monkeypatch.syspath_prepend(str(tmp_path))
-        options = OPTIONS | {"max_iter": 2, "eval_metric": importlib.import_module("gaps_of_the_client").median_gap}
+        module = importlib.import_module("gaps_of_the_client")
+        options = OPTIONS | {"max_iter": 2, "eval_metric": module.median_gap}
         there = dboost.fit(
             dd.from_pandas(train, npartitions=2),
             "y",
@@ -106,6 +108,15 @@ def test_a_function_of_a_module_that_workers_do_not_have(tmp_path: Path, monkeyp
             eval_set=dd.from_pandas(held, npartitions=2),
             **options,
         )
+        merged = options | {"eval_metric": Metric("largest", module.largest, max, float)}
+        with pytest.raises(dboost.DBoostError, match=r"worker \S+ cannot import gaps_of_the_client: .*client\.upload_file"):
+            dboost.fit(
+                dd.from_pandas(train, npartitions=2),
+                "y",
+                client=cluster.client,
+                eval_set=dd.from_pandas(held, npartitions=2),
+                **merged,
+            )
     assert there == dboost.fit(train, "y", eval_set=held, **options)
 
 

@@ -218,7 +218,7 @@ def repeated_columns(library: str, folder: Path) -> Any:
 def test_columns_that_are_not_used_may_occur_more_than_once(library: str, tmp_path: Path) -> None:
     plain, data = pd.DataFrame(values()[:, [0, 1, 4]], columns=list("aby")), repeated_columns(library, tmp_path)
     expected = dboost.fit(plain, "y", **SHORT)
-    assert dboost.fit(data, "y", features=["a", "b"], **SHORT) == expected
+    assert dboost.fit(data, "y", features=iter(["a", "b"]), **SHORT) == expected
     assert dboost.fit(dboost.prepare(data, "y", features=["a", "b"]), **SHORT) == expected
     assert dboost.fit(plain, "y", eval_set=data, **SHORT).n_iter_ == 2
     np.testing.assert_array_equal(np.asarray(expected.predict(data)), expected.predict(plain))

@@ -489,6 +489,8 @@ def open_table(
     if target is None and require_target:
         raise DataError("training requires y to be passed, but the target y is None")
     remove_stale()
+    if hasattr(features, "__next__"):  # an iterator
+        features = list(features or ())
     path = data if is_path(data) else None
 
     def read(data: Any) -> Table:

@@ -612,6 +612,11 @@ class Connection:
             where = f"worker {reply['worker']}" if reply["worker"] else "the reducer"
             if is_out_of_descriptors(what):
                 raise out_of_descriptors(where, "take part in the fit") from what
+            if isinstance(what, ModuleNotFoundError):
+                raise DBoostError(
+                    f"{where} cannot import {what.name}: install it there, send its file with client.upload_file, or define "
+                    "metrics and losses in the script itself"
+                ) from what
             raise DBoostError(f"{where} failed: {type(what).__name__}: {what}") from what
         if reply["status"] == CANCELLED:
             raise DBoostError("the fit was cancelled")

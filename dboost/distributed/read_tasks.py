@@ -98,6 +98,8 @@ class ReadTasks:
     ) -> None:
         from dboost.data import dask_collections as lazy  # for the client only
 
+        if hasattr(features, "__next__"):  # an iterator
+            features = list(features or ())
         self._budget = budget
         self._unselected: Any = None
         if target is None:
