@@ -285,6 +285,8 @@ def compare(peers: Peers, path: Path, whole: bytes, change: Callable[[random.Ran
         booster = read(path)
         if rng.random() < 0.1:
             use(booster)
+        if library == "lightgbm":  # the numbers in the rows are levels, which may have other positions
+            return booster.predict(matrix, raw_score=True)
         return booster._flat.raw_scores(matrix).squeeze()
 
     original = ours()
