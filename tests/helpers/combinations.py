@@ -332,7 +332,6 @@ BAD: tuple[str, ...] = (
     MIXED,
     "a feature has an infinite category",
     "a feature is text, to the model it was numbers",
-    "the loading code fails",
     "no rows",
     "no target",
     "evaluation set without a feature",

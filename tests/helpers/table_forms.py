@@ -6,6 +6,7 @@ reading it must give these rows.
 
 from __future__ import annotations
 
+import datetime
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
@@ -284,6 +285,8 @@ def lacking(frame: pd.DataFrame) -> set[str]:
             continue
         if dtype.kind == "c":
             found.add(_NO_ARROW)
+        if dtype.kind in "mM" or isinstance(next(iter(frame[name]), None), datetime.date):
+            found.add(_NO_CSV)
         values = frame[name].dropna()
         if (
             dtype.kind == "O"
