@@ -311,9 +311,10 @@ def attempt(draw: Draw, places: dict[str, Place], n_places: int, client: Client 
         expected = Outcome(lambda: call(case))
         if expected.booster is not None:
             assert draw.mistake is None, f"{draw.mistake!r} was not refused"
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", RuntimeWarning)
-                check_model(case, expected.booster)
+            if draw.number % 2 == 0:  # these checks take as long as two places
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error", RuntimeWarning)
+                    check_model(case, expected.booster)
         visited = []
         for number, (place, form, apart) in enumerate(routes(draw, places, n_places, Random(draw.number + 1))):
             own = folder / f"place {number}"
