@@ -143,6 +143,14 @@ def test_many_rows_in_many_stripes() -> None:
     assert len(models) == 1
 
 
+def test_losses_that_overflow_are_the_same_for_any_number_of_threads() -> None:
+    rng = np.random.default_rng(0)
+    X, y, w = rng.normal(size=(400, 3)), rng.poisson(0.3, 400).astype(float), 10.0 ** rng.integers(-6, 7, 400)
+    offset = np.where(rng.random(400) < 0.5, 1e305, 0.0)
+    options = {"sample_weight": w, "offset": offset, "loss": "quantile", "quantile": 0.5}
+    assert len({saved(fit(X, y, n_threads=n, **options)) for n in (1, 2, 3, 4)}) == 1
+
+
 def test_wide_tables_whose_columns_are_shared_out() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 140))

@@ -47,6 +47,8 @@ from dboost.kernels.quantile_keys import FIRST_SHIFT, N_BUCKETS
 
 #: Fine units per coarse unit.
 FINE = 2.0**26
+#: Sums of integers in float64 are exact up to this.
+EXACT_SUM = 2.0**53
 #: Temporary arrays are this long. (The sum of as many integers below 2**27 is exact in float64.)
 _VALUES_AT_A_TIME = 2**18
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dboost.errors import DataError, DBoostError, ParameterError, warn
-from dboost.metrics.exact import FINE, unit_for
+from dboost.metrics.exact import EXACT_SUM, FINE, unit_for
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.session.evaluation import EvalSet
 from dboost.session.protocol import Engine
@@ -377,7 +377,9 @@ class BoostingLoop:
             if iteration == self.warm_start.n_earlier:
                 raise DBoostError(f"the {self.start.too_large} are so large that gradients are infinite; scale them down")
             raise _diverged(iteration)
-        return (stats.coarse_loss + stats.fine_loss / FINE) / self.start.loss_unit / self.total_weight
+        # Losses that overflow are clipped row by row; sums of many of them are not exact and would depend on threads.
+        coarse = min(max(stats.coarse_loss, -EXACT_SUM), EXACT_SUM)
+        return (coarse + stats.fine_loss / FINE) / self.start.loss_unit / self.total_weight
 
     def _task(self, stats: GradientStats, iteration: int, output: int) -> TreeTask:
         precision, parameters = self.plan.precision, self.parameters
