@@ -569,6 +569,8 @@ def drawn(number: int) -> Draw:
         option(60, "early_stopping_rounds", 1, 2)
         if "early_stopping_rounds" not in options:
             option(10, "stopping", True)
+    if mistake in WORDED_BY_FORM:  # as a feature, text in a partition would break the rule of another parameter first
+        options.pop("monotonic_cst", None)
     if not careless:
         if earlier == "start_from, kept bins":
             options.pop("split_proposal", None)
