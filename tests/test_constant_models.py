@@ -10,9 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
-from sklearn.ensemble import AdaBoostClassifier, AdaBoostRegressor
+from sklearn.ensemble import AdaBoostClassifier, AdaBoostRegressor, HistGradientBoostingClassifier
 
 import dboost
+from dboost.losses import by_name
+from dboost.params import Parameters
+from dboost.session.memory import Budget
+from dboost.shards import shard_spec
+from dboost.training.leaf_values import in_units_of, target_stats
 from tests.helpers.clusters import threads_cluster
 
 RNG = np.random.default_rng(0)
@@ -63,6 +68,16 @@ def test_integer_weights_count_rows() -> None:
     np.testing.assert_allclose(once.predict(FRAME), twice.predict(FRAME), rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("weight", "mean"),
+    [(np.full(N, 1.0 - 2.0**-40), 1.0), (np.where(LABEL, 0.7, 0.3), None), (np.full(N, 3.0), 1.0), (np.full(N, 0.25), 0.25)],
+)
+def test_the_mean_weight_is_at_most_one_and_not_below_it_by_rounding(weight: np.ndarray, mean: float | None) -> None:
+    stats = target_stats(by_name("squared_error"), lambda function, *arguments: [function(Y, weight, None, *arguments)])
+    assert stats.mean_weight == pytest.approx(weight.mean() if mean is None else mean, rel=1e-15 if mean is None else 0)
+    assert (in_units_of(Parameters(), stats) == Parameters()) == (stats.mean_weight == 1.0)
+
+
 def test_refitted_leaves_have_the_same_units() -> None:
     weight = np.full(N, 1.0 / N)
     model = fit(Y)
@@ -74,7 +89,10 @@ def test_refitted_leaves_have_the_same_units() -> None:
 def test_ada_boost_learns() -> None:
     model = AdaBoostClassifier(dboost.DBoostClassifier(max_iter=5, max_leaf_nodes=4), n_estimators=5, random_state=0)
     assert model.fit(X, LABEL).score(X, LABEL) > 0.93
-    assert len(model.estimators_) > 1 or model.score(X, LABEL) == 1.0
+    other = HistGradientBoostingClassifier(max_iter=5, max_leaf_nodes=4)
+    other = AdaBoostClassifier(other, n_estimators=5, random_state=0).fit(X, LABEL)
+    assert model.score(X, LABEL) > other.score(X, LABEL) - 0.02
+    assert len(model.estimators_) == len(other.estimators_)
     regressor = AdaBoostRegressor(dboost.DBoostRegressor(max_iter=20), n_estimators=3, random_state=0).fit(X, Y)
     assert regressor.score(X, Y) > 0.7
 
@@ -92,6 +110,97 @@ def test_small_weights_give_the_same_model_everywhere(client: Client) -> None:
     for limit in (None, "64MiB"):
         there = dboost.fit(frame, "y", sample_weight="w", client=client, memory_limit=limit, **FEW)
         assert there.sha256 == here.sha256
+
+
+# Targets of any scale.
+
+
+@pytest.mark.parametrize("exponent", [-700, -103, 103, 600])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"loss": "huber"},
+        {"loss": "huber", "weight": RNG.uniform(0.5, 2.0, N)},
+        {"max_delta_step": 0.5, "l1_regularization": 3.0, "min_gain": 0.5, "leaf_penalty": 0.1},
+        {"step": "line_search"},
+        {"step": "constant", "criterion": "gradient"},
+        {"monotonic_cst": {"a": 1}, "memory_limit": "64MiB"},
+        {"offset": X[:, 2]},
+        {"arcbites": {"n_bites": 2, "trees_per_visit": 2}},
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else str(value),
+)
+def test_the_scale_of_the_target_is_that_of_the_model(options: dict[str, Any], exponent: int) -> None:
+    if abs(exponent) > 500 and {"min_gain", "offset"} & options.keys():
+        exponent = exponent // 2  # the gains must be floats; sums of offsets have another unit
+    scale = 2.0**exponent
+    scaled = options | {
+        name: options[name] * scale for name in ("max_delta_step", "l1_regularization", "offset") if name in options
+    }
+    scaled |= {name: options[name] * scale * scale for name in ("min_gain", "leaf_penalty") if name in options}
+    usual, other = fit(Y, **options), fit(Y * scale, **scaled)
+    if "offset" in options and exponent > 0:  # the search for the first score takes other steps
+        np.testing.assert_allclose(other.predict(FRAME), usual.predict(FRAME) * scale, rtol=1e-9, atol=1e-9 * scale)
+    else:
+        assert np.array_equal(other.predict(FRAME), usual.predict(FRAME) * scale)
+    assert np.ptp(usual.predict(FRAME)) > 0.1
+    np.testing.assert_allclose(other.importance(), usual.importance(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-31, 1e20, 1e200, 1e305])
+@pytest.mark.parametrize("loss", ["squared_error", "huber", "absolute_error", "quantile"])
+def test_targets_of_every_scale_are_learned(loss: str, scale: float, tmp_path: Any) -> None:
+    options: dict[str, Any] = {"loss": loss, "max_iter": 15} | ({"quantile": 0.5} if loss == "quantile" else {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        booster = fit(Y * scale, eval_set=(FRAME, Y * scale), eval_metric="mean_absolute_error", **options)
+    assert np.corrcoef(booster.predict(FRAME) / scale, Y)[0, 1] > 0.85
+    errors = booster.history["eval_mean_absolute_error"].to_numpy() / scale
+    assert errors[-1] < 0.75 * errors[0]
+    booster.save(tmp_path / "model.json")
+    assert np.array_equal(dboost.load(tmp_path / "model.json").predict(FRAME), booster.predict(FRAME))
+
+
+def test_models_of_every_scale_are_continued_refitted_and_resumed(tmp_path: Any) -> None:
+    scale = 2.0**-300
+    found = []
+    for factor in (1.0, scale):
+        first = fit(Y * factor)
+        second = fit(-Y * factor, start_from=first)
+        refitted = first.refit_leaves(FRAME, -Y * factor, decay=0.25)
+        folder = tmp_path / str(factor)
+        fit(Y * factor, max_iter=3, checkpoint=folder)
+        resumed = fit(Y * factor, checkpoint=folder)
+        assert resumed.sha256 == first.sha256
+        found.append([one.predict(FRAME) / factor for one in (first, second, refitted)])
+    for usual, other in zip(*found, strict=True):
+        assert np.array_equal(usual, other)
+
+
+def test_targets_of_every_scale_give_the_same_model_everywhere(client: Client) -> None:
+    import dask.dataframe as dd
+
+    table = FRAME.assign(y=Y * 1e-200)
+    here = dboost.fit(table, "y", loss="huber", **FEW)
+    frame = dd.from_map(lambda part: part, [table[:250], table[250:]])
+    for options in ({"client": client}, {"client": client, "memory_limit": "64MiB"}):
+        assert dboost.fit(frame, "y", loss="huber", **FEW | options).sha256 == here.sha256
+    with dboost.prepare(table, "y") as prepared, dboost.prepare(frame, "y", client=client) as there:
+        assert dboost.fit(prepared, loss="huber", **FEW).sha256 == here.sha256
+        assert dboost.fit(there, loss="huber", **FEW).sha256 == here.sha256
+
+
+@pytest.mark.parametrize("options", [{}, {"arcbites": {"n_bites": 2, "trees_per_visit": 2}}], ids=["all rows", "arcbites"])
+def test_targets_of_every_scale_are_streamed(options: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = FRAME.assign(y=Y * 1e-200)
+    settings: dict[str, Any] = FEW | {"loss": "huber"} | options
+    here = dboost.fit(table, "y", **settings)
+    dboost.prepare(table, "y", path=tmp_path / "set")
+    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
+    for data in ({"data": table, "target": "y"}, {"data": dboost.Dataset(tmp_path / "set")}):
+        assert dboost.fit(**data, memory_limit="64MiB", **settings).sha256 == here.sha256
 
 
 # The warning.

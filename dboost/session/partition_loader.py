@@ -251,7 +251,7 @@ def starting_pieces(rows: BatchRows, spec: BuildSpec, n_threads: int, piece_rows
             raw += 0.0 if offset is None else offset[here]
         if flat is not None:
             add_block(raw, flat, matrix_of(piece.chunk), seen, n_threads)
-        fields = {"target": target[here], "raw": raw[0] if len(raw) == 1 else raw}
+        fields = {"target": spec.in_unit(target[here]), "raw": spec.in_unit(raw[0] if len(raw) == 1 else raw)}
         if spec.shard.weighted:
             fields["weight"] = np.ones(n) if weight is None else weight[here]
         yield StartingPiece(spec.starts[table.numbers[chunk]] + at, piece.codes, fields)

@@ -63,6 +63,11 @@ class BuildSpec:
     #: Whether one session has all rows: they are one shard for all of its threads, so that it can grow whole trees.
     is_whole: bool = False
     n_sharing: int = 1  # fits on a worker at the same time, which divide its threads
+    unit: float = 1.0  # of targets and raw scores in shards, see `training.leaf_values.TargetStats`
+
+    def in_unit(self, values: np.ndarray) -> np.ndarray:
+        """Return targets or raw scores as shards have them."""
+        return values if self.unit == 1.0 else values / self.unit
 
     def loss_magnitude(self, max_weight: float, n_rows: int) -> LossMagnitude:
         """Return the magnitudes from which metrics derive the units of their exact sums over `n_rows` rows."""
@@ -230,6 +235,7 @@ class RefitOrder:
     model: Ensemble
     loss: Loss
     loss_unit: float
+    unit: float  # of targets and raw scores, as in `BuildSpec`
 
 
 @dataclass(frozen=True, eq=False)

@@ -304,7 +304,7 @@ class WorkerSession(PartitionLoader):
             weights = None
             if spec.shard.weighted:
                 weights = np.ones(n) if weight is None else weight if some is None else weight[some]
-            yield codes, y if some is None else y[some], weights, raw, kept_range
+            yield codes, spec.in_unit(y if some is None else y[some]), weights, spec.in_unit(raw), kept_range
 
     def _raw_scores(self, rows: BatchRows, spec: BuildSpec, positions: np.ndarray | None, kept_range: slice) -> np.ndarray:
         """Return the first raw scores of rows; `kept_range` is their range among the table's rows of positive weight."""
@@ -548,6 +548,8 @@ class WorkerSession(PartitionLoader):
         if len(y):
             raw, matrices = rows.start_scores, list(map(plain, row_matrices(table, kept)))
             assert raw is not None
+            if order.unit != 1.0:
+                y, raw = y / order.unit, raw / order.unit
             refit_rows = LeafRefitRows(order.model, matrices, y, weight, raw, order.loss, order.loss_unit, self._n_threads)
             for number, step in enumerate(past):
                 refit_rows.take_step(number, step)

@@ -32,7 +32,7 @@ from dboost.session.warm_start import WarmStart, check_continues, keywords_for
 from dboost.shards.shard import leaf_totals
 from dboost.training.dataset_rows import DatasetDescription, DatasetRows, check_thresholds
 from dboost.training.fit import SessionRows, interruptible_reading
-from dboost.training.leaf_values import LeafEstimator, TargetStats, in_mean_weights, target_stats
+from dboost.training.leaf_values import LeafEstimator, TargetStats, in_unit, in_units_of, target_stats
 from dboost.training.loop import in_rows
 from dboost.training.plan import FitRequest
 from dboost.trees.tree_task import GradientStats, RowSubset
@@ -86,7 +86,9 @@ def refit_leaves(
             rows.compute_start_scores(start)
             stats = target_stats(target.loss, rows.map_rows, continues=True)
             description = rows.describe(parameters[-1].random_state)
-            refit = _RefitRows(table, RefitOrder(model, stats.loss, stats.loss_unit), description.n_rows)
+            refit = _RefitRows(
+                table, RefitOrder(model, in_unit(stats.loss, stats.unit), stats.loss_unit, stats.unit), description.n_rows
+            )
         found = with_new_leaf_values(model, parameters, refit, stats, decay=decay, source_name=source_name)
     finally:
         rows.close()
@@ -154,7 +156,12 @@ def with_new_leaf_values(
     k = model.n_outputs
     steps = {
         id(one): LeafEstimator(
-            rows.take_step, rows.map_ranges, start.loss, in_mean_weights(one, start.mean_weight), rows.n_rows, start.max_weight
+            rows.take_step,
+            rows.map_ranges,
+            in_unit(start.loss, start.unit),
+            in_units_of(one, start),
+            rows.n_rows,
+            start.max_weight,
         )
         for one in parameters
     }
@@ -167,8 +174,8 @@ def with_new_leaf_values(
             tree = model.trees[iteration * k + output]
             sums = _leaf_sums(rows, stats, tree.n_leaves, output)
             found = steps[id(of_iteration)].values(sums, RowSubset(None, 0, output))
-            trees.append(_with_values(tree, found, sums.reached, decay))
-            values.append(trees[-1].value[tree.feature < 0])
+            trees.append(_with_values(tree, found * start.unit, sums.reached, decay))
+            values.append(trees[-1].value[tree.feature < 0] / start.unit)
         next_parameters = parameters[min(iteration + 1, len(parameters) - 1)]
         stats = steps[id(next_parameters)].add_leaf_values(in_rows(values))
         if not np.isfinite(stats.max_gradient).all():

@@ -37,7 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ from dboost.errors import DataError, ParameterError, warn
 from dboost.kernels import or_empty
 from dboost.kernels.exp_log import log
 from dboost.kernels.quantile_keys import Residuals, count_digits, next_keys
-from dboost.losses import Huber, LogLoss, Loss, SoftmaxLogLoss, is_custom, register
+from dboost.losses import Huber, LogLoss, Loss, SoftmaxLogLoss, SquaredError, is_custom, register
 from dboost.losses.base import check_derivatives
 from dboost.metrics.exact import (
     ExactSum,
@@ -95,7 +95,10 @@ class TargetStats:
     magnitude: float  # approximate upper bound of a row's loss
     spread: float  # largest distance of a target from the mean
     loss_unit: float  # unit of exact sums of the weighted loss
-    mean_weight: float  # of the rows of positive weight, but at most 1, see `in_mean_weights`
+    mean_weight: float  # of the rows of positive weight, but at most 1, see `in_units_of`
+    #: Unit of targets and raw scores while trees are grown, a power of two: gradients are float32, and targets may have any
+    #: scale. `loss_unit` is of losses in its square; all other numbers here are in units of the targets.
+    unit: float
     integer_weights: bool  # whether all weights are integers, so that a row of weight n counts as n rows
     #: Of a model that is continued: the ratio of its loss on these rows to that of the best constant. 0 for perfect
     #: predictions, 1 for a model no better than a constant, above 1 for a worse one; infinite if the best constant predicts
@@ -109,18 +112,49 @@ _WEIGHED = (
     "min_hessian", "l2_regularization", "l1_regularization", "leaf_penalty", "min_gain", "categorical_smoothing",
     "categorical_l2", "min_category_hessian",
 )  # fmt: skip
+#: Those in other units of the target, with the power of the unit.
+_SCALED = {"l1_regularization": 1, "leaf_penalty": 2, "min_gain": 2, "max_delta_step": 1}
 
 
-def in_mean_weights(parameters: Parameters, mean_weight: float) -> Parameters:
-    """Return the parameters with limits and penalties for rows of a mean weight, that of `TargetStats`.
+def in_units_of(parameters: Parameters, stats: TargetStats) -> Parameters:
+    """Return the parameters with limits and penalties for the mean weight of the rows, and for the unit of their targets.
 
     Limits are given for rows of weight 1. Weights that count rows are at least 1 and keep this meaning. Weights whose sum is
     less than the number of rows, such as 1/n each, cannot count them: they compare rows, and their scale must have no effect.
     The rule is continuous: at a mean of 1 both agree.
     """
-    if mean_weight == 1.0:
+    if stats.mean_weight == stats.unit == 1.0:
         return parameters
-    return replace(parameters, **{name: getattr(parameters, name) * mean_weight for name in _WEIGHED})
+    found = {name: getattr(parameters, name) for name in (*_WEIGHED, *_SCALED)}
+    found |= {name: found[name] * stats.mean_weight for name in _WEIGHED}
+    if stats.unit != 1.0:
+        for name, power in _SCALED.items():
+            for _ in range(power if found[name] else 0):
+                found[name] = min(max(found[name] / stats.unit, 1e-300), 1e300)
+    return replace(parameters, **found)
+
+
+def in_unit(loss: Loss, unit: float) -> Loss:
+    """Return the loss for targets and raw scores in a unit, see `TargetStats`."""
+    return loss.with_delta(loss.delta / unit) if isinstance(loss, Huber) and unit != 1.0 else loss
+
+
+def _mean_weight(total: float, n_positive: int) -> float:
+    """Return the mean weight for `in_units_of`: weights of mean 1, such as those of balanced classes, may round to less."""
+    mean = total / n_positive
+    return mean if mean < 1.0 - 2.0**-20 else 1.0
+
+
+def _unit_of(loss: Loss, spread: float, max_weight: float) -> float:
+    """Return the unit of the targets: 1 where float32 has room for gradients from the first to the last iteration.
+
+    Only squared error and Huber loss need another one: their gradients are differences between target and score. Multiplying
+    these by a power of two multiplies all sums and leaf values by it, without rounding.
+    """
+    if not isinstance(loss, SquaredError | Huber) or not 0 < spread < math.inf:
+        return 1.0
+    exponent = math.frexp(spread)[1] + math.frexp(max_weight)[1]
+    return 1.0 if abs(exponent) <= 40 else 2.0 ** min(max(exponent, -1000), 1000)
 
 
 @dataclass(frozen=True)
@@ -184,7 +218,7 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStat
         ]
         weights = reduce(ExactSum.merge, fractions).finish()
         classes = np.array([class_weight.finish() for class_weight in fractions]) / weights
-        mean_weight = min(weights / sizes.n_positive, 1.0)
+        mean_weight = _mean_weight(weights, sizes.n_positive)
         baseline = np.zeros(loss.n_outputs) if continues else loss.best_constants(_smoothed(classes, weights / mean_weight))
         spread, magnitude = 1.0, loss.magnitude(0.0, 0.0)
     else:
@@ -192,7 +226,7 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStat
         answers = ask(_sums, target_unit, weight_unit, sizes.is_whole)
         of_targets, of_weights = (reduce(ExactSum.merge, of) for of in zip(*answers, strict=True))
         weights = of_weights.finish()
-        mean_weight = min(weights / sizes.n_positive, 1.0)
+        mean_weight = _mean_weight(weights, sizes.n_positive)
         mean = of_targets.finish() / weights
         if not math.isfinite(mean):
             raise DataError("the targets (or their weights) are so large that their sum is infinite; scale them down")
@@ -210,26 +244,46 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStat
             largest = ask(_largest_loss, loss, best)
             magnitude, spread = (max(of) for of in zip(*largest, strict=True))
             # A positive lower limit: a sum of zeros needs a unit, too.
-            magnitude, spread = max(magnitude, 1e-200), max(spread, 1e-200)
+            magnitude, spread = max(magnitude, 1e-200), max(spread, 1e-300)
             if continues:  # all rows may have a small loss at first
                 magnitude = max(magnitude, loss.magnitude(mean, spread) or 0.0)
-    loss_unit = unit_for(magnitude * max_weight, n, spare_bits=10)
-    unexplained = _unexplained(loss, ask, mean, classes, rank_unit(max_weight, n)) if continues else None
-    too_large = _too_large(loss, mean, sizes, continues)
+    unit = _unit_of(loss, spread, max_weight)
+    in_units = magnitude if unit == 1.0 else max(0.5 * (spread / unit) ** 2, 1e-200)
+    loss_unit = unit_for(in_units * max_weight, n, spare_bits=10)
+    unexplained = None
+    if continues:
+        unexplained = _unexplained(
+            in_unit(loss, unit), partial(ask, _in_unit, unit), mean / unit, classes, rank_unit(max_weight, n)
+        )
+    too_large = _too_large(loss, mean, sizes, continues, unit)
     return TargetStats(
-        baseline, loss, weights, sizes.max_weight, magnitude, spread, loss_unit, mean_weight, sizes.is_whole, unexplained,
+        baseline, loss, weights, sizes.max_weight, magnitude, spread, loss_unit, mean_weight, unit, sizes.is_whole, unexplained,
         too_large,
     )  # fmt: skip
 
 
-def _too_large(loss: Loss, mean: float, sizes: Sizes, continues: bool) -> str:
+def _in_unit(
+    y: np.ndarray,
+    weight: np.ndarray | None,
+    offset: np.ndarray | None,
+    unit: float,
+    function: Callable[..., Any],
+    *arguments: Any,
+) -> Any:
+    """Call a function with targets and offsets in a unit."""
+    if unit != 1.0:
+        y, offset = y / unit, None if offset is None else offset / unit
+    return function(y, weight, offset, *arguments)
+
+
+def _too_large(loss: Loss, mean: float, sizes: Sizes, continues: bool, unit: float) -> str:
     """Return the input to name if the first gradients are infinite: targets or weights if these alone are sufficient."""
     steepest = 1.0
     if not loss.is_classification:
         y = np.array([sizes.lowest, sizes.highest])
         with np.errstate(all="ignore"):
             at = np.nan_to_num(loss.link(np.array([mean, mean])), posinf=0.0, neginf=0.0)
-            steepest = float(np.abs(loss.gradient(y, at)).max())
+            steepest = float(np.abs(loss.gradient(y, at)).max()) / unit
     if not steepest <= _LARGEST_FLOAT32:
         return "targets"
     if not steepest * sizes.max_weight <= _LARGEST_FLOAT32 or not (sizes.has_offset or continues):
@@ -425,7 +479,8 @@ def minimize_convex(slopes: Callable[[float], tuple[float, float]], start: float
     float
         The minimizer; a large number if the function has no minimum.
     """
-    low, high, stride, at, before = -math.inf, math.inf, 1.0, start, start
+    low, high, at, before = -math.inf, math.inf, start, start
+    stride = 1.0 if abs(start) < 2.0**40 else abs(start)  # longer than the distance of two floats there
     for _ in range(_MOST_STEPS):
         slope, curvature = slopes(at)
         if math.isnan(slope):

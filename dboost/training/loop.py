@@ -33,7 +33,7 @@ from dboost.session.protocol import Engine
 from dboost.session.warm_start import WarmStart
 from dboost.shards.shard import TreeDelta, fine_bin_hessians
 from dboost.training.callbacks import NOT_SCORES, Callback, Iteration, Progress, checked_rate
-from dboost.training.leaf_values import LeafEstimator, in_mean_weights
+from dboost.training.leaf_values import LeafEstimator, in_unit, in_units_of
 from dboost.trees.bin_proposal import BinMerge
 from dboost.trees.tree_task import (
     FEATURES,
@@ -93,9 +93,9 @@ class BoostingLoop:
         self, plan: FitPlan, engine: Engine, eval_sets: Sequence[EvalSet] = (), callbacks: Sequence[Callback] = ()
     ) -> None:
         self.plan, self.engine, self.eval_sets = plan, engine, eval_sets
-        self.loss, self.binning, self.start = plan.target.loss, plan.binning, plan.stats
-        self.mean_weight = plan.stats.mean_weight
-        self.parameters = in_mean_weights(plan.learning, self.mean_weight)
+        self.binning, self.start, self.unit = plan.binning, plan.stats, plan.stats.unit
+        self.loss = in_unit(plan.target.loss, self.unit)
+        self.parameters = in_units_of(plan.learning, plan.stats)
         self.warm_start, self.metrics, self.early_stopping = plan.warm_start, plan.metrics, plan.stopping
         self.callbacks, self.checkpoint, self.empty = callbacks, plan.request.checkpoint, plan.empty
         self.n_before = plan.warm_start.n_before
@@ -130,7 +130,16 @@ class BoostingLoop:
         """Return the trees of iterations first + 1, …, last, all of them of this fit."""
         k, before = self.loss.n_outputs, self.n_before
         some = self.snapshots[(first - before) * k : (last - before) * k]
-        return tuple(snapshots.to_tree(self.binning, self.parameters, self.loss) for snapshots in some)
+        return tuple(self.tree_of(snapshot) for snapshot in some)
+
+    def tree_of(self, snapshot: TreeSnapshot) -> Tree:
+        """Return the finished tree, in units of the targets."""
+        tree = snapshot.to_tree(self.binning, self.parameters, self.loss)
+        if self.unit == 1.0:
+            return tree
+        # Of targets beyond 1e±135 gains are beyond floats: then they have the right ratios only.
+        squared = min(max(self.unit, 2.0**-450), 2.0**450) ** 2
+        return replace(tree, value=tree.value * self.unit, gain=tree.gain * squared)
 
     def run(self, assemble: Assemble, progress: Progress) -> None:
         """Boost until the last iteration, or until early stopping or a callback stops the fit.
@@ -330,8 +339,9 @@ class BoostingLoop:
         self.snapshots.append(TreeSnapshot.of(grown, is_categorical, values, task.gain_unit, self.rate))
         if self.valued is not None:
             self.valued.append(TreeDelta(TreeRoutes.of(grown, is_categorical), values, task.output))
+        in_targets = values * self.unit
         for eval_set in self.eval_sets:
-            eval_set.add(grown, values, task.output)
+            eval_set.add(grown, in_targets, task.output)
         return values
 
     @property
@@ -379,7 +389,8 @@ class BoostingLoop:
             raise _diverged(iteration)
         # Losses that overflow are clipped row by row; sums of many of them are not exact and would depend on threads.
         coarse = min(max(stats.coarse_loss, -EXACT_SUM), EXACT_SUM)
-        return (coarse + stats.fine_loss / FINE) / self.start.loss_unit / self.total_weight
+        loss = (coarse + stats.fine_loss / FINE) / self.start.loss_unit / self.total_weight
+        return loss * self.unit * self.unit
 
     def _task(self, stats: GradientStats, iteration: int, output: int) -> TreeTask:
         precision, parameters = self.plan.precision, self.parameters
@@ -462,7 +473,7 @@ def assemble(loop: BoostingLoop, *, whole: bool = False) -> Ensemble:
         # The last iteration may have been interrupted: then it is not in the history.
         n_kept = loop.n_done if best is None else best
         snapshots, trees = snapshots[: max(n_kept - before, 0) * k], trees[: n_kept * k]
-    trees += tuple(h.to_tree(loop.binning, loop.parameters, loop.loss) for h in snapshots)
+    trees += tuple(loop.tree_of(snapshot) for snapshot in snapshots)
     source = {
         "label": loop.plan.request.source_name,
         "rows": n_rows,

@@ -511,6 +511,7 @@ class FitPlan:
             n_together=1 if arcbites is None else arcbites.parts,
             seed=self.parameters.random_state,
             may_stream=self.parameters.split_proposal == "global",
+            unit=self.stats.unit,
         )
 
 

@@ -351,7 +351,7 @@ class PreparedTargets:
                 flat = FlatEnsemble(model) if flat is None else flat
                 matrix = self._values(block, spec.shard.layout)
                 add_block(np.atleast_2d(raw), flat, matrix, iterations, 1)
-            found = {"target": self.encode(rows["target"], block), "raw": raw}
+            found = {"target": spec.in_unit(self.encode(rows["target"], block)), "raw": spec.in_unit(raw)}
             if spec.shard.weighted:
                 found["weight"] = rows["weight"]
             yield found

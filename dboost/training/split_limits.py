@@ -68,7 +68,7 @@ def why_no_split(loop: BoostingLoop) -> str | None:
     one = len(named) == 1
     what = what.format(f"{shown} {'allows' if one else 'allow'} none in the")
     if "min_hessian" in named:
-        what += f", whose Hessians add up to {hessians / loop.mean_weight:.3g}"
+        what += f", whose Hessians add up to {hessians / loop.start.mean_weight:.3g}"
     remedy = "relax the constraints" if named == ["monotonic_cst"] else f"give {'a smaller value' if one else 'smaller values'}"
     return f"{what}; {remedy}, or more rows"
 
