@@ -304,7 +304,10 @@ class WorkerSession(PartitionLoader):
             weights = None
             if spec.shard.weighted:
                 weights = np.ones(n) if weight is None else weight if some is None else weight[some]
-            yield codes, spec.in_unit(y if some is None else y[some]), weights, spec.in_unit(raw), kept_range
+            target = y if some is None else y[some]
+            if spec.unit != 1.0:
+                target, raw = spec.in_unit(target), spec.in_unit(raw)
+            yield codes, target, weights, raw, kept_range
 
     def _raw_scores(self, rows: BatchRows, spec: BuildSpec, positions: np.ndarray | None, kept_range: slice) -> np.ndarray:
         """Return the first raw scores of rows; `kept_range` is their range among the table's rows of positive weight."""
