@@ -7,7 +7,9 @@ only where Dask is used.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -123,3 +125,30 @@ def _parsed(parse: Callable[[Any], float], text: str) -> float | None:
         return float(parse(text))
     except (AttributeError, LookupError, TypeError, ValueError):
         return None
+
+
+_LARGE_GRAPH = "distributed.admin.large-graph-warning-threshold"
+_lock = threading.Lock()
+_n_without_warning = 0  # calls that are in `without_graph_warning` now, in all threads
+_threshold: Any = None  # of the user, meanwhile
+
+
+@contextmanager
+def without_graph_warning() -> Iterator[None]:
+    """Keep Dask from warning of large graphs meanwhile.
+
+    The setting is one for all threads: the first call sets it and the last one restores it, as they may end in any order.
+    """
+    global _n_without_warning, _threshold
+    with _lock:
+        if not _n_without_warning:
+            _threshold = dask.config.get(_LARGE_GRAPH, None)
+            dask.config.set({_LARGE_GRAPH: 2**62})
+        _n_without_warning += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _n_without_warning -= 1
+            if not _n_without_warning:
+                dask.config.set({_LARGE_GRAPH: _threshold})

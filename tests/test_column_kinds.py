@@ -330,9 +330,12 @@ def test_no_fit_gives_a_model_that_its_file_cannot_hold(
     def note(now: dboost.Iteration) -> None:
         grown.append(now.iteration)
 
-    dboost.prepare(frame, "y", tmp_path / "data")
-    for data, options in ((frame, {}), (frame, {"memory_limit": LIMIT}), (tmp_path / "data", {}), (frame, {"client": client})):
-        with pytest.raises(dboost.ModelFileError, match="the model cannot be stored: edges of 'x' do not ascend"):
+    folder = tmp_path / "data"
+    with pytest.raises(dboost.DBoostError, match="edges of 'x' do not ascend"):
+        dboost.prepare(frame, "y", folder)
+    for data, options in ((frame, {}), (frame, {"memory_limit": LIMIT}), (folder, {}), (frame, {"client": client})):
+        expected = "is damaged or no description of prepared data" if data is folder else "the model cannot be stored"
+        with pytest.raises(dboost.DBoostError, match=f"{expected}: edges of 'x' do not ascend"):
             fit(data, "y", callbacks=[note], **options)
     assert not grown, "that is known before the first iteration"
 

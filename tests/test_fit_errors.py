@@ -378,7 +378,7 @@ def test_as_many_classes_as_are_possible_are_accepted() -> None:
     assert fit(some, "who", sample_weight="w").classes_.tolist() == ["id 10005", "id 5"]
     with pytest.raises(ParameterError, match="classes has 5,000 classes, but at most 4,096 are possible"):
         dboost.DBoostClassifier().partial_fit(X, FRAME["grade"], classes=[f"{k}" for k in range(5000)])
-    with pytest.raises(DataError, match="sample_weight holds text or categories, numbers are needed"):
+    with pytest.raises(DataError, match="sample_weight 'who' holds text or categories, numbers are needed"):
         fit(IDS.assign(y=1.0), sample_weight="who")
 
 

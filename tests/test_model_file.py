@@ -207,7 +207,7 @@ def test_a_forgery_without_a_change_is_read() -> None:
         (put("trees", 0, "count", SPLIT, 2**63), "count holds 9223372036854775808"),
         (put("trees", 0, "value", 6 * [0.5]), "value has 6 entries instead of 5"),
         (put("trees", 0, "left", [1]), "it has other entries"),
-        (put("features", []), "tree 0: feature holds 1"),
+        (put("features", []), "there are edges for 2 of 0 features"),
         (put("features", 0, "name", 3), "the name of feature 0 is not a string"),
         (put("features", 0, "name", "town"), "two features have the same name"),
         (put("features", 0, "levels", []), "thresholds and features do not fit|edges and kind"),

@@ -261,7 +261,7 @@ class Simulated:
 
     def close(self) -> None:
         for worker in self.workers.values():
-            worker.holder.teardown(worker)  # type: ignore[arg-type]
+            self.loop.run_until_complete(worker.holder.teardown(worker))  # type: ignore[arg-type]
         self.loop.close()
 
 
@@ -408,6 +408,7 @@ class _Client(Client):
         self.simulated = simulated
         self.id = uuid.uuid4().hex
         self.status = "running"
+        self.cluster = None
         self.scheduler = _ToScheduler(simulated)  # type: ignore[assignment]
 
     def __del__(self) -> None:

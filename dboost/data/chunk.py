@@ -154,7 +154,7 @@ def too_many_classes(name: str, count: str, levels: Sequence[Level] | None) -> D
     from dboost.data.numbers_as_text import hint
 
     amounts = "give loss='squared_error'" if levels is None else "convert the column to numbers"
-    how = hint(name, levels or (), is_column=name != "target")
+    how = hint(name, (levels or ())[:MAX_LEVELS], is_column=name != "target")  # a match of each level is held
     return DataError(
         f"{'target' if name == 'target' else f'target {name!r}'} has {count} different values, too many for classes "
         f"(at most {MAX_CLASSES:,}): choose another target if they are identifiers, group the rare ones if they are classes, "

@@ -25,7 +25,7 @@ from distributed import Client, Future, LocalCluster, get_worker, worker_client
 from distributed.core import Status
 from distributed.worker import thread_state
 
-from dboost.config import liveness_timeout, uses_lines, worker_timeout
+from dboost.config import liveness_timeout, uses_lines, without_graph_warning, worker_timeout
 from dboost.distributed.client import WorkerChoice, WorkerRecord
 from dboost.distributed.line import Line
 from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack
@@ -284,7 +284,7 @@ def submit(client: Client, graph: dict[Any, Any], keys: list[Any], **options: An
     Rows in the client's memory are part of their tasks, so that Dask can send them again when a worker is lost; scattered ones
     would be lost with it. So Dask's warning of large graphs is not shown here: users cannot follow its advice.
     """
-    with dask.config.set({"distributed.admin.large-graph-warning-threshold": 2**62}):
+    with without_graph_warning():
         return list(client.get(graph, keys, sync=False, **options))
 
 

@@ -214,10 +214,12 @@ def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any],
 def _lazily(data: Any, ensemble: Ensemble, task: _Task) -> list[Any]:
     import dask
 
+    from dboost.config import without_graph_warning
+
     pieces, _ = lazy_pieces(data, ensemble, *(() if task.weight is None else (task.weight,)))
     shared = dask.delayed(task, pure=False, traverse=False)
     # The model is part of the graph, so that Dask can send it again when a worker is lost; users cannot make it smaller.
-    with dask.config.set({"distributed.admin.large-graph-warning-threshold": 2**62}):
+    with without_graph_warning():
         return list(dask.compute(*(dask.delayed(_call)(shared, piece, i) for i, piece in enumerate(pieces))))
 
 

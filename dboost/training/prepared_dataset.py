@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -675,6 +676,8 @@ def named_roles(settings: dict[str, Any]) -> tuple[str | None, str | None, str |
 def describe(value: Any) -> Any:
     """Convert a parameter to JSON types: names and numbers unchanged, other objects as the name of their type."""
     value = value.item() if isinstance(value, np.bool_ | np.number | np.str_) else value
+    if isinstance(value, float) and not math.isfinite(value):  # a label; JSON has no such numbers
+        return str(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
