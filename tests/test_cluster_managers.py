@@ -191,7 +191,9 @@ COMMANDS = {
 @pytest.fixture
 def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a queue whose commands are on the PATH; its jobs end with the test."""
+    on_interrupt = signal.getsignal(signal.SIGINT)
     pytest.importorskip("dask_jobqueue")
+    signal.signal(signal.SIGINT, on_interrupt)  # importing it ends the process on ^C
     for name in ("sh", "setsid"):
         if shutil.which(name) is None:
             pytest.skip(f"no queue: the command {name} is not installed")

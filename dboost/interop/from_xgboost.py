@@ -159,6 +159,8 @@ def _baseline(stored: str, link: str, n_outputs: int, name: str) -> np.ndarray:
         if link == "exp":
             raw = np.log(score)
         elif link == "sigmoid":
+            if not ((score >= 0) & (score <= 1)).all():
+                raise ParameterError(f"{name} has the base_score {stored}, which is no probability")
             # XGBoost's bounds and formula; in float32 the result for 1 - 1e-6 differs by 0.06 from that in float64.
             bounded = np.clip(score, np.float32(1e-6), np.float32(1) - np.float32(1e-6))
             raw = 0 - np.log(1 / bounded - 1)
@@ -212,19 +214,32 @@ def _levels(stored: dict[str, Any]) -> tuple[Any, ...]:
     return found if len(set(found)) == len(found) and all(found) else ()
 
 
+def _integers(tree: dict[str, Any], entry: str) -> np.ndarray:
+    """Return an entry as int64[n]; floats, which binary files may hold as well, are an error in XGBoost, too."""
+    values = np.asarray(tree[entry])
+    if values.size and values.dtype.kind not in "iu":
+        raise ValueError(f"{entry} are no integers")
+    return values.astype(np.int64)
+
+
 def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature], link: str, name: str) -> Tree:
     if int(tree["tree_param"].get("size_leaf_vector", 1)) > 1:
         raise ParameterError(f"{name} has trees whose leaves hold several values, ours hold one")
     condition = np.asarray(tree["split_conditions"], np.float64).astype(np.float32)
-    feature = np.asarray(tree["split_indices"], np.int64)
-    left = np.asarray(tree["left_children"], np.int64)
+    feature = _integers(tree, "split_indices")
+    left = _integers(tree, "left_children")
     cover = np.asarray(tree["sum_hessian"], np.float64)
+    default_left = np.asarray(tree["default_left"])
+    if not np.isin(default_left, (0, 1)).all():
+        raise ValueError("default_left holds other numbers than 0 and 1")
     sets = {}
-    segments = zip(
-        tree.get("categories_nodes", []), tree.get("categories_segments", []), tree.get("categories_sizes", []), strict=True
-    )
+    nodes = tree.get("categories_nodes", [])
+    if sorted(map(int, nodes)) != np.flatnonzero(tree.get("split_type", [])).tolist():
+        raise ValueError("categories are not those of the nodes whose split_type is categorical")
+    categories = _integers(tree, "categories") if nodes else np.empty(0, np.int64)
+    segments = zip(nodes, tree.get("categories_segments", []), tree.get("categories_sizes", []), strict=True)
     for node, first, size in segments:
-        right = np.asarray(tree["categories"][first : first + size], np.int64)
+        right = categories[first : first + size]
         if not 0 <= node < len(feature) or first < 0 or len(right) != size:
             raise ValueError(f"the categories of node {node} do not fit the tree")
         of_feature = features[feature[node]]
@@ -240,9 +255,9 @@ def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature],
             feature=feature,
             threshold=threshold,
             categories=sets,
-            missing_left=np.asarray(tree["default_left"], bool),
+            missing_left=default_left.astype(bool),
             left=left,
-            right=np.asarray(tree["right_children"], np.int64),
+            right=_integers(tree, "right_children"),
             gain=np.asarray(tree["loss_changes"], np.float64),
             cover=cover,
             # A sum of Hessians is a number of rows where each Hessian is 1; otherwise the number is unknown.

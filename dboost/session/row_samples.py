@@ -329,9 +329,14 @@ class ReferenceSample:
     target: np.ndarray  # float64[n]
 
 
+def reference_size(n_features: int) -> int:
+    """Return the number of rows of the reference sample of a large table, about."""
+    return max(min(ROWS, VALUES // max(n_features, 1)), 1)
+
+
 def reference_rows(n_rows: int, n_features: int, seed: int, first: int = 0, last: int | None = None) -> np.ndarray:
     """Return the global ids among first…last-1 that are in the sample of `n_rows` rows: int64[...], ascending."""
-    return sample_rows(n_rows, seed, first, last, size=max(min(ROWS, VALUES // max(n_features, 1)), 1))
+    return sample_rows(n_rows, seed, first, last, size=reference_size(n_features))
 
 
 def with_summary(model: Ensemble, sample: ReferenceSample | None, n_threads: int | None = 1) -> Ensemble:

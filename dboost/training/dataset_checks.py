@@ -40,7 +40,7 @@ from dboost.errors import DataError
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.model.model_file import parse_columns, parse_levels
 from dboost.schema import Level
-from dboost.session.row_samples import ROWS, VALUES
+from dboost.session.row_samples import reference_size
 from dboost.session.target import MAX_CLASSES, TargetScan
 from dboost.shards.shard_spec import NARROW_BINS, code_fields, plan_layout
 from dboost.storage.block_file import Field
@@ -173,7 +173,7 @@ def parse_checksums(value: Any, n_blocks: int) -> np.ndarray:
 
 def check_sample_rows(n: int, n_rows: int, n_features: int) -> None:
     """Raise ValueError if a reference sample of n rows cannot be that of so many rows."""
-    size = max(min(ROWS, VALUES // n_features), 1)  # as in `session.row_samples.reference_rows`
+    size = reference_size(n_features)
     fits = n == n_rows if n_rows <= size else 1 <= n <= size + size // 8 + 32
     refuse(not fits, f"the reference sample has {n} of {n_rows} rows")
 
