@@ -44,16 +44,17 @@ from dboost.metrics.metric import MetricReduction
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
 from dboost.session.engines import Team
-from dboost.session.evaluation import EvalSet, EvalSetBuilder, log_streamed_eval_set
-from dboost.session.partition_loader import PartitionStats
+from dboost.session.evaluation import EvalSetBuilder, log_streamed_eval_set
 from dboost.session.protocol import (
     BiteVisit,
     BuildSpec,
     ByPartitions,
     Chosen,
     Engine,
+    EvalSet,
     NamedSet,
     P,
+    PartitionStats,
     ReplayState,
     Result,
     Session,
@@ -359,7 +360,7 @@ class ClusterEvalSets:
 
 
 class ClusterEvalSet:
-    """One evaluation set on the cluster; implements `session.evaluation.EvalSet`."""
+    """One evaluation set on the cluster; implements `session.protocol.EvalSet`."""
 
     def __init__(self, together: ClusterEvalSets, name: str, is_first: bool) -> None:
         self.name = name

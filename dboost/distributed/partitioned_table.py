@@ -27,8 +27,7 @@ from dboost.distributed.read_tasks import ReadTasks, Receipt, rows_alone
 from dboost.distributed.rebalance import is_for_one_worker, is_held, plan_moves
 from dboost.errors import DataError
 from dboost.schema import Feature
-from dboost.session.partition_loader import PartitionStats
-from dboost.session.protocol import ByPartitions, P, Result, Session, SessionRef
+from dboost.session.protocol import ByPartitions, P, PartitionStats, Result, Session, SessionRef
 from dboost.session.target import Target
 
 _log = logging.getLogger("dboost")

@@ -2,9 +2,9 @@
 
 An evaluation set has its own table, or it consists of rows that were chosen from the training table (`EvalRows`). It is in
 memory (`InMemoryEvalSet`) or in files (`StreamedEvalSet`). `EvalSetBuilder` decides: all sets in memory together take at most
-1/8 of a memory limit, and sets beyond that are streamed. Both kinds implement `EvalSet` and give the same metrics to the last
-bit, because metrics are computed in chunks that merge exactly. (The area under the curve keeps all distinct scores in memory
-until the last merge.)
+1/8 of a memory limit, and sets beyond that are streamed. Both kinds implement `session.protocol.EvalSet` and give the same
+metrics to the last bit, because metrics are computed in chunks that merge exactly. (The area under the curve keeps all distinct
+scores in memory until the last merge.)
 
 **Files.** A streamed set has two block files (`storage.block_file`). ``eval-rows`` is sealed: codes in columns, target and
 weight. ``eval-scores`` changes: the raw scores, and the saved raw scores. To add a tree or to compute a metric, the threads of
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -91,25 +91,6 @@ def log_streamed_eval_set(name: str) -> None:
 def is_table(data: Any) -> bool:
     """Return whether an object has named columns; a list of such objects is no table itself."""
     return any(hasattr(type(data), name) for name in ("columns", "column_names", "__arrow_c_stream__"))
-
-
-class EvalSet(Protocol):
-    """An evaluation set, in memory or in files, in this process or on workers."""
-
-    @property
-    def name(self) -> str: ...
-
-    def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
-        """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
-
-    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
-        """Return the current metrics as ``{"<set>_<metric>": value}``."""
-
-    def save_state(self) -> None:
-        """Save the current raw scores."""
-
-    def rollback(self) -> None:
-        """Restore the raw scores that were saved last."""
 
 
 class InMemoryEvalSet:
@@ -469,7 +450,7 @@ class EvalFiles:
 
 
 class StreamedEvalSet:
-    """One evaluation set in files; see `EvalSet`.
+    """One evaluation set in files; see `session.protocol.EvalSet`.
 
     Parameters
     ----------

@@ -33,12 +33,12 @@ from dboost.data import Table
 from dboost.data.binning import sample_rows
 from dboost.data.chunk import CategoryColumn, CategoryIndex, Chunk, Column
 from dboost.data.partition import ReadPlan
-from dboost.data.row_metadata import DataIssue, MetadataRows, RowMetadata, RowMetadataSpool
+from dboost.data.row_metadata import MetadataRows, RowMetadata, RowMetadataSpool
 from dboost.data.table import Reader, SpooledChunk, kept_rows, values_in
 from dboost.model.ensemble import FlatEnsemble
-from dboost.schema import Feature, Level
+from dboost.schema import Feature
 from dboost.session.memory import Budget, TrimCounter
-from dboost.session.protocol import BuildSpec, MissingPartitions
+from dboost.session.protocol import BuildSpec, MissingPartitions, Numbered, PartitionStats
 from dboost.session.row_samples import HELD_OUT, WATCHED, DigitRequest, NumberedRows, RowAssignment, reference_rows
 from dboost.session.target import Target, TargetScan, encode_chunk, encode_like, merge_target_scans, scan_target
 from dboost.session.warm_start import WarmStart, add_block, matrix_of, starting_scores
@@ -261,9 +261,6 @@ def starting_pieces(rows: BatchRows, spec: BuildSpec, n_threads: int, piece_rows
 #: Bytes of chunks that stay in memory until they are encoded; further chunks are spooled to files.
 RETAIN_BYTES = 256 * 2**20
 
-#: For each partition: global id of its first row of positive weight, and its number of such rows.
-Numbered = dict[int, tuple[int, int]]
-
 
 class PartitionLoader:
     """Batches by name: read partitions, report their statistics, convert them to tables, and compute statistics of the tables.
@@ -470,23 +467,6 @@ def _all(table: Table, drawn: list[np.ndarray]) -> np.ndarray:
     """Return the positions of the drawn rows in the table."""
     starts = np.cumsum((0, *table.lengths[:-1]))
     return np.concatenate([np.empty(0, np.int64), *map(np.add, starts, drawn)])
-
-
-@dataclass(frozen=True, eq=False)
-class PartitionStats:
-    """Statistics of the partitions of one batch in one session."""
-
-    lengths: dict[int, int]  # {partition: number of rows}
-    n_kept: dict[int, int]  # {partition: number of rows of positive weight}
-    n_bytes: dict[int, int]  # {partition: bytes of its columns}
-    #: Per feature: whether it is categorical, and the partition from which this follows; None if all values are missing.
-    kinds: tuple[tuple[bool, int] | None, ...]
-    categories: tuple[tuple[Level, ...], ...]  # per feature: its categories
-    target: TargetScan | None  # None without rows of positive weight
-    complaints: tuple[DataIssue, ...]
-    max_weight: float  # largest weight
-    unit_weights: bool  # whether all weights are 1 (or 0)
-    fingerprints: dict[int, int]  # {partition: fingerprint}, see `data.partition`
 
 
 class PartitionBatch:

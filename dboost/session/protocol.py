@@ -22,7 +22,7 @@ import numpy as np
 
 from dboost.data.binning import Binning
 from dboost.kernels.histograms import BinLayout
-from dboost.metrics.metric import LossMagnitude
+from dboost.metrics.metric import LossMagnitude, MetricReduction
 from dboost.session.memory import Budget
 from dboost.session.target import Target, TargetScan
 from dboost.session.warm_start import WarmStart
@@ -31,11 +31,10 @@ from dboost.shards.shard_spec import ShardSpec
 from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
 
 if TYPE_CHECKING:
+    from dboost.data.row_metadata import DataIssue
     from dboost.losses import Loss
     from dboost.model.ensemble import Ensemble
-    from dboost.schema import Feature
-    from dboost.session.evaluation import EvalSet
-    from dboost.session.partition_loader import Numbered, PartitionStats
+    from dboost.schema import Feature, Level
     from dboost.session.row_samples import DigitRequest, RowAssignment
     from dboost.trees.grower import RoundHistograms, RoundRequest
     from dboost.trees.split_finder import PackedSplits, SiblingPair
@@ -150,6 +149,25 @@ class BiteEngine(Engine, Protocol):
         """
 
 
+class EvalSet(Protocol):
+    """An evaluation set, in memory or in files, in this process or on workers."""
+
+    @property
+    def name(self) -> str: ...
+
+    def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
+        """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
+
+    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
+        """Return the current metrics as ``{"<set>_<metric>": value}``."""
+
+    def save_state(self) -> None:
+        """Save the current raw scores."""
+
+    def rollback(self) -> None:
+        """Restore the raw scores that were saved last."""
+
+
 class SessionRef(NamedTuple):
     """The name of a session: the state of one fit in one worker process.
 
@@ -245,6 +263,27 @@ class RefitStep:
     iteration: int
     values: np.ndarray  # float64[n_outputs, n_leaves]
     terms: tuple
+
+
+#: For each partition: global id of its first row of positive weight, and its number of such rows.
+Numbered = dict[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionStats:
+    """Statistics of the partitions of one batch in one session."""
+
+    lengths: dict[int, int]  # {partition: number of rows}
+    n_kept: dict[int, int]  # {partition: number of rows of positive weight}
+    n_bytes: dict[int, int]  # {partition: bytes of its columns}
+    #: Per feature: whether it is categorical, and the partition from which this follows; None if all values are missing.
+    kinds: tuple[tuple[bool, int] | None, ...]
+    categories: tuple[tuple[Level, ...], ...]  # per feature: its categories
+    target: TargetScan | None  # None without rows of positive weight
+    complaints: tuple[DataIssue, ...]
+    max_weight: float  # largest weight
+    unit_weights: bool  # whether all weights are 1 (or 0)
+    fingerprints: dict[int, int]  # {partition: fingerprint}, see `data.partition`
 
 
 class Session(Protocol):

@@ -34,10 +34,10 @@ from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.engines import FusedEngine, Team, team_for
-from dboost.session.evaluation import EvalRows, EvalSet, EvalSetBuilder, StreamedEvalSet, log_streamed_eval_set
+from dboost.session.evaluation import EvalRows, EvalSetBuilder, StreamedEvalSet, log_streamed_eval_set
 from dboost.session.memory import Budget
 from dboost.session.partition_loader import scan_targets
-from dboost.session.protocol import BuildSpec, ByPartitions, Chosen, Engine, NamedSet, P, Result, Session, SessionTable
+from dboost.session.protocol import BuildSpec, ByPartitions, Chosen, Engine, EvalSet, NamedSet, P, Result, Session, SessionTable
 from dboost.session.row_samples import DigitRequest, ReferenceSample, warn_of_drift, with_summary
 from dboost.session.target import Target, TargetScan, choose_target, continued, name_of_target, target_for, target_of
 from dboost.session.warm_start import WarmStart, check_continues

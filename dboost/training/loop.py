@@ -28,8 +28,7 @@ import numpy as np
 from dboost.errors import DataError, DBoostError, ParameterError, warn
 from dboost.metrics.exact import EXACT_SUM, FINE, unit_for
 from dboost.model.ensemble import Ensemble, Tree
-from dboost.session.evaluation import EvalSet
-from dboost.session.protocol import Engine
+from dboost.session.protocol import Engine, EvalSet
 from dboost.session.warm_start import WarmStart
 from dboost.shards.shard import TreeDelta, fine_bin_hessians
 from dboost.training.callbacks import NOT_SCORES, Callback, Iteration, Progress, checked_rate

@@ -52,10 +52,10 @@ from dboost.params import Parameters
 from dboost.schema import Feature, Level
 from dboost.session.bites import ArcbitesEngine, BiteStore, FileBiteStore, InMemoryBiteStore
 from dboost.session.engines import FusedEngine, StreamedEngine, team_for
-from dboost.session.evaluation import EvalSet, EvalSetBuilder
+from dboost.session.evaluation import EvalSetBuilder
 from dboost.session.memory import Budget
 from dboost.session.partition_loader import StartingPiece, scan_targets
-from dboost.session.protocol import BuildSpec, Chosen, Engine, NamedSet
+from dboost.session.protocol import BuildSpec, Chosen, Engine, EvalSet, NamedSet
 from dboost.session.row_samples import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_values
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
