@@ -56,6 +56,7 @@ from dboost.training.dataset_rows import (
     DatasetRows,
     FoldScoresOfPartition,
     StoredDataset,
+    check_thresholds,
     joined_scores,
     joined_targets,
     new_version,
@@ -132,8 +133,10 @@ class ClusterRows:
             return fit(request, DatasetRows(table, request, self.data))
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:
+        check_thresholds(model, self.data.binning)
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
-            return refit_leaves(model, self._table(connection, None, options["n_threads"]), data=self.data, **options)
+            table = self._table(connection, None, options["n_threads"])
+            return refit_leaves(model, table, rows_of=partial(DatasetRows, data=self.data), **options)
 
     def _table(self, connection: Connection, budget: Budget | None, n_threads: int, n_at_once: int = 1) -> ClusterTable:
         def make_tasks() -> BinnedTasks:

@@ -26,6 +26,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,7 @@ from dboost.training.dataset_checks import (
     sample_problem,
 )
 from dboost.training.fit import FitResult, LocalTable, SessionRows, fit
+from dboost.training.leaf_refit import refit_leaves
 from dboost.training.plan import FitRequest, RowsDescription
 
 
@@ -180,10 +182,9 @@ class LocalRows:
         return fit(request, DatasetRows(self._table(request), request, self._data))
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:
-        from dboost.training.leaf_refit import refit_leaves  # which imports this module
-
-        request = FitRequest(Parameters(), options["n_threads"])
-        return refit_leaves(model, self._table(request), data=self._data, **options)
+        check_thresholds(model, self._data.binning)
+        table = self._table(FitRequest(Parameters(), options["n_threads"]))
+        return refit_leaves(model, table, rows_of=partial(DatasetRows, data=self._data), **options)
 
     def _table(self, request: FitRequest) -> LocalTable:
         options = None if self._options is None else self._options(request)

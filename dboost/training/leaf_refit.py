@@ -30,7 +30,6 @@ from dboost.session.protocol import RefitOrder, RefitStep, Session, SessionTable
 from dboost.session.row_samples import with_summary
 from dboost.session.warm_start import WarmStart, check_continues, keywords_for
 from dboost.shards.shard import leaf_totals
-from dboost.training.dataset_rows import DatasetDescription, DatasetRows, check_thresholds
 from dboost.training.fit import SessionRows, interruptible_reading
 from dboost.training.leaf_values import LeafEstimator, TargetStats, in_unit, in_units_of, target_stats
 from dboost.training.loop import in_rows
@@ -46,7 +45,7 @@ def refit_leaves(
     source_name: str | None,
     custom_loss: Loss | None,
     n_threads: int,
-    data: DatasetDescription | None = None,
+    rows_of: Callable[[SessionTable, FitRequest], SessionRows] = SessionRows,
 ) -> Ensemble:
     """Return the model with leaf values estimated from the rows of a table.
 
@@ -61,8 +60,8 @@ def refit_leaves(
     custom_loss : Loss or None
         The loss, if it is a custom one.
     n_threads : int
-    data : DatasetDescription, optional
-        The data set whose rows the table has. Default: the table has raw values.
+    rows_of : callable, default `SessionRows`
+        Returns the rows of the table; the default is for tables of raw values.
 
     Raises
     ------
@@ -75,10 +74,8 @@ def refit_leaves(
     start = WarmStart(replace(model, trees=()), is_new_source=True)  # raw scores start at the model's baseline
     loading = replace(parameters[0], early_stopping_rounds=None, arcbites=None)
     request = FitRequest(loading, n_threads, warm_start=start)
-    rows = SessionRows(table, request) if data is None else DatasetRows(table, request, data)
+    rows = rows_of(table, request)
     try:
-        if data is not None:
-            check_thresholds(model, data.binning)
         with interruptible_reading():
             features = rows.load()
             target = rows.learn_target()
