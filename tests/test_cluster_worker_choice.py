@@ -11,8 +11,8 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dboost
-from dboost.distributed.client import WorkerChoice
 from dboost.distributed.connection import Connection
+from dboost.distributed.worker_choice import WorkerChoice
 from tests.helpers.clusters import Processes, a_table, at, threads_cluster
 
 OPTIONS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 8, "progress": False}

@@ -36,11 +36,11 @@ from dboost.data.partition import (
     slice_rows,
 )
 from dboost.data.table import values_of
-from dboost.distributed.client import WorkerChoice
 from dboost.distributed.cluster_fit import ClusterTable
 from dboost.distributed.connection import Connection, address_of, current_client, submit, usable
 from dboost.distributed.messages import pack
 from dboost.distributed.read_tasks import ReadTasks, finished, rows_alone
+from dboost.distributed.worker_choice import WorkerChoice
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 from dboost.model.ensemble import Ensemble
 from dboost.session.memory import Budget

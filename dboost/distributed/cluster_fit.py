@@ -31,14 +31,14 @@ from dboost.data.chunk import CategoryIndex
 from dboost.data.partition import ReadPlan, is_source
 from dboost.data.row_metadata import check_max_weight, label, raise_for_issues
 from dboost.data.table import disagree, mixes_kinds, warn_of_text
-from dboost.distributed.client import WorkerChoice
 from dboost.distributed.connection import Connection
+from dboost.distributed.joined_workers import JoinedWorkers
 from dboost.distributed.messages import LostWorkers, Timing
 from dboost.distributed.monitoring import PHASES
 from dboost.distributed.partitioned_table import PartitionedTable
 from dboost.distributed.read_tasks import ReadTasks
-from dboost.distributed.rebalance import JoinedWorkers
 from dboost.distributed.tree_rounds import GrowOrder, check_rows
+from dboost.distributed.worker_choice import WorkerChoice
 from dboost.errors import ColumnKindsError, DataError, DBoostError, InputTypeError, ParameterError
 from dboost.metrics.metric import MetricReduction
 from dboost.model.ensemble import Ensemble

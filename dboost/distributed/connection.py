@@ -26,12 +26,12 @@ from distributed.core import Status
 from distributed.worker import thread_state
 
 from dboost.config import liveness_timeout, uses_lines, without_graph_warning, worker_timeout
-from dboost.distributed.client import WorkerChoice, WorkerRecord
 from dboost.distributed.line import Line
 from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack
 from dboost.distributed.reducer import Reducer
 from dboost.distributed.tree_rounds import GrowOrder
 from dboost.distributed.worker_calls import open_line, run_on
+from dboost.distributed.worker_choice import WorkerChoice, WorkerRecord
 from dboost.errors import DBoostError, InputTypeError, is_out_of_descriptors, out_of_descriptors, warn
 from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
 from dboost.storage.block_file import StorageError
