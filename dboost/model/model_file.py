@@ -50,7 +50,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
@@ -67,7 +67,6 @@ from dboost.storage.json_shape import OTHERS, PLAIN, Shape, ShapeError, Within, 
 _CLASS_TYPES = re.compile(r"bool|object|u?int(8|16|32|64)|float(16|32|64|96|128)|[<>]([iu][248]|f(2|4|8|12|16))")
 
 _NO_TREE = "its nodes do not make one tree"
-_WRONG_NUMBERS = "a value is not finite, a cover is negative, or a gain or cover is no number"
 _ARRAYS = ("feature", "threshold", "missing_left", "left", "right", "gain", "cover", "count", "value")
 _WORDS = {None: math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -99,6 +98,7 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
     else:
         _check(len(baseline) == 1, "there are several outputs but no classes")
     trees = tuple(_tree(tree, number, features) for number, tree in enumerate(_sequence(entries["trees"], "trees")))
+    check_trees(trees, features)
     n_trees = len(trees) if n_trees is None else n_trees
     _check(n_trees % len(baseline) == 0, f"{n_trees} trees do not make whole iterations of {len(baseline)}")
     n_iterations, best = n_trees // len(baseline), entries["best_iteration"]
@@ -187,7 +187,7 @@ def depth_first_children(feature: np.ndarray, sizes: Sequence[int] | np.ndarray)
 
 
 def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
-    """Make the checks of `parse_ensemble` on trees in memory, vectorized over all trees.
+    """Check that trees are valid, vectorized over all trees: trees of a fit, and those that were read from a file.
 
     Raises
     ------
@@ -215,7 +215,10 @@ def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
     refuse(has_set != is_set, "categories and features do not fit")
     refuse(of["missing_left"] & ~is_split, "a leaf sends missing values left")
     refuse(of["count"] < 0, "count is negative")
-    refuse(wrong_numbers(of["gain"], of["cover"], of["value"]), _WRONG_NUMBERS)
+    refuse(
+        ~np.isfinite(of["value"]) | ~(of["cover"] >= 0) | np.isnan(of["gain"]),
+        "a value is not finite, a cover is negative, or a gain or cover is no number",
+    )
     sets = [codes for tree in trees for codes in tree.categories if codes is not None]
     if sets:
         node = np.repeat(np.flatnonzero(is_set), [len(codes) for codes in sets])
@@ -223,12 +226,10 @@ def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
         n_levels = np.array([len(f.categories or ()) for f in features])[feature[node]]
         wrong = (codes < 0) | (codes >= n_levels)
         wrong[1:] |= (node[1:] == node[:-1]) & (codes[1:] <= codes[:-1])
-        refuse(np.isin(np.arange(len(number)), node[wrong]), "categories of a node are no ascending levels")
-
-
-def wrong_numbers(gain: np.ndarray, cover: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Return which nodes have a value that is not finite, a negative cover, or no number as gain or cover: bool[n_nodes]."""
-    return ~np.isfinite(value) | ~(cover >= 0) | np.isnan(gain)
+        if wrong.any():
+            tree = number[node[np.argmax(wrong)]]
+            first = node[np.argmax(wrong)] - sizes[:tree].sum()
+            raise InvalidModel(f"tree {tree}: categories of node {first} are no ascending levels")
 
 
 def _check(holds: bool, otherwise: str) -> None:
@@ -389,43 +390,42 @@ def _tree(value: Any, number: int, features: tuple[Feature, ...]) -> Tree:
 
 
 def _nodes(value: Any, features: tuple[Feature, ...]) -> Tree:
+    """Return the tree, of the right types, lengths and shape; `check_trees` checks its values."""
     stored = ("feature", "threshold", "categories", "missing_left", "gain", "cover", "count", "value")
     entries = _mapping(value, "it", stored)
     feature = _integers(entries["feature"], "feature", -1, len(features) - 1, np.int32)
     n = len(feature)
     left, right = depth_first_children(feature, [n])
-    is_set = np.array([f >= 0 and features[f].is_categorical for f in feature.tolist()])
-    threshold = _floats(entries["threshold"], "threshold", n)
-    _check(bool((np.isnan(threshold) == ((feature < 0) | is_set)).all()), "thresholds and features do not fit")
-    sets = _mapping(entries["categories"], "categories", [str(node) for node in np.flatnonzero(is_set)])
+    nodes_of_sets = [node for node, f in enumerate(feature.tolist()) if f >= 0 and features[f].is_categorical]
+    sets = _mapping(entries["categories"], "categories", [str(node) for node in nodes_of_sets])
     categories: list[np.ndarray | None] = [None] * n
-    for node, codes in sets.items():
-        last = len(features[feature[int(node)]].categories or ()) - 1
-        categories[int(node)] = _integers(codes, f"categories of node {node}", 0, last, np.int32)
-        _check(bool((np.diff(codes) > 0).all()), f"categories of node {node} do not ascend")
-    missing_left = _integers(entries["missing_left"], "missing_left", 0, 1, np.bool_, n)
-    _check(not missing_left[feature < 0].any(), "a leaf sends missing values left")
-    gain, cover, value_of = (_floats(entries[name], name, n) for name in ("gain", "cover", "value"))
-    _check(not wrong_numbers(gain, cover, value_of).any(), _WRONG_NUMBERS)
+    for node in nodes_of_sets:
+        last = len(features[feature[node]].categories or ()) - 1
+        categories[node] = _integers(sets[str(node)], f"categories of node {node}", 0, last, np.int32)
     return Tree(
         feature=feature,
-        threshold=threshold,
+        threshold=_floats(entries["threshold"], "threshold", n),
         categories=tuple(categories),
-        missing_left=missing_left,
+        missing_left=_integers(entries["missing_left"], "missing_left", 0, 1, np.bool_, n),
         left=left,
         right=right,
-        gain=gain,
-        cover=cover,
+        gain=_floats(entries["gain"], "gain", n),
+        cover=_floats(entries["cover"], "cover", n),
         count=_integers(entries["count"], "count", 0, np.iinfo(np.int64).max, np.int64, n),
-        value=value_of,
+        value=_floats(entries["value"], "value", n),
     )
 
 
 #: Version of the format; files of a higher one are refused.
 VERSION = 1
 
-_FIRST_LINES = re.compile(rb'\{\n "format": "dboost",\n "version": ([1-9][0-9]{0,8}),\n')
-_DIGEST_LINE = re.compile(rb' "sha256": "([0-9a-f]{64})",\n')
+_MAGIC = b"dboost arrays, version "
+#: The lines before the digest and the line with it, in JSON and in the compact form.
+_JSON_LINES = (
+    re.compile(rb'\{\n "format": "dboost",\n "version": ([1-9][0-9]{0,8}),\n'),
+    re.compile(rb' "sha256": "([0-9a-f]{64})",\n'),
+)
+_COMPACT_LINES = (re.compile(_MAGIC + rb"([1-9][0-9]{0,8})\n"), re.compile(rb"([0-9a-f]{64})\n"))
 
 
 def dumps(ensemble: Ensemble) -> bytes:
@@ -454,20 +454,23 @@ def loads(data: bytes, name: str = "the model file") -> Ensemble:
     ModelFileError
         If the content is not a valid model.
     """
-    if is_compact(data):
-        return _loads_compact(data, name)
-    first_lines = _FIRST_LINES.match(data)
+    is_compact = data.startswith(_MAGIC)
+    of_version, of_digest = _COMPACT_LINES if is_compact else _JSON_LINES
+    first_lines = of_version.match(data)
     if first_lines is None:
         raise ModelFileError(f"{name} is not a dboost model, or its first lines are damaged")
-    _check_version(int(first_lines[1]), name)
-    digest_line = _DIGEST_LINE.match(data, first_lines.end())
+    if (version := int(first_lines[1])) > VERSION:
+        raise ModelFileError(
+            f"{name} has format version {version}, written by a newer dboost; this one reads versions up to {VERSION}"
+        )
+    digest_line = of_digest.match(data, first_lines.end())
     if digest_line is None:
         raise ModelFileError(f"{name} is damaged or cut short: the line with its checksum cannot be read")
     content = data[digest_line.end() :]
     if _sha256(content) != digest_line[1].decode():
         raise ModelFileError(f"{name} is damaged, cut short or was edited: its content does not match its checksum")
     try:
-        return parse_ensemble(json.loads(b"{" + content, parse_constant=_refuse_constant))
+        return parse_ensemble(_unpack(content) if is_compact else _parsed(b"{" + content))
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{name} does not hold a valid model: {error}") from error
 
@@ -496,34 +499,20 @@ def check(ensemble: Ensemble, n_known: int = 0) -> None:
 def dumps_compact(ensemble: Ensemble) -> bytes:
     """Return the bytes of the model's file in the compact form."""
     _check_trees(ensemble)
-    header = json.loads(b"{" + _content(replace(ensemble, trees=())))
-    is_categorical = np.array([feature.is_categorical for feature in ensemble.features], bool)
-    return pack(header, ensemble.trees, is_categorical, VERSION)
-
-
-def _loads_compact(data: bytes, name: str) -> Ensemble:
-    version = version_of(data)
-    if version is None:
-        raise ModelFileError(f"{name} is not a dboost model, or its first lines are damaged")
-    _check_version(version, name)
-    try:
-        return parse_ensemble(unpack(data, _is_categorical))
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{name} does not hold a valid model: {error}") from error
-
-
-def _is_categorical(header: Any) -> np.ndarray:
-    features = header.get("features")
-    if not isinstance(features, list):
-        raise InvalidModel("its header has no features")
-    return np.array([isinstance(feature, dict) and "levels" in feature for feature in features], bool)
-
-
-def _check_version(version: int, name: str) -> None:
-    if version > VERSION:
-        raise ModelFileError(
-            f"{name} has format version {version}, written by a newer dboost; this one reads versions up to {VERSION}"
-        )
+    trees, header = ensemble.trees, json.loads(b"{" + _content(replace(ensemble, trees=())))
+    text = json.dumps(header | {"trees": len(trees)}, separators=(",", ":"), allow_nan=False).encode()
+    parts = [len(text).to_bytes(8, "little"), text, _bytes(np.array([tree.n_nodes for tree in trees], "<i4"))]
+    of = _kinds(_joined(trees, "feature", np.dtype("<i4")), [feature.is_categorical for feature in ensemble.features])
+    for name, dtype, nodes in ARRAYS:
+        parts.append(_bytes(_joined(trees, name, np.dtype(dtype))[of[nodes]]))
+    sets = [codes for tree in trees for codes in tree.categories if codes is not None]
+    parts.append(_bytes(np.array([len(codes) for codes in sets], "<i4")))
+    parts.append(_bytes(np.concatenate([np.empty(0, "<u2"), *sets]).astype("<u2")))
+    joined = b"".join(parts)
+    content = zlib.compress(joined, 6)
+    if len(joined) > _allowed(len(content)):
+        content = zlib.compress(joined, 0)
+    return _MAGIC + f"{VERSION}\n{_sha256(content)}\n".encode() + content
 
 
 def schema() -> dict[str, Any]:
@@ -562,6 +551,10 @@ def load(path: str | os.PathLike[str]) -> Ensemble:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def _parsed(text: bytes) -> Any:
+    return json.loads(text, parse_constant=_refuse_constant)
 
 
 def _refuse_constant(constant: str) -> None:
@@ -655,9 +648,6 @@ SUFFIX = ".dboost"
 #: Limits of decompression: bytes, and for larger files bytes per byte of the file. Trees compress to a quarter or more; content
 #: that compresses to less than a sixteenth is written without compression.
 _SMALL, _RATIO = 4 << 20, 16
-_MAGIC = b"dboost arrays, version "
-_COMPACT_FIRST_LINES = re.compile(_MAGIC + rb"([1-9][0-9]{0,8})\n([0-9a-f]{64})\n")
-
 #: Name, dtype, and nodes with an entry: all, splits, or numeric splits.
 ARRAYS: tuple[tuple[str, str, str], ...] = (
     ("feature", "<i4", "all"),
@@ -670,72 +660,27 @@ ARRAYS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def is_compact(data: bytes) -> bool:
-    """Return whether a file starts like one of the compact form."""
-    return data.startswith(_MAGIC)
-
-
-def version_of(data: bytes) -> int | None:
-    """Return the format version of a file; None if its first lines cannot be read."""
-    found = _COMPACT_FIRST_LINES.match(data)
-    return int(found[1]) if found else None
-
-
-def pack(header: dict[str, Any], trees: Sequence[Tree], is_categorical: np.ndarray, version: int) -> bytes:
-    """Return the bytes of a file.
-
-    Parameters
-    ----------
-    header : dict of JSON types
-        Everything but the trees.
-    trees : sequence of Tree
-    is_categorical : bool[n_features]
-    version : int
-    """
-    text = json.dumps(header | {"trees": len(trees)}, separators=(",", ":"), allow_nan=False).encode()
-    parts = [len(text).to_bytes(8, "little"), text, _bytes(np.array([tree.n_nodes for tree in trees], "<i4"))]
-    feature = _joined(trees, "feature", np.dtype("<i4"))
-    of = _kinds(feature, is_categorical)
-    for name, dtype, nodes in ARRAYS:
-        parts.append(_bytes(_joined(trees, name, np.dtype(dtype))[of[nodes]]))
-    sets = [codes for tree in trees for codes in tree.categories if codes is not None]
-    parts.append(_bytes(np.array([len(codes) for codes in sets], "<i4")))
-    parts.append(_bytes(np.concatenate([np.empty(0, "<u2"), *sets]).astype("<u2")))
-    joined = b"".join(parts)
-    content = zlib.compress(joined, 6)
-    if len(joined) > _allowed(len(content)):
-        content = zlib.compress(joined, 0)
-    return _MAGIC + f"{version}\n{hashlib.sha256(content).hexdigest()}\n".encode() + content
-
-
-def unpack(data: bytes, is_categorical: Callable[[Any], np.ndarray]) -> dict[str, Any]:
+def _unpack(content: bytes) -> dict[str, Any]:
     """Return the content of the JSON form, with arrays for the lists in trees.
-
-    is_categorical : function from the header to bool[n_features].
 
     Raises
     ------
     InvalidModel
-        If the content is damaged, cut short or inconsistent.
+        If the lengths of the content do not fit; `parse_ensemble` checks the rest.
     """
-    first = _COMPACT_FIRST_LINES.match(data)
-    if first is None:
-        raise InvalidModel("its first lines are damaged")
-    content = memoryview(data)[first.end() :]
-    if hashlib.sha256(content).hexdigest() != first[2].decode():
-        raise InvalidModel("it is damaged, cut short or was edited: its content does not match its checksum")
     reader = _Reader(_decompressed(content))
-    header = json.loads(reader.take(int.from_bytes(reader.take(8), "little")), parse_constant=_refuse_constant)
-    if not isinstance(header, dict) or type(header.get("trees")) is not int or not 0 <= header["trees"] <= len(data) * 1032:
+    header = _mapping(_parsed(reader.take(int.from_bytes(reader.take(8), "little"))), "its header")
+    n_trees = header.get("trees")
+    # A stream of zlib is at most 1,032 times shorter than its content.
+    if type(n_trees) is not int or not 0 <= n_trees <= len(content) * 1032:
         raise InvalidModel("its header has no number of trees")
-    sizes = reader.array("<i4", header["trees"])
-    if (sizes < 1).any():
-        raise InvalidModel("a tree has no nodes")
+    features = _sequence(header.get("features"), "features")
+    sizes = reader.array("<i4", n_trees)
+    _check(bool((sizes > 0).all()), _NO_TREE)
     feature = reader.array("<i4", int(sizes.sum(dtype=np.int64)))
-    categorical = is_categorical(header)
-    if len(feature) and not (feature.min() >= -1 and feature.max() < len(categorical)):
-        raise InvalidModel("a split is about a feature that there is not")
-    of = _kinds(feature, categorical)
+    known = not len(feature) or bool(feature.min() >= -1 and feature.max() < len(features))
+    _check(known, "a split is about a feature that there is not")
+    of = _kinds(feature, [isinstance(feature, dict) and "levels" in feature for feature in features])
     columns: dict[str, np.ndarray] = {"feature": feature}
     for name, dtype, nodes in ARRAYS[1:]:
         stored = reader.array(dtype, int(of[nodes].sum()))
@@ -744,8 +689,7 @@ def unpack(data: bytes, is_categorical: Callable[[Any], np.ndarray]) -> dict[str
             columns[name] = np.full(len(feature), np.nan if name == "threshold" else 0, stored.dtype)
             columns[name][of[nodes]] = stored
     lengths = reader.array("<i4", int(of["categorical"].sum()))
-    if (lengths < 0).any():
-        raise InvalidModel("a set of categories has a negative length")
+    _check(bool((lengths >= 0).all()), "a set of categories has a negative length")
     codes = np.split(reader.array("<u2", int(lengths.sum(dtype=np.int64))), np.cumsum(lengths)[:-1]) if len(lengths) else []
     reader.end()
     return header | {"trees": _trees(sizes, columns, of["categorical"], codes)}
@@ -756,7 +700,7 @@ def _allowed(n_compressed: int) -> int:
     return max(_SMALL, _RATIO * n_compressed)
 
 
-def _decompressed(content: memoryview) -> bytes:
+def _decompressed(content: bytes) -> bytes:
     """Decompress the content up to a limit: a few kilobytes could fill the memory otherwise."""
     allowed, stream = _allowed(len(content)), zlib.decompressobj()
     try:
@@ -787,10 +731,10 @@ def _trees(
     return trees
 
 
-def _kinds(feature: np.ndarray, is_categorical: np.ndarray) -> dict[str, np.ndarray]:
+def _kinds(feature: np.ndarray, is_categorical: list[bool]) -> dict[str, np.ndarray]:
+    """Return which nodes are of each kind. feature : of each node; is_categorical : of each feature."""
     split = feature >= 0
-    categorical = np.zeros(len(feature), bool)
-    categorical[split] = is_categorical[feature[split]]
+    categorical = split & np.array([*is_categorical, False])[feature]
     return {"all": np.ones(len(feature), bool), "splits": split, "numeric": split & ~categorical, "categorical": categorical}
 
 
