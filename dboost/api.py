@@ -33,8 +33,9 @@ from dboost.storage.spool import PrivateDirectory
 from dboost.training.callbacks import Callback, schedule_of
 from dboost.training.checkpoint import checkpoint_in
 from dboost.training.dataset_rows import lease_of
-from dboost.training.fit import FitResult, available_threads, fit_table, interruptible_reading
+from dboost.training.fit import available_threads, fit_table, interruptible_reading
 from dboost.training.fit import fit as fit_rows
+from dboost.training.fit_result import FitResult
 from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule, tree_needs
 from dboost.training.prepared_dataset import (
     PreparedDataset,

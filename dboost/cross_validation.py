@@ -31,7 +31,8 @@ from dboost.session.row_samples import FoldRows
 from dboost.session.target import Target, choose_target, scan_target
 from dboost.training.callbacks import Callback, StoppingRule, schedule_of
 from dboost.training.checkpoint import first_difference, plain
-from dboost.training.fit import FitResult, available_threads
+from dboost.training.fit import available_threads
+from dboost.training.fit_result import FitResult
 from dboost.training.folds import (
     BinnedRows,
     FoldScores,

@@ -42,7 +42,7 @@ from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.kernels.histograms import PAIR
 from dboost.session.protocol import SessionRef, unpack
 from dboost.session.worker_session import WorkerSession
-from dboost.training.fit import FitResult
+from dboost.training.fit_result import FitResult
 from dboost.training.plan import FitRequest
 
 #: Bins of a feature.

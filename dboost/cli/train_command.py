@@ -21,7 +21,7 @@ from dboost.data.files import no_files_error
 from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, InputTypeError, ParameterError, is_passing, shown
 from dboost.storage.atomic_write import write_whole
-from dboost.training.callbacks import NOT_SCORES
+from dboost.training.history import NOT_SCORES
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -66,7 +66,8 @@ from dboost.training.dataset_rows import (
     write_description,
     write_part,
 )
-from dboost.training.fit import FitResult, SessionRows, fit, starts_of
+from dboost.training.fit import SessionRows, fit, starts_of
+from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.plan import FitRequest
 

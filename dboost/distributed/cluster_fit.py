@@ -63,7 +63,8 @@ from dboost.session.target import TargetScan
 from dboost.shards.shard import TreeDelta
 from dboost.shards.shard_grower import BYTES_PER_ROW
 from dboost.training.callbacks import Iteration
-from dboost.training.fit import FitResult, SessionRows, fit
+from dboost.training.fit import SessionRows, fit
+from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.loop import metrics_of
 from dboost.training.plan import FitRequest

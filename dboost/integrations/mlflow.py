@@ -23,8 +23,8 @@ from dboost.booster import Booster, load
 from dboost.errors import InputTypeError, MissingExtraError, ParameterError
 from dboost.schema import NUMBERS, TEXT, TRUTH_VALUES, Feature
 from dboost.storage.paths import path_text
-from dboost.training.callbacks import OBSERVERS, Iteration
-from dboost.training.fit import FitResult
+from dboost.training.callbacks import Iteration
+from dboost.training.fit_result import OBSERVERS, FitResult
 from dboost.training.loop import metrics_of
 from dboost.training.plan import FitPlan
 from dboost.version import __version__
@@ -299,7 +299,7 @@ def _warns(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class _LoggedFit:
-    """Logs a fit to a run of MLflow; see `dboost.training.callbacks.FitObserver`."""
+    """Logs a fit to a run of MLflow; see `dboost.training.fit_result.FitObserver`."""
 
     def __init__(self, settings: _Autolog, plan: FitPlan) -> None:
         self._settings, self._plan = settings, plan

@@ -95,7 +95,7 @@ class _ArcbiteLoop:
         else:
             stats = loop.steps.add_leaf_values(loop.zero_values)
             if loop.checkpoint is not None:
-                loop.checkpoint.note_visit(loop, self._past, loop.state_of(stats))
+                loop.checkpoint.note_visit(loop.history, loop.n_done, loop.trees, self._past, loop.state_of(stats))
         if self._n_visits > 1:
             loop.begin_visit(self._n_visits, loop.n_done)
         return stats

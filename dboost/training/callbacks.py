@@ -9,16 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from dboost.errors import ParameterError
 from dboost.model.ensemble import Ensemble
-
-if TYPE_CHECKING:
-    from dboost.training.fit import FitResult
-    from dboost.training.plan import FitPlan
 
 
 @dataclass(frozen=True)
@@ -67,13 +63,6 @@ def schedule_of(parameters: dict[str, Any]) -> LearningRates | None:
     return schedule
 
 
-#: Columns of the history that are neither losses nor metrics.
-NOT_SCORES = frozenset((
-    "iteration", "learning_rate", "bite", "visit", "seconds", "rows_kept", "bytes_read", "workers", "seconds_compute",
-    "seconds_reduce", "seconds_wait",
-))  # fmt: skip
-
-
 @dataclass(slots=True)  # so that assigning to an unknown attribute is an error
 class Iteration:
     """Argument of callbacks, which are called after each iteration.
@@ -94,20 +83,6 @@ Callback = Callable[[Iteration], Any]
 
 #: Returns a record in place of that of an iteration.
 RecordOf = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-
-
-class FitObserver(Protocol):
-    """Observes one fit: called after each iteration, as a callback, and at the end. It must not raise."""
-
-    def __call__(self, iteration: Iteration) -> Any:
-        """See an iteration."""
-
-    def end(self, result: FitResult | None) -> None:
-        """See the result; None if the fit failed."""
-
-
-#: Functions that make the observers of every fit of this process, from its plan.
-OBSERVERS: list[Callable[[FitPlan], FitObserver]] = []
 
 
 class StoppingRule:

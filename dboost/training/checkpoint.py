@@ -27,18 +27,20 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dboost._lazy_import import fsspec
+from dboost.data.binning import Binning
 from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, reason, shown
+from dboost.losses import Loss
 from dboost.model import model_file as storage
-from dboost.model.ensemble import Ensemble
+from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.protocol import Engine
@@ -49,12 +51,7 @@ from dboost.storage import atomic_write as files
 from dboost.storage.json_shape import ANY, OTHERS, PLAIN, Shape, Within, check_shape
 from dboost.storage.lease import Lease
 from dboost.storage.paths import path_text
-from dboost.training.callbacks import NOT_SCORES
-from dboost.training.loop import appended, metrics_of
-
-if TYPE_CHECKING:
-    from dboost.training.loop import BoostingLoop
-
+from dboost.training.history import NOT_SCORES, appended, metrics_of
 
 #: Version of the format of `state.json`; higher versions are rejected. Version 1 used the words of messages as names.
 VERSION = 2
@@ -65,6 +62,9 @@ _FILES = rf"(trees-\d{{6,}}-\d{{6,}}|{re.escape(STATE[:-5])}|{re.escape(_LEASE[:
 _DRAFT = re.compile(rf"\.{_FILES}\.([0-9a-f]{{32}}|[0-9a-f]{{8}}\.part)")
 _OWN = re.compile(rf"{_FILES}|{_DRAFT.pattern}")
 _HEAD = re.compile(rb'\{"format": "dboost checkpoint", "version": (\d{1,9}), "sha256": "([0-9a-f]{64})",\n')
+
+#: Returns the trees of the iterations first + 1, …, last.
+TreesOf = Callable[[int, int], tuple[Tree, ...]]
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ class Checkpoint:
         self._state: State | None = None
         self._identity: dict[str, Any] = {}
         self._empty: Ensemble
+        self._n_earlier = 0
 
     def __enter__(self) -> Checkpoint:
         self._lease.__enter__()
@@ -165,7 +166,7 @@ class Checkpoint:
         ModelFileError
             When a file of the checkpoint is damaged.
         """
-        self._identity = {"asked": plain(asked)}
+        self._identity, self._n_earlier = {"asked": plain(asked)}, warm_start.n_earlier
         if self._state is None:
             return warm_start
         # A parameter that did not exist when the checkpoint was written had its default.
@@ -190,12 +191,13 @@ class Checkpoint:
         metrics = base.metrics if self.visits else appended(base.metrics, warm_start.n_earlier, metrics_of(self.history), n)
         return warm_start.resumed(replace(base, trees=earlier + own_model.trees, metrics=metrics))
 
-    def begin(self, loop: BoostingLoop, empty: Ensemble, current: dict[str, float]) -> dict[str, float]:
+    def begin(self, data: dict[str, Any], empty: Ensemble, current: dict[str, float]) -> dict[str, float]:
         """Compare the data with those of the checkpoint, after the scores have been recomputed.
 
         Parameters
         ----------
-        loop : BoostingLoop
+        data : dict
+            See `describe_data`.
         empty : Ensemble
             The fit's model without trees.
         current : dict
@@ -213,7 +215,7 @@ class Checkpoint:
         ParameterError
             When another memory limit results in another number of arcbites.
         """
-        self._identity["data"] = describe_data(loop)
+        self._identity["data"] = data
         self._empty = replace(empty, edges=(), parameters={}, metrics={}, sources=())
         state = self._state
         if state is None:
@@ -250,13 +252,22 @@ class Checkpoint:
             return
         raise DataError(f"{self._refusal}: the data are not the same, {described}")
 
-    def note(self, loop: BoostingLoop) -> None:
+    def note(self, history: Sequence[dict[str, Any]], last: int, trees_of: TreesOf) -> None:
         """Write the checkpoint if at least `every` iterations are not in it yet; called after each iteration."""
-        if loop.n_done - self._n_written(loop) >= self._every:
-            self.write(loop)
+        if last - self._n_written >= self._every:
+            self.write(history, last, trees_of)
 
-    def write(self, loop: BoostingLoop) -> None:
+    def write(self, history: Sequence[dict[str, Any]], last: int, trees_of: TreesOf) -> None:
         """Write all complete iterations.
+
+        Parameters
+        ----------
+        history : sequence of dict
+            The records of the iterations of this fit.
+        last : int
+            The number of the last complete iteration.
+        trees_of : callable
+            Returns the trees of iterations first + 1, …, last.
 
         Raises
         ------
@@ -265,31 +276,39 @@ class Checkpoint:
         """
         state = self._state
         assert state is not None
-        first, last = self._n_written(loop), loop.n_done
+        first = self._n_written
         if last == first:
             return
-        records = [plain(record) for record in loop.history[first - last :]]
-        part = self._write_trees(loop, first, last)
+        records = [plain(record) for record in history[first - last :]]
+        part = self._write_trees(first, last, trees_of)
         self._write_state(State(self._identity, [*state.parts, part], state.before, [*state.history, *records]))
 
-    def note_visit(self, loop: BoostingLoop, past: dict[str, Any], began: dict[str, float]) -> None:
+    def note_visit(
+        self,
+        history: Sequence[dict[str, Any]],
+        last: int,
+        trees_of: TreesOf,
+        past: dict[str, Any],
+        began: dict[str, float],
+    ) -> None:
         """Write the iterations before a visit to an arcbite, if at least `every` of them are not in the checkpoint yet.
 
-        past : ``bites`` and ``in_vain``, see `State`; began : current loss and metrics.
+        history, last, trees_of : as in `write`.
+        past, began : ``bites`` and ``in_vain``, see `State`; current loss and metrics.
         """
         state = self._state
         assert state is not None
-        if len(loop.history) - len(state.history) < self._every:
+        if len(history) - len(state.history) < self._every:
             return
-        first, last = self._n_written(loop), loop.n_done
-        parts = state.parts if first == last else [*state.parts, self._write_trees(loop, first, last)]
-        history = [*state.history, *(plain(record) for record in loop.history[len(state.history) :])]
-        self._write_state(State(self._identity, parts, state.before, history, plain(past | {"began": began})))
+        first = self._n_written
+        parts = state.parts if first == last else [*state.parts, self._write_trees(first, last, trees_of)]
+        records = [*state.history, *(plain(record) for record in history[len(state.history) :])]
+        self._write_state(State(self._identity, parts, state.before, records, plain(past | {"began": began})))
 
-    def _write_trees(self, loop: BoostingLoop, first: int, last: int) -> dict[str, Any]:
+    def _write_trees(self, first: int, last: int, trees_of: TreesOf) -> dict[str, Any]:
         self._lease.renew()
         name = _name_of_trees(first + 1, last)
-        content = storage.dumps(replace(self._empty, trees=loop.trees(first, last)))
+        content = storage.dumps(replace(self._empty, trees=trees_of(first, last)))
         files.write_whole(f"{self.path}/{name}", content)
         digest = hashlib.sha256(content).hexdigest()
         return {"name": name, "first_iteration": first + 1, "last_iteration": last, "sha256": digest}
@@ -299,9 +318,10 @@ class Checkpoint:
         files.write_whole(f"{self.path}/{STATE}", _dumps(written))
         self._state = written
 
-    def _n_written(self, loop: BoostingLoop) -> int:
-        assert self._state is not None
-        return loop.warm_start.n_earlier + self.n_iterations
+    @property
+    def _n_written(self) -> int:
+        """The number of the last iteration in the checkpoint."""
+        return self._n_earlier + self.n_iterations
 
     @property
     def _refusal(self) -> str:
@@ -470,18 +490,19 @@ def _name_of_trees(first: int, last: int) -> str:
     return f"trees-{first:06d}-{last:06d}.json"
 
 
-def describe_data(loop: BoostingLoop) -> dict[str, Any]:
-    """Return the identity of the data: number of rows, fingerprints, split points, categories and the loss."""
-    binning, loss = loop.binning, loop.loss
-    sums = merged_fingerprint(loop.engine, len(binning.features)) if loop.code_sums is None else loop.code_sums
+def describe_data(binning: Binning, loss: Loss, n_rows: int, n_bites: int | None, sums: Sequence[int]) -> dict[str, Any]:
+    """Return the identity of the data: number of rows, fingerprints, split points, categories and the loss.
+
+    n_bites : number of arcbites, None without them; sums : see `merged_fingerprint`.
+    """
     columns: dict[str, str] = {}
     for feature, edges, code_sum in zip(binning.features, binning.edges, sums[2:], strict=True):
         cut = [repr(level) for level in feature.categories or ()] if edges is None else [edge.hex() for edge in edges.tolist()]
         columns[feature.name] = hashlib.sha256(json.dumps([cut, code_sum]).encode()).hexdigest()
     # The weights come first, because they change other entries (e.g. split points), which the error should not name.
-    rows: dict[str, Any] = {"rows": loop.engine.n_rows, "target": sums[0], "sample_weight": sums[1]}
-    if loop.parameters.arcbites is not None:
-        rows["n_bites"] = loop.parameters.arcbites.n_bites
+    rows: dict[str, Any] = {"rows": n_rows, "target": sums[0], "sample_weight": sums[1]}
+    if n_bites is not None:
+        rows["n_bites"] = n_bites
     return rows | {"order": list(columns), "columns": columns, "loss": plain(loss.to_dict())}
 
 

@@ -62,7 +62,8 @@ from dboost.training.dataset_checks import (
     roles_problem,
     sample_problem,
 )
-from dboost.training.fit import FitResult, LocalTable, SessionRows, fit
+from dboost.training.fit import LocalTable, SessionRows, fit
+from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.plan import FitRequest, RowsDescription
 

@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial, reduce
 from typing import Any, Concatenate, Protocol
 
@@ -43,7 +43,8 @@ from dboost.session.target import Target, TargetScan, choose_target, continued, 
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.session.worker_session import WorkerSession
 from dboost.training.arcbites import run_arcbites
-from dboost.training.callbacks import OBSERVERS, Callback, Progress, StoppingRule
+from dboost.training.callbacks import Callback, Progress
+from dboost.training.fit_result import OBSERVERS, FitResult
 from dboost.training.leaf_values import target_stats
 from dboost.training.loop import BoostingLoop, assemble
 from dboost.training.plan import (
@@ -61,22 +62,10 @@ from dboost.training.plan import (
     warn_held_out,
     with_own_metrics,
 )
+from dboost.training.split_limits import why_no_split
 from dboost.trees.tree_task import GrowthPolicy
 
 _log = logging.getLogger("dboost")
-
-
-@dataclass
-class FitResult:
-    """The model and the history of a fit."""
-
-    ensemble: Ensemble
-    history: list[dict[str, Any]]  # one record per iteration of this fit
-    before: dict[str, float] = field(default_factory=dict)  # losses and metrics before the first iteration
-    early_stopping: StoppingRule | None = None  # the rule, whether or not it stopped the fit
-    whole: Ensemble | None = None  # of a fold: the model with the iterations after the best one
-    timings: dict[str, float] = field(default_factory=dict)  # seconds by phase: "load", "bin", "train"
-    no_split: str | None = None  # why no tree of this fit has a split, to warn of
 
 
 def fit(request: FitRequest, rows: TrainingRows) -> FitResult:
@@ -173,7 +162,7 @@ def _boost(
             loop.run(collect, bar)
         else:
             run_arcbites(loop, plan.parameters.arcbites, collect, bar)
-        no_split = _why_no_split(loop)
+        no_split = why_no_split(loop) if loop.lacks_splits else None
     except KeyboardInterrupt as stopped:
         n_done, kept = loop.n_done, ""
         if checkpoint is not None:
@@ -194,15 +183,6 @@ def _boost(
     if no_split is not None and fold is None:  # `folds.fit_folds` warns once for all folds
         warn(no_split)
     return FitResult(ensemble, history, loop.before, stopping, whole, clock.seconds, no_split)
-
-
-def _why_no_split(loop: BoostingLoop) -> str | None:
-    """Return which limit kept all trees from having a split; None if one has."""
-    if not loop.lacks_splits:
-        return None
-    from dboost.training.split_limits import why_no_split  # few fits need it
-
-    return why_no_split(loop)
 
 
 def _described(model: Ensemble, plan: FitPlan) -> Ensemble:

@@ -32,7 +32,7 @@ from dboost.session.row_samples import TEST, TRAIN, UNUSED, FoldRows
 from dboost.session.target import Target
 from dboost.session.warm_start import COLD_START
 from dboost.training.callbacks import Callback, Iteration, Progress
-from dboost.training.fit import FitResult
+from dboost.training.fit_result import FitResult
 from dboost.training.plan import FitRequest, Fold
 from dboost.trees.tree_task import derive_seed, hash_rows
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -31,8 +31,11 @@ from dboost.model.ensemble import Ensemble, Tree
 from dboost.session.protocol import Engine, EvalSet
 from dboost.session.warm_start import WarmStart
 from dboost.shards.shard import TreeDelta, fine_bin_hessians
-from dboost.training.callbacks import NOT_SCORES, Callback, Iteration, Progress, checked_rate
+from dboost.training.callbacks import Callback, Iteration, Progress, checked_rate
+from dboost.training.checkpoint import describe_data, merged_fingerprint
+from dboost.training.history import appended, metrics_of, of_model
 from dboost.training.leaf_values import LeafEstimator, in_unit, in_units_of
+from dboost.training.plan import FitPlan
 from dboost.trees.bin_proposal import BinMerge
 from dboost.trees.tree_task import (
     FEATURES,
@@ -47,10 +50,6 @@ from dboost.trees.tree_task import (
     split_params_of,
     within_bounds,
 )
-
-if TYPE_CHECKING:
-    from dboost.training.plan import FitPlan
-
 
 #: Returns the ensemble with the trees grown so far.
 Assemble = Callable[[], Ensemble]
@@ -152,7 +151,7 @@ class BoostingLoop:
             stats, has_waited, is_ended = self.iterate(stats, assemble, progress)
             is_over = has_waited or is_ended
         if self.checkpoint is not None:
-            self.checkpoint.write(self)
+            self.checkpoint.write(self.history, self.n_done, self.trees)
 
     def _resume(self, current: dict[str, float]) -> dict[str, float]:
         """Return losses and metrics before the fit's first iteration; early stopping processes the earlier history.
@@ -163,7 +162,7 @@ class BoostingLoop:
         before: dict[str, float] = current
         past: list[dict[str, Any]] = []
         if checkpoint is not None:
-            before, past = checkpoint.begin(self, self.empty, current), checkpoint.history
+            before, past = checkpoint.begin(self._data(), self.empty, current), checkpoint.history
             self._check_rates(past, "the checkpoint belongs to another fit")
         elif fold is not None and fold.past:
             past = [*fold.past]
@@ -183,6 +182,12 @@ class BoostingLoop:
                     visit = self.begin_visit(record["visit"], record["iteration"] - 1)
                 stopping.should_stop(record["iteration"], record)
         return before
+
+    def _data(self) -> dict[str, Any]:
+        """Return the identity of the data for the checkpoint."""
+        sums = merged_fingerprint(self.engine, len(self.binning.features)) if self.code_sums is None else self.code_sums
+        arcbites = self.parameters.arcbites
+        return describe_data(self.binning, self.loss, self.engine.n_rows, None if arcbites is None else arcbites.n_bites, sums)
 
     def begin_visit(self, visit: int, n_done: int) -> int:
         """Restart the waiting time of early stopping at a visit to an arcbite; return the visit's number."""
@@ -251,7 +256,7 @@ class BoostingLoop:
         if limit is not None:  # the next iteration is expected to take as long as this one
             is_ended = time.perf_counter() - self.plan.request.began + record["seconds"] > limit or is_ended
         if self.checkpoint is not None and self.valued is None:  # with arcbites it is written between visits
-            self.checkpoint.note(self)
+            self.checkpoint.note(self.history, self.n_done, self.trees)
         return stats, has_waited, is_ended
 
     def _check_defined(self, iteration: int, record: dict[str, Any]) -> None:
@@ -485,7 +490,7 @@ def assemble(loop: BoostingLoop, *, whole: bool = False) -> Ensemble:
         source |= loop.plan.damping_notes
     history, n_earlier = loop.history, before
     if loop.parameters.arcbites is not None:  # all of this fit's, also if it resumes
-        history, n_earlier = _of_model(history, loop.n_done if best is None else best), warm_start.n_earlier
+        history, n_earlier = of_model(history, loop.n_done if best is None else best), warm_start.n_earlier
     metrics = metrics_of(history)
     if model is None:
         return replace(empty, trees=trees, sources=(source,), metrics=metrics, best_iteration=best)
@@ -501,12 +506,6 @@ def assemble(loop: BoostingLoop, *, whole: bool = False) -> Ensemble:
     )
 
 
-def _of_model(history: list[dict[str, Any]], last: int) -> list[dict[str, Any]]:
-    """Return the last record of each iteration of the model; numbers of iterations that were cut back occur repeatedly."""
-    latest = {record["iteration"]: record for record in history if record["iteration"] <= last}
-    return [latest[iteration] for iteration in sorted(latest)]
-
-
 def _with_source(model: Ensemble, source: dict[str, Any], warm_start: WarmStart) -> tuple[dict[str, Any], ...]:
     """Return the sources of a continued model; the last one is extended if data and parameters are unchanged."""
     if not model.sources or warm_start.is_new_source:
@@ -516,23 +515,6 @@ def _with_source(model: Ensemble, source: dict[str, Any], warm_start: WarmStart)
         source["first_iteration"] = last["first_iteration"]
         return (*model.sources[:-1], source)
     return (*model.sources, source)
-
-
-def metrics_of(history: list[dict[str, Any]]) -> dict[str, tuple[float, ...]]:
-    """Return the metrics of a history by name, one value per record."""
-    names = [name for name in history[0] if name not in NOT_SCORES] if history else []
-    return {name: tuple(record[name] for record in history) for name in names}
-
-
-def appended(
-    old: dict[str, tuple[float, ...]], n_old: int, new: dict[str, tuple[float, ...]], n_new: int
-) -> dict[str, tuple[float, ...]]:
-    """Return metrics by iteration, NaN where a metric was not evaluated."""
-    nan = float("nan")
-    return {
-        name: (old.get(name, ()) + (nan,) * n_old)[:n_old] + new.get(name, (nan,) * n_new)
-        for name in [*new, *(name for name in old if name not in new)]
-    }
 
 
 def _without_length(source: dict[str, Any]) -> dict[str, Any]:

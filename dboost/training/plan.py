@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -67,13 +67,12 @@ from dboost.session.row_samples import (
 from dboost.session.target import Target
 from dboost.session.warm_start import COLD_START, WarmStart
 from dboost.shards.shard_spec import ShardSpec, plan_layout
-from dboost.training.callbacks import NOT_SCORES, Callback, LearningRates, RecordOf, StoppingRule
+from dboost.training.callbacks import Callback, LearningRates, RecordOf, StoppingRule
+from dboost.training.checkpoint import Checkpoint
+from dboost.training.history import NOT_SCORES
 from dboost.training.leaf_values import TargetStats
 from dboost.trees.bin_proposal import FINE_BINS_PER_BIN
 from dboost.trees.tree_task import ANY_ORDER, BEST_FIRST, DEPTH_WISE, HOLD_OUT, FeatureConstraints, GrowthPolicy, derive_seed
-
-if TYPE_CHECKING:
-    from dboost.training.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, eq=False)

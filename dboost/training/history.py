@@ -1,0 +1,34 @@
+"""The history of a fit: one record per iteration, and its metrics as a model has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: Columns of the history that are neither losses nor metrics.
+NOT_SCORES = frozenset((
+    "iteration", "learning_rate", "bite", "visit", "seconds", "rows_kept", "bytes_read", "workers", "seconds_compute",
+    "seconds_reduce", "seconds_wait",
+))  # fmt: skip
+
+
+def of_model(history: list[dict[str, Any]], last: int) -> list[dict[str, Any]]:
+    """Return the last record of each iteration of the model; numbers of iterations that were cut back occur repeatedly."""
+    latest = {record["iteration"]: record for record in history if record["iteration"] <= last}
+    return [latest[iteration] for iteration in sorted(latest)]
+
+
+def metrics_of(history: list[dict[str, Any]]) -> dict[str, tuple[float, ...]]:
+    """Return the metrics of a history by name, one value per record."""
+    names = [name for name in history[0] if name not in NOT_SCORES] if history else []
+    return {name: tuple(record[name] for record in history) for name in names}
+
+
+def appended(
+    old: dict[str, tuple[float, ...]], n_old: int, new: dict[str, tuple[float, ...]], n_new: int
+) -> dict[str, tuple[float, ...]]:
+    """Return metrics by iteration, NaN where a metric was not evaluated."""
+    nan = float("nan")
+    return {
+        name: (old.get(name, ()) + (nan,) * n_old)[:n_old] + new.get(name, (nan,) * n_new)
+        for name in [*new, *(name for name in old if name not in new)]
+    }
