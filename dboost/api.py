@@ -23,7 +23,7 @@ from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.model import model_file as storage
-from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters
+from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters, shows_parameters
 from dboost.session.evaluation import named_sets
 from dboost.session.memory import Budget
 from dboost.session.target import check_categories, name_of_target
@@ -53,6 +53,7 @@ from dboost.training.prepared_dataset import (
 )
 
 
+@shows_parameters
 def fit(
     data: Any,
     target: Any = ...,

@@ -25,7 +25,7 @@ from dboost.data.paths import open_path
 from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.metrics.named import names_of
-from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters
+from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters, shows_parameters
 from dboost.session.memory import Budget, parse_memory_limit
 from dboost.session.row_samples import FoldRows
 from dboost.session.target import Target, choose_target, scan_target
@@ -95,6 +95,7 @@ class CVResult:
         return f"<dboost.CVResult: {len(self.boosters)} folds, {best}>"
 
 
+@shows_parameters
 def cv(
     data: Any,
     target: Any = ...,

@@ -1,8 +1,11 @@
-"""Parameters of training: names, defaults, meaning and limits, validated once and then frozen.
+"""Parameters of learning: names, defaults, meaning and limits, validated once and then frozen.
 
-`Parameters` is the record that the trainer, the engines and the model file use; its names and defaults are those of
-`dboost.fit`. `ALIASES` are names of other libraries for some of them. The functions that train, the estimators and the command
-line accept them and convert them at once (`canonical`): models, checkpoints and prepared data contain no aliases.
+`Parameters` is the record that the trainer, the engines and the model file use. Its fields are the table of the parameters: the
+checks, the signatures of the functions that train and of the estimators, their documentation, the keys of the command line and
+the page of the parameters follow from them. Type checkers need the names a second time (`TreeParameters`).
+
+`ALIASES` are names of other libraries for some of them. The functions that train, the estimators and the command line accept
+them and convert them at once (`canonical`): models, checkpoints and prepared data contain no aliases.
 
 `ArcBites` is the record of ``arcbites=``: sequential boosting on random subsets of the rows (*bites*) that fit in memory.
 Boosting starts at the current scores of a bite's rows and continues on them for some trees, or as long as an independent test
@@ -13,13 +16,17 @@ on-line", 1997; J. Friedman, "Greedy function approximation", 2001, section 10).
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+import textwrap
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from dboost.errors import ParameterError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 CYCLIC, RANDOM, ADAPTIVE = "cyclic", "random", "adaptive"
 ORDERS = (RANDOM, CYCLIC, ADAPTIVE)
@@ -242,169 +249,253 @@ class EarlyStopping:
 
 
 @dataclass(frozen=True)
+class Integer:
+    """The values of a parameter: integers within limits."""
+
+    least: int
+    most: int | None = None
+    optional: bool = False  # whether None is a value, too
+
+    def checked(self, name: str, value: Any) -> Any:
+        """Return a value; raise a ParameterError that names the parameter if it is not allowed."""
+        if value is None and self.optional:
+            return None
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if not is_integer or value < self.least or (self.most is not None and value > self.most):
+            limits = f"of at least {self.least}" if self.most is None else f"between {self.least} and {self.most}"
+            raise ParameterError(f"{name}={value!r} must be an integer {limits}{self._or_none}")
+        return value
+
+    def __str__(self) -> str:
+        """The values as numpydoc shows them."""
+        return f"int >= {self.least}{self._or_none}" if self.most is None else f"int, {self.least}…{self.most}{self._or_none}"
+
+    @property
+    def _or_none(self) -> str:
+        return " or None" if self.optional else ""
+
+
+@dataclass(frozen=True)
+class Number:
+    """The values of a parameter: finite numbers within limits, as floats."""
+
+    least: float | None = None
+    above: float | None = None
+    below: float = math.inf
+    most: float = math.inf
+    optional: bool = False
+
+    def checked(self, name: str, value: Any) -> Any:
+        if value is None and self.optional:
+            return None
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+            or (self.least is not None and value < self.least)
+            or (self.above is not None and value <= self.above)
+            or value >= self.below
+            or value > self.most
+        ):
+            limits = f"at least {self.least:g}" if self.least is not None else f"greater than {self.above:g}"
+            limits += f" and less than {self.below:g}" if self.below < math.inf else ""
+            limits += f" and at most {self.most:g}" if self.most < math.inf else ""
+            raise ParameterError(f"{name}={value!r} must be a number {limits}{' or None' if self.optional else ''}")
+        return float(value)  # 1 and 1.0 give the same model file
+
+    def __str__(self) -> str:
+        limits = f">= {self.least:g}" if self.least is not None else f"> {self.above:g}"
+        limits += (
+            f" and < {self.below:g}" if self.below < math.inf else f" and <= {self.most:g}" if self.most < math.inf else ""
+        )
+        return f"float {limits}{' or None' if self.optional else ''}"
+
+
+class Choice:
+    """The values of a parameter: some words."""
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+
+    def checked(self, name: str, value: Any) -> Any:
+        if value not in self._words:
+            raise ParameterError(f"{name}={value!r} must be one of {', '.join(map(repr, self._words))}")
+        return value
+
+    def __str__(self) -> str:
+        return "{" + ", ".join(f'"{word}"' for word in self._words) + "}"
+
+
+class Special:
+    """The values of a parameter: those that a function returns or raises an error for."""
+
+    def __init__(self, shown: str, check: Callable[[Any], Any]) -> None:
+        self._shown, self._check = shown, check
+
+    def checked(self, _: str, value: Any) -> Any:
+        return self._check(value)
+
+    def __str__(self) -> str:
+        return self._shown
+
+
+def _checked_loss(given: Any) -> Any:
+    if isinstance(given, str) or not hasattr(given, "inverse_link"):
+        if given not in LOSSES:
+            names = ", ".join(map(repr, LOSSES))
+            raise ParameterError(
+                f"loss={given!r} must be one of {names} or a dboost.losses.Loss of your own{_similar_loss(given)}"
+            )
+    elif isinstance(given, type):
+        raise ParameterError(f"loss is the class {given.__name__}: give an instance, {given.__name__}()")
+    elif given.name in LOSSES:
+        raise ParameterError(f"a loss of your own must not be called {given.name!r}, which is one of dboost's")
+    return given
+
+
+def _checked_directions(given: Any) -> Any:
+    if given is not None and not isinstance(given, dict | list):
+        raise ParameterError(f"monotonic_cst={_short(given)} must be a dict of names or one number per feature")
+    return given
+
+
+def _checked_groups(given: Any) -> Any:
+    if given is None or given in ("pairwise", "no_interactions"):
+        return given
+    if not isinstance(given, list) or not all(isinstance(group, list) for group in given):
+        raise ParameterError(
+            "Interaction constraints must be a sequence of tuples or lists of names or numbers, 'pairwise' or "
+            f"'no_interactions', not interaction_cst={_short(given)}"
+        )
+    return given
+
+
+def _parameter(default: Any, values: Integer | Number | Choice | Special, meaning: str) -> Any:
+    """Return the field of a parameter: its default, its values, and what it means."""
+    return field(default=default, metadata={"values": values, "meaning": meaning})
+
+
+@dataclass(frozen=True)
 class Parameters:
-    """Parameters of training. Names and defaults are those of `dboost.fit`.
-
-    Attributes
-    ----------
-    loss : str or a custom dboost.losses.Loss, default "auto"
-        "squared_error", "absolute_error", "quantile", "huber", "poisson", "gamma" or "tweedie" for regression, "log_loss" or
-        "exponential" (two classes only) for classification; "auto": log_loss for truth values, text, categories and zeros and
-        ones, else squared_error.
-    quantile : float between 0 and 1, or None, default None
-        The level, for loss="quantile" only, which requires it.
-    huber_alpha : float between 0 and 1, default 0.9
-        The share of rows whose residuals count as small, for loss="huber" only.
-    tweedie_power : float between 1 and 2, default 1.5
-        p of the variance μ^p, for loss="tweedie" only.
-    learning_rate : float > 0, default 0.1
-        Factor of each tree's leaf values.
-    max_iter : int >= 1, default 100
-        Iterations (trees per output).
-    max_leaf_nodes : int >= 2 or None, default 31
-        Largest number of leaves of a tree.
-    max_depth : int >= 1 or None, default None
-        Largest number of splits on a path.
-    min_samples_leaf : int >= 1, default 20
-        Smallest number of rows (of positive weight) in a leaf.
-    min_hessian : float >= 0, default 1.0
-        Smallest sum of Hessians in a leaf.
-    l2_regularization, l1_regularization : float >= 0, default 1.0 and 0.0
-        λ and α of the leaf value -T_α(G) / (H + λ).
-    leaf_penalty : float >= 0, default 0.0
-        γ: the gain that a split must have for its additional leaf; it is subtracted from the reported gain.
-    min_gain : float >= 0, default 0.0
-        The gain that a split must have beyond `leaf_penalty`. Alias: `min_split_gain` (LightGBM).
-    subsample : float, 0 < … <= 1, default 1.0
-        Share of the rows that take part in each iteration's trees.
-    influence_trimming : float between 0 and 1, or None, default None
-        α: the rows of least influence (second derivative) are left out of a tree, as many as have at most this share of the
-        total influence. For the log loss only.
-    max_features : float, 0 < … <= 1, default 1.0
-        Share of the features that are candidates for a split, sampled for every node.
-    monotonic_cst : dict of str to int, list of int, or None, default None
-        By name or one for each feature: 1 where the prediction may only rise with the feature, -1 only fall, 0 for no
-        constraint.
-    interaction_cst : list of lists of names or numbers, "pairwise", "no_interactions" or None, default None
-        Groups of features that may occur together on a path; features that are not listed form a group of their own.
-    max_delta_step : float > 0 or None, default None
-        Bound of a leaf's step before the learning rate.
-    criterion : {"newton", "gradient"}, default "newton"
-        What trees fit: Newton steps, with Hessians as weights, or the gradients by least squares.
-    step : {"leaf", "line_search", "constant"}, default "leaf"
-        What is added to the model: the tree with the value of each leaf that minimises the loss, the tree times the best
-        multiplier, or the tree. Alias: `leaf_estimation`, with the same values.
-    growth : {"best_first", "depth_wise"}, default "best_first"
-        Order in which leaves are split: by gain, or level by level. Alias: `grow_policy` (XGBoost), with the values "lossguide"
-        and "depthwise".
-    split_proposal : {"global", "tree", "node", "exact"}, default "global"
-        When split candidates are proposed: once, for every tree weighted by the Hessians of its rows, after every split by
-        those of each node, or never: every distinct value is a candidate (at most 65,535). See `dboost.trees.bin_proposal`.
-    max_bins : int, 2…255, default 255
-        Bins of a numeric feature, without the one for missing values.
-    categorical_smoothing, categorical_l2 : float >= 0, default 10.0 and 3.0
-        Added to Hessian sums when categories are sorted, and when categorical splits are scored.
-    max_category_group : int >= 1, default 32
-        Largest number of categories on the smaller side of a categorical split. LightGBM and XGBoost: `max_cat_threshold`.
-    min_category_hessian : float >= 0, default 20.0
-        Categories with a smaller sum of Hessians (and with less than 2 % of their node's) stay on the right side of categorical
-        splits. LightGBM's `min_data_per_group` has the same purpose and counts rows.
-    early_stopping_rounds : int >= 1 or None, default None
-        Stop when the (last) metric of the (last) evaluation set has not improved for this many iterations.
-    arcbites : dboost.ArcBites, True or None, default None
-        Train on one random subset of the rows after the other; True: one tree per visit (see `ArcBites`).
-    random_state : int >= 0, default 0
-        Seed of all random choices.
-
-    Raises
-    ------
-    ParameterError
-        When a value is out of range, or parameters exclude each other.
-    """
-
-    loss: Any = "auto"
-    quantile: float | None = None
-    huber_alpha: float = 0.9
-    tweedie_power: float = 1.5
-    learning_rate: float = 0.1
-    max_iter: int = 100
-    max_leaf_nodes: int | None = 31
-    max_depth: int | None = None
-    min_samples_leaf: int = 20
-    min_hessian: float = 1.0
-    l2_regularization: float = 1.0
-    l1_regularization: float = 0.0
-    leaf_penalty: float = 0.0
-    min_gain: float = 0.0
-    subsample: float = 1.0
-    influence_trimming: float | None = None
-    max_features: float = 1.0
-    monotonic_cst: Any = None
-    interaction_cst: Any = None
-    max_delta_step: float | None = None
-    criterion: str = "newton"
-    step: str = "leaf"
-    growth: str = "best_first"
-    split_proposal: str = "global"
-    max_bins: int = 255
-    categorical_smoothing: float = 10.0
-    categorical_l2: float = 3.0
-    max_category_group: int = 32
-    min_category_hessian: float = 20.0
-    early_stopping_rounds: int | None = None
-    arcbites: ArcBites | None = None
-    random_state: int = 0
+    loss: Any = _parameter(
+        "auto",
+        Special("str or a custom dboost.losses.Loss", _checked_loss),
+        '"squared_error", "absolute_error", "quantile", "huber", "poisson", "gamma" or "tweedie" for regression, "log_loss" or '
+        '"exponential" (two classes only) for classification; "auto": log_loss for truth values, text, categories and zeros '
+        "and ones, else squared_error.",
+    )
+    quantile: float | None = _parameter(
+        None, Number(above=0.0, below=1.0, optional=True), 'The level, for loss="quantile" only, which requires it.'
+    )
+    huber_alpha: float = _parameter(
+        0.9, Number(above=0.0, below=1.0), 'The share of rows whose residuals count as small, for loss="huber" only.'
+    )
+    tweedie_power: float = _parameter(1.5, Number(above=1.0, below=2.0), 'p of the variance μ^p, for loss="tweedie" only.')
+    learning_rate: float = _parameter(
+        0.1,
+        Number(above=0.0),
+        "Factor of each tree's leaf values; also a function of the iteration, from 0, or a sequence of them.",
+    )
+    max_iter: int = _parameter(100, Integer(1), "Iterations (trees per output).")
+    max_leaf_nodes: int | None = _parameter(31, Integer(2, optional=True), "Largest number of leaves of a tree.")
+    max_depth: int | None = _parameter(None, Integer(1, optional=True), "Largest number of splits on a path.")
+    min_samples_leaf: int = _parameter(20, Integer(1), "Smallest number of rows (of positive weight) in a leaf.")
+    min_hessian: float = _parameter(1.0, Number(least=0.0), "Smallest sum of Hessians in a leaf.")
+    l2_regularization: float = _parameter(1.0, Number(least=0.0), "λ of the leaf value -T_α(G) / (H + λ).")
+    l1_regularization: float = _parameter(0.0, Number(least=0.0), "α of the leaf value -T_α(G) / (H + λ).")
+    leaf_penalty: float = _parameter(
+        0.0,
+        Number(least=0.0),
+        "γ: the gain that a split must have for its additional leaf; it is subtracted from the reported gain.",
+    )
+    min_gain: float = _parameter(0.0, Number(least=0.0), "The gain that a split must have beyond `leaf_penalty`.")
+    subsample: float = _parameter(
+        1.0, Number(above=0.0, most=1.0), "Share of the rows that take part in each iteration's trees."
+    )
+    influence_trimming: float | None = _parameter(
+        None,
+        Number(above=0.0, below=1.0, optional=True),
+        "α: the rows of least influence (second derivative) are left out of a tree, as many as have at most this share of the "
+        "total influence. For the log loss only.",
+    )
+    max_features: float = _parameter(
+        1.0, Number(above=0.0, most=1.0), "Share of the features that are candidates for a split, sampled for every node."
+    )
+    monotonic_cst: Any = _parameter(
+        None,
+        Special("dict of str to int, list of int, or None", _checked_directions),
+        "By name or one for each feature: 1 where the prediction may only rise with the feature, -1 only fall, 0 for no "
+        "constraint.",
+    )
+    interaction_cst: Any = _parameter(
+        None,
+        Special('list of lists of names or numbers, "pairwise", "no_interactions" or None', _checked_groups),
+        "Groups of features that may occur together on a path; features that are not listed form a group of their own.",
+    )
+    max_delta_step: float | None = _parameter(
+        None, Number(above=0.0, optional=True), "Bound of a leaf's step before the learning rate."
+    )
+    criterion: str = _parameter(
+        "newton",
+        Choice("newton", "gradient"),
+        "What trees fit: Newton steps, with Hessians as weights, or the gradients by least squares.",
+    )
+    step: str = _parameter(
+        "leaf",
+        Choice("leaf", "line_search", "constant"),
+        "What is added to the model: the tree with the value of each leaf that minimises the loss, the tree times the best "
+        "multiplier, or the tree.",
+    )
+    growth: str = _parameter(
+        "best_first",
+        Choice("best_first", "depth_wise"),
+        "Order in which leaves are split: by gain, or level by level.",
+    )
+    split_proposal: str = _parameter(
+        "global",
+        Choice("global", "tree", "node", "exact"),
+        "When split candidates are proposed: once, for every tree weighted by the Hessians of its rows, after every split by "
+        "those of each node, or never: every distinct value is a candidate (at most 65,535). See `dboost.trees.bin_proposal`.",
+    )
+    max_bins: int = _parameter(255, Integer(2, 255), "Bins of a numeric feature, without the one for missing values.")
+    categorical_smoothing: float = _parameter(10.0, Number(least=0.0), "Added to Hessian sums when categories are sorted.")
+    categorical_l2: float = _parameter(3.0, Number(least=0.0), "Added to λ when categorical splits are scored.")
+    max_category_group: int = _parameter(
+        32,
+        Integer(1),
+        "Largest number of categories on the smaller side of a categorical split. LightGBM and XGBoost: `max_cat_threshold`.",
+    )
+    min_category_hessian: float = _parameter(
+        20.0,
+        Number(least=0.0),
+        "Categories with a smaller sum of Hessians (and with less than 2 % of their node's) stay on the right side of "
+        "categorical splits. LightGBM's `min_data_per_group` has the same purpose and counts rows.",
+    )
+    early_stopping_rounds: int | None = _parameter(
+        None,
+        Integer(1, optional=True),
+        "Stop when the (last) metric of the (last) evaluation set has not improved for this many iterations.",
+    )
+    arcbites: ArcBites | None = _parameter(
+        None,
+        Special("dboost.ArcBites, True or None", read_arcbites),
+        "Train on one random subset of the rows after the other; True: one tree per visit (see `dboost.ArcBites`).",
+    )
+    random_state: int = _parameter(0, Integer(0, 2**63 - 1), "Seed of all random choices.")
 
     def __post_init__(self) -> None:
-        if isinstance(self.loss, str) or not hasattr(self.loss, "inverse_link"):
-            _check_choice(self, "loss", LOSSES, f"or a dboost.losses.Loss of your own{_similar_loss(self.loss)}")
-        elif isinstance(self.loss, type):
-            raise ParameterError(f"loss is the class {self.loss.__name__}: give an instance, {self.loss.__name__}()")
-        elif self.loss.name in LOSSES:
-            raise ParameterError(f"a loss of your own must not be called {self.loss.name!r}, which is one of dboost's")
+        _checked_loss(self.loss)
         for name, (loss, neutral) in OF_ONE_LOSS.items():
             if getattr(self, name) != neutral and self.loss != loss:
                 raise ParameterError(f"{name}={getattr(self, name)!r} is for loss={loss!r}, not for loss={self.loss_name!r}")
         if self.loss == "quantile" and self.quantile is None:
             raise ParameterError("loss='quantile' needs the level: quantile=0.9, say")
-        _check_number(self, "quantile", above=0.0, below=1.0, optional=True)
-        _check_number(self, "huber_alpha", above=0.0, below=1.0)
-        _check_number(self, "tweedie_power", above=1.0, below=2.0)
-        _check_choice(self, "criterion", ("newton", "gradient"))
-        _check_choice(self, "step", ("leaf", "line_search", "constant"))
-        _check_choice(self, "growth", ("best_first", "depth_wise"))
-        _check_choice(self, "split_proposal", ("global", "tree", "node", "exact"))
-        _check_number(self, "learning_rate", above=0.0)
-        _check_integer(self, "max_iter", 1)
-        _check_integer(self, "max_leaf_nodes", 2, optional=True)
-        _check_integer(self, "max_depth", 1, optional=True)
-        _check_integer(self, "min_samples_leaf", 1)
-        for name in ("min_hessian", "l2_regularization", "l1_regularization", "leaf_penalty", "min_gain"):
-            _check_number(self, name, least=0.0)
-        _check_number(self, "max_delta_step", above=0.0, optional=True)
-        _check_number(self, "influence_trimming", above=0.0, below=1.0, optional=True)
-        _check_number(self, "subsample", above=0.0, most=1.0)
-        _check_number(self, "max_features", above=0.0, most=1.0)
-        if self.monotonic_cst is not None and not isinstance(self.monotonic_cst, dict | list):
-            raise ParameterError(
-                f"monotonic_cst={_short(self.monotonic_cst)} must be a dict of names or one number per feature"
-            )
-        _check_groups(self.interaction_cst)
+        for one in fields(self):
+            object.__setattr__(self, one.name, one.metadata["values"].checked(one.name, getattr(self, one.name)))
         if self.monotonic_cst is not None and self.step != "leaf":
             raise ParameterError("monotonic_cst needs step='leaf', since other steps move all leaves at once")
-        _check_integer(self, "max_bins", 2, 255)
         if self.split_proposal == "exact" and self.max_bins != 255:
             raise ParameterError(f"max_bins={self.max_bins} has no effect with split_proposal='exact': leave it out")
-        for name in ("categorical_smoothing", "categorical_l2", "min_category_hessian"):
-            _check_number(self, name, least=0.0)
-        _check_integer(self, "max_category_group", 1)
-        _check_integer(self, "early_stopping_rounds", 1, optional=True)
-        object.__setattr__(self, "arcbites", read_arcbites(self.arcbites))
-        _check_integer(self, "random_state", 0, 2**63 - 1)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if str(field.type).startswith("float") and type(value) is int:
-                object.__setattr__(self, field.name, float(value))  # 1 and 1.0 give the same model file
 
     def to_dict(self) -> dict[str, Any]:
         """Return the parameters as JSON types, for the model file."""
@@ -424,10 +515,9 @@ class Parameters:
         return replace(self, loss=name) if isinstance(self.loss, str) else self
 
 
-class LearningParameters(TypedDict, total=False):
-    """The keywords of `Parameters` and their `ALIASES`, as the type of ``**parameters`` in signatures."""
+class TreeParameters(TypedDict, total=False):
+    """The keywords that set `Parameters` other than `loss` and `random_state`, and their `ALIASES`, for type checkers."""
 
-    loss: Any  # a name, or a dboost.losses.Loss
     quantile: float | None
     huber_alpha: float
     tweedie_power: float
@@ -461,7 +551,66 @@ class LearningParameters(TypedDict, total=False):
     min_category_hessian: float
     early_stopping_rounds: int | None
     arcbites: ArcBites | Mapping[str, Any] | bool | None
+
+
+class LearningParameters(TreeParameters, total=False):
+    """The type of ``**parameters`` of the functions that train."""
+
+    loss: Any  # a name, or a dboost.losses.Loss
     random_state: int
+
+
+def learning_keywords() -> list[inspect.Parameter]:
+    """Return the keywords of `LearningParameters` as a signature shows them; an alias follows its parameter."""
+    types, found = LearningParameters.__annotations__, []
+    for one in fields(Parameters):
+        aliases = [alias for alias, (name, _) in ALIASES.items() if name == one.name]
+        for name, default in ((one.name, one.default), *((alias, None) for alias in aliases)):
+            shown = types[name].__forward_arg__
+            found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=shown))
+    return found
+
+
+def shows_parameters(function: F) -> F:
+    """Decorate a function: its signature shows the parameters of learning in place of ``**parameters``."""
+    signature = inspect.signature(function)
+    *own, _ = signature.parameters.values()
+    function.__signature__ = signature.replace(parameters=[*own, *learning_keywords()])  # type: ignore[attr-defined]
+    return function
+
+
+def entry(name: str, values: Any, default: Any, meaning: str) -> str:
+    """Return an entry of numpydoc for the docstring of a class."""
+    shown = f'"{default}"' if isinstance(default, str) else default
+    lines = textwrap.wrap(meaning, 128, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    return "\n".join([f"    {name} : {values}, default {shown}", *lines])
+
+
+def documentation(without: Collection[str] = ()) -> str:
+    """Return the entries of the parameters; without : names to leave out."""
+    entries = []
+    for one in fields(Parameters):
+        meaning = one.metadata["meaning"]
+        for alias, (name, values) in ALIASES.items():
+            if name == one.name:
+                renamed = [f'"{theirs}" for "{ours}"' for theirs, ours in (values or {}).items()]
+                meaning += f" Alias: {', '.join([f'`{alias}`', *renamed])}."
+        if one.name not in without:
+            entries.append(entry(one.name, one.metadata["values"], one.default, meaning))
+    return "\n".join(entries)
+
+
+Parameters.__doc__ = f"""Parameters of learning, of all functions that train and of the estimators.
+
+    Attributes
+    ----------
+{documentation()}
+
+    Raises
+    ------
+    ParameterError
+        When a value is out of range, or parameters exclude each other.
+    """
 
 
 def canonical(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -546,60 +695,8 @@ def _order(item: Any) -> Any:
     return (0, item, "") if isinstance(item, Real) else (1, 0, str(item))
 
 
-def _check_groups(given: Any) -> None:
-    if given is None or given in ("pairwise", "no_interactions"):
-        return
-    if not isinstance(given, list) or not all(isinstance(group, list) for group in given):
-        raise ParameterError(
-            "Interaction constraints must be a sequence of tuples or lists of names or numbers, 'pairwise' or "
-            f"'no_interactions', not interaction_cst={_short(given)}"
-        )
-
-
 def _similar_loss(given: Any) -> str:
     """Return the end of the message about an unknown loss: the loss of that name in another library, or a similar name."""
     name = str(given).lower()
     found = [loss for loss, names in LOSSES_OF_PEERS.items() if name in names] or difflib.get_close_matches(name, LOSSES, n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
-
-
-def _check_choice(record: Parameters, name: str, choices: tuple[str, ...], more: str = "") -> None:
-    value = getattr(record, name)
-    if value not in choices:
-        raise ParameterError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))} {more}".rstrip())
-
-
-def _check_integer(record: Parameters, name: str, least: int, most: int | None = None, *, optional: bool = False) -> None:
-    value = getattr(record, name)
-    if value is None and optional:
-        return
-    limits = f"of at least {least}" if most is None else f"between {least} and {most}"
-    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
-        raise ParameterError(f"{name}={value!r} must be an integer {limits}{' or None' if optional else ''}")
-
-
-def _check_number(
-    record: Parameters,
-    name: str,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    below: float = math.inf,
-    most: float = math.inf,
-    optional: bool = False,
-) -> None:
-    value = getattr(record, name)
-    if value is None and optional:
-        return
-    wrong = isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
-    if (
-        wrong
-        or (least is not None and value < least)
-        or (above is not None and value <= above)
-        or value >= below
-        or value > most
-    ):
-        limit = f"at least {least:g}" if least is not None else f"greater than {above:g}"
-        limit += f" and less than {below:g}" if below < math.inf else ""
-        limit += f" and at most {most:g}" if most < math.inf else ""
-        raise ParameterError(f"{name}={value!r} must be a number {limit}{' or None' if optional else ''}")

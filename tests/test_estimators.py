@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 import warnings
 from typing import Any
@@ -21,7 +20,6 @@ from sklearn.exceptions import DataConversionWarning, NotFittedError
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.params import Parameters
 
 BOTH = pytest.mark.parametrize("Estimator", [DBoostRegressor, DBoostClassifier])
 
@@ -59,18 +57,6 @@ def test_the_kind_of_task_is_the_estimators() -> None:
         DBoostRegressor(loss="log_loss").fit(X, X[:, 0])
     with pytest.raises(dboost.ParameterError, match="log_loss"):
         DBoostClassifier(loss="squared_error").fit(X, X[:, 0] > 3)
-
-
-def test_every_keyword_of_fit_that_is_no_data_is_there_with_the_same_default() -> None:
-    of_fit = {name: p.default for name, p in inspect.signature(dboost.fit).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    of_fit |= {name: p.default for name, p in inspect.signature(Parameters).parameters.items()}
-    # `early_stopping` of the estimators has scikit-learn's meaning.
-    for name in ("sample_weight", "offset", "eval_set", "random_state", "early_stopping"):
-        del of_fit[name]
-    for Estimator in (DBoostRegressor, DBoostClassifier):
-        own = Estimator().get_params()
-        assert {name: own[name] for name in of_fit} == of_fit
-    assert "class_weight" not in DBoostRegressor().get_params()
 
 
 @BOTH

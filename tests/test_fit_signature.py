@@ -1,23 +1,56 @@
-"""The signature of `dboost.fit` shows every parameter."""
+"""The signatures of the functions that train and of the estimators show every parameter, also to type checkers."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import fields
-from typing import get_type_hints
+from typing import Any, get_type_hints
+
+import pytest
 
 import dboost
+from dboost.estimators.constructor import EstimatorParameters
 from dboost.params import ALIASES, LearningParameters, Parameters
 
+NAMES = {field.name for field in fields(Parameters)}
 
-def test_the_signature_shows_all_parameters() -> None:
-    own = {name for name, one in inspect.signature(dboost.fit).parameters.items() if one.kind is one.KEYWORD_ONLY}
-    learning = set(LearningParameters.__annotations__)
-    assert learning.isdisjoint(own)
-    assert learning | own >= {field.name for field in fields(Parameters)} | set(ALIASES)
-    assert learning <= {field.name for field in fields(Parameters)} | set(ALIASES)
-    assert "LearningParameters" in str(inspect.signature(dboost.fit))
+
+@pytest.mark.parametrize("function", [dboost.fit, dboost.cv])
+def test_the_signature_shows_all_parameters(function: Any) -> None:
+    shown = inspect.signature(function).parameters
+    assert {one.kind for one in shown.values()} == {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    assert set(LearningParameters.__annotations__) <= set(shown)
+    assert {name: shown[name].default for name in NAMES} == {field.name: field.default for field in fields(Parameters)}
+
+
+def test_type_checkers_see_all_parameters() -> None:
+    of_fit = set(inspect.signature(dboost.fit).parameters)
+    of_learning = set(LearningParameters.__annotations__)
+    assert NAMES <= of_learning <= NAMES | set(ALIASES)
+    assert set(ALIASES) <= of_fit
+    of_estimators = set(inspect.signature(dboost.DBoostRegressor).parameters)
+    assert of_estimators == set(EstimatorParameters.__annotations__) | {"loss"}
+    assert set(inspect.signature(dboost.DBoostClassifier).parameters) == of_estimators | {"class_weight"}
 
 
 def test_type_hints_resolve() -> None:
     assert get_type_hints(LearningParameters)["max_iter"] is int
+
+
+@pytest.mark.parametrize("documented", [Parameters, dboost.DBoostClassifier, dboost.DBoostRegressor])
+def test_docstrings_have_every_parameter(documented: Any) -> None:
+    text = inspect.getdoc(documented) or ""
+    listed = {name for line in text.splitlines() if line[:1] != " " for name in re.findall(r"\w+", line.partition(" : ")[0])}
+    aliases = (set(ALIASES) - {"continue_steps"}) | {"n_threads"}
+    shown = set(inspect.signature(documented).parameters)
+    assert shown - aliases <= listed
+    assert {name for name in shown & aliases if f"`{name}`" not in text} == set()
+
+
+@pytest.mark.parametrize("Estimator", [dboost.DBoostClassifier, dboost.DBoostRegressor])
+def test_an_unknown_argument_is_an_error(Estimator: Any) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'num_leaves'"):
+        Estimator(num_leaves=3)
+    with pytest.raises(TypeError, match="positional"):
+        Estimator("auto", 3)

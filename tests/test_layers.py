@@ -55,8 +55,6 @@ PUBLIC = {
     "dboost.api.prepare",
     "dboost.cross_validation.cv",
     "dboost.sizing.plan",
-    "dboost.estimators.classifier.DBoostClassifier.__init__",
-    "dboost.estimators.regressor.DBoostRegressor.__init__",
 }
 #: A file contains one idea; names like these say nothing about it.
 NO_IDEA = {"utils", "util", "common", "helpers", "misc"}

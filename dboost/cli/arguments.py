@@ -16,14 +16,13 @@ import inspect
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
 import dboost
 from dboost.errors import ParameterError
-from dboost.params import ALIASES, NAMES_OF_PEERS, Parameters
+from dboost.params import NAMES_OF_PEERS
 from dboost.storage.paths import path_text
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
@@ -337,12 +336,10 @@ def parameter_names() -> list[str]:
 
 
 def keywords(function: Callable[..., Any], elsewhere: Mapping[str, str]) -> list[str]:
-    """Return the keywords of a function without those in `elsewhere`; parameters of learning in place of ``**parameters``."""
+    """Return the keywords of a function without those in `elsewhere`."""
     signature = inspect.signature(function).parameters.values()
     names = [parameter.name for parameter in signature if parameter.kind is parameter.KEYWORD_ONLY]
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature):
-        names += [*(field.name for field in fields(Parameters)), *ALIASES]
-    return [name for name in dict.fromkeys(names) if name not in elsewhere]
+    return [name for name in names if name not in elsewhere]
 
 
 def gather(

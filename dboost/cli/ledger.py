@@ -39,14 +39,14 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
 import dboost
 from dboost.data.files import FilesBelow, digest_of, find_files
 from dboost.errors import DataError, ParameterError, shown
-from dboost.params import Parameters, canonical
+from dboost.params import canonical
 from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
 from dboost.storage.json_shape import ANY, OTHERS, Shape, Within, check_shape
 from dboost.storage.lease import Lease
@@ -97,8 +97,7 @@ def model_settings(target: str, parameters: Mapping[str, Any]) -> dict[str, Any]
 def _defaults() -> dict[str, Any]:
     """Return the settings of `model_settings` that are not given."""
     keywords = inspect.signature(dboost.fit).parameters.values()
-    found = {one.name: one.default for one in keywords if one.default is not inspect.Parameter.empty}
-    return found | {field.name: field.default for field in fields(Parameters) if field.default is not MISSING}
+    return {one.name: one.default for one in keywords if one.default is not inspect.Parameter.empty}
 
 
 @contextmanager

@@ -21,8 +21,8 @@ import inspect
 import numbers
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -38,6 +38,7 @@ from dboost.data.partition import chosen_features, is_lazy, is_path, no_table
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.estimators.constructor import EstimatorParameters, check_settings, constructor, is_count
 from dboost.estimators.validation import EarlyStoppingPolicy
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters, canonical, make_parameters
@@ -130,60 +131,13 @@ class FitHooks:
         return {name: value for name, value in vars(fitted).items() if name.endswith("_") and not name.startswith("_")}
 
 
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool | np.bool_)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not _is_flag(value)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not _is_flag(value)
-
-
-def _is_part(value: Any) -> bool:
-    return value >= 1 if _is_count(value) else _is_number(value) and 0 < value < 1
-
-
-#: The arguments that `dboost.fit` does not have: their check, and the accepted values for the message.
-_OWN_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "early_stopping": (lambda v: _is_flag(v) or (isinstance(v, str) and v == "auto"), "'auto', True or False"),
-    "scoring": (lambda v: v is None or isinstance(v, str) or callable(v), "'loss', None, a scorer's name or a callable"),
-    "validation_fraction": (lambda v: v is None or _is_part(v), "a part of the rows below 1, a number of rows, or None"),
-    "n_iter_no_change": (lambda v: _is_count(v) and v >= 1, "an integer of at least 1"),
-    "tol": (lambda v: _is_number(v) and v >= 0, "a number of at least 0"),
-    "warm_start": (_is_flag, "True or False"),
-    "verbose": (lambda v: _is_flag(v) or (_is_count(v) and v >= 0), "an integer of at least 0"),
-}
-
-
-def check_settings(estimator: Any) -> None:
-    """Check the values of the estimator's own arguments.
-
-    Raises
-    ------
-    ParameterError
-        Naming the argument.
-    """
-    for name, (is_valid, accepted) in _OWN_SETTINGS.items():
-        value = getattr(estimator, name)
-        if not is_valid(value):
-            raise ParameterError(f"{name}={value!r} must be {accepted}")
-    if estimator.early_stopping_rounds is not None and estimator.early_stopping is True:
-        raise ParameterError(
-            "early_stopping_rounds and early_stopping=True are two rules to stop by: give one (the latter waits for "
-            "n_iter_no_change iterations)"
-        )
-
-
 def _threads_of(n_jobs: Any, n_threads: Any) -> Any:
     """Return the number of threads for `n_jobs` by joblib's rules, or for its alias; None for all processors."""
     if n_jobs is None:
         return n_threads
     if n_threads is not None and n_threads != n_jobs:
         raise ParameterError(f"n_jobs={n_jobs!r} and n_threads={n_threads!r} are the same parameter: give one")
-    if not _is_count(n_jobs) or n_jobs == 0:
+    if not is_count(n_jobs) or n_jobs == 0:
         raise ParameterError(f"n_jobs={n_jobs!r} must be an integer other than 0, or None")
     return int(n_jobs) if n_jobs > 0 else max(available_threads(None) + 1 + int(n_jobs), 1)
 
@@ -263,7 +217,7 @@ class Seeds(NamedTuple):
 
 
 class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
-    """Base class of the estimators. Each has its own constructor, from which scikit-learn reads the parameters."""
+    """Base class of the estimators, with the arguments that both have."""
 
     early_stopping: Any
     max_iter: Any
@@ -276,10 +230,12 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
     _seeds: Seeds
     _before: dict[str, float]
 
-    def _store(self, given: dict[str, Any]) -> None:
-        """Store the arguments of the constructor unchanged."""
-        for name in self._get_param_names():
-            setattr(self, name, given[name])
+    @constructor
+    def __init__(self, loss: Any = "auto", **parameters: Unpack[EstimatorParameters]) -> None:
+        given = inspect.signature(BaseGradientBoosting.__init__).bind(self, loss, **parameters)
+        given.apply_defaults()
+        for name, value in list(given.arguments.items())[1:]:  # without self
+            setattr(self, name, value)
 
     def _loss(self) -> Any:
         """Return the loss to train with."""
@@ -333,7 +289,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
 
     def _n_new_iterations(self) -> int:
         """The largest number of iterations that `fit` may add; 0 also for an invalid one, which `fit` refuses."""
-        if self.refit_leaves or not _is_count(self.max_iter):
+        if self.refit_leaves or not is_count(self.max_iter):
             return 0
         before = self.booster_.n_iter_ if self.warm_start and hasattr(self, "booster_") else 0
         return max(self.max_iter - before, 0)

@@ -1,0 +1,222 @@
+"""Arguments of the estimators' constructor: names, defaults, checks and documentation.
+
+There are three kinds. The parameters of learning are the fields of `dboost.params.Parameters`. Those of running a fit are
+keywords of `dboost.fit`, with the defaults in its signature. The rest are the estimators' own (`OWN`). scikit-learn reads them
+from the signature of the constructor, which the decorator `constructor` completes. `EstimatorParameters` has their names and
+types for type checkers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from dboost.api import fit
+from dboost.errors import ParameterError
+from dboost.params import TreeParameters, documentation, entry, learning_keywords
+from dboost.training.callbacks import Callback
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Class = TypeVar("Class", bound=type)
+
+
+class EstimatorParameters(TreeParameters, total=False):
+    """The keywords of the constructor of both estimators, for type checkers."""
+
+    random_state: Any
+    features: Any
+    categorical_features: Any
+    eval_metric: Any
+    client: Any
+    workers: Any
+    n_jobs: int | None
+    n_threads: int | None
+    callbacks: Callback | Sequence[Callback]
+    progress: bool | None
+    memory_limit: int | str | None
+    time_limit: float | str | None
+    start_from: Any
+    init_model: Any
+    source_name: str | None
+    continue_bins: str
+    continue_steps: str
+    refit_leaves: bool
+    checkpoint: Any
+    checkpoint_every: int
+    keep_summary: bool
+    warm_start: bool
+    early_stopping: bool | str
+    scoring: Any
+    validation_fraction: float | int | None
+    n_iter_no_change: int
+    tol: float
+    verbose: int
+
+
+def is_flag(value: Any) -> bool:
+    return isinstance(value, bool | np.bool_)
+
+
+def is_count(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not is_flag(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not is_flag(value)
+
+
+def _is_part(value: Any) -> bool:
+    return value >= 1 if is_count(value) else _is_number(value) and 0 < value < 1
+
+
+class OwnParameter(NamedTuple):
+    """An argument that `dboost.fit` does not have, or has with another meaning."""
+
+    default: Any
+    kind: str  # its values as numpydoc shows them
+    meaning: str
+    check: tuple[Callable[[Any], bool], str] | None = None  # and the accepted values for the message
+
+
+OWN = {
+    "n_jobs": OwnParameter(
+        None,
+        "int or None",
+        "Threads of this process, as `n_threads` of `dboost.fit`. None or -1: all processors that it may use; -2: all but one. "
+        "Alias: `n_threads`.",
+    ),
+    "warm_start": OwnParameter(
+        False,
+        "bool",
+        "Let `fit` continue the model up to `max_iter` iterations in total. The validation rows stay the same; other arguments "
+        "may change and apply to the new trees. Not with `arcbites`.",
+        (is_flag, "True or False"),
+    ),
+    "early_stopping": OwnParameter(
+        "auto",
+        '"auto" or bool',
+        "Stop if the score has not improved for `n_iter_no_change` iterations, and keep the iterations up to the best one (of "
+        'equal scores the last one, of equal losses the first). "auto": with more than 10,000 rows. True excludes '
+        "`early_stopping_rounds`, the rule of `dboost.fit`. With `arcbites` it ends the fit, or without `trees_per_visit` the "
+        "visits of bites.",
+        (lambda v: is_flag(v) or (isinstance(v, str) and v == "auto"), "'auto', True or False"),
+    ),
+    "scoring": OwnParameter(
+        "loss",
+        '"loss", None, name of a scorer, or callable',
+        "The score of early stopping; None is the estimator's `score`. A callable is called with the estimator, rows as a "
+        "matrix (categories as codes), targets, and `sample_weight` if there are weights.",
+        (lambda v: v is None or isinstance(v, str) or callable(v), "'loss', None, a scorer's name or a callable"),
+    ),
+    "validation_fraction": OwnParameter(
+        0.1,
+        "float, int or None",
+        "Fraction or number of the rows that are held out, unless `fit` gets validation data. None: score the training rows.",
+        (lambda v: v is None or _is_part(v), "a part of the rows below 1, a number of rows, or None"),
+    ),
+    "n_iter_no_change": OwnParameter(
+        10,
+        "int >= 1",
+        "Iterations without improvement before training stops.",
+        (lambda v: is_count(v) and v >= 1, "an integer of at least 1"),
+    ),
+    "tol": OwnParameter(
+        1e-7,
+        "float >= 0",
+        "Smallest improvement of the best score that counts.",
+        (lambda v: _is_number(v) and v >= 0, "a number of at least 0"),
+    ),
+    "verbose": OwnParameter(
+        0,
+        "int >= 0",
+        "Show progress unless 0; `progress` overrides it.",
+        (lambda v: is_flag(v) or (is_count(v) and v >= 0), "an integer of at least 0"),
+    ),
+    "random_state": OwnParameter(
+        None, "int, RandomState or None", "An integer is the seed of learning, as in `dboost.fit`; None draws one for each fit."
+    ),
+}
+
+#: Keywords of `dboost.fit` that belong to the rows of one fit.
+_OF_ROWS = ("sample_weight", "offset", "eval_set")
+
+
+def _keywords() -> list[inspect.Parameter]:
+    """Return the keywords of the constructor of both estimators."""
+    of_learning = {one.name: one for one in learning_keywords()}
+    of_fit = [one for one in inspect.signature(fit).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    running = {one.name: one for one in of_fit if one.name not in (*of_learning, *_OF_ROWS)}
+    types = EstimatorParameters.__annotations__
+    own = {
+        name: inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=types[name].__forward_arg__
+        )
+        for name, one in OWN.items()
+    }
+    return [one for one in (of_learning | running | own).values() if one.name != "loss"]
+
+
+def constructor(function: Function) -> Function:
+    """Decorate a constructor: its signature shows all keywords in place of ``**parameters``."""
+    signature = inspect.signature(function)
+    *first, _ = signature.parameters.values()
+    function.__signature__ = signature.replace(parameters=[*first, *_keywords()])  # type: ignore[attr-defined]
+    return function
+
+
+def documented(estimator: Class) -> Class:
+    """Decorate an estimator: insert into its docstring what both have in common."""
+    if estimator.__doc__ is not None:  # `python -OO`
+        own = [entry(name, one.kind, one.default, one.meaning) for name, one in OWN.items()]
+        parameters = "\n".join([documentation(without=("loss", *OWN)), _RUNNING, *own])
+        estimator.__doc__ = estimator.__doc__.replace("    {parameters}", parameters).replace("    {attributes}", _ATTRIBUTES)
+    return estimator
+
+
+_RUNNING = """\
+    features, categorical_features, eval_metric, client, workers, callbacks, progress, memory_limit, time_limit, source_name, \
+    continue_bins, continue_steps, checkpoint, checkpoint_every, keep_summary
+        As in `dboost.fit`; the default of `progress` follows `verbose`.
+    start_from : Booster, path or URL, optional
+        As in `dboost.fit`; not with `warm_start`. Alias: `init_model`.
+    refit_leaves : bool, default False
+        Let `fit` and `partial_fit` add no trees but estimate the leaf values of `start_from` (or in `partial_fit` of the
+        estimator's own model) again."""
+
+_ATTRIBUTES = """\
+    booster_ : Booster
+        The model; without early stopping that of `dboost.fit` with the same parameters.
+    n_iter_ : int
+        Iterations in the model; `booster_.history` also has those that early stopping dropped.
+    do_early_stopping_ : bool
+    train_score_, validation_score_ : float64[n_iter_ + 1]
+        Scores before the first tree and after each iteration, larger is better. Empty without scoring.
+    feature_importances_ : float64[n_features]
+        Reduction of the loss by the splits on each feature, in the order of the columns; the sum is 1, or 0 without splits.
+    is_categorical_ : bool[n_features] or None
+    n_features_in_ : int
+    feature_names_in_ : array of str
+        Only if all columns of X have names of type str."""
+
+
+def check_settings(estimator: Any) -> None:
+    """Check the values of the estimator's own arguments.
+
+    Raises
+    ------
+    ParameterError
+        Naming the argument.
+    """
+    for name, one in OWN.items():
+        value = getattr(estimator, name)
+        if one.check is not None and not one.check[0](value):
+            raise ParameterError(f"{name}={value!r} must be {one.check[1]}")
+    if estimator.early_stopping_rounds is not None and estimator.early_stopping is True:
+        raise ParameterError(
+            "early_stopping_rounds and early_stopping=True are two rules to stop by: give one (the latter waits for "
+            "n_iter_no_change iterations)"
+        )
