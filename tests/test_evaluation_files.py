@@ -14,7 +14,7 @@ import pytest
 
 import dboost
 from dboost.metrics import Metric
-from dboost.session import evaluation
+from dboost.session.evaluation import SessionEvalSets
 from dboost.session.memory import Budget
 from dboost.shards import shard_spec
 from tests.helpers.fits import NUMERIC, cut, mixed_frame, saved
@@ -24,23 +24,27 @@ FRAME, OTHER = mixed_frame(400), mixed_frame(300, seed=1)
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Evaluation sets go to files, blocks are short, and temporary files go to a folder that is empty at the end.
-
-    Holds the names of the sets that were evaluated from files.
-    """
-    monkeypatch.setattr(Budget, "retained", 0)
-    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
+def in_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Hold the names of the sets that are evaluated from files."""
     names: list[str] = []
 
-    class Noted(evaluation.StreamedEvalSet):
-        def __init__(self, name: str, *arguments: Any) -> None:
+    def add(sets: SessionEvalSets, name: str, *arguments: Any, **options: Any) -> None:
+        add_rows(sets, name, *arguments, **options)
+        if sets.in_files(name=name):
             names.append(name)
-            super().__init__(name, *arguments)
 
-    monkeypatch.setattr(evaluation, "StreamedEvalSet", Noted)
+    add_rows = SessionEvalSets.add
+    monkeypatch.setattr(SessionEvalSets, "add", add)
+    return names
+
+
+@pytest.fixture
+def made(in_files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Evaluation sets go to files, blocks are short, and temporary files go to a folder that is empty at the end."""
+    monkeypatch.setattr(Budget, "retained", 0)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
     with dask.config.set({"temporary-directory": str(tmp_path / "temporary")}):
-        yield names
+        yield in_files
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
@@ -123,6 +127,6 @@ def test_what_is_wrong_with_a_set_is_said(made: list[str]) -> None:
     assert made == []
 
 
-def test_small_sets_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation.EvalFiles, "write", None)
+def test_small_sets_stay_in_memory(in_files: list[str]) -> None:
     same("late", cut(OTHER, [150]))
+    assert in_files == []

@@ -21,16 +21,16 @@ import dboost
 from dboost.data import CategoryColumn
 from dboost.data.partition import ReadPlan, make_read_plan
 from dboost.distributed.messages import pack
-from dboost.metrics.named import find_metrics
 from dboost.schema import Feature
-from dboost.session import evaluation, worker_session
+from dboost.session import worker_session
 from dboost.session.bites import BiteStore, FileBiteStore
+from dboost.session.evaluation import SessionEvalSets
 from dboost.session.memory import Budget
 from dboost.session.partition_loader import PartitionBatch, StartingRows
 from dboost.session.protocol import BuildSpec, unpack
 from dboost.shards import shard_spec
 from dboost.shards.arcbite_rows import joined_bites
-from tests.helpers.fits import NUMERIC, mixed_frame
+from tests.helpers.fits import NUMERIC, cut, mixed_frame
 
 FRAME, OTHER = mixed_frame(400), mixed_frame(300, seed=1)
 OPTIONS: dict[str, Any] = {"features": NUMERIC, "max_iter": 4, "random_state": 1, "progress": False, "memory_limit": "64MiB"}
@@ -73,28 +73,31 @@ def test_bites_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch)
     assert len(n_compared) == 3
 
 
-def test_evaluation_sets_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    stays, opened, values = np.arange(300) % 7 < 4, [], []
+@pytest.mark.parametrize("retained", [0, 2**20])
+def test_evaluation_sets_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch, retained: int) -> None:
+    monkeypatch.setattr(Budget, "retained", retained)
+    opened: list[SessionEvalSets] = []
+    add_rows = SessionEvalSets.add
 
-    class Noted(evaluation.StreamedEvalSet):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            opened.append(self)
+    def add(sets: SessionEvalSets, *arguments: Any, **options: Any) -> None:
+        add_rows(sets, *arguments, **options)
+        opened.append(sets)
 
     def halve(now: dboost.Iteration) -> None:
         if now.iteration == 2:
-            some = Noted("some", opened[0]._files.some(stays), *opened_with(opened[0]))
-            values.append(some.evaluate(find_metrics("mean_absolute_error", some._loss))["some_mean_absolute_error"])
-            some.close()
+            assert opened[0].in_files() == (0 if retained else len(OTHER))
+            opened[0].keep("", (0, 2))
+            assert opened[0].in_files() == (0 if retained else 160)
 
-    def opened_with(one: evaluation.StreamedEvalSet) -> tuple[Any, ...]:
-        return one._loss, one._size, one._team
-
-    monkeypatch.setattr(evaluation, "StreamedEvalSet", Noted)
+    monkeypatch.setattr(SessionEvalSets, "add", add)
     options = OPTIONS | {"eval_metric": "mean_absolute_error"}
-    dboost.fit(FRAME, "y", eval_set=OTHER, callbacks=[halve], **options)
-    expected = dboost.fit(FRAME, "y", eval_set=OTHER[stays], **options).history["eval_mean_absolute_error"]
-    assert values == [pytest.approx(expected.iloc[1], rel=1e-12)]
+    parts = cut(OTHER, [100, 150, 210])
+    found = dboost.fit(FRAME, "y", eval_set=parts, callbacks=[halve], **options).history["eval_mean_absolute_error"]
+    whole, kept = (
+        dboost.fit(FRAME, "y", eval_set=rows, **options).history["eval_mean_absolute_error"]
+        for rows in (OTHER, pd.concat([OTHER[:100], OTHER[150:210]]))
+    )
+    assert [*found] == pytest.approx([*whole[:2], *kept[2:]], rel=1e-12)
 
 
 def _numbers_and_truth(n: int) -> list[Any]:

@@ -44,14 +44,14 @@ from dboost.metrics.metric import MetricReduction
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
 from dboost.session.engines import Team
-from dboost.session.evaluation import EvalSetBuilder, log_streamed_eval_set
+from dboost.session.evaluation import SessionEvalSets, log_streamed_eval_set
 from dboost.session.protocol import (
     BiteVisit,
     BuildSpec,
     ByPartitions,
     Chosen,
     Engine,
-    EvalSet,
+    EvalSets,
     NamedSet,
     P,
     PartitionStats,
@@ -292,62 +292,67 @@ class ClusterEngine:
                 self.connection.attempts.note(name, lost)
 
 
-class ClusterEvalSets:
-    """Evaluation sets on the cluster, evaluated together with one call per iteration.
+class ClusterEvalSets(SessionEvalSets):
+    """The evaluation sets of a fit on a cluster: some in this process, the others on the workers.
+
+    The sets on the workers are evaluated together, with one call per iteration, which sends them the trees since the last one.
 
     Parameters
     ----------
     engine : ClusterEngine
-    sizes : {name: number of rows}
     """
 
-    def __init__(self, engine: ClusterEngine, sizes: dict[str, int]) -> None:
+    def __init__(self, engine: ClusterEngine) -> None:
+        super().__init__(engine.team)
         self._engine = engine
-        self._names, self._sizes = list(sizes), sizes
+        self._sizes: dict[str, int] = {}  # rows of the sets on the workers
         self._trees: list[TreeDelta] = []
         self._n_sent = 0
-        self._saved, self._n_cuts = -1, 0
-        self._latest: dict[str, float] = {}
+        self._mark, self._n_cuts = -1, 0
 
-    def sets(self) -> list[ClusterEvalSet]:
-        """Return the evaluation sets."""
-        return [ClusterEvalSet(self, name, name == self._names[0]) for name in self._names]
+    def add_on_workers(self, name: str, n_rows: int) -> None:
+        """Add a set whose rows the workers have."""
+        self.names.append(name)
+        self._sizes[name] = n_rows
 
-    def add(self, grown: GrownTree, values: np.ndarray, output: int) -> None:
-        self._trees.append(TreeDelta(TreeRoutes.of(grown, self._engine.layout.is_categorical), values, output))
+    def add_tree(self, grown: GrownTree, values: np.ndarray, output: int) -> None:
+        super().add_tree(grown, values, output)
+        if self._sizes:
+            self._trees.append(TreeDelta(TreeRoutes.of(grown, self._engine.layout.is_categorical), values, output))
 
     def save_state(self) -> None:
-        """Save the current number of trees for `rollback`; workers receive it with the next evaluation."""
-        self._saved = len(self._trees)
+        super().save_state()
+        self._mark = len(self._trees)  # the workers receive it with the next evaluation
 
     def rollback(self) -> None:
-        """Drop the trees since `save_state`."""
-        del self._trees[self._saved :]
-        self._n_sent = min(self._n_sent, self._saved)
+        super().rollback()
+        del self._trees[self._mark :]
+        self._n_sent = min(self._n_sent, self._mark)
         self._n_cuts += 1
 
-    def evaluate(self, name: str, metrics: Sequence[MetricReduction]) -> dict[str, float]:
-        """Return the metrics of one set. The call for the first set evaluates all sets on the workers."""
-        if name == self._names[0]:
-            for metric in metrics:
-                self._check_rows_wanted(metric)
-            specs = [metric.on_workers for metric in metrics]
-            wanted = {of_set: specs for of_set in self._names}
-            answers = self._engine.evaluate(self._trees, self._n_sent, wanted, self._saved, self._n_cuts)
-            self._n_sent = len(self._trees)
-            self._latest = {}
-            for of_set in self._names:
-                results = [answer[of_set] for answer in answers]
-                n_rows, chunks = (
-                    sum(n for n, _ in results),
-                    [chunk for _, chunks_of_worker in results for chunk in chunks_of_worker],
-                )
-                if n_rows != self._sizes[of_set]:
-                    raise DBoostError(f"workers hold {n_rows} of the {self._sizes[of_set]} rows of evaluation set {of_set!r}")
-                for k, metric in enumerate(metrics):
-                    value = metric.finish(reduce(metric.merge, (chunk[k] for chunk in chunks)))
-                    self._latest[f"{of_set}_{metric.name}"] = value
-        return {f"{name}_{metric.name}": self._latest[f"{name}_{metric.name}"] for metric in metrics}
+    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
+        found = super().evaluate(metrics)
+        if self._sizes:
+            found |= self._evaluate_on_workers(metrics)
+        return {column: found[column] for column in (f"{name}_{metric.name}" for name in self.names for metric in metrics)}
+
+    def _evaluate_on_workers(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
+        for metric in metrics:
+            self._check_rows_wanted(metric)
+        specs = [metric.on_workers for metric in metrics]
+        wanted = {name: specs for name in self._sizes}
+        answers = self._engine.evaluate(self._trees, self._n_sent, wanted, self._mark, self._n_cuts)
+        self._n_sent = len(self._trees)
+        found: dict[str, float] = {}
+        for name, n_rows in self._sizes.items():
+            results = [answer[name] for answer in answers]
+            n_found = sum(n for n, _ in results)
+            if n_found != n_rows:
+                raise DBoostError(f"workers hold {n_found} of the {n_rows} rows of evaluation set {name!r}")
+            chunks = [chunk for _, chunks_of_worker in results for chunk in chunks_of_worker]
+            for k, metric in enumerate(metrics):
+                found[f"{name}_{metric.name}"] = metric.finish(reduce(metric.merge, (chunk[k] for chunk in chunks)))
+        return found
 
     def _check_rows_wanted(self, metric: MetricReduction) -> None:
         """Raise a ParameterError if a metric wants more rows of an evaluation set than may come to the client."""
@@ -358,34 +363,6 @@ class ClusterEvalSets:
                 f"dboost.metric-rows={metric_rows()} in Dask's configuration: raise it, or use dboost.metrics.Metric, which is "
                 "merged over the workers"
             )
-
-
-class ClusterEvalSet:
-    """One evaluation set on the cluster; implements `session.protocol.EvalSet`."""
-
-    def __init__(self, together: ClusterEvalSets, name: str, is_first: bool) -> None:
-        self.name = name
-        self._together = together
-        self._is_first = is_first
-
-    def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
-        """Add a tree; it is sent to the workers with the next evaluation."""
-        if self._is_first:
-            self._together.add(grown, values, output)
-
-    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
-        """Return the current metrics."""
-        return self._together.evaluate(self.name, metrics)
-
-    def save_state(self) -> None:
-        """Save the current state for `rollback`."""
-        if self._is_first:
-            self._together.save_state()
-
-    def rollback(self) -> None:
-        """Drop the trees since `save_state`."""
-        if self._is_first:
-            self._together.rollback()
 
 
 def leaves_per_round(max_leaves: int) -> int:
@@ -554,23 +531,21 @@ class ClusterTable:
         if n_held:
             self._connection.need_workers(-(-n_rows // n_held))
 
-    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[NamedSet], *, with_block: bool) -> list[EvalSet]:
+    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[NamedSet], *, with_block: bool) -> EvalSets:
         """Load the evaluation sets: Dask collections and files on the workers, tables in memory in this process."""
-        builder = EvalSetBuilder(self._engine.team)
-        remote = {name: n_rows for name, (n_rows, _) in chosen.items()}
-        found: dict[str, EvalSet] = {}
-        for name, data, *columns in sets:
+        found = ClusterEvalSets(self._engine)
+        for name, (n_rows, _) in chosen.items():
+            found.add_on_workers(name, n_rows)
+        for name, data, target, weight, offset in sets:
+            columns = target, weight, offset
             if not is_source(data):
-                of = (columns[0], columns[1], columns[2])
-                found[name] = builder.from_data(name, data, of, spec, None, with_block=with_block)
+                found.add_table(name, data, columns, spec, None, with_block=with_block)
                 continue
             try:
-                remote[name] = self._load_eval_set(spec, name, data, columns, with_block)
+                found.add_on_workers(name, self._load_eval_set(spec, name, data, columns, with_block))
             except (DataError, InputTypeError) as error:
                 raise type(error)(f"evaluation set {name!r}: {error}") from error
-        if remote:
-            found |= {one.name: one for one in ClusterEvalSets(self._engine, remote).sets()}
-        return [found[name] for name in (*chosen, *(name for name, *_ in sets))]
+        return found
 
     def _load_eval_set(self, spec: BuildSpec, name: str, data: Any, columns: Sequence[Any], with_block: bool) -> int:
         """Load an evaluation set on the workers; return its number of rows of positive weight."""

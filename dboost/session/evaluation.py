@@ -1,18 +1,15 @@
 """Evaluation sets: rows that are encoded like the training rows, scored by each new tree, and evaluated by exact metrics.
 
-An evaluation set has its own table, or it consists of rows that were chosen from the training table (`EvalRows`). It is in
-memory (`InMemoryEvalSet`) or in files (`StreamedEvalSet`). `EvalSetBuilder` decides: all sets in memory together take at most
-1/8 of a memory limit, and sets beyond that are streamed. Both kinds implement `session.protocol.EvalSet` and give the same
-metrics to the last bit, because metrics are computed in chunks that merge exactly. (The area under the curve keeps all distinct
-scores in memory until the last merge.)
+An evaluation set has its own table, or it consists of rows that were chosen from the training table (`EvalRows`). Its codes,
+targets, weights and raw scores are in a `storage.row_store.RowStore`, in memory or in files. `SessionEvalSets.add` decides: all
+sets in memory together take at most 1/8 of a memory limit, and sets beyond that are streamed. Both give the same metrics to the
+last bit, because metrics are computed in chunks that merge exactly: one of a set in memory, one of each block of files. (The
+area under the curve keeps all distinct scores in memory until the last merge.) To add a tree or to compute a metric, the
+threads of the team share the blocks, which are so short that the blocks of all threads fit into the memory for small sets.
 
-**Files.** A streamed set has two block files (`storage.block_file`). ``eval-rows`` is sealed: codes in columns, target and
-weight. ``eval-scores`` changes: the raw scores, and the saved raw scores. To add a tree or to compute a metric, the threads of
-the team iterate over all blocks. Blocks are so short that the blocks of all threads fit into the memory for small sets.
-
-**Workers.** On a cluster each session has `WorkerEvalSets`: its rows of all sets, and the number of trees in their scores.
-Missing trees are added together at the next call. With arcbites the model is truncated after a visit
-to a *mark*, a number of trees at which the scores were saved. Marks and truncations are no calls of their own. They are
+**Sessions.** `SessionEvalSets` are the sets of one process. On a worker a set consists of the rows of each batch, and each part
+counts the trees in its scores: missing trees are added together at the next call. With arcbites the model is truncated after a
+visit to a *mark*, a number of trees at which the scores were saved. Marks and truncations are no calls of their own. They are
 arguments of the next `evaluate`, so rows that are loaded later and calls that are repeated need no special handling.
 """
 
@@ -21,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +33,15 @@ from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import FlatEnsemble
 from dboost.session.engines import Team
-from dboost.session.memory import Budget, MemoryReservation
-from dboost.session.partition_loader import BatchRows
+from dboost.session.memory import Budget
 from dboost.session.protocol import BuildSpec
 from dboost.session.target import encode_chunk
 from dboost.session.warm_start import add_block, matrix_of, row_matrix
-from dboost.shards.block_store import BlockWriter
 from dboost.shards.encode import encoded_pieces
 from dboost.shards.shard import BinnedColumns, TreeDelta, add_grown_tree, empty_binned_columns
 from dboost.shards.shard_spec import code_rows, rows_that_fit
-from dboost.storage.block_file import BlockFile, Field
-from dboost.storage.spool import PrivateDirectory
+from dboost.storage.block_file import Field
+from dboost.storage.row_store import FieldGroup, InFiles, RowRange, RowStore
 from dboost.trees.tree_task import GrownTree
 
 _log = logging.getLogger("dboost")
@@ -93,182 +88,6 @@ def is_table(data: Any) -> bool:
     return any(hasattr(type(data), name) for name in ("columns", "column_names", "__arrow_c_stream__"))
 
 
-class InMemoryEvalSet:
-    """One evaluation set in this process's memory.
-
-    Parameters
-    ----------
-    name : str
-    codes : BinnedColumns
-    layout : BinLayout
-    rows : ScoredRows
-        Target, weight and loss; its raw scores are a view of `raw`.
-    raw : float64[n_rows] or float64[n_outputs, n_rows]
-        Initial raw scores; updated in place.
-    team : Team
-    """
-
-    def __init__(
-        self, name: str, codes: BinnedColumns, layout: BinLayout, rows: ScoredRows, raw: np.ndarray, team: Team
-    ) -> None:
-        self.name = name
-        self._codes = codes
-        self._layout = layout
-        self._rows = rows
-        self._raw = raw
-        self._saved: np.ndarray | None = None
-        self._team = team
-
-    def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
-        """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
-        n, p = len(self._rows.target), self._team.n_threads
-        raw = self._raw if self._raw.ndim == 1 else self._raw[output]
-        self._team.run(lambda t: add_grown_tree(self._codes, self._layout, grown, values, raw, n * t // p, n * (t + 1) // p))
-
-    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
-        """Return the current metrics as ``{"<set>_<metric>": value}``."""
-        by_metric = zip(metrics, self.chunks(metrics), strict=True)
-        return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in by_metric}
-
-    def chunks(self, metrics: Sequence[MetricReduction]) -> list[Any]:
-        """Return the current statistics of each metric, which `MetricReduction.merge` combines with those of other rows."""
-        return [metric.chunk(self._rows) for metric in metrics]
-
-    def save_state(self) -> None:
-        """Save the current raw scores."""
-        if self._saved is None:
-            self._saved = np.empty_like(self._raw)
-        self._saved[...] = self._raw
-
-    def rollback(self) -> None:
-        """Restore the raw scores that were saved last."""
-        assert self._saved is not None
-        self._raw[...] = self._saved
-
-    def some(self, stays: np.ndarray) -> InMemoryEvalSet:
-        """Return a set of some of the rows (bool[n_rows]) with their current and their saved scores."""
-        kept, codes, seen = np.flatnonzero(stays), self._codes, self._rows
-        raw = np.ascontiguousarray(self._raw[..., kept])
-        rows = replace(
-            seen,
-            target=seen.target[kept],
-            raw=raw.T,
-            weight=None if seen.weight is None else seen.weight[kept],
-            block=None if seen.block is None else seen.block[kept],
-        )
-        narrow, wide = (np.ascontiguousarray(array[:, kept]) for array in (codes.narrow, codes.wide))
-        found = InMemoryEvalSet(self.name, BinnedColumns(narrow, wide, codes.row_of), self._layout, rows, raw, self._team)
-        found._saved = None if self._saved is None else np.ascontiguousarray(self._saved[..., kept])
-        return found
-
-    def close(self) -> None:
-        """Do nothing; the set has no files."""
-
-
-class EvalSetBuilder:
-    """Build the evaluation sets of one process: in memory, or in files if they exceed the memory budget for them.
-
-    Parameters
-    ----------
-    team : Team
-        Threads that work on a set together.
-    root : Path, optional
-        Folder for files; default: the one of `PrivateDirectory`.
-    """
-
-    def __init__(self, team: Team, root: Path | None = None) -> None:
-        self._team, self._root = team, root
-        self._reservation: MemoryReservation | None = None
-
-    def from_data(
-        self, name: str, data: Any, columns: tuple[Any, Any, Any], spec: BuildSpec, budget: Budget | None, *, with_block: bool
-    ) -> InMemoryEvalSet | StreamedEvalSet:
-        """Return an evaluation set from a table of its own, with targets encoded like the training target.
-
-        columns : target, weight and offset, as names or values.
-
-        Raises
-        ------
-        DataError, InputTypeError
-            If the table is invalid; the message names the evaluation set.
-        """
-        target, weight, offset = columns
-        like, options = spec.binning.features, ReadOptions(self._team.n_threads)
-        if budget is not None:
-            options = replace(budget.reading, limit=None)  # of the training rows
-        try:
-            with open_table(data, target, sample_weight=weight, offset=offset, like=like, options=options) as table:
-                rows = EvalRows(table, lambda k: encode_chunk(table, k, spec.target))
-                found = self.from_rows(name, rows, spec, budget, with_block=with_block)
-        except (DataError, InputTypeError) as error:
-            raise type(error)(f"evaluation set {name!r}: {error}") from error
-        if isinstance(found, StreamedEvalSet):
-            log_streamed_eval_set(name)
-        return found
-
-    def from_rows(
-        self,
-        name: str,
-        rows: EvalRows,
-        spec: BuildSpec,
-        budget: Budget | None,
-        *,
-        size: LossMagnitude | None = None,
-        with_block: bool = False,
-    ) -> InMemoryEvalSet | StreamedEvalSet:
-        """Return an evaluation set of rows of a table.
-
-        size : magnitudes of the whole set if other sessions have further rows of it; default: those of these rows.
-        with_block : whether a metric needs the raw values; the set is then in memory.
-        """
-        n_rows, max_weight, _ = rows.sizes()
-        size = spec.loss_magnitude(max_weight, n_rows) if size is None else size
-        loss, n_threads = spec.target.loss, self._team.n_threads
-        if with_block or self._reserve(eval_set_bytes(spec.shard.layout, n_rows, len(spec.baseline)), budget):
-            codes, scored, raw = load_eval_rows(rows, spec, size, n_threads, with_block=with_block)
-            return InMemoryEvalSet(name, codes, spec.shard.layout, scored, raw, self._team)
-        assert budget is not None
-        files = EvalFiles.write(rows, spec, n_threads=n_threads, buffer_bytes=budget.retained, root=self._root)
-        return StreamedEvalSet(name, files, loss, size, self._team)
-
-    def _reserve(self, n_bytes: int, budget: Budget | None) -> bool:
-        """Reserve `n_bytes` of the budget for evaluation sets; return False if less is left."""
-        if budget is None:
-            return True
-        if self._reservation is None:
-            self._reservation = MemoryReservation(budget.retained)
-        return self._reservation.take(n_bytes)
-
-
-def load_eval_rows(
-    rows: EvalRows, spec: BuildSpec, size: LossMagnitude, n_threads: int, *, with_block: bool = False
-) -> tuple[BinnedColumns, ScoredRows, np.ndarray]:
-    """Load rows of an evaluation set into memory; return their bin codes, the record for metrics, and raw scores.
-
-    with_block : whether a metric needs the raw values.
-    """
-    n, _, weighted = rows.sizes()
-    codes, n_outputs = empty_binned_columns(spec.shard.layout, n), len(spec.baseline)
-    raw = np.empty(n if n_outputs == 1 else (n_outputs, n))
-    arrays = {"narrow": codes.narrow, "wide": codes.wide, "target": np.empty(n), "raw": raw}
-    if weighted:
-        arrays["weight"] = np.empty(n)
-    at = 0
-    for found in rows.pieces(spec, min(n, _PIECE_ROWS), n_threads):
-        here = slice(at, at + len(found["target"]))
-        for field, array in arrays.items():
-            array[..., here] = found[field]
-        at = here.stop
-    block = row_matrix(rows.table, rows.positions()) if with_block else None
-    return codes, ScoredRows(arrays["target"], raw.T, arrays.get("weight"), spec.target.loss, size, block=block), raw
-
-
-def eval_set_bytes(layout: BinLayout, n_rows: int, n_outputs: int) -> int:
-    """Return the bytes of an evaluation set in memory: codes, target, weight, scores and saved scores."""
-    codes = empty_binned_columns(layout, 0)
-    return n_rows * (len(codes.narrow) + 2 * len(codes.wide) + 16 * (1 + n_outputs))
-
-
 @dataclass(frozen=True, eq=False)
 class EvalRows:
     """Rows of a table that form an evaluation set.
@@ -306,18 +125,17 @@ class EvalRows:
             found.append(length if weight is None else int(np.count_nonzero(weight > 0)))
         return found
 
-    def sizes(self) -> tuple[int, float, bool]:
-        """Return the number of rows, their largest weight, and whether they have weights."""
+    def weights(self) -> tuple[float, bool]:
+        """Return the largest weight, and whether the rows have weights."""
         if self.rows is not None:
-            max_weight = 1.0 if self.weight is None else float(self.weight.max(initial=0.0))
-            return len(self.rows), max_weight, self.weight is not None
+            return 1.0 if self.weight is None else float(self.weight.max(initial=0.0)), self.weight is not None
         max_weight, weighted = 0.0, False
         for k, length in enumerate(self.table.lengths):
             weight = self.table.roles(k)[1] if length else None
             if length:
                 max_weight = max(max_weight, 1.0 if weight is None else float(weight.max()))
             weighted = weighted or weight is not None
-        return sum(self.counts()), max_weight, weighted
+        return max_weight, weighted
 
     def pieces(self, spec: BuildSpec, piece_rows: int, n_threads: int) -> Iterator[dict[str, np.ndarray]]:
         """Yield the rows in pieces: codes (narrow, wide), target, weight (ones if the table has none) and raw scores."""
@@ -347,169 +165,81 @@ class EvalRows:
             at += n
 
 
-@dataclass(frozen=True, eq=False)
-class EvalFiles:
-    """The block files of a streamed evaluation set, in a private directory that `close` removes.
-
-    Attributes
-    ----------
-    rows, scores : BlockFile
-    layout : BinLayout
-    max_weight : float
-        Largest weight.
-    """
-
-    folder: PrivateDirectory
-    rows: BlockFile
-    scores: BlockFile
-    layout: BinLayout
-    max_weight: float
-
-    @property
-    def n_rows(self) -> int:
-        return self.rows.n_rows
-
-    @classmethod
-    def write(
-        cls, rows: EvalRows, spec: BuildSpec, *, n_threads: int, buffer_bytes: int, root: Path | None = None
-    ) -> EvalFiles:
-        """Write rows with their initial scores.
-
-        buffer_bytes : memory for the blocks of all threads.
-        root : parent of the files' folder; default: the one of `PrivateDirectory`.
-
-        Raises
-        ------
-        DataError
-            If a target is no class of the training target.
-        StorageError
-            If the files cannot be written.
-        """
-        n_rows, max_weight, weighted = rows.sizes()
-        layout, baseline = spec.shard.layout, spec.baseline
-        codes = empty_binned_columns(layout, 0)
-        fields = [Field("narrow", "<u1", (len(codes.narrow),)), Field("target", "<f8")]
-        fields += [Field("wide", "<u2", (len(codes.wide),))] if len(codes.wide) else []
-        fields += [Field("weight", "<f8")] if weighted else []
-        outputs = () if len(baseline) == 1 else (len(baseline),)
-        scores = [Field("raw", "<f8", outputs), Field("marked", "<f8", outputs)]
-        block_rows, row_bytes = rows_that_fit(fields, n_rows), sum(field.n_bytes(1) for field in (*fields, *scores))
-        while block_rows > _LEAST_BLOCK_ROWS and n_threads * block_rows * row_bytes > buffer_bytes:
-            block_rows //= 2
-        folder = PrivateDirectory(root)
-        try:
-            files = [
-                BlockFile(folder.path / "eval-rows", fields, n_rows, sealed=True, block_rows=block_rows),
-                BlockFile(folder.path / "eval-scores", scores, n_rows, sealed=False, block_rows=block_rows),
-            ]
-            writer = BlockWriter(files)
-            names = {field.name for field in (*fields, *scores)}
-            for found in rows.pieces(spec, block_rows, n_threads):
-                writer.append(len(found["target"]), {name: values for name, values in found.items() if name in names})
-            writer.finish()
-        except BaseException:
-            folder.close()
-            raise
-        return cls(folder, files[0], files[1], layout, max_weight)
-
-    def some(self, stays: np.ndarray) -> EvalFiles:
-        """Write some of the rows (bool[n_rows]), with their current and saved scores, to new files beside these."""
-        folder, files = PrivateDirectory(self.folder.path.parent), (self.rows, self.scores)
-        n_rows, axes = int(stays.sum()), {field.name: len(field.before) for file in files for field in file.fields}
-        try:
-            rows, scores = (
-                BlockFile(
-                    folder.path / file.path.name,
-                    file.fields,
-                    n_rows,
-                    sealed=file is self.rows,
-                    block_rows=file.block_rows,
-                )
-                for file in files
-            )
-            writer, buffers = BlockWriter((rows, scores)), [file.buffer() for file in files]
-            for block in range(self.rows.n_blocks):
-                views: dict[str, np.ndarray] = {}
-                for file, buffer in zip(files, buffers, strict=True):
-                    file.read(block, buffer)
-                    views |= file.views(buffer, block)
-                first = block * self.rows.block_rows
-                some = np.flatnonzero(stays[first : first + self.rows.rows_of(block)])
-                writer.append(len(some), {name: np.take(view, some, axis=axes[name]) for name, view in views.items()})
-            writer.finish()
-        except BaseException:
-            folder.close()
-            raise
-        return EvalFiles(folder, rows, scores, self.layout, self.max_weight)
-
-    def close(self) -> None:
-        """Remove the files."""
-        for file in (self.rows, self.scores):
-            file.close()
-        self.folder.close()
-
-
-class StreamedEvalSet:
-    """One evaluation set in files; see `session.protocol.EvalSet`.
+class EvalSet:
+    """Rows of an evaluation set in this process.
 
     Parameters
     ----------
-    name : str
-    files : EvalFiles
+    store : RowStore
+        Of the fields of `eval_fields`, filled.
+    layout : BinLayout
     loss : Loss
     size : LossMagnitude
+        Of all rows of the set.
     team : Team
+    block : float32 or float64 [n_rows, n_features], optional
+        Raw values, if a metric needs them; the rows are in memory then.
+    batch : str
+    owned : list of (int, int)
+        Partition and number of rows of each run of consecutive rows of one partition.
+
+    Attributes
+    ----------
+    n_trees : int
+        Number of trees in the raw scores.
+    n_saved : int
+        Number of trees in the saved scores, -1 without any.
+    n_cuts : int
+        How often the model had been truncated at the last call of `follow`, -1 before the first.
     """
 
-    def __init__(self, name: str, files: EvalFiles, loss: Loss, size: LossMagnitude, team: Team) -> None:
-        self.name, self._files, self._loss, self._size, self._team = name, files, loss, size, team
-        self._row_of = code_rows(files.layout)
+    def __init__(
+        self,
+        store: RowStore,
+        layout: BinLayout,
+        loss: Loss,
+        size: LossMagnitude,
+        team: Team,
+        *,
+        block: np.ndarray | None = None,
+        batch: str = "",
+        owned: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.store, self.loss, self.batch, self.owned = store, loss, batch, owned
+        self._layout, self._size, self._team, self._block = layout, size, team, block
+        self._row_of = code_rows(layout)
+        self.n_trees, self.n_saved, self.n_cuts = 0, -1, -1
 
-    def _blocks_of(
-        self, thread: int, *, rows: bool, reads: Sequence[str], writes: Sequence[str] = ()
-    ) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the requested fields of each block of one thread; write the fields `writes` back before the next block.
-
-        The buffers exist only during the iteration: sets are evaluated one after another, so they never coexist.
-        """
-        files, n = self._files, self._files.rows.n_blocks
-        sealed, changing = files.rows.buffer() if rows else None, files.scores.buffer()
-        for block in range(n * thread // self._team.n_threads, n * (thread + 1) // self._team.n_threads):
-            files.scores.read(block, changing, reads)
-            found = files.scores.views(changing, block)
-            if sealed is not None:
-                files.rows.read(block, sealed)
-                found |= files.rows.views(sealed, block)
-            yield found
-            if writes:
-                files.scores.write(block, changing, writes)
+    @property
+    def n_rows(self) -> int:
+        return self.store.n_rows
 
     def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
         """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
 
         def work(thread: int) -> None:
-            for found in self._blocks_of(thread, rows=True, reads=["raw"], writes=["raw"]):
-                n = len(found["target"])
-                codes = BinnedColumns(found["narrow"], found.get("wide", np.empty((0, n), np.uint16)), self._row_of)
-                raw = found["raw"] if found["raw"].ndim == 1 else found["raw"][output]
-                add_grown_tree(codes, self._files.layout, grown, values, raw, 0, n)
+            for fields, first, last in self._share(thread, ["narrow", "wide", "raw"], ["raw"]):
+                codes = BinnedColumns(fields["narrow"], fields["wide"], self._row_of)
+                raw = fields["raw"] if fields["raw"].ndim == 1 else fields["raw"][output]
+                add_grown_tree(codes, self._layout, grown, values, raw, first, last)
 
         self._team.run(work)
+        self.n_trees += 1
 
-    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
-        """Return the current metrics as ``{"<set>_<metric>": value}``."""
-        by_metric = zip(metrics, self.chunks(metrics), strict=True)
-        return {f"{self.name}_{metric.name}": metric.finish(chunk) for metric, chunk in by_metric}
+    def _share(self, thread: int, reads: Sequence[str], writes: Sequence[str] = ()) -> Iterator[RowRange]:
+        return self.store.walk(reads, writes, thread=thread, n_threads=self._team.n_threads)
 
     def chunks(self, metrics: Sequence[MetricReduction]) -> list[Any]:
         """Return the current statistics of each metric, which `MetricReduction.merge` combines with those of other rows."""
+        fields = self.store.arrays
+        if fields:  # a metric that is no exact sum may depend on the number of chunks
+            return [metric.chunk(self._scored(fields)) for metric in metrics]
 
         def work(thread: int) -> list[Any] | None:
             chunks: list[Any] | None = None
-            for found in self._blocks_of(thread, rows=True, reads=["raw"]):
+            for fields, _, _ in self._share(thread, ["target", "raw", "weight"]):
                 # Statistics of users' metrics may be views of the rows, and the next block overwrites the buffers.
-                own = {name: found[name].copy("K") for name in ("target", "raw", "weight") if name in found}
-                scored = ScoredRows(own["target"], own["raw"].T, own.get("weight"), self._loss, self._size)
+                scored = self._scored({name: fields[name].copy("K") for name in ("target", "raw", "weight") if name in fields})
                 of_block = [metric.chunk(scored) for metric in metrics]
                 chunks = of_block if chunks is None else _merged(metrics, chunks, of_block)
             return chunks
@@ -517,165 +247,228 @@ class StreamedEvalSet:
         of_threads = [chunks for chunks in self._team.run(work) if chunks is not None]
         return reduce(lambda a, b: _merged(metrics, a, b), of_threads)
 
+    def _scored(self, fields: dict[str, np.ndarray]) -> ScoredRows:
+        return ScoredRows(fields["target"], fields["raw"].T, fields.get("weight"), self.loss, self._size, block=self._block)
+
     def save_state(self) -> None:
         """Save the current raw scores."""
-        self._copy("raw", "marked")
+        self._copy("raw", "saved")
+        self.n_saved = self.n_trees
 
     def rollback(self) -> None:
         """Restore the raw scores that were saved last."""
-        self._copy("marked", "raw")
+        assert self.n_saved >= 0
+        self._copy("saved", "raw")
+        self.n_trees = self.n_saved
 
     def _copy(self, source: str, target: str) -> None:
         def work(thread: int) -> None:
-            for found in self._blocks_of(thread, rows=False, reads=[source], writes=[target]):
-                found[target][...] = found[source]
+            for fields, first, last in self._share(thread, [source], [target]):
+                fields[target][..., first:last] = fields[source][..., first:last]
 
         self._team.run(work)
 
-    def some(self, stays: np.ndarray) -> StreamedEvalSet:
-        """Return a set of some of the rows (bool[n_rows]), and close this one."""
-        files = self._files.some(stays)
-        self.close()
-        return StreamedEvalSet(self.name, files, self._loss, self._size, self._team)
+    def follow(self, mark: int, n_cuts: int) -> None:
+        """Restore the saved scores if the model was truncated to them; see `SessionEvalSets.statistics`."""
+        if self.n_trees > mark and 0 <= self.n_cuts < n_cuts:
+            assert self.n_saved == mark, "every cut goes back to a mark that was passed"
+            self.rollback()
+        self.n_cuts = n_cuts
+        self.save_at(mark)
+
+    def save_at(self, mark: int) -> None:
+        """Save the scores if they include exactly `mark` trees."""
+        if self.n_trees == mark != self.n_saved:
+            self.save_state()
+
+    def keep(self, partitions: Sequence[int]) -> None:
+        """Drop the rows of other partitions; at least one partition must remain."""
+        stays = np.repeat([number in partitions for number, _ in self.owned], [n for _, n in self.owned])
+        if not stays.all():
+            before, self.store = self.store, self.store.subset(stays)
+            before.close()
+            self._block = None if self._block is None else self._block[stays]
+            self.owned = [(number, n) for number, n in self.owned if number in partitions]
 
     def close(self) -> None:
-        """Remove the files."""
-        self._files.close()
+        """Release the memory, and remove the files."""
+        self.store.close()
 
 
 def _merged(metrics: Sequence[MetricReduction], a: list[Any], b: list[Any]) -> list[Any]:
     return [metric.merge(x, y) for metric, x, y in zip(metrics, a, b, strict=True)]
 
 
-@dataclass(eq=False)
-class WorkerEvalSet:
-    """Rows of a batch in an evaluation set, with the number of trees in their scores.
-
-    owned : partition and number of rows of each run of consecutive rows of one partition.
-    n_marked : number of trees in the saved scores, -1 without any.
-    n_cuts : how often the model had been truncated at the last call, -1 before the first.
-    """
-
-    eval_set: InMemoryEvalSet | StreamedEvalSet
-    batch: str
-    owned: list[tuple[int, int]]
-    loss: Loss
-    n_trees: int = 0
-    n_marked: int = -1
-    n_cuts: int = -1
-
-    def follow(self, mark: int, n_cuts: int) -> None:
-        """Restore the saved scores if the model was truncated to them."""
-        if self.n_trees > mark and 0 <= self.n_cuts < n_cuts:
-            assert self.n_marked == mark, "every cut goes back to a mark that was passed"
-            self.eval_set.rollback()
-            self.n_trees = mark
-        self.n_cuts = n_cuts
-        self.save_state(mark)
-
-    @property
-    def n_rows(self) -> int:
-        return sum(n for _, n in self.owned)
-
-    def keep(self, partitions: Sequence[int]) -> None:
-        """Drop the rows of other partitions; at least one partition must remain."""
-        stays = np.repeat([number in partitions for number, _ in self.owned], [n for _, n in self.owned])
-        if not stays.all():
-            self.eval_set = self.eval_set.some(stays)
-            self.owned = [(number, n) for number, n in self.owned if number in partitions]
-
-    def save_state(self, mark: int) -> None:
-        """Save the scores if they include exactly `mark` trees."""
-        if self.n_trees == mark != self.n_marked:
-            self.eval_set.save_state()
-            self.n_marked = mark
+def eval_fields(layout: BinLayout, n_outputs: int, weighted: bool) -> tuple[FieldGroup, FieldGroup]:
+    """Return the fields of an evaluation set."""
+    codes, outputs = empty_binned_columns(layout, 0), () if n_outputs == 1 else (n_outputs,)
+    rows = [Field("narrow", "<u1", (len(codes.narrow),)), Field("target", "<f8"), Field("wide", "<u2", (len(codes.wide),))]
+    rows += [Field("weight", "<f8")] if weighted else []
+    scores = [Field("raw", "<f8", outputs), Field("saved", "<f8", outputs)]
+    return FieldGroup("eval-rows", rows, sealed=True), FieldGroup("eval-scores", scores, sealed=False)
 
 
-class WorkerEvalSets:
-    """The rows of all evaluation sets in one session.
+class SessionEvalSets:
+    """The evaluation sets of one process; implements `session.protocol.EvalSets`.
 
     Parameters
     ----------
     team : Team
-    folder : Path or None
-        Parent of the folders for files; None for the one of `PrivateDirectory`.
-    spare : Budget or None
-        Memory budget for fits without a `memory_limit`.
+        Threads that work on a set together.
+    root : Path, optional
+        Parent of the folders for files; default: the one of `PrivateDirectory`.
+
+    Attributes
+    ----------
+    names : list of str
+        Of all sets, in order.
     """
 
-    def __init__(self, team: Team, folder: Path | None, spare: Budget | None) -> None:
-        self._builder, self._spare = EvalSetBuilder(team, folder), spare
-        self._sets: dict[str, list[WorkerEvalSet]] = {}
+    def __init__(self, team: Team, root: Path | None = None) -> None:
+        self._team, self._root = team, root
+        self.names: list[str] = []
+        self._parts: dict[str, list[EvalSet]] = {}
+        self._n_bytes = 0  # of the sets in memory that a limit allows
+
+    def add_table(
+        self, name: str, data: Any, columns: tuple[Any, Any, Any], spec: BuildSpec, budget: Budget | None, *, with_block: bool
+    ) -> None:
+        """Add a set that is a table of its own, with targets encoded like the training target.
+
+        columns : target, weight and offset, as names or values.
+
+        Raises
+        ------
+        DataError, InputTypeError
+            If the table is invalid; the message names the evaluation set.
+        """
+        target, weight, offset = columns
+        like, options = spec.binning.features, ReadOptions(self._team.n_threads)
+        if budget is not None:
+            options = replace(budget.reading, limit=None)  # of the training rows
+        try:
+            with open_table(data, target, sample_weight=weight, offset=offset, like=like, options=options) as table:
+                rows = EvalRows(table, lambda k: encode_chunk(table, k, spec.target))
+                self.add(name, rows, spec, budget, with_block=with_block)
+        except (DataError, InputTypeError) as error:
+            raise type(error)(f"evaluation set {name!r}: {error}") from error
+        if self.in_files(name=name):
+            log_streamed_eval_set(name)
 
     def add(
         self,
-        batch: str,
-        rows: BatchRows,
         name: str,
+        rows: EvalRows,
         spec: BuildSpec,
-        size: LossMagnitude,
+        budget: Budget | None,
         *,
+        size: LossMagnitude | None = None,
         with_block: bool = False,
-        chosen: tuple[np.ndarray, np.ndarray | None] | None = None,
+        batch: str = "",
     ) -> None:
-        """Add rows of a batch to a set: the chosen rows, or all rows of positive weight.
+        """Add rows of a table to a set: in memory, or in files if they exceed the memory that the budget leaves for sets.
 
-        with_block : whether a metric needs the raw values; these rows and their raw values are then in memory.
-        chosen : positions of the chosen rows, and their weights or None.
+        size : magnitudes of the whole set if other sessions have further rows of it; default: those of these rows.
+        with_block : whether a metric needs the raw values; the rows are in memory then.
         """
-        eval_rows = EvalRows(rows.table, rows.target_of, *(chosen or ()))
-        if not eval_rows.sizes()[0]:
-            return
-        if with_block:
-            rows.gather()
-        eval_set = self._builder.from_rows(name, eval_rows, spec, spec.budget or self._spare, size=size, with_block=with_block)
-        loss = spec.target.loss
-        owned = [(number, n) for number, n in zip(rows.table.numbers, eval_rows.counts(), strict=True) if n]
-        self._sets.setdefault(name, []).append(WorkerEvalSet(eval_set, batch, owned, loss))
+        layout, n_threads = spec.shard.layout, self._team.n_threads
+        counts, (max_weight, weighted) = rows.counts(), rows.weights()
+        n_rows, groups = sum(counts), eval_fields(layout, len(spec.baseline), weighted)
+        place, block_rows = None, min(n_rows, _PIECE_ROWS)
+        if not with_block and budget is not None:
+            row_bytes = sum(
+                field.n_bytes(1) for group in eval_fields(layout, len(spec.baseline), True) for field in group.fields
+            )
+            if self._n_bytes + n_rows * row_bytes <= budget.retained:
+                self._n_bytes += n_rows * row_bytes
+            else:
+                block_rows = rows_that_fit(groups[0].fields, n_rows)
+                while block_rows > _LEAST_BLOCK_ROWS and n_threads * block_rows * row_bytes > budget.retained:
+                    block_rows //= 2
+                place = InFiles(block_rows, self._root)
+        store = RowStore(groups, n_rows, place)
+        try:
+            for piece in rows.pieces(spec, block_rows, n_threads):
+                store.append(len(piece["target"]), piece)
+            block = row_matrix(rows.table, rows.positions()) if with_block else None
+        except BaseException:
+            store.close()
+            raise
+        size = spec.loss_magnitude(max_weight, n_rows) if size is None else size
+        owned = [(number, n) for number, n in zip(rows.table.numbers, counts, strict=True) if n]
+        of_set = EvalSet(store, layout, spec.target.loss, size, self._team, block=block, batch=batch, owned=owned)
+        if name not in self._parts:
+            self.names.append(name)
+        self._parts.setdefault(name, []).append(of_set)
 
-    def keep(self, batch: str, partitions: Sequence[int]) -> None:
-        """Drop the rows of this batch's other partitions, which another session evaluates now."""
-        for name, entries in self._sets.items():
-            kept = []
-            for entry in entries:
-                if entry.batch == batch and not any(number in partitions for number, _ in entry.owned):
-                    entry.eval_set.close()
-                    continue
-                if entry.batch == batch:
-                    entry.keep(partitions)
-                kept.append(entry)
-            self._sets[name] = kept
+    def add_tree(self, grown: GrownTree, values: np.ndarray, output: int) -> None:
+        """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
+        for part in self._every:
+            part.add(grown, values, output)
 
-    def evaluate(
+    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
+        """Return the current metrics as ``{"<set>_<metric>": value}``."""
+        found: dict[str, float] = {}
+        for name, parts in self._parts.items():
+            chunks = reduce(partial(_merged, metrics), (part.chunks(metrics) for part in parts))
+            found |= {f"{name}_{metric.name}": metric.finish(chunk) for metric, chunk in zip(metrics, chunks, strict=True)}
+        return found
+
+    def save_state(self) -> None:
+        """Save the current raw scores."""
+        for part in self._every:
+            part.save_state()
+
+    def rollback(self) -> None:
+        """Restore the raw scores that were saved last."""
+        for part in self._every:
+            part.rollback()
+
+    @property
+    def _every(self) -> list[EvalSet]:
+        return [part for parts in self._parts.values() for part in parts]
+
+    def statistics(
         self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[Any]], mark: int, n_cuts: int
     ) -> dict[str, tuple[int, list[list[Any]]]] | None:
         """See `WorkerSession.evaluate`."""
-        for name in metrics:
-            for entry in self._sets.get(name, ()):
-                entry.follow(mark, n_cuts)
-        if any(entry.n_trees < first for name in metrics for entry in self._sets.get(name, ())):
+        wanted = {name: self._parts.get(name, []) for name in metrics}
+        every = [part for parts in wanted.values() for part in parts]
+        for part in every:
+            part.follow(mark, n_cuts)
+        if any(part.n_trees < first for part in every):
             return None
         found: dict[str, tuple[int, list[list[Any]]]] = {}
-        for name, names in metrics.items():
-            n_rows, chunks = 0, []
-            for entry in self._sets.get(name, ()):
-                for tree in trees[entry.n_trees - first :]:
-                    entry.eval_set.add(tree.grown, tree.values, tree.output)
-                    entry.n_trees += 1
-                    entry.save_state(mark)
-                n_rows += entry.n_rows
-                chunks.append(entry.eval_set.chunks(find_metrics(names, entry.loss)))
-            found[name] = n_rows, chunks
+        for name, parts in wanted.items():
+            chunks = []
+            for part in parts:
+                for tree in trees[part.n_trees - first :]:
+                    part.add(tree.grown, tree.values, tree.output)
+                    part.save_at(mark)
+                chunks.append(part.chunks(find_metrics(metrics[name], part.loss)))
+            found[name] = sum(part.n_rows for part in parts), chunks
         return found
 
-    def in_files(self, batch: str) -> int:
-        """Return how many evaluation rows of a batch are in files."""
-        every = (entry for entries in self._sets.values() for entry in entries)
-        return sum(entry.n_rows for entry in every if entry.batch == batch and isinstance(entry.eval_set, StreamedEvalSet))
+    def keep(self, batch: str, partitions: Sequence[int]) -> None:
+        """Drop the rows of this batch's other partitions, which another session evaluates now."""
+        for name, parts in self._parts.items():
+            kept = []
+            for part in parts:
+                if part.batch != batch or any(number in partitions for number, _ in part.owned):
+                    kept.append(part)
+                    if part.batch == batch:
+                        part.keep(partitions)
+                else:
+                    part.close()
+            self._parts[name] = kept
+
+    def in_files(self, *, name: str | None = None, batch: str | None = None) -> int:
+        """Return how many rows of a set or of a batch are in files."""
+        parts = self._every if name is None else self._parts[name]
+        return sum(part.n_rows for part in parts if part.store.place is not None and batch in (None, part.batch))
 
     def close(self) -> None:
         """Release memory and remove files."""
-        for entries in self._sets.values():
-            for entry in entries:
-                entry.eval_set.close()
-        self._sets = {}
+        for part in self._every:
+            part.close()
+        self._parts = {}

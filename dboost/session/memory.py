@@ -220,20 +220,6 @@ def _rounded_up(n_bytes: int) -> str:
     return format_bytes(math.ceil(n_bytes / step) * step)
 
 
-class MemoryReservation:
-    """Count the bytes of evaluation sets in memory against a limit for all sets together."""
-
-    def __init__(self, n_bytes: int) -> None:
-        self._left = n_bytes
-
-    def take(self, n_bytes: int) -> bool:
-        """Reserve `n_bytes`; return False if less is left."""
-        if n_bytes > self._left:
-            return False
-        self._left -= n_bytes
-        return True
-
-
 def limit_that_streams(
     asked: Budget | None, spare: Budget | None, spec: ShardSpec, n_rows: int, n_there: int, n_threads: int
 ) -> Budget | None:

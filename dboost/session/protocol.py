@@ -149,17 +149,16 @@ class BiteEngine(Engine, Protocol):
         """
 
 
-class EvalSet(Protocol):
-    """An evaluation set, in memory or in files, in this process or on workers."""
+class EvalSets(Protocol):
+    """All evaluation sets of a fit, in this process or on workers."""
 
-    @property
-    def name(self) -> str: ...
+    names: list[str]
 
-    def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
+    def add_tree(self, grown: GrownTree, values: np.ndarray, output: int) -> None:
         """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
 
     def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
-        """Return the current metrics as ``{"<set>_<metric>": value}``."""
+        """Return the current metrics as ``{"<set>_<metric>": value}``, set by set."""
 
     def save_state(self) -> None:
         """Save the current raw scores."""
@@ -477,7 +476,7 @@ class SessionTable(Protocol):
     def open_engine(self, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
         """Build the shards, and return the engine that trains on them."""
 
-    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[NamedSet], *, with_block: bool) -> list[EvalSet]:
+    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[NamedSet], *, with_block: bool) -> EvalSets:
         """Return the evaluation sets: those of chosen rows (number and largest weight by name), then the given ones."""
 
     def hold_out_chosen(self, spec: BuildSpec, chosen: Chosen, *, with_block: bool) -> None:

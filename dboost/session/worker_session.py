@@ -44,7 +44,7 @@ from dboost.session.engines import (
     streamed_runners,
     write_shard_files,
 )
-from dboost.session.evaluation import WorkerEvalSets
+from dboost.session.evaluation import EvalRows, SessionEvalSets
 from dboost.session.memory import Budget, limit_that_streams
 from dboost.session.partition_loader import BatchRows, PartitionLoader, global_row_ids
 from dboost.session.protocol import (
@@ -120,8 +120,8 @@ class WorkerSession(PartitionLoader):
         return Team(self._n_threads)
 
     @cached_property
-    def _eval_sets(self) -> WorkerEvalSets:
-        return WorkerEvalSets(self._team, self._folder, self._spare)
+    def _eval_sets(self) -> SessionEvalSets:
+        return SessionEvalSets(self._team, self._folder)
 
     def close(self) -> None:
         """Release threads and memory, and remove files."""
@@ -508,7 +508,7 @@ class WorkerSession(PartitionLoader):
             return
         rows = self._table_rows(batch)
         del self._rows[batch]
-        self._eval_sets.add(batch, rows, name, spec, size, with_block=with_block)
+        self._evaluate_rows(batch, rows, EvalRows(rows.table, rows.target_of), name, spec, size, with_block)
         rows.close()
         self._close_batch(batch)
         self._built.add(batch)
@@ -517,11 +517,21 @@ class WorkerSession(PartitionLoader):
         """Add the chosen rows of a training table to an evaluation set."""
         chosen = self._chosen.pop((batch, name), None)
         if chosen is not None:  # otherwise a repeated call
-            self._eval_sets.add(batch, self._table_rows(batch), name, spec, size, with_block=with_block, chosen=chosen)
+            rows = self._table_rows(batch)
+            self._evaluate_rows(batch, rows, EvalRows(rows.table, rows.target_of, *chosen), name, spec, size, with_block)
+
+    def _evaluate_rows(
+        self, batch: str, rows: BatchRows, some: EvalRows, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool
+    ) -> None:
+        """Add some rows of a batch to an evaluation set."""
+        if any(some.counts()):
+            if with_block:
+                rows.gather()
+            self._eval_sets.add(name, some, spec, spec.budget or self._spare, size=size, with_block=with_block, batch=batch)
 
     def eval_rows_in_files(self, batch: str) -> int:
         """Return how many evaluation rows of a batch are in files."""
-        return self._eval_sets.in_files(batch)
+        return self._eval_sets.in_files(batch=batch)
 
     def evaluate(
         self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[Any]], mark: int, n_cuts: int
@@ -534,7 +544,7 @@ class WorkerSession(PartitionLoader):
         mark : number of trees to which the model was truncated last, or may be truncated next; -1 for never.
         n_cuts : how often the model has been truncated.
         """
-        return self._eval_sets.evaluate(first, trees, metrics, mark, n_cuts)
+        return self._eval_sets.statistics(first, trees, metrics, mark, n_cuts)
 
     # Re-estimation of leaf values.
 

@@ -89,8 +89,8 @@ class _ArcbiteLoop:
         self._select_rows(self._parts_of(bite))
         if not self._has_visited:
             self._has_visited = True
-            for eval_set in loop.eval_sets:
-                eval_set.save_state()
+            if loop.eval_sets is not None:
+                loop.eval_sets.save_state()
             stats = loop.begin()
         else:
             stats = loop.steps.add_leaf_values(loop.zero_values)
@@ -127,9 +127,9 @@ class _ArcbiteLoop:
         for _ in range(min(n_left, self._arcbites.trees_per_visit or n_left)):
             stats, has_waited, is_ended = loop.iterate(stats, assemble, progress, began)
             began = time.perf_counter()
-            if loop.early_stopping is not None and loop.early_stopping.best_iteration == loop.n_done:
-                for eval_set in loop.eval_sets:
-                    eval_set.save_state()
+            is_best = loop.early_stopping is not None and loop.early_stopping.best_iteration == loop.n_done
+            if is_best and loop.eval_sets is not None:
+                loop.eval_sets.save_state()
             if has_waited or is_ended:
                 return is_ended
         return False
@@ -143,8 +143,8 @@ class _ArcbiteLoop:
             loop.n_complete = best - loop.n_before
             for trees in (loop.snapshots, loop.valued):
                 del trees[loop.n_complete * loop.loss.n_outputs :]
-            for eval_set in loop.eval_sets:
-                eval_set.rollback()
+            if loop.eval_sets is not None:
+                loop.eval_sets.rollback()
 
     def _select_rows(self, bite: Sequence[int]) -> None:
         loop, k = self._loop, self._loop.loss.n_outputs

@@ -34,10 +34,21 @@ from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.engines import FusedEngine, Team, team_for
-from dboost.session.evaluation import EvalRows, EvalSetBuilder, StreamedEvalSet, log_streamed_eval_set
+from dboost.session.evaluation import EvalRows, SessionEvalSets, log_streamed_eval_set
 from dboost.session.memory import Budget
 from dboost.session.partition_loader import scan_targets
-from dboost.session.protocol import BuildSpec, ByPartitions, Chosen, Engine, EvalSet, NamedSet, P, Result, Session, SessionTable
+from dboost.session.protocol import (
+    BuildSpec,
+    ByPartitions,
+    Chosen,
+    Engine,
+    EvalSets,
+    NamedSet,
+    P,
+    Result,
+    Session,
+    SessionTable,
+)
 from dboost.session.row_samples import DigitRequest, ReferenceSample, warn_of_drift, with_summary
 from dboost.session.target import Target, TargetScan, choose_target, continued, name_of_target, target_for, target_of
 from dboost.session.warm_start import WarmStart, check_continues
@@ -95,7 +106,7 @@ def fit_table(request: FitRequest, open_training: Callable[[], Table]) -> FitRes
 
 def _prepare(
     request: FitRequest, rows: TrainingRows, clock: Clock, ensemble_so_far: _EnsembleSoFar
-) -> tuple[FitPlan, Engine, list[EvalSet]]:
+) -> tuple[FitPlan, Engine, EvalSets | None]:
     """Read the data; return the plan, an engine with the encoded rows, and the evaluation sets."""
     features = rows.load()
     warm_start = request.warm_start
@@ -128,7 +139,7 @@ def _prepare(
     model_file.check(plan.empty)  # now rather than after hours of training
     engine = rows.build(plan, chosen)
     clock.lap("bin")
-    eval_sets: list[EvalSet] = []
+    eval_sets: EvalSets | None = None
     if has_eval_sets:
         try:
             eval_sets = rows.eval_sets(plan, chosen, request.named_columns())
@@ -142,7 +153,7 @@ def _prepare(
 def _boost(
     plan: FitPlan,
     engine: Engine,
-    eval_sets: Sequence[EvalSet],
+    eval_sets: EvalSets | None,
     callbacks: Sequence[Callback],
     clock: Clock,
     ensemble_so_far: _EnsembleSoFar,
@@ -268,7 +279,7 @@ class TrainingRows(Protocol):
     def build(self, plan: FitPlan, chosen: Chosen) -> Engine:
         """Encode the rows and open the engine that trains on them."""
 
-    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[NamedSet]) -> list[EvalSet]:
+    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[NamedSet]) -> EvalSets:
         """Return the evaluation sets, those chosen from the training rows first."""
 
     def observers(self, plan: FitPlan) -> list[Callback]:
@@ -408,7 +419,7 @@ class SessionRows:
             self._table.hold_out_chosen(self._spec, chosen, with_block=plan.needs_values)
         return self._table.open_engine(self._spec, plan.policy)
 
-    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[NamedSet]) -> list[EvalSet]:
+    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[NamedSet]) -> EvalSets:
         return self._table.eval_sets(self._spec, chosen, sets, with_block=plan.needs_values)
 
     def observers(self, plan: FitPlan) -> list[Callback]:
@@ -455,7 +466,6 @@ class LocalTable:
 
     def __init__(self, open_table: Callable[[], Table], n_threads: int, budget: Budget | None) -> None:
         self._open_table, self._n_threads, self._budget = open_table, n_threads, budget
-        self._chosen: dict[str, EvalSet] = {}
 
     def load(self) -> tuple[Feature, ...]:
         table = self._table = self._open_table()
@@ -472,8 +482,8 @@ class LocalTable:
         return team_for(*shape, self._n_threads)
 
     @cached_property
-    def _builder(self) -> EvalSetBuilder:
-        return EvalSetBuilder(self._team)
+    def _eval_sets(self) -> SessionEvalSets:
+        return SessionEvalSets(self._team)
 
     def target_scans(self) -> list[TargetScan]:
         return scan_targets(self._table)
@@ -503,8 +513,8 @@ class LocalTable:
         for name in chosen:
             rows, chosen_rows = self._session.take_chosen(self._BATCH, name)
             eval_rows = EvalRows(rows.table, rows.target_of, *chosen_rows)
-            self._chosen[name] = found = self._builder.from_rows(name, eval_rows, spec, self._budget, with_block=with_block)
-            if isinstance(found, StreamedEvalSet):
+            self._eval_sets.add(name, eval_rows, spec, self._budget, with_block=with_block)
+            if self._eval_sets.in_files(name=name):
                 log_streamed_eval_set(name)
 
     def open_engine(self, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
@@ -518,12 +528,11 @@ class LocalTable:
             _log.info("%d rows do not fit memory_limit=%s and are %s files", engine.n_rows, self._budget, how)
         return engine
 
-    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[NamedSet], *, with_block: bool) -> list[EvalSet]:
-        found = [self._chosen[name] for name in chosen]
-        for name, data, *columns in sets:
-            of = (columns[0], columns[1], columns[2])
-            found.append(self._builder.from_data(name, data, of, spec, self._budget, with_block=with_block))
-        return found
+    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[NamedSet], *, with_block: bool) -> EvalSets:
+        for name, data, target, weight, offset in sets:
+            columns = target, weight, offset
+            self._eval_sets.add_table(name, data, columns, spec, self._budget, with_block=with_block)
+        return self._eval_sets
 
     def observers(self, loss_name: str, n_rows: int, n_features: int) -> list[Callable[[Any], Any]]:
         return []
@@ -531,5 +540,7 @@ class LocalTable:
     def close(self) -> None:
         if hasattr(self, "_session"):
             self._session.close()
+        if "_eval_sets" in vars(self):
+            self._eval_sets.close()
         if "_team" in vars(self):
             self._team.close()

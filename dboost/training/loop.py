@@ -28,7 +28,7 @@ import numpy as np
 from dboost.errors import DataError, DBoostError, ParameterError, warn
 from dboost.metrics.exact import EXACT_SUM, FINE, unit_for
 from dboost.model.ensemble import Ensemble, Tree
-from dboost.session.protocol import Engine, EvalSet
+from dboost.session.protocol import Engine, EvalSets
 from dboost.session.warm_start import WarmStart
 from dboost.shards.shard import TreeDelta, fine_bin_hessians
 from dboost.training.callbacks import Callback, Iteration, Progress, checked_rate
@@ -62,7 +62,7 @@ class BoostingLoop:
     ----------
     plan : FitPlan
     engine : Engine
-    eval_sets : sequence of EvalSet
+    eval_sets : EvalSets or None
     callbacks : sequence of callable
 
     Attributes
@@ -88,7 +88,7 @@ class BoostingLoop:
     """
 
     def __init__(
-        self, plan: FitPlan, engine: Engine, eval_sets: Sequence[EvalSet] = (), callbacks: Sequence[Callback] = ()
+        self, plan: FitPlan, engine: Engine, eval_sets: EvalSets | None = None, callbacks: Sequence[Callback] = ()
     ) -> None:
         self.plan, self.engine, self.eval_sets = plan, engine, eval_sets
         self.binning, self.start, self.unit = plan.binning, plan.stats, plan.stats.unit
@@ -116,8 +116,14 @@ class BoostingLoop:
         self.rate = plan.learning.learning_rate
         self._is_set_by_callback = False
         self.zero_values = np.zeros((self.loss.n_outputs, 1))  # leaf values that change no score
-        self.shown = [f"{eval_set.name}_{metric.name}" for eval_set in eval_sets for metric in self.metrics] or ["train_loss"]
+        self.shown = [*self._named] or ["train_loss"]
         self._has_warned = plan.request.fold is not None  # `folds.FoldScores` warns once for all folds
+
+    @property
+    def _named(self) -> dict[str, tuple[str, str]]:
+        """Evaluation set and metric of each column of metrics."""
+        names = [] if self.eval_sets is None else self.eval_sets.names
+        return {f"{name}_{metric.name}": (name, metric.name) for name in names for metric in self.metrics}
 
     @property
     def n_done(self) -> int:
@@ -269,10 +275,9 @@ class BoostingLoop:
         if self._has_warned or stopping is None or math.isfinite(record[stopping.column]):
             return
         self._has_warned = True
-        named = {f"{of.name}_{metric.name}": (of.name, metric.name) for of in self.eval_sets for metric in self.metrics}
         what = stopping.column
-        if what in named:
-            of, metric = named[what]
+        if what in self._named:
+            of, metric = self._named[what]
             what = f"metric {metric!r} of evaluation set {of!r}"
         what = f"{what} is {record[stopping.column]} in iteration {iteration}"
         if arcbites is not None and arcbites.is_watched and not stopping.has_begun:
@@ -343,9 +348,8 @@ class BoostingLoop:
         self.snapshots.append(TreeSnapshot.of(grown, is_categorical, values, task.gain_unit, self.rate))
         if self.valued is not None:
             self.valued.append(TreeDelta(TreeRoutes.of(grown, is_categorical), values, task.output))
-        in_targets = values * self.unit
-        for eval_set in self.eval_sets:
-            eval_set.add(grown, in_targets, task.output)
+        if self.eval_sets is not None:
+            self.eval_sets.add_tree(grown, values * self.unit, task.output)
         return values
 
     @property
@@ -382,8 +386,7 @@ class BoostingLoop:
         return replace(task, bin_merge=BinMerge.propose(mass, fine_layout, bin_layout))
 
     def _judge(self) -> dict[str, float]:
-        metrics = list(self.metrics)
-        return {column: value for eval_set in self.eval_sets for column, value in eval_set.evaluate(metrics).items()}
+        return {} if self.eval_sets is None else self.eval_sets.evaluate(list(self.metrics))
 
     def loss_of(self, stats: GradientStats, iteration: int) -> float:
         """Return the mean loss of the current training rows."""

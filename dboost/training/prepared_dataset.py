@@ -52,10 +52,10 @@ from dboost.params import Parameters
 from dboost.schema import Feature, Level
 from dboost.session.bites import ArcbitesEngine, BiteStore, FileBiteStore, InMemoryBiteStore
 from dboost.session.engines import FusedEngine, StreamedEngine, team_for
-from dboost.session.evaluation import EvalSetBuilder
+from dboost.session.evaluation import SessionEvalSets
 from dboost.session.memory import Budget
 from dboost.session.partition_loader import StartingPiece, scan_targets
-from dboost.session.protocol import BuildSpec, Chosen, Engine, EvalSet, NamedSet
+from dboost.session.protocol import BuildSpec, Chosen, Engine, EvalSets, NamedSet
 from dboost.session.row_samples import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_values
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
@@ -430,8 +430,8 @@ class PreparedRows:
         self._spec = spec = plan.build_spec({0: 0})
         terms = spec.target.loss.terms()
         self._team = team_for(data.n_rows, len(data.binning.features), n_threads)
-        self._builder = EvalSetBuilder(self._team)
-        self._exit_callbacks.append(self._team.close)
+        self._eval_sets = SessionEvalSets(self._team)
+        self._exit_callbacks += [self._eval_sets.close, self._team.close]
         fits = budget is None or budget.holds_rows(spec.shard, data.n_rows, n_threads)
         if spec.n_bites is not None:
             store: BiteStore
@@ -471,12 +471,11 @@ class PreparedRows:
             folder.close()
             raise
 
-    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[NamedSet]) -> list[EvalSet]:
-        found: list[EvalSet] = []
+    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[NamedSet]) -> EvalSets:
         for name, data, target, weight, offset in sets:
             columns, budget = (target, weight, offset), self._request.budget
-            found.append(self._builder.from_data(name, data, columns, self._spec, budget, with_block=plan.needs_values))
-        return found
+            self._eval_sets.add_table(name, data, columns, self._spec, budget, with_block=plan.needs_values)
+        return self._eval_sets
 
     def observers(self, plan: FitPlan) -> list[Callback]:
         return []
