@@ -12,12 +12,12 @@ import itertools
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from dboost import losses
 from dboost._lazy_import import late, pd
 from dboost.data import ReadOptions, feature_block, open_table, predict_through
 from dboost.data.partition import is_lazy, is_path
@@ -25,9 +25,9 @@ from dboost.data.predict_io import like_input, predict_from
 from dboost.distributed.client import client_for
 from dboost.errors import InputTypeError, ParameterError
 from dboost.losses import Loss
-from dboost.losses.classification import cheapest, read_costs
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, FlatEnsemble, drop_source, to_frame, truncate
+from dboost.model.outputs import OutputForm, Outputs
 from dboost.model.row_predictor import RowPredictor
 from dboost.schema import Feature, Level
 from dboost.session.warm_start import checked_decay, checked_source_name
@@ -54,14 +54,6 @@ else:  # imported at the first access: training and predicting need none of them
     lightgbm_import, xgboost_import = late("dboost.interop", "from_lightgbm from_xgboost")
 
 Range = tuple[int, int]
-
-
-class _OutputForm(NamedTuple):
-    """How raw scores become an output: transform, column names and dtype."""
-
-    finish: Callable[[np.ndarray], np.ndarray]
-    names: tuple[str, ...] | None = None
-    dtype: np.dtype = np.dtype(np.float64)
 
 
 class Booster:
@@ -149,12 +141,10 @@ class Booster:
         """Number of features."""
         return len(self.ensemble.features)
 
-    @cached_property
+    @property
     def classes_(self) -> np.ndarray | None:
         """Classes in the order of the columns of `predict_proba`, in the target's dtype; None for regression."""
-        if self.ensemble.classes is None:
-            return None
-        return np.array(self.ensemble.classes, np.dtype(self.ensemble.classes_dtype))
+        return self.outputs.labels
 
     @property
     def n_iter_(self) -> int:
@@ -177,7 +167,7 @@ class Booster:
         """
         return tuple({name: value for name, value in source.items() if name != "summary"} for source in self.ensemble.sources)
 
-    @cached_property
+    @property
     def loss(self) -> Loss:
         """The loss that the model was trained with.
 
@@ -186,7 +176,12 @@ class Booster:
         ParameterError
             For a user-defined loss that is not registered in this process; see `dboost.losses.register`.
         """
-        return losses.from_dict(self.ensemble.loss) if self._custom_loss is None else self._custom_loss
+        return self.outputs.loss
+
+    @cached_property
+    def outputs(self) -> Outputs:
+        """What the raw scores stand for: names and transforms of the outputs."""
+        return replace(self.ensemble.outputs, given_loss=self._custom_loss)
 
     @property
     def custom_loss(self) -> Loss | None:
@@ -241,7 +236,7 @@ class Booster:
         >>> booster.predict(frame)                                  # doctest: +SKIP
         >>> booster.predict("rows/*.parquet").compute()             # doctest: +SKIP
         """
-        return self._through(X, self._raw_or_prediction(raw_score), iteration_range, n_threads, offset)
+        return self._through(X, self._form(raw_score), iteration_range, n_threads, offset)
 
     def predict_proba(
         self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None, *, offset: Any = None
@@ -257,7 +252,7 @@ class Booster:
         ParameterError
             For a regression model.
         """
-        return self._through(X, self._probability(), iteration_range, n_threads, offset)
+        return self._through(X, self.outputs.form("probability"), iteration_range, n_threads, offset)
 
     def predictor(self, output: str = "prediction", iteration_range: Range | None = None) -> RowPredictor:
         """Return a function that predicts single rows, prepared for services: it takes some microseconds for each.
@@ -289,14 +284,7 @@ class Booster:
         >>> predictor(np.array([0.5, 2.0, np.nan]))                 # doctest: +SKIP
         >>> predictor({"age": 41, "town": "Gent"})                  # doctest: +SKIP
         """
-        forms = {
-            "prediction": lambda: self._raw_or_prediction(False),
-            "probability": self._probability,
-            "raw_score": lambda: self._raw_or_prediction(True),
-        }
-        if output not in forms:
-            raise ParameterError(f"output={output!r} must be one of {', '.join(map(repr, forms))}")
-        form, iterations = forms[output](), self._iterations(iteration_range)
+        form, iterations = self.outputs.form(output), self._iterations(iteration_range)
         predict = partial(self._predict_rows, form, iterations)
         return RowPredictor(self.ensemble, iterations, form.finish, predict, (_predictor_of, (self, output, iteration_range)))
 
@@ -326,10 +314,7 @@ class Booster:
         --------
         >>> booster.decide(frame, [[0, 5], [1, 0]])  # a missed second class costs 5     # doctest: +SKIP
         """
-        self._probability()  # raises for a regression model
-        assert self.classes_ is not None
-        form = _OutputForm(partial(self._cheapest, read_costs(costs, self.classes_)), None, self.classes_.dtype)
-        return self._through(X, form, iteration_range, n_threads)
+        return self._through(X, self.outputs.decision(costs), iteration_range, n_threads)
 
     def staged_predict(self, X: Any, raw_score: bool = False, n_threads: int | None = None) -> Iterator[Any]:
         """Yield what `predict` gives after one iteration, after two, and so on.
@@ -337,11 +322,11 @@ class Booster:
         Data in memory are read once, and each stage adds the trees of one iteration to the previous stage. For Dask the
         stages are lazy and independent of each other.
         """
-        return self._staged(X, self._raw_or_prediction(raw_score), n_threads)
+        return self._staged(X, self._form(raw_score), n_threads)
 
     def staged_predict_proba(self, X: Any, n_threads: int | None = None) -> Iterator[Any]:
         """Yield what `predict_proba` gives after one iteration, after two, and so on."""
-        return self._staged(X, self._probability(), n_threads)
+        return self._staged(X, self.outputs.form("probability"), n_threads)
 
     def apply(self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
         """Return the leaf that each row reaches in each tree; parameters and errors as of `predict`.
@@ -407,9 +392,8 @@ class Booster:
         return hash(self.sha256)
 
     def __repr__(self) -> str:
-        kind = "regression" if self.ensemble.classes is None else f"{len(self.ensemble.classes)} classes"
         size = f"{self.n_iter_} iterations, {self.n_features_in_} features"
-        return f"<Booster: {self.ensemble.loss['name']}, {kind}, {size}>"
+        return f"<Booster: {self.ensemble.loss['name']}, {self.outputs.kind}, {size}>"
 
     def _repr_html_(self) -> str:
         return page.card(self.ensemble)
@@ -1027,26 +1011,8 @@ class Booster:
     def _derived(self, ensemble: Ensemble) -> Self:
         return type(self)(ensemble, loss=self._custom_loss)
 
-    def _raw_or_prediction(self, raw_score: bool) -> _OutputForm:
-        if raw_score:
-            return _OutputForm(_raw, self._class_columns if self.ensemble.n_outputs > 1 else None)
-        return _OutputForm(self._decisions, None, np.dtype(np.float64) if self.classes_ is None else self.classes_.dtype)
-
-    @property
-    def _finish_scores(self) -> Callable[[np.ndarray], np.ndarray]:
-        """The function of raw scores [n_rows, n_outputs] that returns predictions, or the probabilities of classes."""
-        return self._decisions if self.classes_ is None else self._probabilities
-
-    def _probability(self) -> _OutputForm:
-        if self.ensemble.classes is None:
-            loss = self.ensemble.loss["name"]
-            raise ParameterError(f"there are no probabilities: the model predicts numbers (loss {loss!r})")
-        return _OutputForm(self._probabilities, self._class_columns)
-
-    @property
-    def _class_columns(self) -> tuple[str, ...]:
-        """Column names of frames with one column per class: text, which Parquet requires."""
-        return tuple(map(str, self.ensemble.classes or ()))
+    def _form(self, raw_score: bool) -> OutputForm:
+        return self.outputs.form("raw_score" if raw_score else "prediction")
 
     def _iterations(self, iteration_range: Range | None) -> Range:
         if iteration_range is None:
@@ -1059,12 +1025,12 @@ class Booster:
             raise ParameterError(f"iteration_range {first, last} is not within the model's {self.n_iter_} iterations")
         return first, last
 
-    def _through(self, X: Any, form: _OutputForm, iteration_range: Any, n_threads: int | None, offset: Any = None) -> Any:
+    def _through(self, X: Any, form: OutputForm, iteration_range: Any, n_threads: int | None, offset: Any = None) -> Any:
         iterations = self._iterations(iteration_range)
         function = partial(self._finished, form.finish, iterations=iterations, n_threads=_threads_for(X, n_threads))
-        return self._map_rows(X, function, form.names, form.dtype, offset)
+        return self._map_rows(X, function, form.columns, form.dtype, offset)
 
-    def _predict_rows(self, form: _OutputForm, iterations: Range, X: Any, offset: Any) -> Any:
+    def _predict_rows(self, form: OutputForm, iterations: Range, X: Any, offset: Any) -> Any:
         """Predict a table in memory in this thread, for `predictor`."""
         return self._through(X, form, iterations, 1, offset)
 
@@ -1072,14 +1038,14 @@ class Booster:
         options: dict[str, Any] = {"features": self.features, "named": self.ensemble.named, "names": names, "dtype": dtype}
         return predict_through(X, function, **options) if offset is None else predict_from(X, offset, function, **options)
 
-    def _staged(self, X: Any, form: _OutputForm, n_threads: int | None) -> Iterator[Any]:
+    def _staged(self, X: Any, form: OutputForm, n_threads: int | None) -> Iterator[Any]:
         if is_path(X) or is_lazy(X):
             for iteration in range(self.n_iter_):
                 yield self._through(X, form, (0, iteration + 1), n_threads)
         else:
             block = feature_block(X, self.features, self.ensemble.named)
             for raw in self._flat.staged_raw_scores(block, n_threads):
-                yield like_input(form.finish(raw), X, form.names)
+                yield like_input(form.finish(raw), X, form.columns)
 
     def _finished(
         self, finish: Callable[..., Any], block: np.ndarray, iterations: Range, n_threads: int | None, offset: Any = None
@@ -1089,24 +1055,6 @@ class Booster:
 
     def _leaves(self, block: np.ndarray, iterations: Range, n_threads: int | None) -> np.ndarray:
         return self._flat.leaves(block, iterations, n_threads)
-
-    def _probabilities(self, raw: np.ndarray) -> np.ndarray:
-        if self.ensemble.n_outputs > 1:
-            return self.loss.inverse_link(raw)
-        second = self.loss.inverse_link(raw[:, 0])
-        both = np.empty((len(raw), 2))  # column_stack takes longer for one row
-        both[:, 0], both[:, 1] = 1.0 - second, second
-        return both
-
-    def _cheapest(self, costs: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        assert self.classes_ is not None
-        return self.classes_[cheapest(self._probabilities(raw), costs)]
-
-    def _decisions(self, raw: np.ndarray) -> np.ndarray:
-        """Predictions for raw scores."""
-        if self.classes_ is None:
-            return self.loss.inverse_link(raw[:, 0])
-        return self.classes_[self._probabilities(raw).argmax(axis=1)]
 
 
 def _restore(stored: bytes, history: pd.DataFrame, timings: dict[str, float], loss: Loss | None = None) -> Booster:
@@ -1126,10 +1074,6 @@ def _metrics(ensemble: Ensemble) -> pd.DataFrame:
 def _threads_for(X: Any, n_threads: int | None) -> int | None:
     """One thread per task where Dask runs tasks in parallel."""
     return 1 if n_threads is None and (is_path(X) or is_lazy(X)) else n_threads
-
-
-def _raw(raw: np.ndarray) -> np.ndarray:
-    return raw[:, 0] if raw.shape[1] == 1 else raw
 
 
 def load(path: str | os.PathLike[str], loss: Loss | None = None) -> Booster:

@@ -500,7 +500,7 @@ def _best(fitted: Sequence[FitResult], metrics: Sequence[MetricName], summary: p
 
 def _predictions(rows: BinnedRows, boosters: Sequence[Booster], folds: Sequence[FoldRows]) -> np.ndarray:
     """Return the predictions of the rows by the models that have not been trained on them."""
-    output = boosters[0]._finish_scores
+    output = boosters[0].outputs.means
     sums: np.ndarray | None = None
     times = np.zeros(rows.n_rows, np.int64)
     for positions, raw in rows.held_out_scores([booster.ensemble for booster in boosters], folds):

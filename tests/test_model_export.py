@@ -114,7 +114,7 @@ def test_any_forest_and_any_float32_row(
     if n_outputs == 1:
         np.testing.assert_allclose(last, raw[:, 0], rtol=1e-6, atol=1e-7)
     else:
-        np.testing.assert_allclose(last, booster._probabilities(raw), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(last, booster.outputs.probabilities(raw), rtol=1e-5, atol=1e-7)
 
 
 def wholly(feature: Feature) -> Feature:

@@ -361,8 +361,8 @@ def test_whatever_is_changed_is_refused_or_can_be_used(compact: bool, data: st.D
     booster = Booster(model)
     assert booster._flat.raw_scores(np.zeros((3, len(model.features)))).shape == (3, model.n_outputs)
     try:
-        assert len(booster.classes_ if booster.classes_ is not None else [None]) == len(model.output_names)
-        booster._decisions(np.zeros((3, model.n_outputs)))
+        assert len(booster.classes_ if booster.classes_ is not None else [None]) == len(model.outputs.names)
+        booster.outputs.finish(np.zeros((3, model.n_outputs)))
         repr(booster), booster.sources, booster.loss
         model_file.loads(model_file.dumps(model))
     except DBoostError:

@@ -119,9 +119,7 @@ def _predictions(result: dboost.CVResult) -> pa.Table:
     found = result.predictions
     if found.ndim == 1:
         return pa.table({"prediction": found})
-    classes = result.boosters[0].classes_
-    assert classes is not None
-    return pa.table({f"probability_{label}": found[:, i] for i, label in enumerate(classes)})
+    return pa.table({f"probability_{name}": found[:, i] for i, name in enumerate(result.boosters[0].outputs.columns)})
 
 
 def _write(path: str, table: pa.Table) -> None:

@@ -48,7 +48,6 @@ from typing import Any
 
 import numpy as np
 
-from dboost import losses
 from dboost._lazy_import import pd
 from dboost.data.labels import Names
 from dboost.errors import DataError, InputTypeError, ParameterError
@@ -350,12 +349,10 @@ class Finish:
     """Transform of raw scores [n, n_outputs] to the requested scale, in the same shape."""
 
     def __init__(self, ensemble: Ensemble, scale: str) -> None:
-        self._loss = None if scale == "raw" else losses.from_dict(ensemble.loss)
+        self._outputs = None if scale == "raw" else ensemble.outputs
 
     def __call__(self, raw: np.ndarray) -> np.ndarray:
-        if self._loss is None:
-            return raw
-        return self._loss.inverse_link(raw) if raw.shape[1] > 1 else self._loss.inverse_link(raw[:, 0])[:, None]
+        return raw if self._outputs is None else self._outputs.linked(raw)
 
 
 #: For each point: exact sums by output, the exact sum of the weights, and the number of rows.
@@ -462,7 +459,7 @@ def _tidy(
         columns[f"feature {name}" if name in TAKEN else name] = np.tile(np.repeat(of_point, n_outputs), n_rows)
     if n_outputs > 1:
         classes = np.empty(n_outputs, object)
-        classes[:] = ensemble.output_names
+        classes[:] = ensemble.outputs.names
         columns["class"] = np.tile(classes, n_rows * n_points)
     columns["value"] = values.ravel()
     if counts is not None:
@@ -484,7 +481,7 @@ def additivity(ensemble: Ensemble, data: Any, features: Any, max_rows: int, weig
     raw, traverse = FlatEnsemble(ensemble).raw_scores(block), Traversal(ensemble)
     part, other = traverse(chosen, block), traverse(rest, block)
     table = {}
-    for k, name in enumerate(ensemble.output_names):
+    for k, name in enumerate(ensemble.outputs.names):
         left_over = _centred(raw[:, k] - part[:, k] - other[:, k], weight)
         table[name] = {
             "additive": _correlation(raw[:, k], part[:, k] + other[:, k], weight),
@@ -513,7 +510,7 @@ def interaction_strength(
         # Features that share no path in any tree are additive, up to rounding.
         together = _centred(traverse([i, j], block), weight) if {i, j} in on_one_path else alone[i] + alone[j]
         left_over = together - alone[i] - alone[j] if {i, j} in on_one_path else np.zeros_like(together)
-        for k, of_class in enumerate(ensemble.output_names):
+        for k, of_class in enumerate(ensemble.outputs.names):
             h = _root_share(left_over[:, k], together[:, k])
             rows.append({"feature_1": names[i], "feature_2": names[j], "class": of_class, "h": h})
     frame = pd.DataFrame(rows).sort_values("h", ascending=False, kind="stable", ignore_index=True)

@@ -50,7 +50,7 @@ def drift(ensemble: Ensemble, data: Any, target: Any = None, source: int | str =
         raise DataError("drift: the data have no rows")
     counted = reduce(_added, found)
     names = [feature.name for feature in ensemble.features]
-    outputs = ["score"] if ensemble.n_outputs == 1 else [f"score of {level}" for level in ensemble.classes or ()]
+    outputs = ["score"] if ensemble.n_outputs == 1 else [f"score of {name}" for name in ensemble.outputs.names]
     frame = pd.DataFrame(summary.compare(counted, names, outputs))
     order = (frame["chance"] - frame["psi"]).sort_values(kind="stable").index
     first = ["what", "name", "drift"]

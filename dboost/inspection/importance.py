@@ -67,7 +67,7 @@ def importance(
         raise ParameterError(f"importance of kind {kind!r} takes no {next(iter(options))}")
     if kind not in KINDS:
         raise ParameterError(f"kind={kind!r} must be one of {', '.join(map(repr, KINDS))}, or 'permutation'")
-    if per_class and ensemble.classes is None:
+    if per_class and ensemble.outputs.labels is None:
         raise ParameterError("there is no importance per class: the model predicts numbers")
     if kind == "cover":
         check_counts(ensemble, "importance of kind 'cover'", "choose another kind")
@@ -79,7 +79,7 @@ def importance(
     if not per_class:
         return _ranked(mean, names, kind)
     order = np.argsort(-mean, kind="stable")
-    table = pd.DataFrame(_relative(total), index=names, columns=ensemble.output_names).iloc[order]
+    table = pd.DataFrame(_relative(total), index=names, columns=ensemble.outputs.names).iloc[order]
     table.attrs = {"kind": kind, "unit": total.max(axis=0).tolist()}
     return table.rename_axis(index="feature", columns="class")
 

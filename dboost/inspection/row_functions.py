@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dboost import losses
 from dboost.data import feature_block, open_table
 from dboost.data.labels import column_named
 from dboost.data.partition import is_path, is_source
@@ -26,6 +25,7 @@ from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, FlatEnsemble
+from dboost.model.outputs import scores
 from dboost.schema import Feature
 from dboost.session.target import Target, encode_like
 from dboost.session.warm_start import row_matrices
@@ -244,8 +244,8 @@ class EvaluatedRows:
     """
 
     def __init__(self, ensemble: Ensemble, data: Any, target: Any, sample_weight: Any = None) -> None:
-        self._ensemble = ensemble
-        self._loss = losses.from_dict(ensemble.loss)
+        self._outputs = ensemble.outputs
+        self._loss = self._outputs.loss
         with open_table(data, target, sample_weight=sample_weight, like=ensemble.features) as table:
             known = Target(self._loss, ensemble.classes, ensemble.classes_dtype)
             self.target = encode_like(table, known)
@@ -261,18 +261,8 @@ class EvaluatedRows:
         ParameterError
             For an unknown class or a regression model.
         """
-        classes = self._ensemble.classes
-        if classes is None:
-            raise ParameterError("there are no probabilities: the model predicts numbers")
-        if wanted is not None and wanted not in classes:
-            raise ParameterError(f"output={wanted!r} is none of {', '.join(map(repr, classes))}")
-        k = len(classes) - 1 if wanted is None else classes.index(wanted)
-        if self._ensemble.n_outputs > 1:
-            probability = self._loss.inverse_link(self.raw)[:, k]
-        else:
-            second = self._loss.inverse_link(self.raw[:, 0])
-            probability = second if k else 1.0 - second
-        return self.target == k, probability, classes[k]
+        k, name = self._outputs.class_of(wanted)
+        return self.target == k, self._outputs.probabilities(self.raw)[:, k], name
 
     def numbers(self) -> tuple[np.ndarray, np.ndarray]:
         """Return targets and predictions of a regression model.
@@ -282,14 +272,14 @@ class EvaluatedRows:
         ParameterError
             For a classification model.
         """
-        if self._ensemble.classes is not None:
+        if self._outputs.labels is not None:
             raise ParameterError("there are no residuals: the model predicts classes")
-        return self.target, self._loss.inverse_link(self.raw[:, 0])
+        return self.target, self._outputs.finish(self.raw)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics that apply to the loss, by name."""
         names = [self._loss.name, *_MORE_METRICS]
-        raw = self.raw if self.raw.shape[1] > 1 else self.raw[:, 0]
+        raw = scores(self.raw)
         per_row = np.abs(self._loss.value(self.target, raw))
         spread = max(1.0, float(np.abs(self.target - self.target.mean()).max()))
         max_weight = 1.0 if self.weight is None else float(self.weight.max())

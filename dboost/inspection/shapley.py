@@ -444,7 +444,7 @@ def explanation(ensemble: Ensemble, data: Any, background: Any, interactions: bo
         data=block,
         display_data=_displayed(block, ensemble) if any(feature.is_categorical for feature in ensemble.features) else None,
         feature_names=[feature.name for feature in ensemble.features],
-        output_names=None if one_output else [str(name) for name in ensemble.output_names],
+        output_names=None if one_output else [str(name) for name in ensemble.outputs.names],
     )
 
 

@@ -220,7 +220,7 @@ class ServedModel:
         values = np.asarray(found)
         if values.ndim == 1:
             return pd.Series(values, index, name="prediction")
-        return pd.DataFrame(values, index, [str(name) for name in self.booster.ensemble.classes or ()])
+        return pd.DataFrame(values, index, self.booster.outputs.columns)
 
 
 def _load_pyfunc(path: str) -> ServedModel:

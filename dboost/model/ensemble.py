@@ -48,6 +48,7 @@ from dboost.errors import ParameterError
 from dboost.kernels import predict as kernels
 from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, scratch_for
 from dboost.kernels.simd import LANES
+from dboost.model.outputs import Outputs, outputs_of
 from dboost.schema import Feature, Level
 
 
@@ -88,11 +89,9 @@ class Ensemble:
         return len(self.trees) // self.n_outputs
 
     @property
-    def output_names(self) -> list[Any]:
-        """Names of the outputs: the classes, of two classes the second one; [None] for regression."""
-        if self.classes is None:
-            return [None] * self.n_outputs
-        return list(self.classes) if self.n_outputs > 1 else [self.classes[-1]]
+    def outputs(self) -> Outputs:
+        """What the raw scores stand for."""
+        return outputs_of(self.n_outputs, self.loss, self.classes, self.classes_dtype)
 
     def feature_positions(self, wanted: Any, *, at_most: int | None = None) -> list[int]:
         """Return the positions of features that the user names.
@@ -357,8 +356,8 @@ def to_frame(ensemble: Ensemble) -> pd.DataFrame:
     sizes = np.array([tree.n_nodes for tree in trees], np.int64)
     tree_of_node = np.repeat(np.arange(len(trees)), sizes)
     classes = np.array([None] * ensemble.n_outputs, object)
-    if ensemble.n_outputs > 1 and ensemble.classes is not None:
-        classes[:] = ensemble.classes
+    if ensemble.n_outputs > 1:
+        classes[:] = ensemble.outputs.names
     names = np.array([*(feature.name for feature in ensemble.features), None], object)
     levels = [feature.categories for feature in ensemble.features]
 

@@ -21,21 +21,11 @@ _ALL_ROWS = int(np.iinfo(np.int64).max)
 
 def _attributions(ensemble: Ensemble, block: np.ndarray, output: Any, background: Any) -> tuple[np.ndarray, str]:
     """Shapley values of a block for one output, and the name of their unit."""
-    k = _output(ensemble, output)
+    k = ensemble.outputs.number_of(output)
     rows = None if background is None else sample(background, ensemble, _ALL_ROWS)[1].block
     values = Shapley(ensemble, rows, False, None)(block)
-    of_class = f" of {ensemble.output_names[k]}" if ensemble.n_outputs > 1 else ""
+    of_class = f" of {ensemble.outputs.names[k]}" if ensemble.n_outputs > 1 else ""
     return values if values.ndim == 2 else values[:, :, k], canvas.score_label(ensemble) + of_class
-
-
-def _output(ensemble: Ensemble, output: Any) -> int:
-    """The number of an output by its class; the last one for None."""
-    names = ensemble.output_names
-    if output is None:
-        return len(names) - 1
-    if output not in names:
-        raise ParameterError(f"output={output!r} is none of {', '.join(map(repr, names))}")
-    return names.index(output)
 
 
 def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_features: int, ax: Any) -> Any:
@@ -114,7 +104,7 @@ def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, background
     x = block[int(row) % len(block)]
     of_rows, label = _attributions(ensemble, x[None], output, background)
     values, features = of_rows[0], ensemble.features
-    k = _output(ensemble, output)
+    k = ensemble.outputs.number_of(output)
     if background is None:
         start = float(expected_value(ensemble)[k])
     else:  # the values of a row add up to its score minus the start

@@ -16,9 +16,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
-
-from dboost import losses
 from dboost.errors import MissingExtraError
 from dboost.model.ensemble import Ensemble
 
@@ -186,14 +183,5 @@ def score_label(ensemble: Ensemble, scale: str = "raw", centred: bool = False) -
 
     scale : "raw" or "prediction".
     """
-    loss = losses.from_dict(ensemble.loss)
-    if scale == "prediction":
-        second = "" if ensemble.n_outputs > 1 else f" of {ensemble.output_names[0]}"
-        label = f"probability{second}" if loss.is_classification else "prediction"
-    elif loss.is_classification:
-        label = "raw score" if ensemble.n_outputs > 1 else f"log odds of {ensemble.output_names[0]}"
-        label = f"raw score of {ensemble.output_names[0]}" if loss.name == "exponential" else label
-    else:
-        is_identity = np.array_equal(loss.inverse_link(np.array([0.25, 2.0])), [0.25, 2.0])
-        label = "prediction" if is_identity else "raw score (logarithm of the prediction)"
+    label = ensemble.outputs.label(scale)
     return f"{label}, centred" if centred else label

@@ -213,7 +213,7 @@ def card(ensemble: Ensemble) -> str:
         .get_template("card.html.jinja")
         .render(
             loss=str(ensemble.loss["name"]).replace("_", " "),
-            n_classes=None if ensemble.classes is None else len(ensemble.classes),
+            kind=ensemble.outputs.kind,
             n_iterations=ensemble.n_iterations,
             n_features=len(ensemble.features),
             n_sources=len(ensemble.sources),
@@ -260,8 +260,7 @@ def _table(frame: pd.DataFrame) -> Table:
 
 
 def _title(ensemble: Ensemble) -> str:
-    kind = "regression" if ensemble.classes is None else f"classification, {len(ensemble.classes)} classes"
-    return f"A dboost model: {kind}"
+    return f"A dboost model: {ensemble.outputs.kind}"
 
 
 def _summary(context: ReportContext) -> list[tuple[str, Any]]:

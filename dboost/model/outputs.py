@@ -1,0 +1,217 @@
+"""`Outputs`: what the raw scores of a model stand for: names of outputs and columns, transforms, dtype of predictions.
+
+A model has one raw score per row for numbers and for two classes, and K for K > 2 classes. Raw scores are always
+[n_rows, n_outputs] here. `Outputs` is that of a model which predicts numbers, `ClassOutputs` that of a classifier; other code
+calls their methods and does not ask which of them a model has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dboost.errors import ParameterError
+from dboost.schema import Level
+
+if TYPE_CHECKING:
+    from dboost.losses import Loss
+
+
+class OutputForm(NamedTuple):
+    """How raw scores become an output of `Booster`."""
+
+    finish: Callable[[np.ndarray], np.ndarray]  # from float64[n, n_outputs]
+    columns: tuple[str, ...] | None = None  # of frames; None for one column
+    dtype: np.dtype = np.dtype(np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """The outputs of a model that predicts numbers."""
+
+    #: Number of raw scores per row.
+    n: int
+    #: The record of the loss in the model, see `Ensemble.loss`.
+    stored_loss: dict[str, Any]
+    #: The user-defined loss that was given with the model. Default: the loss that the record names.
+    given_loss: Loss | None = None
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return type(self).__qualname__, self.n, self.stored_loss
+
+    @cached_property
+    def loss(self) -> Loss:
+        """The loss; ParameterError if it is user-defined and not known in this process."""
+        from dboost import losses  # imports compiled kernels, which names and raw scores do not need
+
+        return losses.from_dict(self.stored_loss) if self.given_loss is None else self.given_loss
+
+    @property
+    def kind(self) -> str:
+        """What the model predicts, for titles."""
+        return "regression"
+
+    @property
+    def names(self) -> list[Any]:
+        """Names of the raw scores: the classes, of two classes the second one; None for numbers."""
+        return [None] * self.n
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The classes in the dtype of the target, in the order of `probabilities`; None for numbers."""
+        return None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of probabilities in frames: text, which Parquet requires."""
+        return ()
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype of predictions."""
+        return np.dtype(np.float64)
+
+    def require_classes(self) -> np.ndarray:
+        """Return `labels`; raise a ParameterError for a model that predicts numbers."""
+        raise ParameterError(f"there are no probabilities: the model predicts numbers (loss {self.stored_loss['name']!r})")
+
+    def form(self, output: str) -> OutputForm:
+        """Return the form of "prediction", "probability" or "raw_score".
+
+        Raises
+        ------
+        ParameterError
+            For another output, or for probabilities of a model that predicts numbers.
+        """
+        if output == "raw_score":
+            return OutputForm(scores, self.columns if self.n > 1 else None)
+        if output == "prediction":
+            return OutputForm(self.finish, None, self.dtype)
+        if output == "probability":
+            self.require_classes()
+            return OutputForm(self.probabilities, self.columns)
+        raise ParameterError(f"output={output!r} must be one of 'prediction', 'probability', 'raw_score'")
+
+    def decision(self, costs: Any) -> OutputForm:
+        """Return the form of the classes of lowest expected cost; `Booster.decide` documents `costs` and the errors."""
+        from dboost.losses.classification import read_costs
+
+        return OutputForm(partial(self._cheapest, read_costs(costs, self.require_classes())), None, self.dtype)
+
+    def _cheapest(self, costs: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        from dboost.losses.classification import cheapest
+
+        return self.require_classes()[cheapest(self.probabilities(raw), costs)]
+
+    def linked(self, raw: np.ndarray) -> np.ndarray:
+        """Return the inverse link of raw scores, in the same shape."""
+        return self.loss.inverse_link(raw) if self.n > 1 else self.loss.inverse_link(raw[:, 0])[:, None]
+
+    def finish(self, raw: np.ndarray) -> np.ndarray:
+        """Return predictions: numbers or classes [n]."""
+        return self.loss.inverse_link(raw[:, 0])
+
+    def probabilities(self, raw: np.ndarray) -> np.ndarray:
+        """Return the probabilities of the classes: float64[n, n_classes]; ParameterError for numbers."""
+        return self.require_classes()
+
+    def means(self, raw: np.ndarray) -> np.ndarray:
+        """Return what is averaged over models: predicted numbers [n], or the probabilities of classes."""
+        return self.finish(raw)
+
+    def number_of(self, name: Any) -> int:
+        """Return the number of a raw score by its name, the last one for None; ParameterError if there is none."""
+        return _number_of(name, self.names)
+
+    def class_of(self, name: Any = None) -> tuple[int, Any]:
+        """Return number and name of a class by its name, the last one for None; ParameterError if there is none."""
+        self.require_classes()
+        return 0, None
+
+    def label(self, scale: str = "raw") -> str:
+        """Return the label of an axis that shows raw scores or predictions. scale : "raw" or "prediction"."""
+        is_raw = scale == "raw" and not np.array_equal(self.loss.inverse_link(np.array([0.25, 2.0])), [0.25, 2.0])
+        return "raw score (logarithm of the prediction)" if is_raw else "prediction"
+
+
+@dataclass(frozen=True, eq=False)
+class ClassOutputs(Outputs):
+    """The outputs of a classifier: one raw score for two classes, else one per class."""
+
+    classes: tuple[Level, ...] = ()
+    #: NumPy dtype of the target.
+    classes_dtype: str | None = None
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return *super().__dask_tokenize__(), self.classes, self.classes_dtype
+
+    @property
+    def kind(self) -> str:
+        return f"{len(self.classes)} classes"
+
+    @property
+    def names(self) -> list[Any]:
+        return list(self.classes) if self.n > 1 else [self.classes[-1]]
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        return np.array(self.classes, np.dtype(self.classes_dtype))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(map(str, self.classes))
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.labels.dtype
+
+    def require_classes(self) -> np.ndarray:
+        return self.labels
+
+    def finish(self, raw: np.ndarray) -> np.ndarray:
+        return self.labels[self.probabilities(raw).argmax(axis=1)]
+
+    def probabilities(self, raw: np.ndarray) -> np.ndarray:
+        if self.n > 1:
+            return self.loss.inverse_link(raw)
+        second = self.loss.inverse_link(raw[:, 0])
+        both = np.empty((len(raw), 2))  # column_stack takes longer for one row
+        both[:, 0], both[:, 1] = 1.0 - second, second
+        return both
+
+    def means(self, raw: np.ndarray) -> np.ndarray:
+        return self.probabilities(raw)
+
+    def class_of(self, name: Any = None) -> tuple[int, Any]:
+        k = _number_of(name, list(self.classes))
+        return k, self.classes[k]
+
+    def label(self, scale: str = "raw") -> str:
+        of_second = "" if self.n > 1 else f" of {self.names[0]}"
+        if scale == "prediction":
+            return f"probability{of_second}"
+        return f"log odds{of_second}" if self.n == 1 and self.loss.response_factor == 1.0 else f"raw score{of_second}"
+
+
+def outputs_of(n: int, stored_loss: dict[str, Any], classes: tuple[Level, ...] | None, classes_dtype: str | None) -> Outputs:
+    """Return the outputs of a model; classes : None for a model that predicts numbers."""
+    if classes is None:
+        return Outputs(n, stored_loss)
+    return ClassOutputs(n, stored_loss, None, classes, classes_dtype)
+
+
+def scores(raw: np.ndarray) -> np.ndarray:
+    """Return raw scores as users get them: [n] of a single output."""
+    return raw[:, 0] if raw.shape[1] == 1 else raw
+
+
+def _number_of(name: Any, names: list[Any]) -> int:
+    if name is None:
+        return len(names) - 1
+    if name not in names:
+        raise ParameterError(f"output={name!r} is none of {', '.join(map(repr, names))}")
+    return names.index(name)
