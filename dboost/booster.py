@@ -21,7 +21,8 @@ import numpy as np
 from dboost._lazy_import import late, pd
 from dboost.data import ReadOptions, feature_block, open_table, predict_through
 from dboost.data.partition import is_lazy, is_path
-from dboost.data.predict_io import like_input, predict_from
+from dboost.data.predict_io import predict_from
+from dboost.data.predictor import like_input
 from dboost.distributed.client import client_for
 from dboost.errors import InputTypeError, ParameterError
 from dboost.losses import Loss

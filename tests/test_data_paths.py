@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.data import open_table, paths
+from dboost.data import csv_files, open_table, paths
 from dboost.errors import DataError
 from dboost.schema import Feature
 from tests.helpers.clusters import threads_cluster
@@ -101,7 +101,7 @@ def test_rows_with_more_fields_than_the_header(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(DataError, match=r"a\.csv: .*more fields than the header \(a comma at the end"):
         open_table(file, "y")
     for block_bytes in (2**20, 200):
-        monkeypatch.setattr(paths, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(csv_files, "BLOCK_BYTES", block_bytes)
         for k in (0, 1, 30):
             file.write_text("\n".join([header, *lines[:k], f"{lines[k]},7", *lines[k + 1 :]]))
             for features in (None, ["a"]):
@@ -110,7 +110,7 @@ def test_rows_with_more_fields_than_the_header(tmp_path: Path, monkeypatch: pyte
 
 
 def test_headers_of_several_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 200)
     body = rows().to_csv(index=False)
     for start, name in (("\n\n", "a"), ("\ufeff", "a"), ("", '"first\nname"')):
         (tmp_path / "a.csv").write_text(start + body.replace("a,b,c,y", f"{name},b,c,y"), encoding="utf-8")
@@ -137,7 +137,7 @@ def test_integers_of_any_size_are_numbers(tmp_path: Path, monkeypatch: pytest.Mo
         rows().assign(a=values).to_csv(tmp_path / "a.csv", index=False)
         expected = pd.to_numeric(pd.Series(values), errors="coerce").astype(float)
         for block_bytes in (2**20, 200):
-            monkeypatch.setattr(paths, "BLOCK_BYTES", block_bytes)
+            monkeypatch.setattr(csv_files, "BLOCK_BYTES", block_bytes)
             np.testing.assert_array_equal(content(open_table(tmp_path / "a.csv", "y"))["a"], expected)
 
 
@@ -192,7 +192,7 @@ def test_names_that_look_like_globs(tmp_path: Path) -> None:
 
 
 def test_files_of_carriage_returns_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 200)
     for end in ("\r", "\n", "\r\n"):
         (tmp_path / "a.csv").write_bytes(rows().to_csv(index=False).replace("\n", end).encode())
         got = content(open_table(tmp_path / "a.csv", "y"))
@@ -233,7 +233,7 @@ def test_object_stores_come_through_fsspec(folder: Path) -> None:
 @pytest.mark.parametrize("size", [11, 25, 64, 200, 10_000])
 def test_csv_is_cut_at_any_size(folder: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     rows().to_csv(folder / "whole.csv", index=False)
-    monkeypatch.setattr(paths, "BLOCK_BYTES", size)
+    monkeypatch.setattr(csv_files, "BLOCK_BYTES", size)
     with dask.config.set(scheduler="synchronous"):
         whole = open_table(folder / "whole.csv", "y")
         several = open_table(folder / "csv", "y", features=["c", "a"])
@@ -247,8 +247,8 @@ def test_csv_types_are_judged_by_all_blocks(tmp_path: Path, monkeypatch: pytest.
     """In the first block the columns are integers, text and empty. Later blocks contain floats, digits as text, and words."""
     lines = ["n,code,late,y"] + ["1,a7,,0"] * 20 + ["2.5,007,,1"] * 20 + [",,word,0"] * 20
     (tmp_path / "a.csv").write_text("\n".join(lines))
-    monkeypatch.setattr(paths, "BLOCK_BYTES", 40)
-    monkeypatch.setattr(paths, "SAMPLE_ROWS", 5)
+    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(csv_files, "SAMPLE_ROWS", 5)
     table = open_table(tmp_path / "a.csv", "y")
     assert table.features == (Feature("n"), Feature("code", ("007", "a7")), Feature("late", ("word",)))
     got = content(table)
@@ -261,7 +261,7 @@ def test_csv_files_with_columns_in_another_order(tmp_path: Path, monkeypatch: py
     frame = rows()
     frame[:20].to_csv(tmp_path / "0.csv", index=False)
     frame[20:][["y", "c", "b", "a"]].to_csv(tmp_path / "1.csv", index=False)
-    monkeypatch.setattr(paths, "BLOCK_BYTES", 50)
+    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 50)
     got = content(open_table(tmp_path, "y"))
     assert got["a"].tolist() == list(range(N))
     np.testing.assert_array_equal(got["b"], frame["b"])
@@ -338,8 +338,8 @@ def test_kinds_of_csv_columns_do_not_depend_on_the_blocks(columns: list[list[str
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         Path(folder, "a.csv").write_text("\n".join(lines))
         for k, size in enumerate([10**6, *sizes]):
-            patch.setattr(paths, "BLOCK_BYTES", size)
-            patch.setattr(paths, "SAMPLE_ROWS", 1000 if k == 0 else sample)
+            patch.setattr(csv_files, "BLOCK_BYTES", size)
+            patch.setattr(csv_files, "SAMPLE_ROWS", 1000 if k == 0 else sample)
             with open_table(Path(folder, "a.csv"), "y") as table:
                 found.append((table.features, {name: list(values) for name, values in content(table).items()}))
     for feature, cells in zip(found[0][0], columns, strict=True):
@@ -367,14 +367,14 @@ def test_late_text_gives_the_same_model_for_every_division(
 ) -> None:
     mixed_csv(tmp_path / "a.csv")
     options = {"max_iter": 3, "min_samples_leaf": 5, "categorical_features": declared}
-    monkeypatch.setattr(paths, "SAMPLE_ROWS", 20)
+    monkeypatch.setattr(csv_files, "SAMPLE_ROWS", 20)
     if declared != "from_dtype":
         options["features"] = ["x", "kind"]
     whole = dboost.fit(tmp_path / "a.csv", "y", **options)
     assert whole.classes_.tolist() == ["0", "1", "maybe"]
-    monkeypatch.setattr(paths, "BLOCK_BYTES", 900)
+    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 900)
     assert dboost.fit(tmp_path / "a.csv", "y", **options) == whole
-    monkeypatch.setattr(paths, "LEAST_BLOCK_BYTES", 500)
+    monkeypatch.setattr(csv_files, "LEAST_BLOCK_BYTES", 500)
     assert dboost.fit(tmp_path / "a.csv", "y", memory_limit="200MiB", **options) == whole
     with threads_cluster(2) as client:
         assert dboost.fit(tmp_path / "a.csv", "y", client=client, **options) == whole

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dboost
-from dboost.data import ReadOptions, open_table, paths
+from dboost.data import ReadOptions, csv_files, open_table
 from dboost.data.partition import as_frame
 from dboost.data.paths import open_path
 from dboost.session.memory import Budget
@@ -150,7 +150,7 @@ def test_a_row_that_is_larger_than_its_share(sliced: None) -> None:
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_files_are_read_in_parts(sliced: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """As many partitions as the limit requires, in the order of the rows, whether a path is a file or a folder."""
-    monkeypatch.setattr(paths, "LEAST_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(csv_files, "LEAST_BLOCK_BYTES", 1000)
     frame = mixed_frame(800)[[*NUMERIC, "town", "y"]]
     (tmp_path / "rows").mkdir()
     for k, part in enumerate((frame[:500], frame[500:])):

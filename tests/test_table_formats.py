@@ -18,7 +18,7 @@ from distributed import Client
 
 import dboost
 from dboost.cli import main
-from dboost.data import parquet, paths
+from dboost.data import parquet, table_formats
 from dboost.data.paths import open_path
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.object_store import served
@@ -126,7 +126,7 @@ def test_large_files_are_read_by_row_groups(tmp_path: Path, monkeypatch: pytest.
     deltalake.write_deltalake(tmp_path / "t", frame, writer_properties=properties)
     assert open_path(tmp_path / "t").npartitions == 1
     delete(tmp_path / "t", [0, 99, 100, 555, 999])
-    monkeypatch.setattr(paths, "SMALL_BYTES", 0)
+    monkeypatch.setattr(table_formats, "SMALL_BYTES", 0)
     monkeypatch.setattr(parquet, "PARTITION_BYTES", 10_000)
     lazy = open_path(tmp_path / "t")
     assert 3 <= lazy.npartitions <= 10

@@ -1,7 +1,8 @@
 """Reading of data of any kind as chunks, and predictions in the same kind."""
 
 from dboost.data.chunk import CategoryColumn, Chunk, Column
-from dboost.data.predict_io import feature_block, predict_through
+from dboost.data.predict_io import predict_through
+from dboost.data.predictor import feature_block
 from dboost.data.table import ReadOptions, Table, open_table
 
 __all__ = ["CategoryColumn", "Chunk", "Column", "ReadOptions", "Table", "feature_block", "open_table", "predict_through"]

@@ -46,7 +46,7 @@ from dask.highlevelgraph import MaterializedLayer
 
 from dboost.data.labels import Names
 from dboost.data.partition import ROLES, array_names, bad_shape, columns_like, holds_numbers, is_path, library
-from dboost.data.predict_io import NAME, Predictor, like_input
+from dboost.data.predictor import NAME, Predictor, like_input
 from dboost.errors import DataError, DBoostError, InputTypeError
 
 

@@ -35,7 +35,7 @@ import fsspec
 from dask.utils import natural_sort_key
 from fsspec.implementations.local import LocalFileSystem
 
-from dboost._lazy_import import pa
+from dboost._lazy_import import is_a, pa
 from dboost.data.partition import is_table_format
 from dboost.errors import DataError, DataFileMissingError, DBoostError, MissingExtraError, is_failure, reason, shown
 from dboost.storage.paths import path_text
@@ -264,10 +264,16 @@ def reading(path: Any) -> Iterator[None]:
 def shown_path(path: Any) -> str:
     """Return a path, a list of paths or a table with versions for messages."""
     if is_table_format(path):
-        from dboost.data.paths import name_of
-
-        return name_of(path)
+        return table_name(path)
     return ", ".join(map(shown, path)) if isinstance(path, (list, tuple)) else shown(path)
+
+
+def table_name(data: Any) -> str:
+    """Return the name of a table or scan, for messages."""
+    if is_a(data, "deltalake", "DeltaTable"):
+        return shown(data.table_uri)
+    identifier = data.name() if hasattr(data, "name") else data.table_identifier
+    return "the Iceberg table " + (".".join(identifier) if identifier else data.table_metadata.location)
 
 
 def no_files_error(path: str) -> DataError:

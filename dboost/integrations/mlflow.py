@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ from dboost.schema import NUMBERS, TEXT, TRUTH_VALUES, Feature
 from dboost.storage.paths import path_text
 from dboost.training.callbacks import Iteration
 from dboost.training.fit_result import OBSERVERS, FitResult
-from dboost.training.loop import metrics_of
+from dboost.training.history import metrics_of
 from dboost.training.plan import FitPlan
 from dboost.version import __version__
 
@@ -126,9 +127,11 @@ def log_model(booster: Booster, name: str = "model", *, registered_model_name: s
     --------
     >>> info = dboost.integrations.mlflow.log_model(booster, registered_model_name="churn")     # doctest: +SKIP
     """
-    from dboost.integrations import mlflow as flavor
-
-    options |= {"flavor": flavor, "booster": _booster_of(booster), "registered_model_name": registered_model_name}
+    options |= {
+        "flavor": sys.modules[__name__],
+        "booster": _booster_of(booster),
+        "registered_model_name": registered_model_name,
+    }
     return Model.log(artifact_path=None, name=name, **options)
 
 

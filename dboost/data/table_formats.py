@@ -1,0 +1,269 @@
+"""Delta Lake and Apache Iceberg tables as a lazy Dask frame.
+
+A table has one partition per data file or part of one. Which files and rows belong to a table is stated by its metadata, not by
+its folder, which also has files of older versions and rows that were deleted. The metadata are read once, when the frame is
+made. This fixes the version: partitions that are read later, or again after a worker was lost, have the same rows even if the
+table has changed. Files are read in the natural order of their paths, as those of a folder, so the order of the rows depends on
+the table's files alone.
+
+* **Delta** (`deltalake`): the client reads the log. Partition values become columns, files without a column of the schema have
+  missing values there, and rows in deletion vectors are left out. Large files are read by row groups. The files themselves are
+  opened by fsspec, so workers do not need `deltalake`, and credentials of files come from the environment. Tables with mapped
+  columns, and those that need an unknown feature of the protocol, are refused.
+* **Iceberg** (`pyiceberg`): each file is one partition, read on the worker by pyiceberg itself, which handles schema evolution,
+  partition values, delete files and the row filter of a scan. Files with equality deletes are refused by pyiceberg.
+
+Columns keep their Arrow types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import dask.dataframe as dd
+import numpy as np
+from dask.utils import natural_sort_key
+
+from dboost._lazy_import import is_a, pa, pd
+from dboost.data.files import DataFile, reading, table_name
+from dboost.data.parquet import ParquetPart, parts_of, read_footers, read_part
+from dboost.errors import DataError, MissingExtraError, shown
+
+#: Files of at most this size are one partition, whose footer need not be read beforehand.
+SMALL_BYTES = 16 * 2**20
+#: Maximum size of a file of Iceberg as a multiple of the memory for the columns of a partition: the whole memory limit.
+LARGEST = 4
+#: What names of partition columns begin with in the log.
+_PARTITION = "partition."
+#: Features of the Delta protocol that concern only the log, or that reading by the table's schema respects.
+_DELTA_FEATURES = {
+    "checkpointProtection",
+    "columnMapping",  # refused if the table uses it
+    "deletionVectors",
+    "timestampNtz",
+    "typeWidening",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+}
+
+
+def open_table_format(data: Any, most_bytes: int | None = None) -> dd.DataFrame:
+    """Return a lazy frame of a `deltalake.DeltaTable`, or of a table or scan of pyiceberg.
+
+    most_bytes : target size of a partition; default 128 MiB.
+
+    Raises
+    ------
+    DataError
+        If the table cannot be read correctly, or has no data files; if a file of Iceberg is too large for the
+        memory limit.
+    """
+    return _of_delta(data, most_bytes) if is_a(data, "deltalake", "DeltaTable") else _of_iceberg(data, most_bytes)
+
+
+def open_delta_folder(path: str, most_bytes: int | None = None) -> dd.DataFrame:
+    """Return a lazy frame of the current version of the Delta table in a folder; see `open_table_format`.
+
+    Raises
+    ------
+    MissingExtraError
+        If deltalake is not installed.
+    """
+    try:
+        from deltalake import DeltaTable
+    except ImportError as error:
+        raise _missing(path, "a Delta table", "deltalake", "delta") from error
+    try:
+        table = DeltaTable(path)
+    except Exception as error:
+        raise DataError(f"cannot read the Delta table {shown(path)}: {shown(str(error).splitlines()[0])}") from error
+    return _of_delta(table, most_bytes)
+
+
+def open_iceberg_metadata(path: str, most_bytes: int | None = None) -> dd.DataFrame:
+    """Return a lazy frame of an Iceberg table by its metadata file (``….metadata.json``); see `open_table_format`.
+
+    Raises
+    ------
+    MissingExtraError
+        If pyiceberg is not installed.
+    """
+    try:
+        from pyiceberg.table import StaticTable
+    except ImportError as error:
+        raise _missing(path, "the metadata of an Iceberg table", "pyiceberg", "iceberg") from error
+    return _of_iceberg(StaticTable.from_metadata(path), most_bytes)
+
+
+def _missing(path: str, what: str, library: str, extra: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"{shown(path)} is {what}, and {library} is not installed; it comes with the extra: pip install 'dboost[{extra}]'"
+    )
+
+
+def _as_pandas(table: Any) -> pd.DataFrame:
+    return table.to_pandas(types_mapper=pd.ArrowDtype)
+
+
+# Delta
+
+
+def _of_delta(table: Any, most_bytes: int | None) -> dd.DataFrame:
+    _check_delta(table)
+    schema = pa.schema(table.schema().to_arrow())
+    found = sorted(_delta_files(table, schema), key=lambda pair: natural_sort_key(pair[0].file.url))
+    if not found:
+        raise DataError(f"the Delta table {table_name(table)} has no rows")
+    large = [part.file for part, size in found if most_bytes is not None or size > SMALL_BYTES]
+    footers = dict(zip((file.url for file in large), read_footers(large, exact=most_bytes is not None), strict=True))
+    parts = [
+        one
+        for part, _ in found
+        for one in (parts_of(part, footers[part.file.url], most_bytes) if part.file.url in footers else [part])
+    ]
+    return dd.from_map(
+        read_part,
+        parts,
+        names=schema.names,
+        types=schema,
+        meta=_as_pandas(schema.empty_table()),
+        label="read-delta",
+        enforce_metadata=False,
+    )
+
+
+def _check_delta(table: Any) -> None:
+    """Raise a DataError for a table whose files do not have the rows and columns of its schema in a known way."""
+    mode = table.metadata().configuration.get("delta.columnMapping.mode", "none")
+    if mode != "none":
+        raise DataError(
+            f"the Delta table {table_name(table)} maps column names (delta.columnMapping.mode={mode}), which dboost does not "
+            "support: write it without, or pass its rows as a Dask or Arrow table"
+        )
+    unknown = set(table.protocol().reader_features or ()) - _DELTA_FEATURES
+    if unknown:
+        raise DataError(
+            f"the Delta table {table_name(table)} needs features that dboost does not support: {', '.join(sorted(unknown))}"
+        )
+
+
+def _delta_files(table: Any, schema: pa.Schema) -> Iterator[tuple[ParquetPart, int]]:
+    """Yield the files of the table's version with their bytes."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    uris = table.file_uris()
+    names = [unquote(path) for path in actions["path"].to_pylist()]
+    if len(uris) != len(names) or not all(uri.endswith(name) for uri, name in zip(uris, names, strict=True)):
+        raise DataError(f"the files of the Delta table {table_name(table)} are not those of its log")
+    # Of a URI the folder of the table is quoted, and the path in it is not.
+    folders = [uri.removesuffix(name) for uri, name in zip(uris, names, strict=True)]
+    deleted = _deleted_rows(table, [folder + path for folder, path in zip(folders, actions["path"].to_pylist(), strict=True)])
+    constants = [name for name in actions.column_names if name.startswith(_PARTITION)]
+    for i, (folder, name) in enumerate(zip(folders, names, strict=True)):
+        of_file = {one.removeprefix(_PARTITION): actions[one][i].as_py() for one in constants}
+        columns = {one: pa.array([value], schema.field(one).type) for one, value in of_file.items()}
+        file = DataFile(unquote(folder) + name, None, "")  # by the protocol a file never changes
+        yield ParquetPart(file, constants=columns, deleted=deleted.get(i)), actions["size_bytes"][i].as_py()
+
+
+def _deleted_rows(table: Any, paths: list[str]) -> dict[int, np.ndarray]:
+    """Return the positions of the rows in deletion vectors, by the number of the file. paths : quoted, as in the log."""
+    numbers = {_plain(path): i for i, path in enumerate(paths)}
+    found: dict[int, np.ndarray] = {}
+    vectors = pa.RecordBatchReader.from_stream(table.deletion_vectors()).read_all()
+    for path, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
+        number = numbers.get(_plain(path))
+        if number is None or number in found:
+            raise DataError(
+                f"a deletion vector of the Delta table {table_name(table)} belongs to an unknown file: {shown(path)}"
+            )
+        found[number] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+    return found
+
+
+def _plain(url: str) -> str:
+    return url.removeprefix("file://")
+
+
+# Iceberg
+
+
+@dataclass(frozen=True, eq=False)
+class _IcebergScan:
+    """What a worker needs to read files of a scan."""
+
+    metadata: Any
+    io: Any
+    schema: Any
+    row_filter: Any
+    case_sensitive: bool
+
+    def __dask_tokenize__(self) -> Any:
+        metadata = self.metadata
+        return str(metadata.table_uuid), metadata.location, repr(self.schema), repr(self.row_filter), self.case_sensitive
+
+
+@dataclass(frozen=True, eq=False)
+class _IcebergFile:
+    """A data file of a scan, with its delete files."""
+
+    task: Any
+
+    def __dask_tokenize__(self) -> Any:
+        deletes = sorted(str(file.file_path) for file in self.task.delete_files)
+        return self.task.file.file_path, deletes, repr(self.task.residual)
+
+
+def _of_iceberg(data: Any, most_bytes: int | None) -> dd.DataFrame:
+    scan = data.scan() if is_a(data, "pyiceberg.table", "Table") else data
+    if scan.limit is not None:
+        raise DataError(
+            f"the scan of {table_name(data)} has limit={scan.limit}, which dboost does not support: use a row filter"
+        )
+    with reading(data):
+        tasks = sorted(scan.plan_files(), key=lambda task: natural_sort_key(task.file.file_path))
+        schema = scan.projection()
+        if most_bytes is not None:
+            for task in tasks:
+                _check_size(scan.io, task.file, LARGEST * most_bytes)
+    if not tasks:
+        raise DataError(f"{table_name(data)} has no rows")
+    return dd.from_map(
+        read_iceberg_file,
+        [_IcebergFile(task) for task in tasks],
+        scan=_IcebergScan(scan.table_metadata, scan.io, schema, scan.row_filter, scan.case_sensitive),
+        meta=_as_pandas(schema.as_arrow().empty_table()),
+        label="read-iceberg",
+        enforce_metadata=False,
+    )
+
+
+def _check_size(io: Any, file: Any, most: int) -> None:
+    """Raise a DataError if a file is larger than `most` bytes."""
+    from pyarrow import parquet as pq
+
+    size = file.file_size_in_bytes
+    if str(file.file_format).upper().endswith("PARQUET"):
+        with io.new_input(file.file_path).open() as stream:
+            footer = pq.read_metadata(stream)
+        size = sum(footer.row_group(k).total_byte_size for k in range(footer.num_row_groups))
+    if size > most:
+        raise DataError(
+            f"{shown(file.file_path)} has {size / 2**20:.1f} MiB, which is more than memory_limit allows "
+            f"({most / 2**20:.1f} MiB), and files of Iceberg tables are read as a whole: rewrite the table with a smaller "
+            "write.target-file-size-bytes, or raise the limit"
+        )
+
+
+def read_iceberg_file(file: _IcebergFile, *, scan: _IcebergScan, columns: list[str] | None = None) -> pd.DataFrame:
+    """Return the rows of a file that are neither deleted nor filtered out, with columns of the scan's schema (default: all)."""
+    from pyiceberg.io.pyarrow import ArrowScan
+
+    with reading(file.task.file.file_path):
+        names = [field.name for field in scan.schema.fields] if columns is None else columns
+        # pyiceberg counts no rows without columns.
+        schema = scan.schema.select(*(names or [scan.schema.fields[0].name]))
+        found = ArrowScan(scan.metadata, scan.io, schema, scan.row_filter, scan.case_sensitive).to_table([file.task])
+        return _as_pandas(found.select(names)) if names else pd.DataFrame(index=range(len(found)))
