@@ -153,6 +153,7 @@ def test_depth_and_leaves_reach_every_library() -> None:
         assert len(np.unique(np.round(ENGINES[engine](X, y, deep).raw_score(X), 6))) == 4, engine
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_accuracy_in_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     real_data.path("california")
@@ -162,6 +163,7 @@ def test_accuracy_in_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "20,640 × 9" in drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [["--trees", "5"], ["--defaults"]], ids=["equal settings", "defaults"])
 def test_accuracy_on_generated_tables(
     how: list[str], folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -193,12 +195,14 @@ def test_cold_start(capsys: pytest.CaptureFixture[str]) -> None:
     assert cold > cached > 0
 
 
+@pytest.mark.slow
 def test_trimming(capsys: pytest.CaptureFixture[str]) -> None:
     trimming.main(["--rows", "4000", "--features", "6", "--trees", "12", "--threads", "1"])
     drawn = capsys.readouterr().out
     assert "11…12" in drawn and "100.0%" in drawn
 
 
+@pytest.mark.slow
 def test_shapley_values_are_compared_on_the_same_trees(capsys: pytest.CaptureFixture[str]) -> None:
     shap.main(["--quick", "--rows", "60", "--rounds", "1", "--threads", "1"])
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if "│" in line]
@@ -207,6 +211,7 @@ def test_shapley_values_are_compared_on_the_same_trees(capsys: pytest.CaptureFix
     assert all(float(row[-1]) < 1e-5 for row in rows)  # the values equal the others' up to float32
 
 
+@pytest.mark.slow
 def test_latency_is_compared_on_the_same_trees(capsys: pytest.CaptureFixture[str]) -> None:
     latency.main(["--quick", "--rows", "20", "--rounds", "1"])
     rows = [row for row in cells(capsys.readouterr().out) if len(row) == 5]
@@ -311,6 +316,7 @@ def test_what_is_grown_again_by_pieces_is_the_same_tree(folder: Path) -> None:
     assert all(limit > 1e6 for limit in vars(limits.measure(5000, repeats=2)).values())
 
 
+@pytest.mark.slow
 def test_arcbites(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way in this process; a limit is one that the rows do not fit."""
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
@@ -331,6 +337,7 @@ def test_arcbites(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert "1*" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_curves(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     real_data.path("covtype")

@@ -157,6 +157,7 @@ def test_a_cluster_without_workers_gets_one_for_a_fit(adaptive: Client, expected
     until(lambda: n_workers(adaptive) == 0)
 
 
+@pytest.mark.slow
 def test_a_cluster_grows_until_all_rows_are_in_memory(adaptive: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "WORTH_KEEPING", 0)
     rows = a_table(60_000)[["a", "b", "e", "z"]]

@@ -222,7 +222,7 @@ def test_processes_with_many_open_files_train(expected: str, many_files: None, h
 @pytest.mark.parametrize(
     ("which", "told"),
     [
-        ("worker", "worker tcp://.* has too many open files"),
+        pytest.param("worker", "worker tcp://.* has too many open files", marks=pytest.mark.slow),
         pytest.param("scheduler", "too many open files", marks=pytest.mark.slow),
     ],
 )

@@ -52,6 +52,7 @@ def test_a_fit_in_the_only_thread_of_the_only_worker(one: Processes, fit: Any) -
         data.unpublish()
 
 
+@pytest.mark.slow
 def test_data_on_workers_that_have_gone() -> None:
     frame = dd.from_pandas(table(), npartitions=3)
     with Processes(2) as processes, dask.config.set({"dboost.worker-timeout": "3s", "dboost.patience": "1s"}):
@@ -281,6 +282,7 @@ def test_errors_that_cannot_be_raised_in_the_client(one: Processes, error: str, 
     assert one.pids() == before
 
 
+@pytest.mark.slow
 def test_a_worker_that_joins_and_has_no_room_for_its_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its file system has room for what Dask writes, but not for the codes of its rows."""
     full = tmp_path / "full"

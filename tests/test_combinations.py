@@ -405,7 +405,7 @@ def examine(n_draws: int, places: dict[str, Place], n_places: int, client: Clien
 
 def test_calls_fit_or_are_refused() -> None:
     """Few calls, the same every time: most of them compile kernels of their own, which are found in the cache afterwards."""
-    examine(6, PLACES, 1)
+    examine(3, PLACES, 1)
 
 
 DRAWS, FIRST = int(os.environ.get("COMBINATIONS", 200)), int(os.environ.get("COMBINATIONS_FROM", 0))

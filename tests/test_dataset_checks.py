@@ -33,9 +33,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_forged_data_sets_are_refused_or_fitted(base: Path) -> None:
-    wrong, counts = forged.violations(base, 0, 44, timeout=300)
+    wrong, counts = forged.violations(base, 10, 26, timeout=300)
     assert not wrong, "\n".join(wrong)
-    assert counts["error"] > 22 and counts["same"] > 1
+    assert counts["error"] > 8 and counts["same"]
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_forged_data_sets_are_refused_or_fitted(base: Path) -> None:
 def test_many_forged_data_sets_are_refused_or_fitted(target: str, tmp_path: Path) -> None:
     forged.make(tmp_path, target, sample_weight="w", offset="o")
     first = ["grade", "y"].index(target) * 10_000 + 100
-    wrong, _ = forged.violations(tmp_path, first, first + 300, timeout=600)
+    wrong, _ = forged.violations(tmp_path, first, first + 100, timeout=600)
     assert not wrong, "\n".join(wrong)
 
 

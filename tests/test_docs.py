@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,29 @@ import printed  # noqa: E402
 from headline import cell, headlines  # noqa: E402
 from printed import BLOCK  # noqa: E402
 
-#: Pages that take longer than a few seconds: they start clusters of processes.
-SLOW = {"notebooks/taxi_killed_worker.md", "notebooks/taxi_out_of_core.md", "notebooks/from_xgboost_dask.md"}
+#: Pages whose code takes longer than a few seconds: it starts clusters of processes, or imports large libraries.
+SLOW = {
+    "guide/clusters.md",
+    "guide/integrations.md",
+    "guide/tuning.md",
+    "migration/lightgbm_dask.md",
+    "migration/scikit_learn.md",
+    "notebooks/from_xgboost_dask.md",
+    "notebooks/taxi_killed_worker.md",
+    "notebooks/taxi_out_of_core.md",
+}
 
 
 def pages() -> list[Path]:
     return sorted(page for page in DOCS.rglob("*.md") if not {"_build", "_generated"} & set(page.parts))
 
 
-def named(paths: list[Path]) -> list[object]:
+def named(paths: list[Path], slow: Collection[str] = ()) -> list[object]:
     names = {path: path.relative_to(DOCS).as_posix() for path in paths}
-    return [pytest.param(path, id=name, marks=[pytest.mark.slow] if name in SLOW else []) for path, name in names.items()]
+    return [pytest.param(path, id=name, marks=[pytest.mark.slow] if name in slow else []) for path, name in names.items()]
 
 
-@pytest.mark.parametrize("page", named([page for page in pages() if BLOCK.search(page.read_text(encoding="utf-8"))]))
+@pytest.mark.parametrize("page", named([page for page in pages() if BLOCK.search(page.read_text(encoding="utf-8"))], SLOW))
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     printed.run_here(page.read_text(encoding="utf-8"), str(page), tmp_path / "figure")

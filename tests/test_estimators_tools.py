@@ -61,6 +61,7 @@ def test_feature_selection_finds_the_informative_columns(Estimator: Any) -> None
     assert SelectFromModel(fitted, prefit=True, max_features=1, threshold=-np.inf).fit(X, y).transform(X).shape == (400, 1)
 
 
+@pytest.mark.slow
 @BOTH
 def test_permutation_importance_in_two_processes(Estimator: Any) -> None:
     X, y = signal_and_noise(Estimator)
@@ -70,6 +71,7 @@ def test_permutation_importance_in_two_processes(Estimator: Any) -> None:
     assert np.argsort(one.importances_mean)[::-1][:2].tolist() == [0, 2]
 
 
+@pytest.mark.slow
 @BOTH
 def test_cross_validate_in_two_processes(Estimator: Any) -> None:
     X, y = signal_and_noise(Estimator)
@@ -313,7 +315,7 @@ def test_cross_val_score_of_text_and_missing_values() -> None:
     X, y = signal_and_noise(DBoostClassifier)
     X["town"] = np.where(np.arange(400) % 3, "Gent", "Bern")
     X.loc[::7, "a"] = np.nan
-    assert cross_val_score(small(DBoostClassifier), X, y, cv=3, n_jobs=2).mean() > 0.75
+    assert cross_val_score(small(DBoostClassifier), X, y, cv=3).mean() > 0.75
 
 
 def test_estimators_work_without_scikit_learns_callbacks() -> None:

@@ -22,7 +22,7 @@ COSTS = Costs(cell=1e-9, split=2e-9, begin=1e-9, settle=3e-9, advance=5e-9, pair
 
 
 @pytest.mark.parametrize("lines", [True, False])
-@pytest.mark.parametrize(("n_workers", "n_features"), [(3, 5), (30, 5), (11, 40)])
+@pytest.mark.parametrize(("n_workers", "n_features"), [(3, 5), pytest.param(30, 5, marks=pytest.mark.slow), (11, 40)])
 def test_the_model_is_that_of_one_process(n_workers: int, n_features: int, lines: bool) -> None:
     data = frame(n_workers, n_features)
     settings = {"max_iter": 3, "loss": "log_loss", "max_leaf_nodes": 15}
@@ -86,6 +86,7 @@ def test_more_rows_take_longer_and_more_workers_less() -> None:
     assert 3.5 < many / shared < 4.2
 
 
+@pytest.mark.slow
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
