@@ -30,6 +30,7 @@ extensions = [
     "gallery",
     "redirects",
     "printed",
+    "parameter_table",
 ]
 exclude_patterns = ["_build", "_ext", "_generated"]
 

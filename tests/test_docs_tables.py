@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -25,8 +26,6 @@ from dboost.params import ALIASES, LOSSES, Parameters
 
 ROOT = Path(__file__).parent.parent
 GUIDE = ROOT / "docs" / "guide"
-#: Arguments of the estimators whose defaults differ from those of `dboost.fit`, as the page says below the tables.
-DIFFERS = {"early_stopping", "random_state"}
 OF_ESTIMATORS = "Only of the estimators"
 
 
@@ -51,36 +50,43 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def of_fit() -> dict[str, Any]:
-    return defaults_of(dboost.fit) | {field.name: field.default for field in fields(Parameters)}
+    return defaults_of(dboost.fit)
 
 
 def of_estimators() -> dict[str, Any]:
     return defaults_of(dboost.DBoostRegressor.__init__) | defaults_of(dboost.DBoostClassifier.__init__)
 
 
-PARAMETERS = [row for row in tables("parameters.md", "parameter") if len(row[1]) == 6]
+#: Heading and cells of each row, the first of which is the name.
+PARAMETERS = [
+    (heading, [re.findall(r"`(\w+)`", cells[0])[0], *cells[1:]])
+    for heading, cells in tables("parameters.md", "parameter")
+    if len(cells) == 4
+]
 
 
 def test_the_page_of_parameters_lists_every_parameter_once() -> None:
     other_names = {alias for alias, (name, _) in ALIASES.items() if alias != name}
-    listed = [cells[0].strip("`") for heading, cells in PARAMETERS if heading != OF_ESTIMATORS]
+    listed = [cells[0] for heading, cells in PARAMETERS if heading != OF_ESTIMATORS]
     assert sorted(listed) == sorted(set(of_fit()) - other_names)
-    own = [cells[0].strip("`") for heading, cells in PARAMETERS if heading == OF_ESTIMATORS]
+    own = [cells[0] for heading, cells in PARAMETERS if heading == OF_ESTIMATORS]
     assert set(of_estimators()) - other_names <= {*listed, *own}
     assert set(own) - {"early_stopping"} == set(of_estimators()) - set(of_fit()) - other_names
 
 
-@pytest.mark.parametrize(("heading", "cells"), PARAMETERS, ids=lambda one: one[0] if isinstance(one, list) else "")
-def test_defaults_on_the_page_of_parameters_are_true(heading: str, cells: list[str]) -> None:
-    name, shown = cells[0].strip("`"), cells[1].strip("`")
-    stated = ast.literal_eval(shown) if shown else None
-    estimators = of_estimators()
-    if heading == OF_ESTIMATORS:
-        assert estimators[name] == stated
-        return
-    of_call = of_fit()[name]
-    assert (None if of_call is ... else of_call) == stated
-    assert name in DIFFERS or estimators.get(name, stated) == stated
+def test_the_built_page_of_parameters_has_defaults_and_meanings() -> None:
+    sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+    try:
+        import parameter_table
+    finally:
+        sys.path.pop(0)
+    text = parameter_table.filled((GUIDE / "parameters.md").read_text(encoding="utf-8"))
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    shown = {tuple(cells[:2]): cells[2] for cells in rows if len(cells) == 6 and cells[0].startswith(("`", "[`"))}
+    assert len(shown) == len(PARAMETERS)
+    assert all(len(meaning) > 10 for meaning in shown.values())
+    assert shown["`max_leaf_nodes`", "`31`"] == "Largest number of leaves of a tree."
+    assert {"`None`", '`"auto"`'} == {default for name, default in shown if name == "`early_stopping`"}
 
 
 def test_the_page_of_parameters_lists_the_aliases() -> None:
@@ -146,16 +152,17 @@ def number(text: Any) -> float | None:
 
 
 @pytest.mark.parametrize(
-    ("column", "peer"), [(3, of_xgboost), (4, of_lightgbm), (5, of_scikit_learn)], ids=["XGBoost", "LightGBM", "scikit-learn"]
+    ("column", "peer"), [(1, of_xgboost), (2, of_lightgbm), (3, of_scikit_learn)], ids=["XGBoost", "LightGBM", "scikit-learn"]
 )
 def test_names_and_defaults_of_other_libraries_are_true(column: int, peer: Callable[[], dict[str, Any]]) -> None:
     known = peer()
     compared = 0
-    for _, cells in PARAMETERS:
+    for heading, cells in PARAMETERS:
+        ours = (of_estimators() if heading == OF_ESTIMATORS else of_fit())[cells[0]]
         named = re.findall(r"`(\w+)`", cells[column])
         assert set(named) <= set(known), cells
         stated = re.search(r"\(([^)]*)\)", cells[column])
-        expected = number(stated[1] if stated else cells[1].strip("`"))
+        expected = number(stated[1] if stated else ours)
         for name in named:
             default = number(known[name])
             if default is not None and expected is not None:
@@ -249,14 +256,14 @@ def test_messages_on_the_page_of_troubleshooting_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "column"), [("xgboost_dask.md", 3), ("lightgbm_dask.md", 4), ("scikit_learn.md", 5)], ids=lambda one: str(one)
+    ("page", "column"), [("xgboost_dask.md", 1), ("lightgbm_dask.md", 2), ("scikit_learn.md", 3)], ids=lambda one: str(one)
 )
 def test_differing_defaults_are_in_the_first_lines_of_a_migration_page(page: str, column: int) -> None:
     first_lines = (ROOT / "docs" / "migration" / page).read_text(encoding="utf-8").split("```python")[0]
     of_learning = {field.name for field in fields(Parameters)} - {"random_state", "early_stopping_rounds", "huber_alpha"}
     differing = set()
     for heading, cells in PARAMETERS:
-        name, stated = cells[0].strip("`"), re.search(r"\(([^)]*)\)", cells[column])
+        name, stated = cells[0], re.search(r"\(([^)]*)\)", cells[column])
         if heading != OF_ESTIMATORS and name in of_learning and stated and stated[1] not in ("0: none", "−1: no limit"):
             differing.add(name)
     assert differing
