@@ -1,8 +1,8 @@
 """Insert defaults and meanings into the tables on the page of the parameters: both are written in the code only.
 
 A table whose first two columns are ``parameter`` and ``XGBoost`` gets two columns between these: the default in a signature,
-and the first sentences of an entry in a docstring. Below the heading `OF_ESTIMATORS` they are those of `DBoostClassifier`, elsewhere
-of `dboost.fit`. A parameter without one of them is an error.
+and the first sentences of an entry in a docstring. Below the heading `OF_ESTIMATORS` they are those of `DBoostClassifier`,
+elsewhere of `dboost.fit`. A parameter without one of them is an error.
 """
 
 from __future__ import annotations
