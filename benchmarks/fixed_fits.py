@@ -811,6 +811,7 @@ def refitted(target: str, first: Mapping[str, Any], how: Mapping[str, Any]) -> F
 
 REFITTED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "refit": ("y", {}, {}),
+    "refit, 2 classes": ("late", {}, {}),
     "refit, decay, 3 classes": ("grade", {}, {"decay": 0.3, "sample_weight": "v"}),
     "refit, huber": ("tails", {"loss": "huber"}, {"decay": 0.5}),
     "refit, quantile": ("tails", {"loss": "quantile", "quantile": 0.7}, {"sample_weight": "w"}),
@@ -818,12 +819,6 @@ REFITTED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 for _name, (_target, _first, _then) in REFITTED.items():
     fixed_fit(_name, on_cluster=_name == "refit, decay, 3 classes")(refitted(_target, _first, _then))
-
-
-@fixed_fit("refit by fit")
-def _(context: Context) -> Result:
-    old = context.fit(FRAME, "late")
-    return Result(dboost.fit(LATER, "late", start_from=old, refit_leaves=True, n_threads=1))
 
 
 @fixed_fit("truncated")

@@ -27,7 +27,7 @@ from dboost.params import EarlyStopping, LearningParameters, Parameters, canonic
 from dboost.session.evaluation import named_sets
 from dboost.session.memory import Budget
 from dboost.session.target import check_categories, name_of_target
-from dboost.session.warm_start import WarmStart, check_options, checked_source_name, idle_in_refit, keywords_for, without_model
+from dboost.session.warm_start import WarmStart, check_options, checked_source_name, keywords_for, without_model
 from dboost.storage.paths import path_text
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.callbacks import Callback, schedule_of
@@ -77,7 +77,6 @@ def fit(
     source_name: str | None = None,
     continue_bins: str = "new",
     continue_steps: str = "damped",
-    refit_leaves: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,
     keep_summary: bool = True,
@@ -143,9 +142,6 @@ def fit(
     continue_steps : {"damped", "full"}, default "damped"
         With `start_from`: smaller steps if the model has little left to learn or the new data are few (see
         `dboost.training.plan`), or those of a first fit. "shrunk" is another name of "damped".
-    refit_leaves : bool, default False
-        With `start_from`: add no trees but estimate the model's leaf values again from these data; see
-        `Booster.refit_leaves`, which has more options.
     checkpoint : path or URL, optional
         Folder of the fit's checkpoint. The same call resumes from it after the process was killed, and gives the same model
         as without the interruption; a call with other data or parameters, or while another process writes the checkpoint, is
@@ -179,8 +175,6 @@ def fit(
     >>> dboost.fit("s3://bucket/rows/", "target", client=client)                 # doctest: +SKIP
     >>> dboost.fit(new_rows, "target", start_from=booster)                       # doctest: +SKIP
     """
-    if not isinstance(refit_leaves, bool):
-        raise ParameterError(f"refit_leaves={refit_leaves!r} must be True or False")
     on_cluster = isinstance(data, Dataset) and not data.is_in_one_process
     in_folder = isinstance(data, str | os.PathLike) and not on_cluster and is_prepared(data)
     if target is ...:
@@ -193,27 +187,6 @@ def fit(
     start_from, continue_steps = learning.pop("start_from"), learning.pop("continue_steps")
     if CONSTRAINTS & learning.keys():
         learning = with_named_constraints(learning, data)
-    if refit_leaves:
-        options = {"sample_weight": sample_weight, "offset": offset, "source_name": source_name, "n_threads": n_threads}
-        options["client"] = client
-        idle = {
-            "eval_set": eval_set,
-            "eval_metric": eval_metric,
-            "features": features,
-            "categorical_features": categorical_features,
-            "callbacks": callbacks,
-            "progress": progress,
-            "memory_limit": memory_limit,
-            "time_limit": time_limit,
-            "continue_bins": continue_bins,
-            "continue_steps": continue_steps,
-            "checkpoint": checkpoint,
-            "checkpoint_every": checkpoint_every,
-            "keep_summary": keep_summary,
-            "workers": workers,
-        }
-        of_trees = [name for name, value in (given | {"early_stopping": early_stopping}).items() if value is not None]
-        return _refitted(start_from, data, target, options, [*of_trees, *idle_in_refit(idle)])
     custom_loss, model, like = None, None, {}
     checked_source_name(source_name)
     if start_from is None:
@@ -332,11 +305,8 @@ async def fit_async(data: Any, target: Any = ..., *, callbacks: Callback | Seque
     def is_cancelled(_: Any) -> bool:
         return cancelled.is_set()
 
-    of_fit = checked_callbacks(callbacks)
-    if not keywords.get("refit_leaves"):  # which has no iterations and takes no callbacks
-        of_fit = (*of_fit, is_cancelled)
     try:
-        return await asyncio.to_thread(fit, data, target, callbacks=of_fit, **keywords)
+        return await asyncio.to_thread(fit, data, target, callbacks=(*checked_callbacks(callbacks), is_cancelled), **keywords)
     except asyncio.CancelledError:
         cancelled.set()
         raise
@@ -387,33 +357,6 @@ def _fit_on_dataset(
     check_same(data.settings, repr(data), shaping | {name: parameters[name] for name in ("max_bins",) if name in parameters})
     checked = make_parameters(parameters | {"max_bins": data.max_bins})
     return rows.fit(request(checked, named_roles(data.settings)))
-
-
-def _refitted(start_from: Any, data: Any, target: Any, options: dict[str, Any], given: list[str]) -> Booster:
-    """Refit leaves, for `fit` with ``refit_leaves=True``. given : names of keywords that have no meaning with it."""
-    if start_from is None:
-        raise ParameterError("refit_leaves=True needs start_from, the model whose leaf values are estimated anew")
-    if isinstance(data, Dataset) and not data.is_in_one_process:
-        return _refitted_on_dataset(as_booster(start_from), data, target, options, given)
-    if is_prepared(data):
-        raise ParameterError(f"refit_leaves=True needs the values of the rows, but {data} holds prepared data: give the data")
-    if given:
-        raise ParameterError(f"{given[0]} has nothing to do with refit_leaves=True, which adds no trees")
-    return as_booster(start_from).refit_leaves(data, target, **options)
-
-
-def _refitted_on_dataset(booster: Booster, data: Dataset, target: Any, options: dict[str, Any], given: list[str]) -> Booster:
-    """Refit leaves on a data set of a cluster; arguments as of `_refitted`."""
-    rows: Any = data._rows(options["client"])
-    shaping = {"target": target, "sample_weight": options["sample_weight"], "offset": options["offset"]}
-    check_same(data.settings, repr(data), {name: value for name, value in shaping.items() if value is not None})
-    if given:
-        raise ParameterError(f"{given[0]} has nothing to do with refit_leaves=True, which adds no trees")
-    found = rows.refit(
-        booster.ensemble, decay=0.0, source_name=checked_source_name(options["source_name"]),
-        custom_loss=booster.custom_loss, n_threads=available_threads(options["n_threads"]),
-    )  # fmt: skip
-    return Booster(found, loss=booster.custom_loss)
 
 
 def prepare(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from dboost._lazy_import import late, pd
+from dboost._lazy_import import is_a, late, pd
 from dboost.data import ReadOptions, feature_block, open_table, predict_through
 from dboost.data.partition import is_lazy, is_path
 from dboost.data.predict_io import predict_from
@@ -35,6 +35,7 @@ from dboost.session.warm_start import checked_decay, checked_source_name
 from dboost.storage.atomic_write import write_whole
 from dboost.training.fit import LocalTable, available_threads
 from dboost.training.leaf_refit import refit_leaves
+from dboost.training.prepared_dataset import is_prepared
 
 if TYPE_CHECKING:
     import treelite
@@ -447,7 +448,7 @@ class Booster:
     def refit_leaves(
         self,
         data: Any,
-        target: Any,
+        target: Any = None,
         *,
         sample_weight: Any = None,
         offset: Any = None,
@@ -464,7 +465,8 @@ class Booster:
         Parameters
         ----------
         data, target, sample_weight, offset
-            As in `dboost.fit`, with the model's columns. Unknown levels count as missing.
+            As in `dboost.fit`, with the model's columns. Unknown levels count as missing. A `dboost.Dataset` has its own
+            target, weights and offsets; the thresholds of the model must be edges of its bins.
         decay : float, default 0.0
             From 0 to below 1: a leaf's value becomes ``decay · old + (1 - decay) · new``; leaves without rows keep theirs.
         source_name : str, optional
@@ -489,7 +491,14 @@ class Booster:
         decay, threads = checked_decay(decay), available_threads(n_threads)
         common: dict[str, Any] = {"decay": decay, "custom_loss": self._custom_loss, "n_threads": threads}
         common["source_name"] = checked_source_name(source_name)
-        reading: dict[str, Any] = {"sample_weight": sample_weight, "offset": offset, "like": self.ensemble.features}
+        roles = {"sample_weight": sample_weight, "offset": offset}
+        if is_a(data, "dboost.dataset", "Dataset"):
+            return self._derived(data._refit(self.ensemble, client, {"target": target} | roles, **common))
+        if target is None:
+            raise InputTypeError("the target is missing: give the name of a column, or one value per row")
+        if is_prepared(data):
+            raise ParameterError(f"refit_leaves: {data} holds prepared data: give dboost.Dataset({os.fspath(data)!r})")
+        reading: dict[str, Any] = roles | {"like": self.ensemble.features}
         with client_for(data, client) as cluster:
             if cluster is not None:
                 from dboost.distributed.cluster_fit import n_parts_of, refit_on_cluster

@@ -21,13 +21,14 @@ import numpy as np
 from dboost.data import ReadOptions
 from dboost.distributed.client import client_for
 from dboost.errors import DataFileMissingError, InputTypeError, ParameterError, shown
+from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
 from dboost.session.memory import format_bytes
 from dboost.storage.paths import path_text
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
 from dboost.training.folds import BinnedRows
-from dboost.training.prepared_dataset import is_prepared, open_folder
+from dboost.training.prepared_dataset import check_same, is_prepared, open_folder
 
 
 def _nothing() -> None:
@@ -250,6 +251,16 @@ class Dataset:
                 rows = self._read()
                 self._in_memory = weakref.ref(rows)
             return rows
+
+    def _refit(self, model: Ensemble, client: Any, roles: dict[str, Any], **options: Any) -> Ensemble:
+        """Return a model with leaf values estimated from the rows.
+
+        client : as of `_rows`; roles : target, weights and offsets, None if they are not given; options : of
+        `training.leaf_refit.refit_leaves`.
+        """
+        rows = self._rows(client)
+        check_same(self.settings, repr(self), {name: value for name, value in roles.items() if value is not None})
+        return rows.refit(model, **options)
 
     def _read(self) -> LocalRows:
         opened = open_folder(self.path)

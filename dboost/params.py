@@ -80,6 +80,9 @@ NAMES_OF_PEERS = {
     "validation_fraction of the estimators, or eval_set", "verbose": "progress",
 }  # fmt: skip
 
+#: Keywords of earlier versions, and what replaces them, for messages.
+REMOVED = {"refit_leaves": "call refit_leaves of the model or of the estimator: booster.refit_leaves(data, target)"}
+
 #: Names of XGBoost, LightGBM, CatBoost and scikit-learn for losses, in small letters, for messages.
 LOSSES_OF_PEERS = {
     "squared_error": ("l2", "l2_root", "least_squares", "ls", "mean_squared_error", "mse", "reg:linear", "reg:squarederror",
@@ -621,8 +624,9 @@ def canonical(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = Non
     Raises
     ------
     ParameterError
-        If a keyword and an alias of it are both given, or for an unknown value of an alias.
+        If a keyword and an alias of it are both given, for an unknown value of an alias, or a keyword of an earlier version.
     """
+    check_removed(given)
     found = {name: value for name, value in given.items() if ALIASES.get(name, (name,))[0] == name}
     for alias, (name, values) in ALIASES.items():
         value = given.get(alias)
@@ -644,6 +648,13 @@ def canonical(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = Non
 
 def _equals(value: Any, default: Any) -> bool:
     return value is default or (isinstance(value, str | Real) and isinstance(default, str | Real) and value == default)
+
+
+def check_removed(given: Mapping[str, Any]) -> None:
+    """Raise a ParameterError for a keyword of an earlier version; its message states what replaces it."""
+    for name in given:
+        if name in REMOVED:
+            raise ParameterError(f"there is no parameter {name!r} any more: {REMOVED[name]}")
 
 
 def make_parameters(given: dict[str, Any]) -> Parameters:

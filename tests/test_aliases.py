@@ -77,15 +77,6 @@ def test_aliases_of_continued_training(first: dboost.Booster, tmp_path: Path) ->
         dboost.prepare(FRAME, "y", tmp_path / "other", init_model=first, start_from=first)
 
 
-def test_leaves_are_refitted_with_an_alias(first: dboost.Booster) -> None:
-    expected = dboost.fit(FRAME, "y", start_from=first, refit_leaves=True).sha256
-    assert dboost.fit(FRAME, "y", init_model=first, refit_leaves=True, continue_steps="shrunk").sha256 == expected
-    with pytest.raises(ParameterError, match=r"^grow_policy has nothing to do with refit_leaves"):
-        dboost.fit(FRAME, "y", init_model=first, refit_leaves=True, grow_policy="lossguide")
-    model = DBoostRegressor(init_model=first, refit_leaves=True, random_state=0).fit(X, Y)
-    assert model.booster_.ensemble.n_iterations == first.ensemble.n_iterations
-
-
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [

@@ -145,12 +145,12 @@ def test_estimators_and_leaf_refits(client: Client) -> None:
                 dboost.DBoostClassifier(features=["x"]).fit(data)
     with dboost.prepare(cut(rows, [300]), "late", client=client) as data:
         model = dboost.fit(data, loss="log_loss", **OPTIONS)
-        refitted = dboost.fit(data, start_from=model, refit_leaves=True)
+        refitted = model.refit_leaves(data)
         again = model.refit_leaves(rows, "late")
         np.testing.assert_array_equal(refitted.predict_proba(X), again.predict_proba(X))
         other = dboost.fit(mixed_frame(200, seed=5)[[*FEATURES, "late"]], "late", **OPTIONS)
         with pytest.raises(ParameterError, match=r"no edge of a bin|is not the same"):
-            dboost.fit(data, start_from=other, refit_leaves=True)
+            other.refit_leaves(data)
 
 
 def test_what_does_not_fit(client: Client, tmp_path: Path) -> None:
@@ -213,9 +213,9 @@ def test_rows_on_another_cluster(client: Client, tmp_path: Path) -> None:
 
         with dboost.prepare(cut(FRAME, [400]), "y", client=client, features=FEATURES) as data:
             model = dboost.fit(data, client=client, **OPTIONS)
-            for how in ({}, {"start_from": model, "refit_leaves": True}):
+            for call in (dboost.fit, model.refit_leaves):
                 with pytest.raises(ParameterError, match=r"data set is on .*, and client is of another cluster: leave"):
-                    dboost.fit(data, client=other, **how)
+                    call(data, client=other)
             with pytest.raises(ParameterError, match="client belongs to"):
                 dboost.cv(data, client=other, **OPTIONS)
         # Rows in files are read by the workers of the cluster that is given.

@@ -179,12 +179,6 @@ def test_an_asynchronous_client(expected: str) -> None:
     assert asyncio.run(train()) == (expected, expected)
 
 
-def test_leaves_are_refitted_in_a_coroutine() -> None:
-    model = dboost.fit(TABLE, TARGET, **OPTIONS)
-    again = asyncio.run(dboost.fit_async(TABLE, TARGET, start_from=model, refit_leaves=True))
-    assert again.sha256 == dboost.fit(TABLE, TARGET, start_from=model, refit_leaves=True).sha256
-
-
 def test_a_cancelled_fit_ends() -> None:
     iterations: list[int] = []
 

@@ -111,8 +111,6 @@ def test_it_can_be_continued_and_leaves_refitted() -> None:
     assert partly.sources[1]["rows"] == len(later)
     with pytest.raises(dboost.ParameterError, match="keep_summary=False"):
         partly.shap_values(later.head())
-    with pytest.raises(dboost.ParameterError, match="keep_summary"):
-        dboost.fit(later, "y", start_from=bare, refit_leaves=True, keep_summary=False)
     with pytest.raises(dboost.ParameterError, match="keep_summary='no'"):
         fit(later, keep_summary="no")
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from distributed import Client
+from sklearn.exceptions import NotFittedError
 
 import dboost
-from dboost import DataError, ParameterError
+from dboost import DataError, InputTypeError, ParameterError
+from dboost.cli import main
 from dboost.distributed.partitioned_table import PartitionedTable
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
@@ -62,7 +66,6 @@ def test_values_are_those_of_the_new_rows() -> None:
     (source,) = new.sources
     assert source["refreshed"] == [{"label": "spring", "rows": 500, "decay": 0.0}]
     assert len(new.history) == 0
-    assert saved(dboost.fit(NEW, "y", start_from=old, refit_leaves=True, source_name="spring")) == saved(new)
     assert saved(old.refit_leaves(NEW, "y", source_name="spring", n_threads=1)) == saved(new)
 
 
@@ -90,40 +93,53 @@ def test_a_continued_model_is_refreshed_with_its_own_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "message", "options"),
+    ("kind", "message", "data", "target"),
     [
-        (ParameterError, "needs start_from", {"start_from": None}),
-        (ParameterError, "max_iter has nothing to do with refit_leaves", {"max_iter": 3}),
-        (ParameterError, "eval_set has nothing to do with refit_leaves", {"eval_set": NEW}),
-        (ParameterError, "eval_metric has nothing to do with refit_leaves", {"eval_metric": "accuracy"}),
-        (ParameterError, "features has nothing to do with refit_leaves", {"features": ["x"]}),
-        (ParameterError, "categorical_features has nothing to do with refit_leaves", {"categorical_features": ["town"]}),
-        (ParameterError, "categorical_features has nothing to do with refit_leaves", {"categorical_features": None}),
-        (ParameterError, "categorical_features has nothing", {"categorical_features": np.zeros(7, bool)}),
-        (ParameterError, "callbacks has nothing to do with refit_leaves", {"callbacks": [print]}),
-        (ParameterError, "callbacks has nothing to do with refit_leaves", {"callbacks": print}),
-        (ParameterError, "progress has nothing to do with refit_leaves", {"progress": True}),
-        (ParameterError, "memory_limit has nothing to do with refit_leaves", {"memory_limit": "1GiB"}),
-        (ParameterError, "continue_bins has nothing to do with refit_leaves", {"continue_bins": "kept"}),
-        (ParameterError, "continue_steps has nothing to do with refit_leaves", {"continue_steps": "full"}),
-        (ParameterError, "checkpoint has nothing to do with refit_leaves", {"checkpoint": "somewhere"}),
-        (ParameterError, "checkpoint_every has nothing to do with refit_leaves", {"checkpoint_every": 3}),
-        (ParameterError, "refit_leaves='yes' must be True or False", {"refit_leaves": "yes"}),
-        (ParameterError, "eval_set has nothing to do", {"eval_set": NEW}),
-        (ParameterError, "eval_metric has nothing to do", {"eval_metric": "accuracy"}),
-        (ParameterError, "callbacks has nothing to do", {"callbacks": [print]}),
-        (ParameterError, "categorical_features has nothing to do", {"categorical_features": None}),
-        (ParameterError, "continue_bins has nothing to do", {"continue_bins": "kept"}),
-        (ParameterError, "continue_steps has nothing to do", {"continue_steps": "full"}),
-        (ParameterError, "checkpoint_every has nothing to do", {"checkpoint_every": 5}),
-        (DataError, "no column 'x'", {"data": NEW.drop(columns="x")}),
-        (DataError, "a class that the training target has not: 2", {"data": NEW.assign(late=NEW["late"] * 2)}),
+        (DataError, "no column 'x'", NEW.drop(columns="x"), "late"),
+        (DataError, "a class that the training target has not: 2", NEW.assign(late=NEW["late"] * 2), "late"),
+        (InputTypeError, "the target is missing", NEW, None),
     ],
 )
-def test_what_cannot_be(kind: type[Exception], message: str, options: dict[str, Any]) -> None:
-    asked: dict[str, Any] = {"data": NEW, "start_from": first("late", max_iter=1), "refit_leaves": True} | options
+def test_what_cannot_be(kind: type[Exception], message: str, data: Any, target: Any) -> None:
     with pytest.raises(kind, match=message):
-        dboost.fit(asked.pop("data"), "late", **asked)
+        first("late", max_iter=1).refit_leaves(data, target)
+
+
+def test_the_keyword_of_earlier_versions_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    message = r"no parameter 'refit_leaves' any more: call refit_leaves of the model or of the estimator: booster\.refit_leaves"
+    old = first("late", max_iter=1)
+    calls: list[Callable[[], Any]] = [
+        lambda: dboost.fit(NEW, "late", start_from=old, refit_leaves=True),
+        lambda: dboost.cv(NEW, "late", refit_leaves=True),
+        lambda: dboost.DBoostClassifier(start_from=old, refit_leaves=True),
+        lambda: dboost.DBoostClassifier().set_params(refit_leaves=True),
+    ]
+    for call in calls:
+        with pytest.raises(ParameterError, match=message):
+            call()
+    assert main(["train", "rows.parquet", "--target", "late", "--set", "refit_leaves=true"]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_data_set_of_this_process(tmp_path: Path, kept: bool) -> None:
+    path = tmp_path / "data" if kept else None
+    with dboost.prepare(NEW, "late", path, features=FEATURES, sample_weight="w") as data:
+        old = dboost.fit(data, max_iter=4)
+        again = old.refit_leaves(data, source_name="again", decay=0.25)
+        np.testing.assert_array_equal(
+            again.predict(NEW), old.refit_leaves(NEW, "late", sample_weight="w", decay=0.25).predict(NEW)
+        )
+        assert again.sources[0]["refreshed"] == [{"label": "again", "rows": data.n_rows, "decay": 0.25}]
+        with pytest.raises(ParameterError, match="target='y' does not fit"):
+            old.refit_leaves(data, "y")
+        with pytest.raises(ParameterError, match="sample_weight='x' does not fit"):
+            old.refit_leaves(data, sample_weight="x")
+        if kept:
+            with pytest.raises(ParameterError, match=r"holds prepared data: give dboost.Dataset\('"):
+                old.refit_leaves(path, "late")
+        with pytest.raises(ParameterError, match="no edge of a bin"):
+            first("late").refit_leaves(data)
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -166,8 +182,7 @@ def test_on_a_cluster_the_values_are_the_same(client: Client, target: str, optio
         there = old.refit_leaves(lazy, target, decay=0.3, source_name="spring", client=client, **roles)
         assert saved(there) == saved(here)
         assert saved(old.refit_leaves(lazy, target, decay=0.3, source_name="spring", **roles)) == saved(here)
-    by_call = dboost.fit(NEW, target, start_from=old, refit_leaves=True, client=client)
-    assert saved(by_call) == saved(old.refit_leaves(NEW, target))
+    assert saved(old.refit_leaves(NEW, target, client=client)) == saved(old.refit_leaves(NEW, target))
     with pytest.raises(DataError, match="no column 'x'"):
         old.refit_leaves(cut(NEW.drop(columns="x"), [100]), target, client=client)
 
@@ -201,43 +216,30 @@ def test_the_summary_is_that_of_the_new_rows() -> None:
 
 def test_estimators_estimate_anew_too(client: Client) -> None:
     X, y = NEW[["x", "age"]], NEW["late"]
-    model = dboost.DBoostClassifier(max_iter=4).fit(OLD[["x", "age"]], OLD["late"])
-    weight = NEW["w"].to_numpy()
-    expected = model.booster_.refit_leaves(X, y, sample_weight=weight, source_name="spring")
-    settings: dict[str, Any] = {"refit_leaves": True, "source_name": "spring"}
-    given = dboost.DBoostClassifier(start_from=model.booster_, **settings).fit(X, y, sample_weight=weight)
-    assert saved(given.booster_) == saved(expected) and given.n_iter_ == 4 and not len(given.train_score_)
-    assert (given.predict(X) == expected.predict(X)).all() and list(given.feature_names_in_) == ["x", "age"]
-    assert saved(model.set_params(**settings).partial_fit(X, y, sample_weight=weight).booster_) == saved(expected)
+    model = dboost.DBoostClassifier(max_iter=4, source_name="spring").fit(OLD[["x", "age"]], OLD["late"])
+    weight, old = NEW["w"].to_numpy(), model.booster_
+    expected = old.refit_leaves(X, y, sample_weight=weight, source_name="spring", decay=0.5)
+    assert model.refit_leaves(X, y, weight, decay=0.5) is model
+    assert saved(model.booster_) == saved(expected) and model.n_iter_ == 4 and not len(model.train_score_)
+    assert (model.predict(X) == expected.predict(X)).all() and list(model.feature_names_in_) == ["x", "age"]
     lazy = cut(NEW, [100])
-    there = dboost.DBoostClassifier(start_from=model.booster_, client=client, refit_leaves=True).fit(
-        lazy[["x", "age"]], lazy["late"]
-    )
-    assert saved(there.booster_) == saved(dboost.fit(NEW, "late", start_from=model.booster_, refit_leaves=True))
+    there = dboost.DBoostClassifier(max_iter=4, client=client).fit(OLD[["x", "age"]], OLD["late"])
+    expected = there.booster_.refit_leaves(X, y, source_name="autumn")
+    there.refit_leaves(lazy[["x", "age"]], lazy["late"], source_name="autumn")
+    assert saved(there.booster_) == saved(expected)
 
 
-@pytest.mark.parametrize(
-    ("message", "settings", "given"),
-    [
-        ("needs start_from", {"start_from": None}, {}),
-        ("warm_start", {"warm_start": True}, {}),
-        ("class_weight has nothing to do with refit_leaves", {"class_weight": "balanced"}, {}),
-        ("callbacks has nothing to do with refit_leaves", {"callbacks": [print]}, {}),
-        ("eval_metric has nothing to do with refit_leaves", {"eval_metric": "accuracy"}, {}),
-        ("categorical_features has nothing to do with refit_leaves", {"categorical_features": ["town"]}, {}),
-        ("continue_steps has nothing to do with refit_leaves", {"continue_steps": "full"}, {}),
-        ("checkpoint_every has nothing to do with refit_leaves", {"checkpoint_every": 2}, {}),
-        ("progress has nothing to do with refit_leaves", {"progress": True}, {}),
-        ("verbose has nothing to do with refit_leaves", {"verbose": 1}, {}),
-        ("scoring has nothing to do with refit_leaves", {"scoring": "accuracy"}, {}),
-        ("early_stopping has nothing to do", {"early_stopping": True}, {}),
-        ("checkpoint has nothing to do", {"checkpoint": "somewhere"}, {}),
-        ("eval_set has nothing to do", {}, {"eval_set": (NEW[["x"]], NEW["late"])}),
-        ("trained with loss 'log_loss', not loss 'exponential'", {"loss": "exponential"}, {}),
-    ],
-)
-def test_what_estimators_cannot_do_then(message: str, settings: dict[str, Any], given: dict[str, Any]) -> None:
-    old = dboost.fit(OLD, "late", features=["x"], max_iter=1)
-    estimator = dboost.DBoostClassifier(**{"start_from": old, "refit_leaves": True} | settings)
-    with pytest.raises(ValueError, match=message):
-        estimator.fit(NEW[["x"]], NEW["late"], **given)
+def test_what_estimators_cannot_do_then() -> None:
+    with pytest.raises(NotFittedError):
+        dboost.DBoostRegressor().refit_leaves(NEW[["x"]], NEW["y"])
+    model = dboost.DBoostRegressor(max_iter=1).fit(OLD[["x"]], OLD["y"])
+    for X, y, message in (
+        (NEW[["x", "y"]], "y", "estimators need X and y themselves"),
+        ("rows.parquet", NEW["y"], "estimators need X and y themselves"),
+        (NEW[["x"]], NEW["y"][:7], "inconsistent numbers of samples"),
+        (NEW[["age"]], NEW["y"], "feature names"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            model.refit_leaves(X, y)
+    with pytest.raises(ParameterError, match="decay=2 must be"):
+        model.refit_leaves(NEW[["x"]], NEW["y"], decay=2)

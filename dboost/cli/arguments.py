@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import dboost
 from dboost.errors import ParameterError
-from dboost.params import NAMES_OF_PEERS
+from dboost.params import NAMES_OF_PEERS, check_removed
 from dboost.storage.paths import path_text
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
@@ -389,6 +389,7 @@ def check_key(key: str, where: str, known: list[str], elsewhere: Mapping[str, st
         return
     if key in elsewhere:
         raise ParameterError(f"{key!r} cannot be set {where}: {elsewhere[key]}")
+    check_removed({key: None})
     peers = NAMES_OF_PEERS.get(key)
     close = difflib.get_close_matches(key, known, n=3, cutoff=0.6) if peers is None else [peers]
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are: {', '.join(known)}"

@@ -39,8 +39,6 @@ def run(arguments: argparse.Namespace) -> None:
     outputs.check_separate(
         {"--output": arguments.output, "--history": arguments.history}, {"DATA": arguments.data, "--eval": arguments.eval}
     )
-    if parameters.get("refit_leaves"):
-        del parameters["progress"]  # there are no iterations to show
     if check_target(arguments) and arguments.only_new:
         raise ParameterError(f"--only-new looks for new files of a table, and {arguments.data} holds prepared data")
     if arguments.only_new:
@@ -103,8 +101,7 @@ def _train_on_new(arguments: argparse.Namespace, parameters: dict[str, Any]) -> 
             parameters["start_from"] = model
         if checkpoint is not None:
             parameters["checkpoint"] = ledger.checkpoint(batch)
-        if not parameters.get("refit_leaves"):  # which has no iterations
-            parameters["callbacks"] = ledger.lease.check
+        parameters["callbacks"] = ledger.lease.check
         try:
             _train(arguments, ledger.urls(batch), parameters, lambda booster: ledger.record_model(booster.sha256))
         except (DataError, ParameterError, InputTypeError) as error:

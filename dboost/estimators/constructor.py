@@ -44,7 +44,6 @@ class EstimatorParameters(TreeParameters, total=False):
     source_name: str | None
     continue_bins: str
     continue_steps: str
-    refit_leaves: bool
     checkpoint: Any
     checkpoint_every: int
     keep_summary: bool
@@ -182,10 +181,7 @@ _RUNNING = """\
     continue_bins, continue_steps, checkpoint, checkpoint_every, keep_summary
         As in `dboost.fit`; the default of `progress` follows `verbose`.
     start_from : Booster, path or URL, optional
-        As in `dboost.fit`; not with `warm_start`. Alias: `init_model`.
-    refit_leaves : bool, default False
-        Let `fit` and `partial_fit` add no trees but estimate the leaf values of `start_from` (or in `partial_fit` of the
-        estimator's own model) again."""
+        As in `dboost.fit`; not with `warm_start`. Alias: `init_model`."""
 
 _ATTRIBUTES = """\
     booster_ : Booster

@@ -4,10 +4,6 @@ An estimator trains with `dboost.fit`'s code; with the same parameters and witho
 scikit-learn's conventions are added here and in `validation`: seeds, the validation pair, warm starts, attributes. Arguments
 are checked before data are read, with the messages of scikit-learn where it has them.
 
-With ``refit_leaves=True``, `fit` and `partial_fit` add no trees but estimate the leaf values of a model again: of `start_from`,
-or in `partial_fit` of the estimator's own model. The arguments about trees and early stopping have no effect then, because they
-may describe how the model was trained; arguments that would change the rows or have no meaning are refused.
-
 **Callbacks of scikit-learn** (`estimator.set_callbacks(...)`, with scikit-learn 1.9 or newer): a fit is a task, and each of its
 iterations a subtask. `FitHooks` is a callback of dboost's own kind that calls the hooks of scikit-learn's callbacks at the end
 of an iteration, and at the begin of the next one. If the fit stops early, the last subtask is one that was never trained; it
@@ -41,12 +37,11 @@ from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.estimators.constructor import EstimatorParameters, check_settings, constructor, is_count
 from dboost.estimators.validation import EarlyStoppingPolicy
 from dboost.model.ensemble import Ensemble
-from dboost.params import Parameters, canonical, make_parameters
+from dboost.params import canonical, check_removed, make_parameters
 from dboost.session.evaluation import named_sets
 from dboost.session.memory import Budget
 from dboost.session.row_samples import HELD_OUT, WATCHED
-from dboost.session.target import loss_for
-from dboost.session.warm_start import WarmStart, check_loss, check_options, checked_source_name, idle_in_refit
+from dboost.session.warm_start import WarmStart, check_options, checked_source_name
 from dboost.training.callbacks import Callback, Iteration, schedule_of
 from dboost.training.checkpoint import checkpoint_in
 from dboost.training.fit import available_threads, fit_table
@@ -204,7 +199,7 @@ Range = tuple[int, int]
 _OWN = {
     "loss", "random_state", "features", "categorical_features", "eval_metric", "n_jobs", "n_threads", "callbacks", "progress",
     "early_stopping", "scoring", "tol", "n_iter_no_change", "validation_fraction", "class_weight", "verbose", "warm_start",
-    "client", "start_from", "source_name", "continue_bins", "continue_steps", "refit_leaves", "checkpoint", "checkpoint_every",
+    "client", "start_from", "source_name", "continue_bins", "continue_steps", "checkpoint", "checkpoint_every",
     "memory_limit", "time_limit", "workers", "keep_summary",
 }  # fmt: skip
 
@@ -222,7 +217,9 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
     early_stopping: Any
     max_iter: Any
     random_state: Any
-    refit_leaves: Any
+    source_name: Any
+    n_jobs: Any
+    n_threads: Any
     warm_start: Any
     features: Any
     monotonic_cst: Any
@@ -232,10 +229,16 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
 
     @constructor
     def __init__(self, loss: Any = "auto", **parameters: Unpack[EstimatorParameters]) -> None:
+        check_removed(parameters)
         given = inspect.signature(BaseGradientBoosting.__init__).bind(self, loss, **parameters)
         given.apply_defaults()
         for name, value in list(given.arguments.items())[1:]:  # without self
             setattr(self, name, value)
+
+    def set_params(self, **params: Any) -> Any:
+        """Set arguments of the constructor; raise a ValueError for unknown ones."""
+        check_removed(params)
+        return super().set_params(**params)
 
     def _loss(self) -> Any:
         """Return the loss to train with."""
@@ -289,7 +292,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
 
     def _n_new_iterations(self) -> int:
         """The largest number of iterations that `fit` may add; 0 also for an invalid one, which `fit` refuses."""
-        if self.refit_leaves or not is_count(self.max_iter):
+        if not is_count(self.max_iter):
             return 0
         before = self.booster_.n_iter_ if self.warm_start and hasattr(self, "booster_") else 0
         return max(self.max_iter - before, 0)
@@ -317,7 +320,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         classes: Any = None,
         hooks: Sequence[Callback] = (),
     ) -> Any:
-        """Train, or refit leaves.
+        """Train a model.
 
         Parameters
         ----------
@@ -343,8 +346,8 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
             roles = {"y": y, "sample_weight": sample_weight, "offset": offset}
             _check_data_set(X, roles, settings, defaults)
             settings["max_bins"] = X.max_bins
-        elif is_path(X) or (names_of_table(X) or Names(())).is_label(y):
-            raise InputTypeError("estimators need X and y themselves; dboost.fit accepts paths and names of columns")
+        else:
+            _check_apart(X, y)
         sets = _evaluation_sets(eval_set, validation, offset)
         if offset is not None and settings["scoring"] != "loss":
             raise ParameterError("scorers do not take offsets: with an offset, scoring must be 'loss'")
@@ -356,9 +359,6 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         given = with_named_constraints(given, X)
         learning_rates = schedule_of(given)
         parameters = make_parameters(given | {"random_state": seeds.learning})
-        if settings["refit_leaves"]:
-            given = {"sample_weight": sample_weight, "offset": offset, "eval_set": eval_set, "X_val": validation[0]}
-            return self._refit(continued, X, y, settings, parameters, **given)
         if own_model is not None and parameters.max_iter <= own_model.n_iter_:
             if parameters.max_iter == own_model.n_iter_:
                 return self
@@ -448,13 +448,51 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         own_model = self.booster_ if settings["warm_start"] and hasattr(self, "booster_") else None
         return WarmStart.same_data(None if own_model is None else own_model.ensemble), own_model
 
-    def _refit(self, model: Booster | None, X: Any, y: Any, settings: dict[str, Any], parameters: Any, **given: Any) -> Any:
-        """Estimate the leaf values of a model again, for ``refit_leaves=True``."""
-        if model is None and settings["start_from"] is not None:
-            model = as_booster(settings["start_from"])
-        check_lengths(X, y, given["sample_weight"])
-        refitted = _refitted(model, X, y, settings, parameters, **given)
-        self._set_features(X)
+    def refit_leaves(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        offset: Any = None,
+        decay: float = 0.0,
+        source_name: str | None = None,
+    ) -> Any:
+        """Estimate the leaf values of the model again from other data; the splits stay.
+
+        Parameters
+        ----------
+        X, y, sample_weight, offset
+            As in `fit`, with the columns of the training data.
+        decay : float, default 0.0
+            From 0 to below 1: the weight of the old leaf values.
+        source_name : str, optional
+            Label of the data in `Booster.sources`. Default: that of the constructor.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        DataError, ParameterError, InputTypeError
+            As `Booster.refit_leaves`.
+        """
+        check_is_fitted(self)
+        if not isinstance(X, Dataset):
+            _check_apart(X, y)
+            check_lengths(X, y, sample_weight)
+            self._check_features(X)
+        refitted = self.booster_.refit_leaves(
+            X,
+            as_targets(y),
+            sample_weight=sample_weight,
+            offset=offset,
+            decay=decay,
+            source_name=self.source_name if source_name is None else source_name,
+            client=self.client,
+            n_threads=_threads_of(self.n_jobs, self.n_threads),
+        )
         self._set_model(refitted)
         self._before, self.do_early_stopping_ = {}, False
         self.train_score_, self.validation_score_ = np.empty(0), np.empty(0)
@@ -573,6 +611,12 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         return clone
 
 
+def _check_apart(X: Any, y: Any) -> None:
+    """Raise an InputTypeError for a path, and for the name of a column of X as y."""
+    if is_path(X) or (names_of_table(X) or Names(())).is_label(y):
+        raise InputTypeError("estimators need X and y themselves; dboost.fit accepts paths and names of columns")
+
+
 def _check_data_set(data: Dataset, roles: dict[str, Any], settings: dict[str, Any], defaults: dict[str, Any]) -> None:
     """Raise a ParameterError for what a data set has and the estimator or its `fit` are given, too."""
     for name, value in roles.items():
@@ -598,48 +642,3 @@ def _evaluation_sets(eval_set: Any, validation: tuple[Any, Any, Any, Any], offse
     elif offset_val is not None:
         raise ParameterError("offset_val belongs to X_val and y_val, which are not given")
     return sets
-
-
-#: Arguments that have no meaning with `refit_leaves`, and their only accepted values.
-_IDLE: dict[str, Any] = {
-    "warm_start": False, "arcbites": None, "class_weight": None, "early_stopping_rounds": None, "scoring": "loss", "verbose": 0,
-}  # fmt: skip
-
-
-def _refitted(model: Booster | None, X: Any, y: Any, settings: dict[str, Any], parameters: Parameters, **more: Any) -> Booster:
-    """Return the model with leaf values estimated from other rows.
-
-    Parameters
-    ----------
-    model : Booster or None
-    X, y
-        As in an estimator's `fit`.
-    settings : dict
-        Constructor arguments of the estimator, by name.
-    parameters : Parameters
-    **more
-        ``sample_weight``, ``offset``, and the evaluation data ``eval_set`` and ``X_val``, which must be None.
-
-    Raises
-    ------
-    ParameterError, DataError
-        As `Booster.refit_leaves`; for a model of another loss; for arguments that have no meaning.
-    """
-    if model is None:
-        raise ParameterError("refit_leaves=True needs start_from, the model whose leaf values are estimated anew")
-    evaluation = [name for name in ("eval_set", "X_val") if more.pop(name, None) is not None]
-    idle = evaluation + idle_in_refit(settings) + [name for name, plain in _IDLE.items() if settings.get(name, plain) != plain]
-    if settings["early_stopping"] not in ("auto", False):
-        idle.append("early_stopping")
-    if idle:
-        raise ParameterError(f"{idle[0]} has nothing to do with refit_leaves=True, which adds no trees")
-    classes = model.ensemble.classes
-    check_loss(model.ensemble, loss_for(parameters, parameters.loss_name, 2 if classes is None else len(classes)))
-    return model.refit_leaves(
-        X,
-        y,
-        **more,
-        source_name=checked_source_name(settings["source_name"]),
-        client=settings["client"],
-        n_threads=settings["n_threads"],
-    )

@@ -127,27 +127,6 @@ def without_model(bins: Any = "new", steps: Any = "damped") -> WarmStart:
     return COLD_START
 
 
-#: Parameters that do not apply to the re-estimation of leaf values, and their defaults.
-_IDLE_IN_REFIT: dict[str, Any] = {
-    "eval_set": None, "eval_metric": None, "features": None, "categorical_features": "from_dtype", "callbacks": None,
-    "progress": None, "memory_limit": None, "time_limit": None, "continue_bins": "new", "continue_steps": "damped",
-    "checkpoint": None, "checkpoint_every": 10, "keep_summary": True, "workers": None,
-}  # fmt: skip
-
-
-def idle_in_refit(given: dict[str, Any]) -> list[str]:
-    """Return the names of given keywords that do not apply to ``refit_leaves=True``, which adds no trees."""
-
-    def is_given(name: str, value: Any) -> bool:
-        plain = _IDLE_IN_REFIT[name]
-        if name == "callbacks":  # a function or a sequence of functions; an empty sequence is the default
-            return callable(value) or bool(value)
-        # progress=False is accepted: a fit without new trees shows no progress.
-        return not (value is plain or (isinstance(value, str | int) and value == plain) or (name == "progress" and not value))
-
-    return [name for name, value in given.items() if name in _IDLE_IN_REFIT and is_given(name, value)]
-
-
 def checked_source_name(source_name: Any) -> str | None:
     """Return the user's name of the data; raise ParameterError unless it is text or None."""
     if source_name is not None and not isinstance(source_name, str):

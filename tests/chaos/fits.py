@@ -238,8 +238,7 @@ def fit(spec: Spec, folder: Path, client: Any = None, callback: Callable[[Any], 
         if spec.base is not None:
             options["start_from"] = str(_base(spec, folder))
         if spec.base == "refitted":
-            options.pop("progress", None)
-            booster = dboost.fit(data, target, refit_leaves=True, **roles, **options)
+            booster = dboost.load(options.pop("start_from")).refit_leaves(data, target, **roles, **options)
         elif spec.validation_fraction:
             booster = _by_estimator(spec, data, target, roles, options)
         else:

@@ -306,7 +306,6 @@ WRONG: list[dict[str, Any]] = [
     {"checkpoint_every": 0},
     {"source_name": 5},
     {"callbacks": ["print"]},
-    {"refit_leaves": True, "start_from": None},
     {"start_from": "nowhere/model.json"},
 ]
 MIXED = "a feature mixes numbers and text"
@@ -495,6 +494,8 @@ def drawn(number: int) -> Draw:
     offset = pick(OFFSETS) if chance(20) else None
     mistake = None if not chance(12) else pick(BAD) if chance(40) else pick(WRONG)
     earlier = pick(["start_from", "start_from, kept bins", "refit_leaves"]) if chance(18) else None
+    if earlier == "refit_leaves" and isinstance(mistake, dict):
+        earlier = "start_from"  # leaf refit has hardly a parameter
     watched = pick(["one", "two"]) if chance(35) else None
     if isinstance(mistake, str):
         # Rows of weight zero may hold anything in target and offset.

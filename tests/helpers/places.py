@@ -27,6 +27,7 @@ from distributed import Client
 
 import dboost
 from dboost import Booster, DBoostError
+from dboost.booster import as_booster
 from dboost.cli import main
 from dboost.session import engines
 from dboost.session.memory import Budget
@@ -124,10 +125,6 @@ class Case:
     def keywords(self) -> dict[str, Any]:
         """Return all keywords but data and roles."""
         draw = self.draw
-        if draw.refits:
-            mistake = draw.mistake if isinstance(draw.mistake, dict) else {}
-            keywords = {name: value for name, value in draw.keywords().items() if name == "n_threads" or name in mistake}
-            return {"start_from": self.earlier, "refit_leaves": True} | keywords | mistake
         keywords = {"progress": False} | self.watched() | draw.keywords()
         if draw.earlier is None:
             return keywords
@@ -140,8 +137,11 @@ class Case:
 
 
 def call(case: Case, **more: Any) -> Booster:
-    """Call `dboost.fit` as drawn, with some keywords changed."""
-    return dboost.fit(**case.rows(), **case.keywords() | more)
+    """Call `dboost.fit` or `Booster.refit_leaves` as drawn, with some keywords changed."""
+    if not case.draw.refits:
+        return dboost.fit(**case.rows(), **case.keywords() | more)
+    start = as_booster(more.pop("start_from", case.earlier))
+    return start.refit_leaves(**case.rows(), **{"n_threads": case.draw.options.get("n_threads")} | more)
 
 
 def earlier_model(draw: Draw, folder: Path) -> Booster:
@@ -387,6 +387,7 @@ def _can_command(draw: Draw) -> bool:
         and not draw.options.get("stopping")
         and draw.options.get("eval_metric") != "own"
         and is_plain
+        and not draw.refits
     )
 
 
