@@ -8,7 +8,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,8 @@ from typing import Any, Unpack
 from dboost.booster import Booster, as_booster
 from dboost.data import ReadOptions, open_table
 from dboost.data.labels import CONSTRAINTS, column_named, with_named_constraints
-from dboost.data.partition import ROLES, is_source
+from dboost.data.partition import is_source
+from dboost.data.roles import ROLES
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
@@ -201,23 +202,19 @@ def fit(
     checked = make_parameters(learning)
     threads = available_threads(n_threads)
     budget = None if memory_limit is None else Budget.of(memory_limit, tree_needs(checked, threads))
-    columns: dict[str, Any] = {
-        "sample_weight": sample_weight,
-        "offset": offset,
-        "features": features,
-        "categorical_features": categorical_features,
-    }
+    roles: dict[str, Any] = {"target": target, "sample_weight": sample_weight, "offset": offset}
+    selection: dict[str, Any] = {"features": features, "categorical_features": categorical_features}
 
     if eval_metric is not None and eval_set is None and checked.arcbites is None:  # arcbites hold rows out
         warn("eval_metric has no effect without an eval_set")
 
-    def request(parameters: Parameters, columns: tuple[Any, Any, Any]) -> FitRequest:
+    def request(parameters: Parameters, roles: Mapping[str, Any]) -> FitRequest:
         return FitRequest(
             parameters,
             threads,
             eval_sets=() if eval_set is None else tuple(named_sets(eval_set)),
             eval_metric=eval_metric,
-            columns=columns,
+            roles=roles,
             callbacks=checked_callbacks(callbacks),
             progress=progress,
             warm_start=warm_start,
@@ -236,22 +233,20 @@ def fit(
         )
 
     custom_loss = custom_loss if isinstance(checked.loss, str) else checked.loss
+    shaping = roles | {"features": features}
+    shaping["categorical_features"] = None if categorical_features == "from_dtype" else categorical_features
     if on_cluster:
-        given_shape = columns | {"target": target}
-        given_shape["categorical_features"] = None if categorical_features == "from_dtype" else categorical_features
-        fitted = _fit_on_dataset(data, client, workers, given_shape, learning, request)
+        fitted = _fit_on_dataset(data, client, workers, shaping, learning, request)
     elif in_folder:
         if client is not None or workers is not None:
             raise ParameterError("prepared data are trained on in this process: leave client and workers out")
-        shaping = columns | {"target": target}
-        shaping["categorical_features"] = None if categorical_features == "from_dtype" else categorical_features
         shaping = {name: value for name, value in shaping.items() if value is not None}
         if warm_start.model is not None:
             shaping |= {"start_from": storage.digest(warm_start.model), "continue_bins": continue_bins}
         fitted = _fit_prepared(data, shaping, learning, request)
     else:
-        asked = request(checked, (target, sample_weight, offset))
-        reading = columns | like
+        asked = request(checked, roles)
+        reading = roles | selection | like
         is_here = client is None and workers is None and not is_source(data)
         with nullcontext() if is_here else client_for(data, client, workers) as cluster:
             if cluster is not None:
@@ -259,12 +254,10 @@ def fit(
                 from dboost.distributed.read_tasks import ReadTasks
 
                 n_parts = n_parts_of(cluster)
-                fitted = fit_on_cluster(
-                    cluster, asked, lambda: ReadTasks(data, target, n_parts=n_parts, budget=budget, **reading)
-                )
+                fitted = fit_on_cluster(cluster, asked, lambda: ReadTasks(data, n_parts=n_parts, budget=budget, **reading))
             else:
                 memory = ReadOptions(threads) if budget is None else budget.reading
-                fitted = fit_table(asked, partial(open_table, data, target, **reading, options=memory))
+                fitted = fit_table(asked, partial(open_table, data, **reading, options=memory))
     history = fitted.history if model is None else model.history_with(fitted.history)
     return Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=custom_loss)
 
@@ -316,7 +309,7 @@ def _fit_prepared(
     path: Any,
     given: dict[str, Any],
     parameters: dict[str, Any],
-    request: Callable[[Parameters, tuple[Any, Any, Any]], FitRequest],
+    request: Callable[[Parameters, Mapping[str, Any]], FitRequest],
 ) -> FitResult:
     """Train on a folder that `prepare` has written.
 
@@ -325,7 +318,7 @@ def _fit_prepared(
     given, parameters : dict
         Keywords of the user, of those that shaped the data and of those that shape the learning.
     request : callable
-        The request of the fit with these parameters and these names of target, weight and offset.
+        The request of the fit with these parameters and these names of the columns of roles.
     """
     data = open_folder(path)
     try:
@@ -347,7 +340,7 @@ def _fit_on_dataset(
     workers: Any,
     given: dict[str, Any],
     parameters: dict[str, Any],
-    request: Callable[[Parameters, tuple[Any, Any, Any]], FitRequest],
+    request: Callable[[Parameters, Mapping[str, Any]], FitRequest],
 ) -> FitResult:
     """Train on a data set on a cluster. given, parameters, request : as of `_fit_prepared`."""
     rows: Any = data._rows(client)
@@ -528,11 +521,10 @@ def _prepared_on(
     from dboost.distributed.cluster_fit import n_parts_of
     from dboost.distributed.read_tasks import ReadTasks
 
-    names = ("sample_weight", "offset", "features", "categorical_features")
-    shaping = {name: settings[name] for name in names}
+    shaping = {name: settings[name] for name in (*ROLES, "features", "categorical_features")}
     data, target = settings.pop("data"), settings["target"]
-    request = FitRequest(parameters, n_threads, columns=(target, None, None), budget=budget, workers=workers)
-    tasks = ReadTasks(data, target, n_parts=n_parts_of(client), budget=budget, **shaping)
+    request = FitRequest(parameters, n_threads, roles={"target": target}, budget=budget, workers=workers)
+    tasks = ReadTasks(data, n_parts=n_parts_of(client), budget=budget, **shaping)
     described = _described(settings, data)
     stored = None
     with nullcontext() if path is None else lease_of(path) as lease:

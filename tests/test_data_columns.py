@@ -194,7 +194,7 @@ def test_categorical_targets(target: object, levels: tuple, codes: list[int], dt
         table = open_table(data, y)
         assert (table.target.categories, table.target_dtype) == (levels, dtype)
         np.testing.assert_array_equal(table.target.codes, codes)
-        got = np.concatenate([table.chunk(i).target.codes for i in range(table.n_chunks)])
+        got = np.concatenate([table.chunk(i).roles.target.codes for i in range(table.n_chunks)])
         np.testing.assert_array_equal(got, codes)
 
 

@@ -134,7 +134,7 @@ def test_cuts_of_arrays_change_nothing(at: list[int], target_at: list[int], widt
         assert not table.named
         assert table.features == (Feature("f0"), Feature("f1"), Feature("f2"))
         assert table.lengths == chunks
-        np.testing.assert_array_equal(np.concatenate([table.chunk(i).target for i in range(table.n_chunks)]), target)
+        np.testing.assert_array_equal(np.concatenate([table.chunk(i).roles.target for i in range(table.n_chunks)]), target)
         joined = [c.matrix for c in map(table.chunk, range(table.n_chunks)) if c.n_rows]
         np.testing.assert_array_equal(np.concatenate(joined), matrix)
 

@@ -315,4 +315,4 @@ def test_plans_travel() -> None:
     assert there == plan
     chunk = read_partition(FRAME, there)
     np.testing.assert_array_equal(chunk.columns[0], FRAME["b"])
-    np.testing.assert_array_equal(chunk.target, FRAME["a"])
+    np.testing.assert_array_equal(chunk.roles.target, FRAME["a"])

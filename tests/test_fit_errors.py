@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import dboost
-from dboost.data.chunk import CategoryColumn
+from dboost.data import CategoryColumn
 from dboost.errors import DataError, DBoostError, InputTypeError, ModelFileError, ParameterError
 from dboost.params import make_parameters
 from dboost.session.target import choose_target, scan_target

@@ -91,10 +91,11 @@ def spool(folder: Path) -> None:
 
 
 def write_part(folder: Path) -> None:
+    from dboost.data import RowRoles
     from dboost.data.chunk import BinnedPartition
 
     codes = np.random.default_rng(0).integers(0, 255, 300_000).astype(np.uint8)
-    dataset_rows.write_part(str(folder), "0" * 12, 0, BinnedPartition((codes,), np.arange(300_000.0)))
+    dataset_rows.write_part(str(folder), "0" * 12, 0, BinnedPartition((codes,), RowRoles(np.arange(300_000.0))))
 
 
 WRITERS: dict[str, Callable[[Path], Any]] = {

@@ -157,7 +157,7 @@ def test_a_fingerprint_is_one_of_the_source_whichever_way_the_rows_came(case: st
     def reading(plan: ReadPlan) -> PartitionBatch:
         batch = PartitionBatch(plan, 2**20, most_bytes)
         for i in order:
-            batch.take(i, (parts[i], None, None, None))
+            batch.take(i, (parts[i], {}))
         return batch
 
     def moving(giver: PartitionBatch, plan: ReadPlan) -> PartitionBatch:
@@ -199,5 +199,5 @@ def test_a_fingerprint_is_one_of_the_source_whichever_way_the_rows_came(case: st
                 codes = [column.codes if isinstance(column, CategoryColumn) else column for column in (one, other)]
                 np.testing.assert_array_equal(*codes)
     changed = PartitionBatch(later_plan, 2**20, most_bytes)
-    changed.take(0, (parts[1][: len(parts[0])], None, None, None))
+    changed.take(0, (parts[1][: len(parts[0])], {}))
     assert changed.scan_partitions([0]).fingerprints[0] != expected.fingerprints[0]

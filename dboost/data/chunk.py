@@ -12,7 +12,7 @@ An index that starts from the categories of a model is either closed, and unknow
 numbered after those of the model, sorted among themselves.
 
 **Binned rows.** The partitions of a data set that stays in memory are bin codes: a `BinnedPartition` holds the code of every
-value, and target, weight and offset as they were given. It is read like any other partition (`data.partition.as_frame` knows
+value, and the roles as they were given. It is read like any other partition (`data.partition.as_frame` knows
 it), with a plan that names the binning: the stored arrays are the codes, and `Table` yields them as `DecodedColumns`. Encoding
 copies the codes. Code that needs values, such as the scores by an earlier model, gets values that lie in the bins
 (`DecodedColumns`); trees whose thresholds are edges of these bins route them like the originals.
@@ -28,27 +28,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 
 from dboost.data.binning import Binning
+from dboost.data.column import CategoryColumn, Column
+from dboost.data.roles import NO_ROLES, RowRoles
 from dboost.errors import DataError
 from dboost.schema import MAX_CLASSES, MAX_LEVELS, Level
-
-
-@dataclass(frozen=True, eq=False)
-class CategoryColumn:
-    """A categorical column of one chunk with values ``categories[codes[i]]``, missing where the code is -1."""
-
-    codes: np.ndarray
-    categories: tuple[Level, ...]
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-
-Column = np.ndarray | CategoryColumn
 
 #: Bytes of a matrix that are made plain at a time, and the multiple of rows.
 _BLOCK_BYTES, _BLOCK_ROWS = 1 << 18, 256
@@ -116,11 +104,7 @@ class Chunk:
     n_rows: int
     #: One for each feature, in the order of the table's features.
     columns: Sequence[Column]
-    target: Column | None = None
-    #: float64[n_rows] or None.
-    weight: np.ndarray | None = None
-    #: float64[n_rows] or None.
-    offset: np.ndarray | None = None
+    roles: RowRoles = NO_ROLES
     #: Shape (n_rows, n_features) if all columns are those of one matrix of numbers, which is faster to process by rows. It has
     #: any numeric type, byte order, alignment and memory order: `plain` makes blocks of its rows readable for kernels.
     matrix: np.ndarray | None = None
@@ -160,18 +144,6 @@ def too_many_classes(name: str, count: str, levels: Sequence[Level] | None) -> D
         f"(at most {MAX_CLASSES:,}): choose another target if they are identifiers, group the rare ones if they are classes, "
         f"or {amounts} if they are amounts{how}"
     )
-
-
-def apply(table: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Return ``table[codes]`` as int32, with -1 (missing) for -1."""
-    return np.append(table, -1).astype(np.int32)[codes]
-
-
-def without_unused(column: CategoryColumn) -> CategoryColumn:
-    """Return a column with only the categories that occur in it."""
-    used = np.bincount(column.codes[column.codes >= 0], minlength=len(column.categories)) > 0
-    categories = tuple(category for category, occurs in zip(column.categories, used, strict=True) if occurs)
-    return CategoryColumn(apply(np.cumsum(used) - 1, column.codes), categories)
 
 
 class CategoryIndex:
@@ -257,9 +229,7 @@ class BinnedPartition:
     """Consecutive rows of a data set."""
 
     codes: tuple[np.ndarray, ...]  # for each feature uint8 or uint16 [n_rows]; missing values have the code after the last bin
-    target: Column
-    weight: np.ndarray | None = None  # float64[n_rows], positive
-    offset: np.ndarray | None = None  # float64[n_rows]
+    roles: RowRoles  # with a target; weights are positive
     #: Raw values (float64[n, n_features]) and targets of those rows that are in the data set's reference sample.
     sample: tuple[np.ndarray, Column] | None = None
 
@@ -268,14 +238,8 @@ class BinnedPartition:
         return len(self.codes[0])
 
     @property
-    def roles(self) -> tuple[Any, Any, Any]:
-        """Target, weight and offset."""
-        return self.target, self.weight, self.offset
-
-    @property
     def n_bytes(self) -> int:
-        target = self.target.codes if isinstance(self.target, CategoryColumn) else self.target
-        return sum(array.nbytes for array in (*self.codes, target, self.weight, self.offset) if array is not None)
+        return sum(array.nbytes for array in self.codes) + self.roles.nbytes
 
     def __sizeof__(self) -> int:  # Dask counts the memory of its data by it
         return 64 + self.n_bytes

@@ -1,9 +1,9 @@
 """Dask collections as a list of partitions, each computed exactly once, and lazy predictions.
 
-Data, target, weight and offset may be four collections with a common source. They become one graph, so that common tasks are
-computed once: frames are arguments of one `map_partitions` before Dask optimizes it (the optimizer then reads the union of the
-needed columns), arrays keep their unoptimized keys. One task per partition passes the pieces to a consumer, and the scheduler
-drops them when the consumer returns. So one partition per thread is in memory.
+Data and roles (target, weight, …) may be several collections with a common source. They become one graph, so that common tasks
+are computed once: frames are arguments of one `map_partitions` before Dask optimizes it (the optimizer then reads the union of
+the needed columns), arrays keep their unoptimized keys. One task per partition passes the pieces to a consumer, and the
+scheduler drops them when the consumer returns. So one partition per thread is in memory.
 
 The graph runs in this process without importing `distributed`. Partitions that are persisted on a cluster are fetched one by
 one.
@@ -24,7 +24,7 @@ from __future__ import annotations
 import operator
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import dask
@@ -45,8 +45,9 @@ from dask.dataframe.dask_expr.io.io import FromGraph, FromPandas
 from dask.highlevelgraph import MaterializedLayer
 
 from dboost.data.labels import Names
-from dboost.data.partition import ROLES, array_names, bad_shape, columns_like, holds_numbers, is_path, library
+from dboost.data.partition import array_names, bad_shape, columns_like, holds_numbers, is_path, library
 from dboost.data.predictor import NAME, Predictor, like_input
+from dboost.data.roles import ROLES
 from dboost.errors import DataError, DBoostError, InputTypeError
 
 
@@ -179,15 +180,15 @@ def compute(collection: Any) -> Any:
 
 
 def consume(
-    data: Any, vectors: tuple[Any, Any, Any], consumer: Callable[[int, tuple[Any, ...]], Any], n_threads: int | None
+    data: Any, vectors: Mapping[str, Any], consumer: Callable[[int, Any, dict[str, Any]], Any], n_threads: int | None
 ) -> list[Any]:
-    """Call ``consumer(i, (partition, target, weight, offset))`` for every partition, and return the results in order.
+    """Call ``consumer(i, partition, roles)`` for every partition, and return the results in order.
 
     Parameters
     ----------
     data : dask DataFrame or Array
-    vectors : tuple
-        Dask collections aligned with `data`, or None.
+    vectors : mapping
+        Dask collections of roles, by name, aligned with `data`.
     consumer : callable
         Called from several threads at once.
     n_threads : int or None
@@ -203,10 +204,10 @@ def consume(
     for key, value in graph.items():
         if library(value) == "distributed":  # a future of a partition on a cluster: fetch it when needed
             graph[key] = (value.result,)
-    filled = [vector is not None for vector in vectors]
+    filled = roles_in(vectors)
 
     def call(i: int, pieces: tuple[Any, ...]) -> Any:
-        return consumer(i, in_place(pieces, filled))
+        return consumer(i, *in_place(pieces, filled))
 
     keys = [("dboost-read", i) for i in range(len(bundles))]
     graph.update({key: (call, i, pieces) for i, (key, pieces) in enumerate(zip(keys, bundles, strict=True))})
@@ -237,16 +238,20 @@ def _failed(error: Exception, graph: dict[Any, Any], keys: list[Any]) -> int | N
     return found[0] if len(found) == 1 else None
 
 
-def bundled(data: Any, vectors: tuple[Any, Any, Any]) -> tuple[dict[Any, Any], list[Any]]:
-    """Return one graph for a collection and its aligned vectors, and for each partition the key or task of all its pieces.
+def roles_in(given: Collection[str]) -> tuple[str, ...]:
+    """Return the names of given roles, in the order in which `bundled` passes them on."""
+    return tuple(role for role in ROLES if role in given)
+
+
+def bundled(data: Any, vectors: Mapping[str, Any]) -> tuple[dict[Any, Any], list[Any]]:
+    """Return one graph for a collection and its aligned roles, and for each partition the key or task of all its pieces.
 
     Raises
     ------
     DataError
         If the numbers of partitions differ.
     """
-    pairs = zip(vectors, ROLES, strict=True)
-    collections = [data, *(_match(vector, data, role) for vector, role in pairs if vector is not None)]
+    collections = [data, *(_match(vectors[role], data, role) for role in roles_in(vectors))]
     collections = list(map(with_numbers, collections))
     graph: dict[Any, Any] = {}
     if all(isinstance(c, (dd.DataFrame, dd.Series)) for c in collections):
@@ -270,7 +275,7 @@ def _scheduler() -> Callable[..., Any]:
 
 
 def _match(vector: Any, data: Any, role: str) -> Any:
-    """Return a target, weight or offset with as many partitions as the data."""
+    """Return a role with as many partitions as the data."""
     _check_held(vector)
     if isinstance(vector, dd.DataFrame) and len(vector.columns) != 1:
         raise DataError(f"{role} has {len(vector.columns)} columns, one is needed")
@@ -303,15 +308,13 @@ def _n_partitions(collection: Any) -> int:
 
 
 def bundle(*pieces: Any) -> tuple[Any, ...]:
-    """Return a partition and the pieces of the given vectors as one tuple."""
+    """Return a partition and its pieces of the given roles as one tuple."""
     return pieces
 
 
-def in_place(pieces: tuple[Any, ...], filled: Sequence[bool]) -> tuple[Any, Any, Any, Any]:
-    """Return the pieces of a bundle as (partition, target, weight, offset), with None for vectors that are not given."""
-    rest = iter(pieces[1:])
-    target, weight, offset = (next(rest) if given else None for given in filled)
-    return pieces[0], target, weight, offset
+def in_place(pieces: tuple[Any, ...], filled: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """Return the partition of a bundle, and its pieces of the given roles, by name."""
+    return pieces[0], dict(zip(filled, pieces[1:], strict=True))
 
 
 def predict_lazily(data: Any, predictor: Predictor) -> Any:

@@ -35,8 +35,9 @@ import numbers
 import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -45,19 +46,17 @@ from dboost._lazy_import import is_a, nw, pa, pd
 from dboost.data.binning import Binning
 from dboost.data.chunk import (
     BinnedPartition,
-    CategoryColumn,
     Chunk,
-    Column,
     MatrixColumns,
-    apply,
     native,
     plain,
     row_blocks,
     too_many,
     too_many_classes,
-    without_unused,
 )
+from dboost.data.column import CategoryColumn, Column, apply, without_unused
 from dboost.data.labels import Names, items_of_labels, listed, text_of
+from dboost.data.roles import ROLES, RowRoles
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.kernels.checksum import checksum
 from dboost.schema import MAX_LEVELS, NUMBERS, TRUTH_VALUES, Feature, Level, kinds_of
@@ -324,10 +323,8 @@ class ReadPlan:
     columns: tuple[str, ...] | tuple[int, ...]
     #: Features of a model whose categories are used.
     known: tuple[Feature, ...] | None = None
-    #: Columns of the table that contain target, weight and offset; None if they are given separately or not at all.
-    target: str | None = None
-    weight: str | None = None
-    offset: str | None = None
+    #: Columns of the table by role; roles that are given separately, or not at all, are missing.
+    roles: Mapping[str, str] = field(default_factory=dict)
     #: All column names if every other column is a feature; then a partition must not have further columns.
     all_names: tuple[str, ...] | None = None
     #: Whether unknown categories are added to those of the model; otherwise they are missing values.
@@ -347,8 +344,12 @@ class ReadPlan:
     @property
     def needed(self) -> tuple[str, ...]:
         """Names of all columns that are read, each once."""
-        extra = [name for name in (self.target, self.weight, self.offset) if name is not None]
-        return tuple(dict.fromkeys([*map(str, self.columns), *extra]))
+        return tuple(dict.fromkeys([*map(str, self.columns), *self.roles.values()]))
+
+    def label(self, role: str) -> str:
+        """Return the name of a role for messages."""
+        name = self.roles.get(role, role)
+        return role if name == role else f"{role} {name!r}"
 
 
 def binned_plan(binning: Binning) -> ReadPlan:
@@ -372,8 +373,8 @@ def make_read_plan(
     Parameters
     ----------
     roles : dict
-        ``target``, ``sample_weight`` and ``offset`` as the user gave them. Text (or a column label) names a column; other
-        values are given separately and are ignored here.
+        Roles as the user gave them, by name. Text (or a column label) names a column; other values are given separately and
+        are ignored here.
     features, categorical_features, like, extend_categories
         As in `open_table`.
 
@@ -385,8 +386,9 @@ def make_read_plan(
         If `features` or `categorical_features` do not match the table.
     """
     own = Names.of(names) if named else None
-    given = {role: _role(role, value, own) for role, value in roles.items()}
-    taken = {name for name in given.values() if name is not None}
+    named_roles = {role: _role(role, value, own) for role, value in roles.items()}
+    given = {role: name for role, name in named_roles.items() if name is not None}
+    taken = set(given.values())
     free = tuple(name for name in names if name not in taken)
     columns: tuple[str, ...] | tuple[int, ...]
     if like is not None:
@@ -411,15 +413,13 @@ def make_read_plan(
         specs,
         columns,
         like,
-        given.get("target"),
-        given.get("sample_weight"),
-        given.get("offset"),
+        given,
         all_names=tuple(names) if named and features is None and like is None else None,
         extend_categories=extend_categories,
     )
 
 
-def _check_roles(given: dict[str, str | None], like: tuple[Feature, ...]) -> None:
+def _check_roles(given: Mapping[str, str], like: tuple[Feature, ...]) -> None:
     """Raise a DataError if the target, the weights or the offsets are a feature of the model."""
     wanted = tuple(feature.name for feature in like)
     if wanted == array_names(len(wanted)):  # the columns may be selected by position
@@ -942,25 +942,20 @@ def _refusal(spec: ColumnSpec, dtype: str, what: str | None) -> DataError:
     return DataError(head + "make it numbers or text, or leave it out")
 
 
-#: The three columns that are not features, by the names of the parameters.
-ROLES = ("target", "sample_weight", "offset")
-
-
-def read_partition(data: Any, plan: ReadPlan, vectors: tuple[Any, Any, Any] = (None, None, None)) -> Chunk:
+def read_partition(data: Any, plan: ReadPlan, vectors: Mapping[str, Any] = MappingProxyType({})) -> Chunk:
     """Read the columns of a plan from a table in memory.
 
     Parameters
     ----------
     data : Frame, or anything that `as_frame` accepts
     plan : ReadPlan
-    vectors : tuple
-        Target, weight and offset of these rows if they are not columns of the table.
+    vectors : mapping
+        Roles of these rows that are not columns of the table, by name.
 
     Returns
     -------
     Chunk
-        With its own categories; ``weight`` and ``offset`` as float64, the target in its own dtype. Columns are views of
-        `data` if their types allow it.
+        With its own categories. Columns are views of `data` if their types allow it.
 
     Raises
     ------
@@ -972,11 +967,11 @@ def read_partition(data: Any, plan: ReadPlan, vectors: tuple[Any, Any, Any] = (N
 
 
 def read_slices(
-    data: Any, plan: ReadPlan, vectors: tuple[Any, Any, Any] = (None, None, None), most_rows: int | None = None
+    data: Any, plan: ReadPlan, vectors: Mapping[str, Any] = MappingProxyType({}), most_rows: int | None = None
 ) -> Iterator[Chunk]:
     """Read the same in equal slices of at most `most_rows` rows, one at a time.
 
-    The first slice contains target, weight and offset of all rows.
+    The first slice contains the roles of all rows.
     """
     frame = data if isinstance(data, Frame) else as_frame(data)
     position = _positions(frame, plan)
@@ -986,13 +981,13 @@ def read_slices(
             raise DataError(f"there is a column {extra[0]!r} that other partitions do not have")
     n_slices = 1 if most_rows is None else max(math.ceil(frame.n_rows / most_rows), 1)
     ends = [frame.n_rows * k // n_slices for k in range(n_slices + 1)]
-    roles: list[Column | None] = []
-    for role, column, vector in zip(ROLES, (plan.target, plan.weight, plan.offset), vectors, strict=True):
-        if column is not None:
-            vector = frame.column(_find(position, column)) if frame.n_rows else np.empty(0)
-        roles.append(None if vector is None else role_column(vector, role, column, frame.n_rows))
-    target, weight, offset = roles
-    assert not isinstance(weight, CategoryColumn) and not isinstance(offset, CategoryColumn)
+    given = dict(vectors)
+    for role, column in plan.roles.items():
+        given[role] = frame.column(_find(position, column)) if frame.n_rows else np.empty(0)
+    roles = RowRoles.of(
+        {role: role_column(given[role], role, plan.roles.get(role), frame.n_rows) for role in ROLES if role in given}
+    )
+    weight = roles.weight
     for first, last in pairwise(ends):
         columns, matrix = _features(frame if n_slices == 1 else frame.rows(first, last), plan, position)
         if matrix is None and weight is not None and (weight[first:last] == 0).any():
@@ -1000,7 +995,7 @@ def read_slices(
         if matrix is not None and most_rows is not None and matrix.itemsize > 8:  # a slice has at most 8 bytes a value
             matrix = plain(matrix)
             columns = MatrixColumns(matrix)
-        yield Chunk(last - first, columns, *((target, weight, offset) if first == 0 else (None, None, None)), matrix)
+        yield Chunk(last - first, columns, roles if first == 0 else RowRoles(), matrix)
 
 
 def _weighted(column: Column, is_zero: np.ndarray) -> Column:
@@ -1059,12 +1054,13 @@ def _find(position: dict[str, int], name: str) -> int:
 
 
 def role_column(values: Any, role: str, name: str | None, n_rows: int | None) -> Column:
-    """Read a target, weight or offset: one value per row.
+    """Read a role: one value per row.
 
     Parameters
     ----------
     values : array, Series, Arrow array or list, also of shape (n, 1), or a dataframe of one column
-    role : {"target", "sample_weight", "offset"}
+    role : str
+        One of `ROLES`.
     name : str or None
         The name of the column, for messages.
     n_rows : int or None
@@ -1073,16 +1069,17 @@ def role_column(values: Any, role: str, name: str | None, n_rows: int | None) ->
     values = one_column(values, role)
     if n_rows is not None and len(values) != n_rows:
         raise DataError(f"{role} has {len(values)} rows, the data have {n_rows}")
-    spec = ColumnSpec(role if name is None else name, None if role == "target" else False, role=role)
+    dtype = ROLES[role].dtype
+    spec = ColumnSpec(role if name is None else name, None if dtype is None else False, role=role)
     column = to_column(values, spec)
     if isinstance(column, CategoryColumn):
         return column
     # Kernels read the arrays of a fit without further copies.
-    return np.require(column, None if role == "target" else np.float64, ["C", "A", "W"])
+    return np.require(column, dtype, ["C", "A", "W"])
 
 
 def one_column(values: Any, role: str) -> Any:
-    """Return the single column of a target, weight or offset of any kind."""
+    """Return the single column of a role of any kind."""
     if isinstance(values, CategoryColumn):
         return values
     values = collected(values)
@@ -1115,10 +1112,10 @@ _MASK = 2**64 - 1
 
 
 def fingerprint(chunk: Chunk) -> int:
-    """Return a checksum of features, target, weight and offset of a chunk: an integer from 0 to 2**64 - 1."""
+    """Return a checksum of features and roles of a chunk: an integer from 0 to 2**64 - 1."""
     columns = chunk.columns if chunk.matrix is None else (chunk.matrix,)
     found = chunk.n_rows
-    for column in (*columns, chunk.target, chunk.weight, chunk.offset):
+    for column in (*columns, *(getattr(chunk.roles, role.field) for role in ROLES.values())):
         found = (found * 0x100000001B3 ^ _of_column(column)) & _MASK
     return found
 

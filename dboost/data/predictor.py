@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from dboost._lazy_import import is_a, nw, pa, pd
-from dboost.data.chunk import CategoryColumn, CategoryIndex, Column, plain
+from dboost.data.chunk import CategoryIndex, plain
+from dboost.data.column import CategoryColumn, Column
 from dboost.data.partition import ReadPlan, as_frame, column_spec, columns_like, is_numeric, kind_of, read_partition
 from dboost.errors import DBoostError
 from dboost.schema import Feature

@@ -1,4 +1,4 @@
-"""Target, weight and offset of rows: the metadata.
+"""The roles of all rows of a table: their checks, and their storage in memory or in files.
 
 They are checked when all rows have been read, so that an error message can contain the number of invalid values and the
 position of the first. `RowMetadata` holds them in memory. `RowMetadataSpool` keeps them in files, by partition, for tables
@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data.chunk import CategoryColumn, CategoryIndex, Column, apply
-from dboost.data.partition import ROLES, ReadPlan
+from dboost.data.chunk import CategoryIndex
+from dboost.data.column import CategoryColumn, Column, apply
+from dboost.data.partition import ReadPlan
+from dboost.data.roles import ROLES, RowRoles
 from dboost.errors import DataError
 from dboost.schema import Level
 from dboost.storage.spool import Spool
@@ -33,13 +35,11 @@ LEAST_MAX_WEIGHT = 1e-25
 
 @dataclass(frozen=True, eq=False)
 class RowMetadata:
-    """Target, weight and offset of all rows; see `Table` for the attributes."""
+    """The roles of all rows; see `Table` for the attributes."""
 
-    target: Column | None
+    roles: RowRoles
     target_dtype: str | None
     target_is_bool: bool
-    weight: np.ndarray | None
-    offset: np.ndarray | None
     issues: tuple[DataIssue, ...] = ()
 
 
@@ -103,11 +103,6 @@ def raise_for_issues(issues: Sequence[DataIssue]) -> None:
         raise DataError(f"{what} {problem} in {rows}, first in {_name(*first)}{remedy}")
 
 
-def label(role: str, name: str | None) -> str:
-    """Return the name of a role for messages."""
-    return role if name is None or name == role else f"{role} {name!r}"
-
-
 def join_target(parts: dict[int, Column], categories: CategoryIndex | None) -> tuple[Column, str, bool]:
     """Join the target column from its partitions, and remove them from `parts`.
 
@@ -135,12 +130,13 @@ def join_target(parts: dict[int, Column], categories: CategoryIndex | None) -> t
         if isinstance(part, CategoryColumn):
             parts[i] = np.full(len(part.codes), np.nan)
     dtype = np.result_type(*{part.dtype for part in parts.values() if isinstance(part, np.ndarray)})
-    return join_floats(parts), str(dtype), dtype.kind == "b"
+    return _drain(parts, np.dtype(np.float64)), str(dtype), dtype.kind == "b"
 
 
-def join_floats(parts: dict[int, Column]) -> np.ndarray:
-    """Join a numeric column from its partitions as float64, and remove them from `parts`."""
-    return _drain(parts, np.dtype(np.float64))
+def join_parts(parts: dict[int, Column]) -> np.ndarray:
+    """Join a role other than the target from its partitions, and remove them from `parts`."""
+    (dtype,) = {part.dtype for part in parts.values() if isinstance(part, np.ndarray)}
+    return _drain(parts, dtype)
 
 
 def _drain(parts: dict[int, Any], dtype: np.dtype) -> np.ndarray:
@@ -179,21 +175,9 @@ def check_exact(target: Column | None, what: str, rows: MetadataRows) -> list[Da
     return rows.flagged(what, np.abs(target.astype(np.float64)) >= EXACT, problem, _REMEDY)
 
 
-def check_target(target: Column, what: str, rows: MetadataRows) -> list[DataIssue]:
-    """Return issues for missing and infinite targets."""
-    if isinstance(target, CategoryColumn):
-        return rows.flagged(what, target.codes < 0, "contains NaN (a missing value)")
-    found = rows.flagged(what, np.isnan(target), "contains NaN (a missing value)")
-    return found + rows.flagged(what, np.isinf(target), "contains infinity")
-
-
-def check_weight(weight: np.ndarray, what: str, rows: MetadataRows) -> list[DataIssue]:
-    """Return issues for missing, infinite and negative weights."""
-    return [
-        *rows.flagged(what, np.isnan(weight), "contains NaN"),
-        *rows.flagged(what, np.isinf(weight), "contains infinity"),
-        *rows.flagged(what, weight < 0, "is negative"),
-    ]
+def issues_of(role: str, column: Column, what: str, rows: MetadataRows) -> list[DataIssue]:
+    """Return the issues of a role. what : its name for messages."""
+    return [issue for flaw in ROLES[role].check(column) for issue in rows.flagged(what, *flaw)]
 
 
 def check_max_weight(max_weight: float, what: str) -> None:
@@ -207,16 +191,8 @@ def check_max_weight(max_weight: float, what: str) -> None:
         )
 
 
-def check_offset(offset: np.ndarray, what: str, rows: MetadataRows) -> list[DataIssue]:
-    """Return issues for missing and infinite offsets."""
-    return [
-        *rows.flagged(what, np.isnan(offset), "contains NaN"),
-        *rows.flagged(what, np.isinf(offset), "contains infinity"),
-    ]
-
-
 class RowMetadataSpool:
-    """Target, weight and offset of partitions in files. Thread-safe."""
+    """The roles of partitions in files. Thread-safe."""
 
     def __init__(self) -> None:
         #: NumPy dtype of the user's target; "object" for text. Set by `finish`.
@@ -253,37 +229,27 @@ class RowMetadataSpool:
                 continue
             i = k if rows.numbers is None else rows.numbers[k]
             here = MetadataRows((length,), True, (i,))
-            target, weight, offset = self.get(i)
-            if target is not None:
-                what = label("target", plan.target)
-                issues += check_target(target, what, here)
-                if self._dtypes["target", i].kind in "iu":
-                    issues += check_exact(self.raw("target", i), what, here)
-            if weight is not None:
-                issues += check_weight(weight, label("sample_weight", plan.weight), here)
-            if offset is not None:
-                issues += check_offset(offset, label("offset", plan.offset), here)
-            max_weight = max(max_weight, 1.0 if weight is None else float(weight.max()))
+            roles = self.get(i)
+            for role, column in roles.by_name().items():
+                issues += issues_of(role, column, plan.label(role), here)
+                if self._dtypes[role, i].kind in "iu":
+                    issues += check_exact(self.raw(role, i), plan.label(role), here)
+            max_weight = max(max_weight, 1.0 if roles.weight is None else float(roles.weight.max()))
         return issues, max_weight
 
-    def get(self, i: int) -> tuple[Column | None, np.ndarray | None, np.ndarray | None]:
-        """Return target, weight and offset of partition i."""
-        found: list[Column | None] = []
-        for role in ROLES:
-            dtype = self._dtypes.get((role, i))
-            if dtype is None:
-                found.append(None)
-                continue
-            array = self._spool.get(_number(role, i))[0]
-            if role == "target" and self._categories is not None:
-                assert self._final is not None
-                codes = apply(self._final, array) if dtype.kind == "O" else np.full(len(array), -1, np.int32)
-                found.append(CategoryColumn(codes, self._categories))
-            else:
-                found.append(np.full(len(array), np.nan) if dtype.kind == "O" else array.astype(np.float64))
-        target, weight, offset = found
-        assert not isinstance(weight, CategoryColumn) and not isinstance(offset, CategoryColumn)
-        return target, weight, offset
+    def get(self, i: int) -> RowRoles:
+        """Return the roles of partition i."""
+        return RowRoles.of({role: self._get(role, i, self._dtypes[role, i]) for role in ROLES if (role, i) in self._dtypes})
+
+    def _get(self, role: str, i: int, dtype: np.dtype) -> Column:
+        array = self._spool.get(_number(role, i))[0]
+        if role == "target" and self._categories is not None:
+            assert self._final is not None
+            codes = apply(self._final, array) if dtype.kind == "O" else np.full(len(array), -1, np.int32)
+            return CategoryColumn(codes, self._categories)
+        if dtype.kind == "O":
+            return np.full(len(array), np.nan)
+        return array.astype(np.float64, copy=False) if ROLES[role].dtype is None else array
 
     def raw(self, role: str, i: int) -> Column | None:
         """Return a role of partition i as it was stored: categories in provisional codes."""
@@ -304,4 +270,4 @@ class RowMetadataSpool:
 
 
 def _number(role: str, i: int) -> int:
-    return len(ROLES) * i + ROLES.index(role)
+    return len(ROLES) * i + list(ROLES).index(role)

@@ -3,8 +3,8 @@
 `open_table` reads every partition once. Partitions arrive in any order from several threads. The thread that computes a
 partition has the `Reader` convert it to a chunk, translate its categories to provisional codes of the whole table (see
 `chunk.py`), and put its arrays into a spool, in memory or in a file (see `storage.spool`). After the last partition it is known
-whether each column is categorical, what the sorted categories are, and the target of all rows. Target, weight and offset stay
-in memory; the columns of a `Table` are read back chunk by chunk.
+whether each column is categorical, what the sorted categories are, and the target of all rows. The roles stay in memory; the
+columns of a `Table` are read back chunk by chunk.
 
 Two partitions are consistent in a column if both contain numbers or both contain categories; otherwise the reader raises an
 error at once. A column without any value is consistent with both, because its dtype is arbitrary (an empty text column of a CSV
@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -27,17 +27,13 @@ import numpy as np
 from dboost.data.binning import Binning
 from dboost.data.chunk import (
     BinnedPartition,
-    CategoryColumn,
     CategoryIndex,
     Chunk,
-    Column,
     DecodedColumns,
     MatrixColumns,
-    apply,
-    without_unused,
 )
+from dboost.data.column import CategoryColumn, Column, apply, without_unused
 from dboost.data.partition import (
-    ROLES,
     ReadPlan,
     as_frame,
     binned_plan,
@@ -53,6 +49,7 @@ from dboost.data.partition import (
     slice_rows,
     used_columns,
 )
+from dboost.data.roles import ROLES, RowRoles, joined
 from dboost.data.row_metadata import (
     DataIssue,
     MetadataRows,
@@ -60,12 +57,9 @@ from dboost.data.row_metadata import (
     RowMetadataSpool,
     check_exact,
     check_max_weight,
-    check_offset,
-    check_target,
-    check_weight,
-    join_floats,
+    issues_of,
+    join_parts,
     join_target,
-    label,
     raise_for_issues,
 )
 from dboost.errors import ColumnKindsError, DataError, DBoostError
@@ -189,7 +183,7 @@ class Reader:
     Parameters
     ----------
     roles : RowMetadataSpool, optional
-        Where target, weight and offset of partitions are kept. Default: in memory.
+        Where the roles of partitions are kept. Default: in memory.
     fingerprints : bool
         Whether to compute checksums, for partitions that may have to be read again; default False.
     limit : LimitCheck, optional
@@ -214,16 +208,17 @@ class Reader:
             ColumnUnifier(spec.name, None if feature is None else feature.categories, plan.extend_categories)
             for spec, feature in zip(plan.specs, known, strict=True)
         ]
-        self._target = ColumnUnifier(plan.target or "target", is_target=True)
+        self._target = ColumnUnifier(plan.roles.get("target", "target"), is_target=True)
         self._parts: dict[str, dict[int, Column]] = {role: {} for role in ROLES}
         self._weights_attached = False
 
-    def take_partition(self, i: int, data: tuple[Any, Any, Any, Any], is_persisted: bool = False) -> SpooledChunk:
-        """Read a partition, data = (partition, target, weight, offset). Thread-safe.
+    def take_partition(self, i: int, data: Any, vectors: Mapping[str, Any], is_persisted: bool = False) -> SpooledChunk:
+        """Read a partition. Thread-safe.
 
-        is_persisted : whether the partition stays in memory anyway. Views of it then need no allowance of the spool.
+        vectors : roles that are not columns of it, by name; is_persisted : whether the partition stays in memory anyway. Views
+        of it then need no allowance of the spool.
         """
-        slices = read_slices(data[0], self._plan, data[1:], self._most_rows)
+        slices = read_slices(data, self._plan, vectors, self._most_rows)
         found: list[ChunkSlice] = []
         while True:
             try:
@@ -237,7 +232,7 @@ class Reader:
                 raise type(error)(f"partition {i}: {error}") from None
             del chunk
             self._check_limit(arrays, one)
-            if is_persisted and isinstance(data[0], np.ndarray) and all(np.may_share_memory(one, data[0]) for one in arrays):
+            if is_persisted and isinstance(data, np.ndarray) and all(np.may_share_memory(one, data) for one in arrays):
                 self.spool.hold(i, arrays, len(found))
             else:
                 self.spool.put(i, arrays, len(found))
@@ -267,7 +262,7 @@ class Reader:
     def chunk(self, i: int, piece: ChunkSlice, number: int) -> Chunk:
         """Return a slice of a partition as it was read, with its own categories, to be sent to another worker.
 
-        A matrix is not accompanied by columns. The first slice contains target, weight and offset of the whole partition.
+        A matrix is not accompanied by columns. The first slice contains the roles of the whole partition.
         """
         arrays = self.spool.get(i, number)
         columns: tuple[Column, ...] = (
@@ -282,11 +277,11 @@ class Reader:
         if number:
             return Chunk(piece.n_rows, columns, matrix=matrix, fingerprint=piece.fingerprint)
         spool = self.metadata_spool
-        target, weight, offset = (self._parts[role].get(i) if spool is None else spool.raw(role, i) for role in ROLES)
+        roles = {role: self._parts[role].get(i) if spool is None else spool.raw(role, i) for role in ROLES}
+        target = roles["target"]
         if isinstance(target, CategoryColumn):
-            target = _with_own_categories(target.codes, self._target)
-        assert not isinstance(weight, CategoryColumn) and not isinstance(offset, CategoryColumn)
-        return Chunk(piece.n_rows, columns, target, weight, offset, matrix, piece.fingerprint)
+            roles["target"] = _with_own_categories(target.codes, self._target)
+        return Chunk(piece.n_rows, columns, RowRoles.of(roles), matrix, piece.fingerprint)
 
     def take_whole(self, data: Any) -> SpooledChunk:
         """Read a table in memory without unnecessary copies."""
@@ -302,9 +297,7 @@ class Reader:
         arrays = [unifier.add(column, i) for unifier, column in zip(self._features, columns, strict=True)]
         if chunk.matrix is not None:
             arrays = [chunk.matrix]
-        for role, column in zip(ROLES, (chunk.target, chunk.weight, chunk.offset), strict=True):
-            if column is None or not chunk.n_rows:
-                continue
+        for role, column in chunk.roles.by_name().items() if chunk.n_rows else ():
             if role == "target":
                 column = self._code_target(column, i)
             if private and self.metadata_spool is not None:
@@ -321,7 +314,7 @@ class Reader:
         return CategoryColumn(array, ()) if isinstance(column, CategoryColumn) else array
 
     def keep(self, numbers: set[int]) -> None:
-        """Drop target, weight and offset of partitions with other numbers."""
+        """Drop the roles of partitions with other numbers."""
         for parts in self._parts.values():
             for i in set(parts) - numbers:
                 del parts[i]
@@ -376,7 +369,7 @@ class Reader:
         return tuple(features), translations
 
     def attach(self, role: str, i: int, values: Any, n_rows: int | None = None) -> None:
-        """Store target, weight or offset that did not arrive with partition `i`."""
+        """Store a role that did not arrive with partition `i`."""
         column = role_column(values, role, None, n_rows)
         self._parts[role][i] = self._code_target(column, i) if role == "target" else column
         self._weights_attached = self._weights_attached or role == "sample_weight"
@@ -386,34 +379,35 @@ class Reader:
         return self._target.categories if self._target.is_categorical else None
 
     def finish_spooled(self, rows: MetadataRows) -> tuple[list[DataIssue], float]:
-        """Return the issues of target, weight and offset in files, and the largest weight."""
+        """Return the issues of the roles in files, and the largest weight."""
         assert self.metadata_spool is not None
         self.metadata_spool.finish(self._target_categories)
         return self.metadata_spool.check(self._plan, rows)
 
     def finish_roles(self, whole: dict[str, Any], rows: MetadataRows) -> RowMetadata:
-        """Return target, weight and offset of all rows, and their issues.
+        """Return the roles of all rows, and their issues.
 
         whole : by role, values of all rows that did not arrive with the partitions.
         """
         plan, parts = self._plan, self._parts
         for role, values in whole.items():
             self.attach(role, 0, values, rows.n_rows)
-        target, dtype, is_bool = None, None, False
+        dtype, is_bool = None, False
         issues: list[DataIssue] = []
-        if parts["target"]:
-            what = label("target", plan.target)
-            own = {i: MetadataRows((len(part),), rows.in_partitions, (i,)) for i, part in sorted(parts["target"].items())}
-            inexact = [issue for i, here in own.items() for issue in check_exact(parts["target"][i], what, here)]
-            target, dtype, is_bool = join_target(parts["target"], self._target_categories)
-            issues += check_target(target, what, rows) + inexact
-        weight = join_floats(parts["sample_weight"]) if parts["sample_weight"] else None
-        if weight is not None:
-            issues += check_weight(weight, label("sample_weight", plan.weight), rows)
-        offset = join_floats(parts["offset"]) if parts["offset"] else None
-        if offset is not None:
-            issues += check_offset(offset, label("offset", plan.offset), rows)
-        return RowMetadata(target, dtype, is_bool, weight, offset, tuple(issues))
+        found: dict[str, Column] = {}
+        for role, of_role in parts.items():
+            if not of_role:
+                continue
+            what, inexact = plan.label(role), list[DataIssue]()
+            if ROLES[role].kind == "any":
+                own = {i: MetadataRows((len(part),), rows.in_partitions, (i,)) for i, part in sorted(of_role.items())}
+                inexact = [issue for i, here in own.items() for issue in check_exact(of_role[i], what, here)]
+            if role == "target":
+                found[role], dtype, is_bool = join_target(of_role, self._target_categories)
+            else:
+                found[role] = join_parts(of_role)
+            issues += issues_of(role, found[role], what, rows) + inexact
+        return RowMetadata(RowRoles.of(found), dtype, is_bool, tuple(issues))
 
 
 @dataclass(frozen=True)
@@ -426,8 +420,7 @@ class ReadOptions:
     retain_bytes: int = 64 * 2**20
     #: Partitions whose columns may be larger are converted in slices of at most this size.
     most_bytes: int | None = None
-    #: Keep target, weight and offset of partitions in files too; then `Table.roles` returns them chunk by chunk, and the
-    #: attributes of the table for all rows are None.
+    #: Keep the roles of partitions in files too; then `Table.roles` returns them chunk by chunk, and `all_roles` are None.
     spool_roles: bool = False
     #: Refuses tables that a memory limit is too small for.
     limit: LimitCheck | None = None
@@ -440,14 +433,13 @@ def open_table(
     data: Any,
     target: Any = None,
     *,
-    sample_weight: Any = None,
-    offset: Any = None,
     features: Sequence[str] | None = None,
     categorical_features: Any = "from_dtype",
     like: tuple[Feature, ...] | None = None,
     extend_categories: bool = False,
     require_target: bool = True,
     options: ReadOptions = _DEFAULTS,
+    **roles: Any,
 ) -> Table:
     """Read a table of any kind, once.
 
@@ -455,9 +447,9 @@ def open_table(
     ----------
     data : dask DataFrame or Array, dataframe of any library, pyarrow Table, array (n, F), list of rows, or path
         A path is a file, folder, glob or URL of Parquet or CSV, or a list of files.
-    target, sample_weight, offset : str, or one value per row
-        A column of `data`, which is then not a feature; or an array, Series or list, also of shape (n, 1). For a Dask
-        collection also a Dask collection with aligned partitions.
+    target, **roles : str, or one value per row
+        The target and the other `ROLES`, by name. A column of `data`, which is then not a feature; or an array, Series or list,
+        also of shape (n, 1). For a Dask collection also a Dask collection with aligned partitions.
     features : sequence of str, optional
         The columns to use, in that order. Default: all remaining columns.
     categorical_features : "from_dtype", None, mask, indices or names
@@ -486,6 +478,7 @@ def open_table(
     InputTypeError
         If the type of `data` or `target` is not supported.
     """
+    given = given_roles(target, roles)
     if target is None and require_target:
         raise DataError("training requires y to be passed, but the target y is None")
     remove_stale()
@@ -502,7 +495,6 @@ def open_table(
         else:
             frame = as_frame(data)
             names, named = frame.names, frame.named
-        given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
         plan = make_read_plan(
             names,
             named,
@@ -546,7 +538,6 @@ def open_table(
 
         how = path, like, options.most_bytes
         try:
-            given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
             used = used_columns(features, like, given)
             table = read(open_path(*how, used))
         except ColumnKindsError:
@@ -584,20 +575,20 @@ def _finished(
     named: bool,
     separate: dict[str, Any] | None = None,
 ) -> Table:
-    """Check target, weight and offset when all partitions are read, and return the table. separate : see `finish_roles`."""
+    """Check the roles when all partitions are read, and return the table. separate : see `finish_roles`."""
     metadata_spool = reader.metadata_spool
     if metadata_spool is not None:
         issues, max_weight = reader.finish_spooled(rows)
-        roles = RowMetadata(None, metadata_spool.target_dtype, metadata_spool.target_is_bool, None, None, tuple(issues))
+        found = RowMetadata(RowRoles(), metadata_spool.target_dtype, metadata_spool.target_is_bool, tuple(issues))
     else:
-        roles = reader.finish_roles(separate or {}, rows)
-        max_weight = 1.0 if roles.weight is None else float(roles.weight.max())
-    raise_for_issues(roles.issues)
-    check_max_weight(max_weight, label("sample_weight", plan.weight))
+        found = reader.finish_roles(separate or {}, rows)
+        max_weight = 1.0 if found.roles.weight is None else float(found.roles.weight.max())
+    raise_for_issues(found.issues)
+    check_max_weight(max_weight, plan.label("sample_weight"))
     if metadata_spool is None:
-        reader.drop_unweighted_categories(dict(enumerate(pieces)), roles.weight)
+        reader.drop_unweighted_categories(dict(enumerate(pieces)), found.roles.weight)
     features, translations = reader.finish_features()
-    return Table(features, named, rows, roles, reader.spool, pieces, translations, metadata_spool, plan.binning)
+    return Table(features, named, rows, found, reader.spool, pieces, translations, metadata_spool, plan.binning)
 
 
 def open_binned(
@@ -612,7 +603,7 @@ def open_binned(
     metadata_spool = RowMetadataSpool() if options is not None and options.spool_roles else None
     try:
         reader = Reader(plan, spool, metadata_spool)
-        pieces = [reader.take_partition(i, (partition, *partition.roles)) for i, partition in enumerate(partitions)]
+        pieces = [reader.take_partition(i, partition, partition.roles.by_name()) for i, partition in enumerate(partitions)]
         return _finished(reader, plan, MetadataRows(tuple(piece.n_rows for piece in pieces), True), pieces, named=named)
     except BaseException:
         spool.close()
@@ -621,10 +612,18 @@ def open_binned(
         raise
 
 
+def given_roles(target: Any, others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the roles that the user gave, by name, in the order of `ROLES`."""
+    given = {"target": target, **others}
+    unknown = given.keys() - ROLES.keys()
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+    return {role: given[role] for role in ROLES if given.get(role) is not None}
+
+
 def separate_roles(plan: ReadPlan, given: dict[str, Any]) -> dict[str, Any]:
-    """Return target, weight and offset that are not columns of the table, by role."""
-    in_table = dict(zip(ROLES, (plan.target, plan.weight, plan.offset), strict=True))
-    return {role: value for role, value in given.items() if value is not None and in_table[role] is None}
+    """Return the roles that are not columns of the table, by name."""
+    return {role: value for role, value in given.items() if role not in plan.roles}
 
 
 def _compute(collection: Any) -> Any:
@@ -636,19 +635,18 @@ def _compute(collection: Any) -> Any:
 def _read_partitions(
     data: Any, aligned: dict[str, Any], plan: ReadPlan, reader: Reader, n_threads: int | None
 ) -> list[SpooledChunk]:
-    """Read a Dask collection, with the aligned Dask collections of target, weight and offset."""
+    """Read a Dask collection, with the aligned Dask collections of roles."""
     from dboost.data import dask_collections as lazy
 
-    vectors = (aligned.get("target"), aligned.get("sample_weight"), aligned.get("offset"))
     if not plan.named:
-        return lazy.consume(lazy.whole_rows(data), vectors, reader.take_partition, n_threads)
+        return lazy.consume(lazy.whole_rows(data), aligned, reader.take_partition, n_threads)
     if plan.all_names is not None:
-        return lazy.consume(data, vectors, reader.take_partition, n_threads)
+        return lazy.consume(data, aligned, reader.take_partition, n_threads)
     try:
-        return lazy.consume(lazy.select(data, plan.needed), vectors, reader.take_partition, n_threads)
+        return lazy.consume(lazy.select(data, plan.needed), aligned, reader.take_partition, n_threads)
     except KeyError:
         # Dask's error does not name the partition: check the columns of each.
-        lazy.consume(data, (None, None, None), lambda i, pieces: check_columns(i, pieces[0], plan), n_threads)
+        lazy.consume(data, {}, lambda i, partition, _: check_columns(i, partition, plan), n_threads)
         raise
 
 
@@ -660,7 +658,7 @@ class Table:
         features: tuple[Feature, ...],
         named: bool,
         rows: MetadataRows,
-        roles: RowMetadata,
+        metadata: RowMetadata,
         spool: Spool,
         pieces: list[SpooledChunk],
         translations: list[np.ndarray | None],
@@ -678,22 +676,39 @@ class Table:
         self.n_rows = sum(rows.lengths)
         #: Partition number of each chunk.
         self.numbers = tuple(range(self.n_chunks)) if rows.numbers is None else rows.numbers
-        #: Codes of sorted categories for text and categories, otherwise float64[n_rows].
-        self.target = roles.target
+        #: Roles of all rows, None each if they are in files: the target as codes of sorted categories for text and categories,
+        #: otherwise float64[n_rows].
+        self.all_roles = metadata.roles
         #: NumPy dtype of the user's target; "object" for text.
-        self.target_dtype = roles.target_dtype
-        self.target_is_bool = roles.target_is_bool
-        #: float64[n_rows] or None.
-        self.weight = roles.weight
-        self.offset = roles.offset
+        self.target_dtype = metadata.target_dtype
+        self.target_is_bool = metadata.target_is_bool
         self._rows = rows
         self._metadata_spool = metadata_spool
-        #: Whether target, weight and offset are in files.
+        #: Whether the roles are in files.
         self.keeps_roles_apart = metadata_spool is not None
         self._spool = spool
         self._pieces = pieces
         self._translations = translations
         self._starts = (0, *accumulate(rows.lengths))
+
+    @property
+    def target(self) -> Column | None:
+        """The target of all rows, see `all_roles`."""
+        return self.all_roles.target
+
+    @property
+    def weight(self) -> np.ndarray | None:
+        """The weights of all rows, see `all_roles`."""
+        return self.all_roles.weight
+
+    @property
+    def offset(self) -> np.ndarray | None:
+        """The offsets of all rows, see `all_roles`."""
+        return self.all_roles.offset
+
+    def drop_target(self) -> None:
+        """Release the target, which has been encoded."""
+        self.all_roles = replace(self.all_roles, target=None)
 
     def chunk(self, i: int) -> Chunk:
         """Return the rows of partition `i`, with codes of ``features[j].categories``, without metadata that are kept in files.
@@ -705,11 +720,11 @@ class Table:
         """
         parts = [part for _, _, part in self.slices(i)]
         whole = parts[0] if len(parts) == 1 else Chunk(self.lengths[i], _joined_columns([part.columns for part in parts]))
-        roles = (None, None, None) if self._metadata_spool is not None else self.roles(i)
-        return Chunk(whole.n_rows, whole.columns, *roles, whole.matrix)
+        roles = RowRoles() if self._metadata_spool is not None else self.roles(i)
+        return Chunk(whole.n_rows, whole.columns, roles, whole.matrix)
 
     def slices(self, i: int, rows: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray | None, Chunk]]:
-        """Iterate over the stored slices of partition `i`, without target, weight and offset; one is in memory at a time.
+        """Iterate over the stored slices of partition `i`, without roles; one is in memory at a time.
 
         Yields the position of the slice in the partition, the selected rows relative to the slice (None for all), and the
         slice. rows : ascending positions in the partition; slices without any of them are not read.
@@ -734,36 +749,19 @@ class Table:
             return Chunk(part.n_rows, stored, matrix=arrays[0])
         return Chunk(part.n_rows, tuple(map(_final, self.features, stored, is_code, self._translations)))
 
-    def roles(self, i: int) -> tuple[Column | None, np.ndarray | None, np.ndarray | None]:
-        """Return target, weight and offset of partition `i`."""
+    def roles(self, i: int) -> RowRoles:
+        """Return the roles of partition `i`."""
         if self._metadata_spool is not None:
             return self._metadata_spool.get(self.numbers[i])
-        rows = slice(self._starts[i], self._starts[i + 1])
-        target: Column | None = self.target
-        if isinstance(target, CategoryColumn):
-            target = CategoryColumn(target.codes[rows], target.categories)
-        elif target is not None:
-            target = target[rows]
-        weight = None if self.weight is None else self.weight[rows]
-        offset = None if self.offset is None else self.offset[rows]
-        return target, weight, offset
+        return self.all_roles.rows(slice(self._starts[i], self._starts[i + 1]))
 
     def gather_roles(self) -> None:
-        """Load target, weight and offset of all rows into memory if they are in files."""
+        """Load the roles of all rows into memory if they are in files."""
         if self._metadata_spool is None:
             return
         self.keeps_roles_apart = False
-        filled = [i for i, length in enumerate(self.lengths) if length]
-        if not filled:
-            self._metadata_spool = None
-            return
-        targets, weights, offsets = zip(*(self._metadata_spool.get(self.numbers[i]) for i in filled), strict=True)
-        if isinstance(targets[0], CategoryColumn):
-            self.target = CategoryColumn(np.concatenate([target.codes for target in targets]), targets[0].categories)
-        else:
-            self.target = None if targets[0] is None else np.concatenate(targets)
-        self.weight = None if weights[0] is None else np.concatenate(weights)
-        self.offset = None if offsets[0] is None else np.concatenate(offsets)
+        filled = [self.numbers[i] for i, length in enumerate(self.lengths) if length]
+        self.all_roles = RowRoles.concatenated([self._metadata_spool.get(number) for number in filled])
         self._metadata_spool.close()
         self._metadata_spool = None
 
@@ -771,7 +769,7 @@ class Table:
         """Replace the weights of all rows. weights : maps the position of a chunk to float64[n]."""
         filled = [i for i, length in enumerate(self.lengths) if length]
         if self._metadata_spool is None:
-            self.weight = np.concatenate([np.empty(0), *map(weights, filled)])
+            self.all_roles = replace(self.all_roles, weight=np.concatenate([np.empty(0), *map(weights, filled)]))
             return
         for i in filled:
             self._metadata_spool.put("sample_weight", self.numbers[i], weights(i))
@@ -783,7 +781,7 @@ class Table:
         """
         assert self._metadata_spool is None
         found = copy.copy(self)
-        found.weight = weight
+        found.all_roles = replace(self.all_roles, weight=weight)
         return found
 
     def partition_name(self, i: int) -> str:
@@ -799,7 +797,7 @@ class Table:
         return self._rows.name(row)
 
     def close(self) -> None:
-        """Remove temporary files. Chunks cannot be read after that; target, weight and offset in memory remain."""
+        """Remove temporary files. Chunks cannot be read after that; roles in memory remain."""
         self._spool.close()
         if self._metadata_spool is not None:
             self._metadata_spool.close()
@@ -848,17 +846,7 @@ def _joined_columns(parts: list[Sequence[Column]]) -> Sequence[Column]:
     if isinstance(parts[0], DecodedColumns):
         codes = [part.codes for part in parts if isinstance(part, DecodedColumns)]
         return DecodedColumns([np.concatenate(of_feature) for of_feature in zip(*codes, strict=True)], parts[0].binning)
-    return tuple(map(_joined, *parts))
-
-
-def _joined(*parts: Column) -> Column:
-    """Concatenate the slices of a column."""
-    first = parts[0]
-    if isinstance(first, CategoryColumn):
-        return CategoryColumn(
-            np.concatenate([part.codes for part in parts if isinstance(part, CategoryColumn)]), first.categories
-        )
-    return np.concatenate([part for part in parts if not isinstance(part, CategoryColumn)])
+    return tuple(joined(of_feature) for of_feature in zip(*parts, strict=True))
 
 
 def _final(feature: Feature, array: np.ndarray, is_code: bool, translation: np.ndarray | None) -> Column:

@@ -21,11 +21,10 @@ from typing import Any, Self
 import numpy as np
 from distributed import Client, Future
 
-from dboost.data import CategoryColumn, Chunk, Column
+from dboost.data import CategoryColumn, Chunk, Column, RowRoles
 from dboost.data.chunk import BinnedPartition
-from dboost.data.dask_collections import in_place
+from dboost.data.dask_collections import in_place, roles_in
 from dboost.data.partition import (
-    ROLES,
     ReadPlan,
     binned_plan,
     fingerprint,
@@ -80,14 +79,14 @@ class BinnedTasks(ReadTasks):
     data : DatasetDescription
     futures : sequence of Future
         Of the `BinnedPartition` objects.
-    filled : (bool, bool, bool)
-        Whether the data set has targets, weights and offsets.
+    filled : tuple of str
+        The roles that the data set has.
     budget : Budget or None
         Memory limit of each worker.
     """
 
     def __init__(
-        self, data: DatasetDescription, futures: Sequence[Future], filled: tuple[bool, ...], budget: Budget | None
+        self, data: DatasetDescription, futures: Sequence[Future], filled: tuple[str, ...], budget: Budget | None
     ) -> None:
         self._budget, self._unselected, self.whole = budget, None, {}
         self.with_text = lambda: None
@@ -104,7 +103,7 @@ class ClusterRows:
     data: DatasetDescription
     futures: list[Future]
     lengths: tuple[int, ...]  # rows of positive weight of each partition
-    filled: tuple[bool, ...]
+    filled: tuple[str, ...]
     workers: Any = None
     name: str | None = None  # under which it is published
 
@@ -121,7 +120,7 @@ class ClusterRows:
     def n_bytes(self) -> int:
         """Approximate size of the rows."""
         widths = np.where(self.data.binning.n_bins < NARROW_BINS, 1, 2).sum()
-        return self.n_rows * int(widths + 8 * sum(self.filled))
+        return self.n_rows * int(widths + 8 * len(self.filled))
 
     @property
     def place(self) -> str:
@@ -258,16 +257,13 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
             table = ClusterTable(connection, lambda: raw, request.n_threads)
             rows = SessionRows(table, request)
             features = rows.load()
-            check_categories(table.target_scans(), name_of_target(request.columns[0]))
+            check_categories(table.target_scans(), name_of_target(request.roles.get("target")))
             raw = table.source  # read again, perhaps, with columns as text
             binning = rows.propose_bins(COLD_START, parameters)
             n_kept = table.n_kept
             starts, n_rows = starts_of(n_kept), sum(n_kept.values())
             plan = replace(raw.plan, known=features, extend_categories=False)
-            has = tuple(
-                column is not None or is_filled or role in raw.whole
-                for role, column, is_filled in zip(ROLES, (plan.target, plan.weight, plan.offset), raw.filled, strict=True)
-            )
+            has = roles_in({*plan.roles, *raw.filled, *raw.whole})
             ends = np.cumsum([0, *(table.lengths[i] for i in range(raw.n_parts))]).tolist()
             token = uuid.uuid4().hex
             keys = [f"dboost-binned-{token}-{i}" for i in range(raw.n_parts)]
@@ -307,7 +303,7 @@ def _bin_part(
     plan, binning, n_rows, seed, filled, has, most_rows = unpack(shared)
     start, n_kept, length, first_fingerprint = known
     try:
-        chunk, found_fingerprint = _read_again(in_place(bundle, filled), plan, most_rows)
+        chunk, found_fingerprint = _read_again(*in_place(bundle, filled), plan, most_rows)
         if (chunk.n_rows, found_fingerprint) != (length, first_fingerprint):
             values = "other values" if chunk.n_rows == length else f"{chunk.n_rows} rows where it had {length}"
             raise DataError(
@@ -315,33 +311,29 @@ def _bin_part(
                 "with the same rows every time (no sample without a seed, no query without an order, no files that change)"
             )
         if not chunk.n_rows:  # roles of an empty partition are not read
-            roles: list[Any] = [np.empty(0) if there else None for there in has]
+            roles = RowRoles.of({role: np.empty(0) for role in has})
         else:
-            separate = unpack(given)
-            roles = [
-                role_column(separate[role], role, None, length) if role in separate else column
-                for role, column in zip(ROLES, (chunk.target, chunk.weight, chunk.offset), strict=True)
-            ]
-        chunk = replace(chunk, target=roles[0], weight=roles[1], offset=roles[2])
+            separate = {role: role_column(values, role, None, length) for role, values in unpack(given).items()}
+            roles = RowRoles.of(chunk.roles.by_name() | separate)
+        chunk = replace(chunk, roles=roles)
         found, coded, kept = bin_chunk(chunk, binning)
     except DBoostError as error:
         raise type(error)(f"partition {i}: {error}") from None
     assert found.n_rows == n_kept
     drawn = reference_rows(n_rows, len(binning.features), seed, start, start + n_kept) - start
-    column = found.target
+    column = found.roles.target
+    assert column is not None
     of_sample = CategoryColumn(column.codes[drawn], column.categories) if isinstance(column, CategoryColumn) else column[drawn]
     return replace(found, sample=(values_of(coded, kept[drawn]), of_sample))
 
 
-def _read_again(bundle: tuple[Any, ...], plan: ReadPlan, most_rows: int | None) -> tuple[Chunk, int]:
+def _read_again(data: Any, roles: dict[str, Any], plan: ReadPlan, most_rows: int | None) -> tuple[Chunk, int]:
     """Return a partition in one chunk, and the fingerprint that a session with slices of `most_rows` rows has of it.
 
     Roles that the user gave for all rows are in neither.
     """
-    data, *roles = bundle
-    vectors = roles[0], roles[1], roles[2]
-    parts = list(read_slices(data, plan, vectors, most_rows))
-    chunk = parts[0] if len(parts) == 1 else read_partition(data, plan, vectors)
+    parts = list(read_slices(data, plan, roles, most_rows))
+    chunk = parts[0] if len(parts) == 1 else read_partition(data, plan, roles)
     return chunk, joined_fingerprint([fingerprint(part) for part in parts])
 
 
@@ -376,8 +368,8 @@ def _identity(value: Any) -> Any:
 
 
 def _bundle_of(partition: BinnedPartition) -> tuple[Any, ...]:
-    """Return a partition with those of its roles that are there."""
-    return partition, *(role for role in partition.roles if role is not None)
+    """Return a partition with its roles."""
+    return partition, *partition.roles.by_name().values()
 
 
 def _call(packed: bytes, partition: BinnedPartition) -> Any:
@@ -394,7 +386,8 @@ def _read_part(promise: bytes, root: str, name: str, checksum: str, n_rows: int)
 
 
 def _target_of(partition: BinnedPartition) -> Column:
-    return partition.target
+    assert partition.roles.target is not None
+    return partition.roles.target
 
 
 def _scores_of(packed: bytes, partition: BinnedPartition, uses: list[np.ndarray]) -> FoldScoresOfPartition:

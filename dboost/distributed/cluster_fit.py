@@ -29,7 +29,7 @@ from distributed import Client
 from dboost.config import metric_rows
 from dboost.data.chunk import CategoryIndex
 from dboost.data.partition import ReadPlan, is_source
-from dboost.data.row_metadata import check_max_weight, label, raise_for_issues
+from dboost.data.row_metadata import check_max_weight, raise_for_issues
 from dboost.data.table import disagree, mixes_kinds, warn_of_text
 from dboost.distributed.connection import Connection
 from dboost.distributed.joined_workers import JoinedWorkers
@@ -605,11 +605,11 @@ def _checked_features(table: PartitionedTable) -> tuple[Feature, ...]:
     if not sum(table.lengths.values()):
         raise DataError(f"the data have no rows: all {table.source.n_parts} partitions are empty")
     raise_for_issues([issue for one in stats for issue in one.complaints])
-    check_max_weight(max(one.max_weight for one in stats), label("sample_weight", plan.weight))
+    check_max_weight(max(one.max_weight for one in stats), plan.label("sample_weight"))
     scans = [(one.target, min(one.n_kept)) for one in stats if one.target is not None]
     kinds = {scan.categories is not None: (scan.categories is not None, number) for scan, number in scans}
     if len(kinds) == 2:
-        raise disagree(plan.target or "target", kinds[False], kinds[True])
+        raise disagree(plan.roles.get("target", "target"), kinds[False], kinds[True])
     return merge_features(plan, stats)
 
 

@@ -322,7 +322,7 @@ class PartitionedTable:
         )
 
     def _attach(self, worker_partitions: list[WorkerPartitions]) -> None:
-        """Send target, weight and offset that the user gave as arrays of all rows."""
+        """Send the roles that the user gave as arrays of all rows."""
         numbers = sorted(self.lengths)
         ends = np.cumsum([self.lengths[i] for i in numbers])
         for role, values in self.source.whole.items():

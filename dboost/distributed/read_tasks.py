@@ -23,9 +23,8 @@ from distributed import Future, get_worker
 
 from dboost._lazy_import import is_a, pa
 from dboost.config import liveness_timeout, worker_timeout
-from dboost.data.dask_collections import in_place
+from dboost.data.dask_collections import in_place, roles_in
 from dboost.data.partition import (
-    ROLES,
     Frame,
     ReadPlan,
     as_frame,
@@ -38,7 +37,7 @@ from dboost.data.partition import (
     make_read_plan,
     used_columns,
 )
-from dboost.data.table import separate_roles
+from dboost.data.table import given_roles, separate_roles
 from dboost.distributed.connection import Connection, lost_client, submit
 from dboost.distributed.messages import READING, pack
 from dboost.distributed.worker_plugin import here
@@ -74,7 +73,7 @@ class ReadTasks:
 
     Parameters
     ----------
-    data, target, sample_weight, offset, features, categorical_features, like, extend_categories
+    data, target, features, categorical_features, like, extend_categories, **roles
         As in `open_table`.
     n_parts : int, default 1
         Number of partitions for data in memory.
@@ -87,14 +86,13 @@ class ReadTasks:
         data: Any,
         target: Any,
         *,
-        sample_weight: Any = None,
-        offset: Any = None,
         features: Sequence[str] | None = None,
         categorical_features: Any = "from_dtype",
         like: tuple[Feature, ...] | None = None,
         extend_categories: bool = False,
         n_parts: int = 1,
         budget: Budget | None = None,
+        **roles: Any,
     ) -> None:
         from dboost.data import dask_collections as lazy  # for the client only
 
@@ -104,24 +102,23 @@ class ReadTasks:
         self._unselected: Any = None
         if target is None:
             raise DataError("training requires y to be passed, but the target y is None")
+        given = given_roles(target, roles)
         #: Returns the tasks that read CSV files with all columns as text that contain text anywhere; None for other data.
         self.with_text: Callable[[], ReadTasks | None] = lambda: None
         if is_path(data):
             from dboost.data.paths import open_path, open_with_text
 
             path, most_bytes = data, None if budget is None else budget.chunk
-            roles = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
-            used = used_columns(features, like, roles)
+            used = used_columns(features, like, given)
             data = open_path(path, like, most_bytes, used)
 
             def again() -> ReadTasks | None:
                 frame = open_with_text(path, like, most_bytes, columns=used)
                 return None if frame is None else ReadTasks(frame, target, **how)
 
-            how: dict[str, Any] = {"sample_weight": sample_weight, "offset": offset, "features": features, "budget": budget}
+            how: dict[str, Any] = {**roles, "features": features, "budget": budget}
             how |= {"categorical_features": categorical_features, "like": like, "extend_categories": extend_categories}
             self.with_text = again
-        given = dict(zip(ROLES, (target, sample_weight, offset), strict=True))
         if not is_lazy(data):
             data = collected(data)  # once, not for each partition
         frame = None if is_lazy(data) else as_frame(data)
@@ -138,7 +135,7 @@ class ReadTasks:
         if budget is not None:
             budget.on_threads(1).check_width(len(self.plan.specs))
         separate = separate_roles(self.plan, given)
-        #: Target, weight and offset that the user gave as arrays of all rows, by role.
+        #: Roles that the user gave as arrays of all rows, by name.
         self.whole = {role: values for role, values in separate.items() if not is_lazy(values)}
         aligned = {role: values for role, values in separate.items() if is_lazy(values)}
         if frame is not None:
@@ -151,9 +148,8 @@ class ReadTasks:
             elif self.plan.all_names is None:
                 self._unselected = data
                 data = lazy.select(data, self.plan.needed)
-            target_, weight_, offset_ = (aligned.get(role) for role in ROLES)
-            self._graph, self._bundles = lazy.bundled(data, (target_, weight_, offset_))
-        self._filled = tuple(role in aligned for role in ROLES)
+            self._graph, self._bundles = lazy.bundled(data, aligned)
+        self._filled = roles_in(aligned)
 
     @property
     def n_parts(self) -> int:
@@ -166,12 +162,12 @@ class ReadTasks:
 
     @property
     def bundles(self) -> list[Any]:
-        """For each partition the key or task of the tuple of its table and of the roles that are `filled`."""
+        """For each partition the key or task of the tuple of its table and of the `filled` roles."""
         return list(self._bundles)
 
     @property
-    def filled(self) -> tuple[bool, ...]:
-        """Whether target, weight and offset are separate collections."""
+    def filled(self) -> tuple[str, ...]:
+        """The roles that are separate collections."""
         return self._filled
 
     def over(self, graph: dict[Any, Any], bundles: list[Any]) -> ReadTasks:
@@ -276,7 +272,7 @@ class ReadTasks:
         """Read all columns of a partition; return the error if they do not match the plan."""
         from dboost.data import dask_collections as lazy
 
-        graph, bundles = lazy.bundled(self._unselected, (None, None, None))
+        graph, bundles = lazy.bundled(self._unselected, {})
         key = f"dboost-columns-{connection.fit}-{i}"
         graph[key] = (_check_part, i, pack(self.plan), bundles[i])
         futures = submit(connection.client, graph, [key], priority=_PRIORITY)
@@ -463,7 +459,7 @@ def _read_part(
     batch: str,
     i: int,
     plan: bytes,
-    filled: Sequence[bool],
+    filled: Sequence[str],
     is_persisted: bool,
     bundle: tuple[Any, ...],
 ) -> Receipt:

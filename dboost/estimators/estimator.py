@@ -382,7 +382,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
             threads,
             eval_sets=tuple(named_sets(sets or None)),
             eval_metric=settings["eval_metric"],
-            columns=named_roles(X.settings) if isinstance(X, Dataset) else (None, None, offset),
+            roles=named_roles(X.settings) if isinstance(X, Dataset) else {"offset": offset},
             callbacks=(*checked_callbacks(settings["callbacks"]), *hooks),
             progress=bool(settings["verbose"]) if settings["progress"] is None else settings["progress"],
             make_validation_plan=policy.make_validation_plan,

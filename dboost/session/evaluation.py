@@ -121,7 +121,7 @@ class EvalRows:
             return np.diff(np.searchsorted(self.rows, np.cumsum((0, *self.table.lengths)))).tolist()
         found = []
         for k, length in enumerate(self.table.lengths):
-            weight = self.table.roles(k)[1] if length else None
+            weight = self.table.roles(k).weight if length else None
             found.append(length if weight is None else int(np.count_nonzero(weight > 0)))
         return found
 
@@ -131,7 +131,7 @@ class EvalRows:
             return 1.0 if self.weight is None else float(self.weight.max(initial=0.0)), self.weight is not None
         max_weight, weighted = 0.0, False
         for k, length in enumerate(self.table.lengths):
-            weight = self.table.roles(k)[1] if length else None
+            weight = self.table.roles(k).weight if length else None
             if length:
                 max_weight = max(max_weight, 1.0 if weight is None else float(weight.max()))
             weighted = weighted or weight is not None
@@ -148,7 +148,7 @@ class EvalRows:
             if piece.number != chunk:
                 chunk, y = piece.number, self.target_of(piece.number)
             n = piece.codes.n_rows
-            _, weight, offset = piece.roles
+            weight, offset = piece.roles.weight, piece.roles.offset
             if self.rows is not None:
                 weight = None if self.weight is None else self.weight[at : at + n]
             raw = np.repeat(baseline[:, None], n, axis=1)

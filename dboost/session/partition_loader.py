@@ -8,11 +8,10 @@ batch to a `Table` with the final codes. The other methods of `PartitionLoader` 
 The methods without an underscore are called by name from other processes (see `session.protocol.SESSION_METHODS`), except
 `take`, `take_slice` and `give`, which loading tasks call.
 
-**Target, weight, offset and start scores** of a batch are its `BatchRows`. Without a memory limit these arrays are in memory,
-and `BatchRows.ranges` yields one range. With a limit, target, weight and offset are in files like the columns
-(`data.row_metadata`). Arrays that are computed from them are stored in files as well, one partition at a time: the encoded
-target, and the start scores, which are the raw scores by a model of other data. `gather` loads everything into memory, for
-functions that need all rows together.
+**Roles and start scores** of a batch are its `BatchRows`. Without a memory limit these arrays are in memory, and
+`BatchRows.ranges` yields one range. With a limit, the roles are in files like the columns (`data.row_metadata`). Arrays that
+are computed from them are stored in files as well, one partition at a time: the encoded target, and the start scores, which are
+the raw scores by a model of other data. `gather` loads everything into memory, for functions that need all rows together.
 
 `starting_pieces` yields encoded rows with their first raw scores, piece by piece, for code that writes them to files.
 """
@@ -22,7 +21,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, Protocol
@@ -31,8 +30,9 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.binning import sample_rows
-from dboost.data.chunk import CategoryColumn, CategoryIndex, Chunk, Column
+from dboost.data.chunk import CategoryIndex, Chunk
 from dboost.data.partition import ReadPlan
+from dboost.data.roles import RowRoles
 from dboost.data.row_metadata import MetadataRows, RowMetadata, RowMetadataSpool
 from dboost.data.table import Reader, SpooledChunk, kept_rows, values_in
 from dboost.model.ensemble import FlatEnsemble
@@ -45,9 +45,6 @@ from dboost.session.warm_start import WarmStart, add_block, matrix_of, starting_
 from dboost.shards.encode import distinct_of, encoded_pieces, sampled
 from dboost.shards.shard import BinnedColumns
 from dboost.storage.spool import Spool
-
-#: Target, weight, and offset or start scores of a range of rows.
-MetadataTuple = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
 class BatchRows:
@@ -81,7 +78,7 @@ class BatchRows:
 
     def kept_of(self, k: int) -> int:
         """Return the number of rows of positive weight of chunk k."""
-        weight = self.table.roles(k)[1] if self.table.lengths[k] else None
+        weight = self.table.roles(k).weight if self.table.lengths[k] else None
         return self.table.lengths[k] if weight is None else int(np.count_nonzero(weight > 0))
 
     @property
@@ -120,8 +117,8 @@ class BatchRows:
         for k in range(table.n_chunks):
             n = self.kept_of(k)
             if n:
-                _, weight, offset = table.roles(k)
-                kept = kept_rows(weight)
+                roles = table.roles(k)
+                kept, offset = kept_rows(roles.weight), roles.offset
                 some = slice(None) if kept is None else kept
                 scores = np.repeat(warm_start.baseline[:, None], n, axis=1)
                 if offset is not None:
@@ -136,17 +133,16 @@ class BatchRows:
                         at += len(matrix)
                 self._scores.put(k, [scores[0] if len(scores) == 1 else scores])
 
-    def ranges(self) -> Iterator[MetadataTuple]:
-        """Yield target, weight and offset (or start scores) of ranges that together are the rows of positive weight."""
+    def ranges(self) -> Iterator[RowRoles]:
+        """Yield the roles of ranges that together are the rows of positive weight: encoded targets, and start scores for
+        offsets if there are any."""
         table = self.table
         if not table.keeps_roles_apart:
-            weight, offset, y = table.weight, table.offset, self.y
-            kept = kept_rows(weight)
-            if kept is not None:
-                y = y[kept]
-                weight, offset = (values if values is None else values[kept] for values in (weight, offset))
-            if len(y):
-                yield y, weight, offset if self.start_scores is None else self.start_scores
+            kept = kept_rows(table.weight)
+            roles = replace(table.all_roles, target=self.y)
+            roles = roles if kept is None else roles.rows(kept)
+            if roles.n_rows:
+                yield roles if self.start_scores is None else replace(roles, offset=self.start_scores)
             return
         for k in range(table.n_chunks):
             if self.kept_of(k):
@@ -159,21 +155,20 @@ class BatchRows:
         first = sum(self.table.lengths[:k])
         return self.y[first : first + self.table.lengths[k]]
 
-    def range_of(self, k: int) -> MetadataTuple:
+    def range_of(self, k: int) -> RowRoles:
         """Return the same of chunk k, which must have rows of positive weight."""
-        _, weight, offset = self.table.roles(k)
-        kept = kept_rows(weight)
-        some = slice(None) if kept is None else kept
-        weight, offset = (values if values is None else values[some] for values in (weight, offset))
+        given = self.table.roles(k)
+        kept = kept_rows(given.weight)
+        roles = replace(given, target=self.target_of(k))
+        roles = roles if kept is None else roles.rows(kept)
+        if not self._has_start_scores:
+            return roles
         if self.table.keeps_roles_apart:
-            return self._targets.get(k)[0][some], weight, self._scores.get(k)[0] if self._has_start_scores else offset
-        first = sum(self.table.lengths[:k])
-        y = self.y[first : first + self.table.lengths[k]][some]
-        if self.start_scores is not None:
-            all_weights = self.table.weight
-            before = first if all_weights is None else int(np.count_nonzero(all_weights[:first] > 0))
-            offset = self.start_scores[..., before : before + len(y)]
-        return y, weight, offset
+            return replace(roles, offset=self._scores.get(k)[0])
+        assert self.start_scores is not None
+        first, all_weights = sum(self.table.lengths[:k]), self.table.weight
+        before = first if all_weights is None else int(np.count_nonzero(all_weights[:first] > 0))
+        return replace(roles, offset=self.start_scores[..., before : before + roles.n_rows])
 
     @property
     def has_start_scores(self) -> bool:
@@ -241,19 +236,19 @@ def starting_pieces(rows: BatchRows, spec: BuildSpec, n_threads: int, piece_rows
         n = piece.codes.n_rows
         if piece.number != chunk:
             chunk, at = piece.number, 0
-            target, weight, offset = rows.range_of(chunk)
+            roles = rows.range_of(chunk)
         here = slice(at, at + n)
         if rows.has_start_scores:
-            assert offset is not None
-            raw = np.atleast_2d(offset)[:, here].copy()
+            assert roles.offset is not None
+            raw = np.atleast_2d(roles.offset)[:, here].copy()
         else:
             raw = np.repeat(spec.baseline[:, None], n, axis=1)
-            raw += 0.0 if offset is None else offset[here]
+            raw += 0.0 if roles.offset is None else roles.offset[here]
         if flat is not None:
             add_block(raw, flat, matrix_of(piece.chunk), seen, n_threads)
-        fields = {"target": spec.in_unit(target[here]), "raw": spec.in_unit(raw[0] if len(raw) == 1 else raw)}
+        fields = {"target": spec.in_unit(roles.numbers[here]), "raw": spec.in_unit(raw[0] if len(raw) == 1 else raw)}
         if spec.shard.weighted:
-            fields["weight"] = np.ones(n) if weight is None else weight[here]
+            fields["weight"] = np.ones(n) if roles.weight is None else roles.weight[here]
         yield StartingPiece(spec.starts[table.numbers[chunk]] + at, piece.codes, fields)
         at += n
 
@@ -283,14 +278,15 @@ class PartitionLoader:
         batch: str,
         i: int,
         plan: ReadPlan,
-        bundle: tuple[Any, Any, Any, Any],
+        bundle: tuple[Any, dict[str, Any]],
         budget: Budget | None = None,
         whole: bool = False,
         is_persisted: bool = False,
     ) -> int:
         """Read partition `i` into a batch (called by loading tasks, several at a time).
 
-        whole : whether the user passed target, weight or offset as one array for all rows (see `attach`).
+        bundle : the partition, and roles that are not columns of it, by name.
+        whole : whether the user passed a role as one array for all rows (see `attach`).
         is_persisted : whether the partition stays in the worker's memory anyway.
         """
         found = self._batch(batch, plan, budget, whole)
@@ -330,7 +326,7 @@ class PartitionLoader:
             return self._batches[name]
 
     def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
-        """Store the target, weight or offset of a batch's partitions, if the user passed one array for all rows."""
+        """Store a role of a batch's partitions, if the user passed one array for all rows."""
         self._known(batch).attach(role, values)
 
     def scan_partitions(self, batch: str, numbers: Sequence[int]) -> PartitionStats:
@@ -372,7 +368,7 @@ class PartitionLoader:
                 chosen[name] = len(positions), max_weight
         n_kept, unit_weights = {}, True
         for k, (i, length) in enumerate(zip(rows.table.numbers, rows.table.lengths, strict=True)):
-            weight = rows.table.roles(k)[1] if length else None
+            weight = rows.table.roles(k).weight if length else None
             n_kept[i] = length if weight is None else int(np.count_nonzero(weight > 0))
             unit_weights = unit_weights and (weight is None or bool(((weight == 1.0) | (weight == 0.0)).all()))
         return n_kept, chosen, unit_weights
@@ -395,7 +391,7 @@ class PartitionLoader:
 
         The start scores replace the offsets if the fit continues a model of other data.
         """
-        return [function(*arrays, *arguments) for arrays in self._table_rows(batch).ranges()]
+        return [function(roles.target, roles.weight, roles.offset, *arguments) for roles in self._table_rows(batch).ranges()]
 
     def distinct(self, batch: str) -> list[np.ndarray]:
         """Return the distinct values of each numeric column in rows of positive weight, as float64[...]."""
@@ -427,7 +423,7 @@ class PartitionLoader:
         return {table.numbers[k]: (values, rows.target_of(k)[drawn[k]]) for k, values in found}
 
     def _gathered(self, batch: str) -> BatchRows:
-        """Return a batch's rows with target, weight, offset and start scores in memory; columns may stay in files."""
+        """Return a batch's rows with roles and start scores in memory; columns may stay in files."""
         rows = self._table_rows(batch)
         rows.gather()
         return rows
@@ -438,8 +434,8 @@ def scan_targets(table: Table) -> list[TargetScan]:
     scans: list[TargetScan] = []
     for i, length in enumerate(table.lengths):
         if length:
-            target, weight, _ = table.roles(i)
-            one = scan_target(target, weight, str(table.target_dtype), table.target_is_bool)
+            roles = table.roles(i)
+            one = scan_target(roles.target, roles.weight, str(table.target_dtype), table.target_is_bool)
             if one is not None:
                 scans = [reduce(merge_target_scans, (*scans, one))]
     return scans
@@ -455,7 +451,7 @@ def _drawn(
     drawn: list[np.ndarray] = []
     weights: list[np.ndarray | None] = []
     for k, (i, length) in enumerate(zip(table.numbers, table.lengths, strict=True)):
-        weight = table.roles(k)[1] if length else None
+        weight = table.roles(k).weight if length else None
         kept = kept_rows(weight)
         rows = draw(starts[i], starts[i] + (length if kept is None else len(kept))) - starts[i]
         drawn.append(rows if kept is None else kept[rows])
@@ -480,7 +476,7 @@ class PartitionBatch:
     most_bytes : int, optional
         Largest size of a slice: partitions with larger columns are divided into slices.
     spool_roles : bool
-        Store target, weight and offset in files.
+        Store the roles in files.
     limit : Budget, optional
         Refuses the partitions if it is too small for them.
     """
@@ -502,15 +498,15 @@ class PartitionBatch:
         self._lock = threading.Lock()
         self._trim_counter = TrimCounter()
         self._rows: MetadataRows | None = None
-        self._roles: RowMetadata | None = None
+        self._metadata: RowMetadata | None = None
         self._survey: PartitionStats | None = None
 
-    def take(self, i: int, bundle: tuple[Any, Any, Any, Any], is_persisted: bool = False) -> int:
-        """Read partition `i` (the table, target, weight and offset), and return its number of rows."""
+    def take(self, i: int, bundle: tuple[Any, dict[str, Any]], is_persisted: bool = False) -> int:
+        """Read partition `i` (a table, and roles by name), and return its number of rows."""
         with self._lock:
             known = self._pieces.get(i)
         if known is None:  # Dask may run a task twice
-            known = self._reader.take_partition(i, bundle, is_persisted)
+            known = self._reader.take_partition(i, *bundle, is_persisted)
             with self._lock:
                 self._pieces[i] = known
             self._trim_counter.add(self._spool.n_bytes(i))
@@ -538,15 +534,14 @@ class PartitionBatch:
         numbers = tuple(sorted(numbers))
         self._rows = rows = MetadataRows(tuple(self._pieces[i].n_rows for i in numbers), True, numbers)
         if self._metadata_spool is None:
-            roles = self._reader.finish_roles({}, rows)
+            metadata = self._reader.finish_roles({}, rows)
         else:
             complaints, _ = self._reader.finish_spooled(rows)
-            roles = RowMetadata(
-                None, self._metadata_spool.target_dtype, self._metadata_spool.target_is_bool, None, None, tuple(complaints)
-            )
-        self._roles = roles
-        self._reader.drop_unweighted_categories({i: self._pieces[i] for i in numbers}, roles.weight)
-        stats = [_stats_of(roles, *arrays) for arrays in self._partitions(rows, roles)]
+            spool = self._metadata_spool
+            metadata = RowMetadata(RowRoles(), spool.target_dtype, spool.target_is_bool, tuple(complaints))
+        self._metadata = metadata
+        self._reader.drop_unweighted_categories({i: self._pieces[i] for i in numbers}, metadata.roles.weight)
+        stats = [_stats_of(metadata, n, roles) for n, roles in self._partitions(rows, metadata.roles)]
         targets = [one for *_, one in stats if one is not None]
         self._survey = PartitionStats(
             lengths=dict(zip(numbers, rows.lengths, strict=True)),
@@ -555,7 +550,7 @@ class PartitionBatch:
             kinds=self._reader.kinds(),
             categories=self._reader.used_categories(),
             target=reduce(merge_target_scans, targets) if targets else None,
-            complaints=roles.issues,
+            complaints=metadata.issues,
             max_weight=max((max_weight for _, max_weight, *_ in stats), default=1.0),
             unit_weights=all(is_unit for *_, is_unit, _ in stats),
             fingerprints={i: self._pieces[i].fingerprint for i in numbers},
@@ -568,31 +563,24 @@ class PartitionBatch:
         if missing:
             raise MissingPartitions(", ".join(map(str, missing)))
 
-    def _partitions(self, rows: MetadataRows, roles: RowMetadata) -> Iterator[tuple[int, Column | None, np.ndarray | None]]:
-        """Yield the number of rows, target and weight of each partition."""
+    def _partitions(self, rows: MetadataRows, roles: RowRoles) -> Iterator[tuple[int, RowRoles]]:
+        """Yield the number of rows and the roles of each partition. roles : of all rows, if they are in memory."""
         first = 0
         for i, n in zip(rows.numbers or (), rows.lengths, strict=True):
             if self._metadata_spool is not None:
-                target, weight, _ = self._metadata_spool.get(i) if n else (None, None, None)
+                yield n, self._metadata_spool.get(i) if n else RowRoles()
             else:
-                here = slice(first, first + n)
-                target = roles.target
-                if isinstance(target, CategoryColumn):
-                    target = CategoryColumn(target.codes[here], target.categories)
-                elif target is not None:
-                    target = target[here]
-                weight = None if roles.weight is None else roles.weight[here]
-            yield n, target, weight
+                yield n, roles.rows(slice(first, first + n))
             first += n
 
     def attach(self, role: str, values: dict[int, Any]) -> None:
-        """Store the target, weight or offset of the partitions, if the user passed one array for all rows."""
+        """Store a role of the partitions, if the user passed one array for all rows."""
         for i, array in values.items():
             self._reader.attach(role, i, array)
 
     def table(self, features: tuple[Feature, ...], named: bool) -> Table:
         """Return the listed partitions as a table, with categories encoded by the numbering in `features`."""
-        assert self._rows is not None and self._roles is not None
+        assert self._rows is not None and self._metadata is not None
         translations: list[np.ndarray | None] = []
         for feature, categories in zip(features, self._reader.categories(), strict=True):
             # With a closed plan the reader has used the final codes already.
@@ -600,7 +588,7 @@ class PartitionBatch:
             translations.append(CategoryIndex(feature.name, feature.categories).translate(categories) if final else None)
         pieces = [self._pieces[i] for i in self._rows.numbers or ()]
         spools = self._spool, pieces, translations, self._metadata_spool
-        return Table(features, named, self._rows, self._roles, *spools, self._plan.binning)
+        return Table(features, named, self._rows, self._metadata, *spools, self._plan.binning)
 
     def close(self) -> None:
         self._spool.close()
@@ -608,13 +596,12 @@ class PartitionBatch:
             self._metadata_spool.close()
 
 
-def _stats_of(
-    roles: RowMetadata, n: int, target: Column | None, weight: np.ndarray | None
-) -> tuple[int, float, bool, TargetScan | None]:
+def _stats_of(metadata: RowMetadata, n: int, roles: RowRoles) -> tuple[int, float, bool, TargetScan | None]:
     """Return rows of positive weight, largest weight, whether all weights are 1 (or 0), and the target scan of a partition."""
     if not n:
         return 0, 0.0, True, None
-    scan = scan_target(target, weight, str(roles.target_dtype), roles.target_is_bool)
+    weight = roles.weight
+    scan = scan_target(roles.target, weight, str(metadata.target_dtype), metadata.target_is_bool)
     if weight is None:
         return n, 1.0, True, scan
     return int((weight > 0).sum()), float(weight.max()), bool(((weight == 1.0) | (weight == 0.0)).all()), scan

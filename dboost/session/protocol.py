@@ -294,7 +294,7 @@ class Session(Protocol):
     # Tables, before shards are built from them.
 
     def attach(self, batch: str, role: str, values: dict[int, Any], /) -> None:
-        """Store the target, weight or offset of partitions, if the user passed one array for all rows."""
+        """Store a role of partitions, if the user passed one array for all rows."""
 
     def scan_partitions(self, batch: str, numbers: Sequence[int], /) -> PartitionStats:
         """Return statistics of the listed partitions of a batch, and drop the others."""

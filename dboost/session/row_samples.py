@@ -249,7 +249,7 @@ class NumberedRows:
         if assignment.class_weight is None and held_out is None and watched is None and fold is None:
             return None, None
         weighted = assignment.class_weight is not None
-        weighted = weighted or any(n and table.roles(k)[1] is not None for k, n in enumerate(table.lengths))
+        weighted = weighted or any(n and table.roles(k).weight is not None for k, n in enumerate(table.lengths))
         found: dict[bool, list[tuple[np.ndarray, np.ndarray]]] = {True: [], False: []}
 
         def weights(k: int) -> np.ndarray:
@@ -279,7 +279,7 @@ class NumberedRows:
 
     def _weights(self, k: int, class_weight: np.ndarray | None) -> np.ndarray:
         """Return a copy of the weights of all rows of chunk k, times the weights of their classes."""
-        weight = self._table.roles(k)[1]
+        weight = self._table.roles(k).weight
         if class_weight is None:
             return np.ones(self._table.lengths[k]) if weight is None else weight.copy()
         of_rows = class_weight[self._target_of(k).astype(np.int64)]
@@ -299,7 +299,7 @@ class NumberedRows:
         table, first = self._table, 0
         for i, length in enumerate(table.lengths):
             if length and k in (None, i):
-                rows = kept_rows(table.roles(i)[1])
+                rows = kept_rows(table.roles(i).weight)
                 n = length if rows is None else len(rows)
                 if n != self._n_kept[i]:
                     raise DataError(

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data import Table
-from dboost.data.chunk import CategoryColumn, CategoryIndex, Column, too_many_classes
+from dboost.data import RowRoles, Table
+from dboost.data.chunk import CategoryIndex, too_many_classes
+from dboost.data.column import CategoryColumn, Column
 from dboost.data.row_metadata import EXACT, levels_dtype, result_dtype
 from dboost.errors import DataError, ParameterError, warn
 from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, by_name
@@ -105,24 +106,22 @@ def check_range(loss: Loss, values: np.ndarray, row_name: Callable[[int], str]) 
 
 def encode_like(table: Table, target: Target) -> np.ndarray:
     """Return the target of a table, encoded like the training target: float64[n_rows]."""
-    return _encode(table, table.target, table.weight, target, table.row_name)
+    return _encode(table, table.all_roles, target, table.row_name)
 
 
 def encode_chunk(table: Table, k: int, target: Target) -> np.ndarray:
     """Return the same for chunk k only: float64[n]; zeros if it has no rows of positive weight."""
-    column, weight, _ = table.roles(k)
-    if not table.lengths[k] or (weight is not None and not (weight > 0).any()):
+    roles = table.roles(k)
+    if not table.lengths[k] or (roles.weight is not None and not (roles.weight > 0).any()):
         return np.zeros(table.lengths[k])
     first = sum(table.lengths[:k])
-    return _encode(table, column, weight, target, lambda row: table.row_name(first + row))
+    return _encode(table, roles, target, lambda row: table.row_name(first + row))
 
 
-def _encode(
-    table: Table, column: Column | None, weight: np.ndarray | None, target: Target, row_name: Callable[[int], str]
-) -> np.ndarray:
-    """Encode the target of some rows of a table. row_name : maps a position in `column` to the row's name."""
-    assert column is not None
-    column = _counted(column, weight)
+def _encode(table: Table, roles: RowRoles, target: Target, row_name: Callable[[int], str]) -> np.ndarray:
+    """Encode the target of some rows of a table. row_name : maps a position in `roles` to the row's name."""
+    assert roles.target is not None
+    column = _counted(roles.target, roles.weight)
     if target.classes is None:
         if not isinstance(column, np.ndarray):
             raise DataError("the target holds categories or text, the training target numbers")

@@ -249,7 +249,7 @@ class WorkerSession(PartitionLoader):
         """Return the engine of a fit without a cluster, and drop the batch's raw values."""
         rows, terms, n_threads = self._rows.pop(batch), spec.target.loss.terms(), self._n_threads
         for table in (self._tables[batch], rows.table):
-            table.target = None  # as it was read; `rows` has it encoded
+            table.drop_target()  # as it was read; `rows` has it encoded
         budget = spec.budget
         fits = budget is None or budget.holds_rows(spec.shard, rows.n_kept, n_threads)
         engine: Engine

@@ -14,19 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data import CategoryColumn, Chunk, Column, Table
+from dboost.data import CategoryColumn, Chunk, Column, RowRoles, Table
 from dboost.data.binning import FEW, Binning, distinct_values, padded_edges
 from dboost.data.chunk import (
     BinnedPartition,
     CategoryIndex,
     DecodedColumns,
     MatrixColumns,
-    apply,
     float_dtype,
     native,
     plain,
     plain_blocks,
 )
+from dboost.data.column import apply
+from dboost.data.roles import rows_of
 from dboost.data.table import kept_rows
 from dboost.errors import DataError
 from dboost.kernels.bins import encode_column, encode_matrix, fill_tiles
@@ -229,17 +230,15 @@ def bin_chunk(chunk: Chunk, binning: Binning) -> tuple[BinnedPartition, Chunk, n
     features, n = binning.features, chunk.n_rows
     matrix = None if any(feature.is_categorical for feature in features) else chunk.matrix
     known = Chunk(n, chunk.columns if matrix is not None else tuple(map(_of_feature, features, chunk.columns)), matrix=matrix)
-    kept = kept_rows(chunk.weight)
+    kept = kept_rows(chunk.roles.weight)
     rows = np.arange(n) if kept is None else kept
     codes = empty_binned_columns(plan_layout(binning.n_bins, binning.is_categorical), len(rows))
     with ThreadPoolExecutor(1) as pool:
         infinite = Encoder(binning, codes, pool, 1).encode(known, kept, 0)
     if infinite is not None:
         raise DataError(f"column {features[infinite[1]].name!r} holds an infinite value (row {infinite[0]})")
-    target, weight, offset = (_chunk_rows(column, rows) for column in (chunk.target, chunk.weight, chunk.offset))
-    assert target is not None and not isinstance(weight, CategoryColumn) and not isinstance(offset, CategoryColumn)
     of_features = tuple(codes.of(feature) for feature in range(len(features)))
-    return BinnedPartition(of_features, target, weight, offset), known, rows
+    return BinnedPartition(of_features, chunk.roles.rows(rows)), known, rows
 
 
 def _of_feature(feature: Feature, column: Column) -> Column:
@@ -270,19 +269,16 @@ def in_ranges(work: Callable[[int, int], Any], n: int, n_threads: int) -> None:
             done.result()
 
 
-RowMetadataSlices = tuple[Column | None, np.ndarray | None, np.ndarray | None]
-
-
 @dataclass(frozen=True, eq=False)
 class EncodedBlock:
     """Some encoded rows of positive weight, or some that were chosen.
 
-    chunk : their raw values; roles : target, weight and offset; codes : valid until the next block; number : of the chunk of
+    chunk : their raw values; roles : of the same rows; codes : valid until the next block; number : of the chunk of
     the table; rows : the rows of that chunk.
     """
 
     chunk: Chunk
-    roles: RowMetadataSlices
+    roles: RowRoles
     codes: BinnedColumns
     number: int
     rows: slice | np.ndarray
@@ -314,7 +310,7 @@ def encoded_pieces(
                 continue
             roles = table.roles(i)
             if chosen is None:
-                kept = kept_rows(roles[1])
+                kept = kept_rows(roles.weight)
             else:
                 kept = chosen[slice(*np.searchsorted(chosen, (start, start + length)))] - start
             for begin, some, chunk in table.slices(i, kept):
@@ -329,8 +325,7 @@ def encoded_pieces(
                         row, feature = infinite
                         where = table.row_name(start + int(np.arange(length)[rows][row]))
                         raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})")
-                    metadata: Any = tuple(_chunk_rows(role, rows) for role in roles)
-                    yield EncodedBlock(piece, metadata, codes.part(slice(0, last - first)), i, rows)
+                    yield EncodedBlock(piece, roles.rows(rows), codes.part(slice(0, last - first)), i, rows)
             start += length
 
 
@@ -342,13 +337,7 @@ def some_rows(chunk: Chunk, rows: slice | np.ndarray) -> Chunk:
     matrix = None if chunk.matrix is None else chunk.matrix[rows]
     if matrix is not None:
         return Chunk(n_rows, MatrixColumns(matrix), matrix=matrix)
-    return Chunk(n_rows, tuple(_chunk_rows(column, rows) for column in chunk.columns))  # type: ignore[misc]
-
-
-def _chunk_rows(column: Column | None, rows: slice | np.ndarray) -> Column | None:
-    if isinstance(column, CategoryColumn):
-        return CategoryColumn(column.codes[rows], column.categories)
-    return None if column is None else column[rows]
+    return Chunk(n_rows, tuple(rows_of(column, rows) for column in chunk.columns))
 
 
 def tiles_of(codes: BinnedColumns, layout: BinLayout) -> np.ndarray:

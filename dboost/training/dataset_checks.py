@@ -7,7 +7,7 @@ caller names the file.
 
 Both formats use the same checks: blocks in one folder (`training.prepared_dataset`) when `storage.block_file.BlockFile` reads a
 block for the first time, and Parquet parts (`training.dataset_rows`) in the process that reads them. The checks cost a maximum
-of each column of codes, and a few passes over target, weight and offset.
+of each column of codes, and a few passes over the roles.
 
 Memory that is allocated is bounded by the size of the files and by the number of rows that the description promises: numbers of
 rows, types and lengths are compared before anything is decoded.
@@ -26,14 +26,13 @@ import numpy as np
 from dboost._lazy_import import pa
 from dboost.data import CategoryColumn, Column
 from dboost.data.binning import MAX_FINE_BINS, Binning
+from dboost.data.roles import ROLES, RowRoles
 from dboost.data.row_metadata import (
     EXACT,
     MetadataRows,
     check_exact,
     check_max_weight,
-    check_offset,
-    check_target,
-    check_weight,
+    issues_of,
     raise_for_issues,
 )
 from dboost.errors import DataError
@@ -47,6 +46,8 @@ from dboost.storage.block_file import Field
 
 #: Errors of parsing content that has a right digest and a wrong structure.
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError)
+#: Fields of the roles beside the target, in their order in files.
+STORED = tuple(role.field for role in ROLES.values() if role.name != "target")
 #: Rows of codes whose maxima are computed at a time, so that they stay in the cache.
 _PIECE_ROWS = 2048
 #: NumPy's parser of dtype names accepts more than names, such as shapes.
@@ -95,7 +96,7 @@ def parse_binning(content: dict[str, Any]) -> Binning:
 def parse_settings(value: Any) -> dict[str, Any]:
     """Return the parameters of `dboost.prepare` in a description."""
     refuse(not isinstance(value, dict), "settings is not a mapping")
-    for name in ("target", "sample_weight", "offset"):
+    for name in ROLES:
         refuse(not isinstance(value[name], str | int | float | list | None), f"{name} in settings is no name")
     count(value["max_bins"], "max_bins in settings", 2, 255)
     model = value.get("start_from")
@@ -145,7 +146,7 @@ def check_layout(fields: Mapping[str, Sequence[Field]], binning: Binning, contin
     refuse(list(fields["codes"]) != tiles, "the fields of codes are not those of the bins")
     roles = [
         "target",
-        *(name for name in ("weight", "offset", "begun", "start") if any(one.name == name for one in fields["rows"])),
+        *(name for name in (*STORED, "begun", "start") if any(one.name == name for one in fields["rows"])),
     ]
     names = [one.name for one in fields["rows"]]
     refuse(
@@ -235,7 +236,7 @@ def _largest(codes: np.ndarray) -> np.ndarray:
 
 
 class RolesCheck:
-    """Target, weight, offset and scores, for blocks of rows: valid numbers, and together the targets that are promised.
+    """Roles and scores, for blocks of rows: valid numbers, and together the targets that are promised.
 
     Parameters
     ----------
@@ -253,12 +254,12 @@ class RolesCheck:
 
     def __call__(self, block: int, views: dict[str, np.ndarray]) -> str | None:
         """Return what is wrong with a block."""
-        target, weight = views["target"], views.get("weight")
-        found = self.of_targets(target) or roles_problem(target, weight, views.get("offset"))
+        roles = stored_roles(views)
+        found = self.of_targets(roles.numbers) or roles_problem(roles)
         for name in ("begun", "start"):
             if found is None and name in views and not np.isfinite(views[name]).all():
                 found = "scores are not finite"
-        self._max_weight = max(self._max_weight, 1.0 if weight is None else float(weight.max()))
+        self._max_weight = max(self._max_weight, 1.0 if roles.weight is None else float(roles.weight.max()))
         self._missing_blocks -= 1
         return found if found is not None or self._missing_blocks else self._at_the_end()
 
@@ -296,16 +297,20 @@ class RolesCheck:
         return None
 
 
-def roles_problem(target: Column, weight: np.ndarray | None = None, offset: np.ndarray | None = None) -> str | None:
-    """Return what is wrong with target, weight and offset of rows of positive weight."""
-    rows = MetadataRows((len(target),), False)
-    issues = check_target(target, "target", rows) + check_exact(target, "target", rows)
+def stored_roles(views: Mapping[str, np.ndarray]) -> RowRoles:
+    """Return the roles among the fields of a block of rows."""
+    return RowRoles(**{role.field: views[role.field] for role in ROLES.values() if role.field in views})
+
+
+def roles_problem(roles: RowRoles) -> str | None:
+    """Return what is wrong with the roles of rows of positive weight."""
+    rows, target = MetadataRows((roles.n_rows,), False), roles.target
+    issues = [issue for role, column in roles.by_name().items() for issue in issues_of(role, column, role, rows)]
+    issues += check_exact(target, "target", rows)
     if isinstance(target, CategoryColumn):
         issues += rows.flagged("target", target.codes >= len(target.categories), "has a code of no category")
-    if weight is not None:
-        issues += check_weight(weight, "sample_weight", rows) + rows.flagged("sample_weight", weight == 0, "is zero")
-    if offset is not None:
-        issues += check_offset(offset, "offset", rows)
+    if roles.weight is not None:
+        issues += rows.flagged("sample_weight", roles.weight == 0, "is zero")
     try:
         raise_for_issues(issues)
     except DataError as error:
@@ -330,7 +335,7 @@ class PartPromise(NamedTuple):
 
     names: tuple[str, ...]  # of the features
     n_bins: np.ndarray  # of each feature
-    filled: tuple[bool, bool, bool]  # whether there are targets, weights and offsets
+    filled: tuple[str, ...]  # the roles
     has_categories: bool  # whether the target has categories
 
 
@@ -442,10 +447,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         refuse(shift > 63, "its footer has a number that is too long")
 
 
-def decode_part(
-    content: bytes, n_rows: int, promise: PartPromise
-) -> tuple[tuple[np.ndarray, ...], Column, np.ndarray | None, np.ndarray | None]:
-    """Return codes, target, weight and offset in the content of a part.
+def decode_part(content: bytes, n_rows: int, promise: PartPromise) -> tuple[tuple[np.ndarray, ...], RowRoles]:
+    """Return codes and roles in the content of a part.
 
     Raises
     ------
@@ -453,16 +456,16 @@ def decode_part(
         Saying what is wrong.
     """
     types = {f"b{j}": "uint8" if n <= NARROW_BINS else "uint16" for j, n in enumerate(promise.n_bins.tolist())}
-    roles = [name for name, there in zip(("weight", "offset"), promise.filled[1:], strict=True) if there]
-    columns, target = decoded(content, n_rows, types | dict.fromkeys(roles, "double"), promise.has_categories)
-    weight, offset = columns.pop("weight", None), columns.pop("offset", None)
+    others = {ROLES[role].field: "double" for role in promise.filled if role != "target"}
+    columns, target = decoded(content, n_rows, types | others, promise.has_categories)
+    roles = RowRoles(target, **{name: columns.pop(name) for name in others})
     codes = tuple(columns.values())
     for name, column, last in zip(promise.names, codes, promise.n_bins.tolist(), strict=True):
         largest = int(column.max(initial=0))
         refuse(largest > last, _beyond(repr(name), largest, last))
-    problem = roles_problem(target, weight, offset)
+    problem = roles_problem(roles)
     refuse(problem is not None, problem or "")
-    return codes, target, weight, offset
+    return codes, roles
 
 
 #: Returns what is wrong with the fields of a block, see `storage.block_file.BlockFile`.

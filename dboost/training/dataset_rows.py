@@ -6,7 +6,7 @@ set, which was drawn when the raw values were read. Everything else is as for an
 **Files** of a data set that the workers of a cluster have written, in a folder that they share or in an object store::
 
     dataset.json                  features, split points, settings, and the checksum of every other file; written last
-    part-<version>-00000.parquet  bin codes (columns b0, b1, …), target, weight and offset of a partition
+    part-<version>-00000.parquet  bin codes (columns b0, b1, …) and roles of a partition
     sample-<version>.parquet      values and targets of the reference sample
     lease.json                    the lease of the run that writes (`storage.lease`)
 
@@ -34,7 +34,9 @@ import numpy as np
 from dboost._lazy_import import fsspec, pa
 from dboost.data import CategoryColumn, Chunk, Column, ReadOptions, Table
 from dboost.data.binning import Binning
-from dboost.data.chunk import BinnedPartition, CategoryIndex, DecodedColumns, apply
+from dboost.data.chunk import BinnedPartition, CategoryIndex, DecodedColumns
+from dboost.data.column import apply
+from dboost.data.roles import ROLES, RowRoles
 from dboost.data.table import open_binned
 from dboost.errors import DataError, DBoostError, ParameterError, shown
 from dboost.model.ensemble import Ensemble, FlatEnsemble
@@ -196,7 +198,7 @@ class LocalRows:
         return LocalTable(opened, request.n_threads, request.budget)
 
     def targets(self) -> Column:
-        return joined_targets([partition.target for partition in self._partitions()])
+        return joined_targets([partition.roles.target for partition in self._partitions()])
 
     def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
         parts, first = [], 0
@@ -223,8 +225,8 @@ def scores_of_partition(
     for model, of_fold in zip(models, uses, strict=True):
         rows = np.flatnonzero(of_fold == TEST)
         raw = FlatEnsemble(model).raw_scores(matrix_of(Chunk(len(rows), columns.rows(rows))), n_threads=1)
-        if partition.offset is not None:
-            raw += partition.offset[rows, None]
+        if partition.roles.offset is not None:
+            raw += partition.roles.offset[rows, None]
         found.append((rows, raw))
     return found
 
@@ -240,9 +242,9 @@ def joined_scores(parts: Sequence[tuple[int, FoldScoresOfPartition]]) -> list[tu
     ]
 
 
-def joined_targets(parts: Sequence[Column]) -> Column:
+def joined_targets(parts: Sequence[Column | None]) -> Column:
     """Join the targets of partitions, which may have different categories, sorted."""
-    filled = [part for part in parts if len(part)]
+    filled = [part for part in parts if part is not None and len(part)]
     if not any(isinstance(part, CategoryColumn) for part in filled):
         return np.concatenate([part for part in filled if not isinstance(part, CategoryColumn)])
     index = CategoryIndex("target", is_target=True)
@@ -267,7 +269,7 @@ class StoredDataset:
     settings: dict[str, Any]  # parameters of `dboost.prepare`, by name
     files: tuple[tuple[str, str], ...]  # name and checksum of the file of each partition
     lengths: tuple[int, ...]  # rows of positive weight of each partition
-    filled: tuple[bool, bool, bool]  # whether there are targets, weights and offsets
+    filled: tuple[str, ...]  # the roles that the rows have
     n_bytes: int
 
     @property
@@ -290,9 +292,9 @@ def new_version() -> str:
 def write_part(root: str, version: str, i: int, partition: BinnedPartition) -> tuple[str, str, int]:
     """Write a partition; return the name, the checksum and the size of its file."""
     columns: dict[str, Any] = {f"b{j}": codes for j, codes in enumerate(partition.codes)}
-    roles = {"weight": partition.weight, "offset": partition.offset}
-    columns |= {name: values for name, values in roles.items() if values is not None}
-    return _write(root, _part(version, i), columns, partition.target)
+    roles = partition.roles.by_name()
+    target = roles.pop("target")
+    return _write(root, _part(version, i), columns | {ROLES[role].field: values for role, values in roles.items()}, target)
 
 
 def _part(version: str, i: int) -> str:
@@ -348,7 +350,7 @@ def write_description(
     settings: dict[str, Any],
     parts: Sequence[tuple[str, str, int]],
     lengths: Sequence[int],
-    filled: Sequence[bool],
+    filled: Sequence[str],
     lease: Lease,
 ) -> StoredDataset:
     """Complete a data set whose partitions have been written; remove the files of an older one.
@@ -372,7 +374,7 @@ def write_description(
         "settings": settings,
         "files": files,
         "lengths": list(lengths),
-        "filled": list(filled),
+        "filled": [role in filled for role in ROLES],
         "sample": sample[:2],
     }
     text = json.dumps(content, ensure_ascii=False, sort_keys=True)
@@ -422,10 +424,9 @@ def _stored(root: str, content: dict[str, Any]) -> StoredDataset:
     binning, settings = parse_binning(content), parse_settings(content["settings"])
     lengths = tuple(count(n, "the number of rows of a part") for n in content["lengths"])
     n_rows = count(sum(lengths), "the number of rows", 1)
-    filled = tuple(content["filled"])
-    refuse(
-        len(filled) != 3 or any(type(one) is not bool for one in filled) or not filled[0], "filled is not three truth values"
-    )
+    filled = content["filled"]
+    wrong = len(filled) != len(ROLES) or any(type(one) is not bool for one in filled) or not filled[0]
+    refuse(wrong, f"filled is not {len(ROLES)} truth values")
     files = [(name, checksum) for name, checksum in content["files"]]
     refuse(len(files) != len(lengths), f"there are {len(files)} parts for {len(lengths)} numbers of rows")
     (sample, checksum) = content["sample"]
@@ -440,7 +441,7 @@ def _stored(root: str, content: dict[str, Any]) -> StoredDataset:
         columns, target = decoded(encoded, None, types, None)
         values = np.column_stack(list(columns.values()))
         check_sample_rows(len(values), n_rows, len(binning.features))
-        problem = sample_problem(values, binning) or roles_problem(target)
+        problem = sample_problem(values, binning) or roles_problem(RowRoles(target))
         refuse(problem is not None, problem or "")
     except ValueError as error:
         raise StorageError(f"{shown(root)}/{sample} is damaged: {error}; prepare the data set again") from error
@@ -450,7 +451,7 @@ def _stored(root: str, content: dict[str, Any]) -> StoredDataset:
         settings,
         tuple(files),
         lengths,
-        (filled[0], filled[1], filled[2]),
+        tuple(role for role, there in zip(ROLES, filled, strict=True) if there),
         count(content["n_bytes"], "n_bytes"),
     )
 

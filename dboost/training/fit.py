@@ -442,7 +442,7 @@ def learn_target(request: FitRequest, scans: Callable[[], list[TargetScan]]) -> 
         return target_of(warm_start.model, parameters)
     if request.classes is not None:
         return target_for(request.classes, parameters)
-    return choose_target(scans(), parameters, name_of_target(request.columns[0]))
+    return choose_target(scans(), parameters, name_of_target(request.roles.get("target")))
 
 
 def starts_of(n_kept: dict[int, int]) -> dict[int, int]:

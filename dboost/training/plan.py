@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
@@ -388,8 +388,8 @@ class FitRequest:
     n_threads: int
     eval_sets: tuple[NamedSet, ...] = ()
     eval_metric: Any = None
-    #: Target, weight and offset of the training table as the user gave them; column names also apply to evaluation sets.
-    columns: tuple[Any, Any, Any] = (None, None, None)
+    #: Roles of the training table as the user gave them, by name; column names also apply to evaluation sets.
+    roles: Mapping[str, Any] = field(default_factory=dict)
     callbacks: tuple[Callback, ...] = ()
     progress: bool | None = None
     make_validation_plan: MakeValidationPlan | None = None
@@ -421,7 +421,7 @@ class FitRequest:
 
     def named_columns(self) -> list[NamedSet]:
         """Return the evaluation sets, tables with the column names of the training table."""
-        return list(_with_columns(self.eval_sets, *self.columns))
+        return list(_with_columns(self.eval_sets, self.roles))
 
 
 @dataclass(frozen=True, eq=False)
@@ -742,12 +742,13 @@ def with_own_metrics(metrics: Sequence[MetricReduction], own: Sequence[MetricRed
 
 
 def _with_columns(
-    sets: Sequence[tuple[str, Any, Any, Any, Any]], target_name: Any, weight_name: Any, offset_name: Any
+    sets: Sequence[tuple[str, Any, Any, Any, Any]], roles: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Any, Any, Any]]:
-    """Yield the evaluation sets, tables without a target with the given column names of target, weight and offset."""
+    """Yield the evaluation sets, tables without a target with the names of the training table's columns."""
+    weight_name, offset_name = roles.get("sample_weight"), roles.get("offset")
     for name, data, target, weight, offset in sets:
         if target is None:
-            target = column_named(target_name, data)
+            target = column_named(roles.get("target"), data)
             if target is None:
                 raise ParameterError(
                     f"evaluation set {name!r} is a table without a target: give (X, y), or name the target column in fit"

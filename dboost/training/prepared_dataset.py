@@ -3,7 +3,7 @@
     binned.json   features, split points, target, number of rows, and the checksum of every block; written last, so a folder
                   without it is no prepared data set
     codes         tiles and wide columns, see `shards.block_store`
-    rows          target (numbers, or the codes of its categories), weight, offset; if a model is continued, the initial raw
+    rows          the roles, targets as numbers or the codes of their categories; if a model is continued, the initial raw
                   scores (``start``) and, if that fit is resumed, those before its first iteration (``begun``)
     portrait      reference sample: feature values and targets of some rows, for the models' summary of the data
 
@@ -40,10 +40,11 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data import CategoryColumn, Column, Table
+from dboost.data import CategoryColumn, Column, RowRoles, Table
 from dboost.data.binning import Binning, columns_at_once, propose_all, sample_rows
 from dboost.data.chunk import BinnedPartition
 from dboost.data.labels import Names, text_of
+from dboost.data.roles import ROLES
 from dboost.data.table import kept_rows, values_of
 from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, reason
 from dboost.kernels.histograms import BinLayout
@@ -71,6 +72,7 @@ from dboost.storage.spool import PrivateDirectory
 from dboost.training.callbacks import Callback
 from dboost.training.dataset_checks import (
     MALFORMED,
+    STORED,
     BlockCheck,
     CodesCheck,
     RolesCheck,
@@ -96,8 +98,7 @@ class TableScan:
     n_kept: tuple[int, ...]  # rows of positive weight in each chunk
     target: TargetScan
     categories: tuple[Level, ...] | None  # of a target of text or categories, in the order of their codes
-    weighted: bool  # whether some weight is neither 0 nor 1
-    has_offset: bool
+    stored: tuple[str, ...]  # the roles that the rows have; weights only if some are neither 0 nor 1
 
     @property
     def n_rows(self) -> int:
@@ -108,18 +109,21 @@ def scan_table(table: Table) -> TableScan:
     """Read the targets and weights of a table, chunk by chunk."""
     n_kept: list[int] = []
     categories: tuple[Level, ...] | None = None
-    weighted = has_offset = False
+    weighted, found = False, set[str]()
     for i, length in enumerate(table.lengths):
         if not length:
             n_kept.append(0)
             continue
-        target, weight, offset = table.roles(i)
+        roles = table.roles(i)
+        weight, target = roles.weight, roles.target
         n_kept.append(length if weight is None else int(np.count_nonzero(weight > 0)))
         if isinstance(target, CategoryColumn):
             categories = target.categories
         weighted = weighted or (weight is not None and not ((weight == 0.0) | (weight == 1.0)).all())
-        has_offset = has_offset or offset is not None
-    return TableScan(tuple(n_kept), scan_targets(table)[0], categories, weighted, has_offset)
+        found |= roles.by_name().keys()
+    if not weighted:
+        found -= {"sample_weight"}
+    return TableScan(tuple(n_kept), scan_targets(table)[0], categories, tuple(role for role in ROLES if role in found))
 
 
 @dataclass(eq=False)
@@ -159,9 +163,9 @@ class PreparedDataset:
             self.codes.read(block, buffer)
             views, codes = self.codes.views(buffer, block), empty_binned_columns(layout, len(rows["target"]))
             codes_of(views["tiles"], views.get("wide"), layout, codes)
-            weight, offset = (None if name not in rows else rows[name].copy() for name in ("weight", "offset"))
+            others = {name: rows[name].copy() for name in STORED if name in rows}
             columns = tuple(codes.of(feature) for feature in range(len(self.binning.edges)))
-            found.append(BinnedPartition(columns, self.as_given(rows["target"]), weight, offset))
+            found.append(BinnedPartition(columns, RowRoles(self.as_given(rows["target"]), **others)))
         return found
 
     def as_given(self, stored: np.ndarray) -> Column:
@@ -186,7 +190,7 @@ def propose_within(
     for i, (length, n) in enumerate(zip(table.lengths, n_kept, strict=True)):
         rows = sample_rows(n_rows, seed, first, first + n) - first
         if len(rows):
-            weight = table.roles(i)[1]
+            weight = table.roles(i).weight
             kept = kept_rows(weight)
             rows = rows if kept is None else kept[rows]
             sample.append(start + rows)
@@ -231,13 +235,8 @@ def write_binned(
     flat = None if model is None else FlatEnsemble(model)
     outputs = () if model is None or model.n_outputs == 1 else (model.n_outputs,)
     resumes = warm_start.is_new_source and warm_start.n_before > warm_start.n_earlier
-    wanted = {
-        "weight": (scan.weighted, ()),
-        "offset": (scan.has_offset, ()),
-        "begun": (resumes, outputs),
-        "start": (flat is not None, outputs),
-    }
-    fields = [Field("target", "<f8"), *(Field(name, "<f8", shape) for name, (present, shape) in wanted.items() if present)]
+    fields = [Field(ROLES[role].field, "<f8") for role in scan.stored]
+    fields += [Field(name, "<f8", outputs) for name, there in (("begun", resumes), ("start", flat is not None)) if there]
     tiles = code_fields(layout)
     block_rows = rows_that_fit(tiles, scan.n_rows)
     files: dict[str, BlockFile] = {}
@@ -248,19 +247,17 @@ def write_binned(
         sampled_rows: list[tuple[np.ndarray, np.ndarray]] = []
         first = 0
         for piece in encoded_pieces(table, binning, layout, n_threads, block_rows):
-            target, weight, offset = piece.roles
+            target, offset = piece.roles.target, piece.roles.offset
             values = target.codes if isinstance(target, CategoryColumn) else target
             assert values is not None
+            roles: dict[str, Any] = piece.roles.by_name() | {"target": values}
             rows = reference_rows(scan.n_rows, len(table.features), seed, first, first + piece.codes.n_rows) - first
             sampled_rows.append((values_of(piece.chunk, rows), values[rows].astype(np.float64)))
             first += piece.codes.n_rows
             written: dict[str, np.ndarray | None] = {
                 "tiles": tiles_of(piece.codes, layout),
                 "wide": piece.codes.wide if len(piece.codes.wide) else None,
-                "target": values,
-                "weight": weight if scan.weighted else None,
-                "offset": offset,
-            }
+            } | {ROLES[role].field: roles[role] for role in scan.stored}
             if flat is not None:
                 matrix = matrix_of(piece.chunk)
                 scores = np.repeat(warm_start.baseline[:, None], len(matrix), axis=1)
@@ -284,7 +281,7 @@ def write_binned(
 
 
 class PreparedTargets:
-    """Targets, weights and offsets of a prepared data set for one fit, block by block.
+    """Roles of a prepared data set for one fit, block by block.
 
     continues : whether a model of other data is continued (default False); then its raw scores replace the offsets, and a class
     that is missing in the model is an error. missing : a model and its iterations (first, last) that are missing in the scores
@@ -665,11 +662,10 @@ def check_same(settings: dict[str, Any], where: str, given: dict[str, Any]) -> N
             raise ParameterError(f"{name}={given_value!r} does not fit the data: {where} {what}")
 
 
-def named_roles(settings: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
-    """Return the names of the columns of target, weight and offset; None for those that were given as values."""
-    names = (settings[name] for name in ("target", "sample_weight", "offset"))
-    target, weight, offset = (None if name is None or str(name).startswith("<") else str(name) for name in names)
-    return target, weight, offset
+def named_roles(settings: dict[str, Any]) -> dict[str, str]:
+    """Return the names of the columns of roles, without those that were given as values."""
+    names = {role: settings.get(role) for role in ROLES}
+    return {role: str(name) for role, name in names.items() if name is not None and not str(name).startswith("<")}
 
 
 def describe(value: Any) -> Any:

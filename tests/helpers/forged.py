@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dboost
-from dboost.data import CategoryColumn
 from dboost.data.chunk import BinnedPartition
 from dboost.kernels.checksum import checksum
 from dboost.storage.block_file import BlockFile, Field
@@ -62,16 +61,13 @@ def make(base: Path, target: str = "grade", **roles: Any) -> None:
         cuts = [slice(0, 150), slice(150, 150), slice(150, 300), slice(300, 400)]
         parts = [_part(whole, rows) for rows in cuts]
         files = [dataset_rows.write_part(root, version, i, part) for i, part in enumerate(parts)]
-        filled = tuple(role is not None for role in whole.roles)
+        filled = tuple(whole.roles.by_name())
         lengths = [part.n_rows for part in parts]
         dataset_rows.write_description(root, version, described, opened.settings, files, lengths, filled, lease)
 
 
 def _part(whole: BinnedPartition, rows: slice) -> BinnedPartition:
-    target = whole.target
-    of_rows = CategoryColumn(target.codes[rows], target.categories) if isinstance(target, CategoryColumn) else target[rows]
-    roles = (None if role is None else role[rows] for role in (whole.weight, whole.offset))
-    return BinnedPartition(tuple(np.ascontiguousarray(codes[rows]) for codes in whole.codes), of_rows, *roles)
+    return BinnedPartition(tuple(np.ascontiguousarray(codes[rows]) for codes in whole.codes), whole.roles.rows(rows))
 
 
 class Forged:

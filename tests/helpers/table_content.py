@@ -28,7 +28,8 @@ def content(table: Table) -> pd.DataFrame:
             assert isinstance(column, CategoryColumn) == feature.is_categorical
             assert not isinstance(column, CategoryColumn) or column.categories == feature.categories
             values[feature.name] = plain(column)
-        extra = {"<target>": chunk.target, "<weight>": chunk.weight, "<offset>": chunk.offset}
+        roles = chunk.roles
+        extra = {"<target>": roles.target, "<weight>": roles.weight, "<offset>": roles.offset}
         values |= {name: plain(column) for name, column in extra.items() if column is not None}
         assert all(len(column) == chunk.n_rows for column in values.values())
         # Series of objects, because pandas would guess another type for text

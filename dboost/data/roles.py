@@ -1,0 +1,124 @@
+"""What rows carry beside their features: target, weight, offset.
+
+`RowRoles` holds them for some rows, and declares each role in one line; `ROLES` is the table of the declarations. Everything
+that reads, stores, moves, checks and bins rows loops over this table, so a new role is one more line here.
+
+A role's *kind* says how its column is read: "any" keeps the values in their own dtype or as categories, "number" makes float64
+of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from dboost.data.column import CategoryColumn, Column
+
+Kind = Literal["any", "number"]
+#: Flags of invalid rows, what is wrong with them, and the remedy if it is not obvious.
+Flaw = tuple[np.ndarray, str, str]
+_NAN, _INFINITE = "contains NaN", "contains infinity"
+_MISSING = "contains NaN (a missing value)"
+
+
+@dataclass(frozen=True)
+class Role:
+    """One role."""
+
+    name: str  # keyword of `dboost.fit`
+    field: str  # in `RowRoles` and in files
+    kind: Kind
+    check: Callable[[Any], list[Flaw]]  # the flaws of a column
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """Of the array that is read; None for that of the values."""
+        return None if self.kind == "any" else np.dtype(np.float64)
+
+
+def _check_target(target: Column) -> list[Flaw]:
+    if isinstance(target, CategoryColumn):
+        return [(target.codes < 0, _MISSING, "")]
+    return [(np.isnan(target), _MISSING, ""), (np.isinf(target), _INFINITE, "")]
+
+
+def _check_weight(weight: np.ndarray) -> list[Flaw]:
+    return [*_check_number(weight), (weight < 0, "is negative", "")]
+
+
+def _check_number(values: np.ndarray) -> list[Flaw]:
+    return [(np.isnan(values), _NAN, ""), (np.isinf(values), _INFINITE, "")]
+
+
+def _role(name: str, kind: Kind, check: Callable[[Any], list[Flaw]]) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "check": check}
+
+
+@dataclass(frozen=True, eq=False)
+class RowRoles:
+    """The roles of some rows; those that they do not have are None."""
+
+    target: Column | None = field(default=None, metadata=_role("target", "any", _check_target))
+    weight: np.ndarray | None = field(default=None, metadata=_role("sample_weight", "number", _check_weight))  # float64[n]
+    offset: np.ndarray | None = field(default=None, metadata=_role("offset", "number", _check_number))  # float64[n]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Column | None]) -> RowRoles:
+        """Return the roles with these columns, by the names of the roles."""
+        return cls(**{ROLES[name].field: column for name, column in columns.items()})  # type: ignore[arg-type]
+
+    def by_name(self) -> dict[str, Column]:
+        """Return the columns that are there, by the names of the roles."""
+        columns = {name: getattr(self, role.field) for name, role in ROLES.items()}
+        return {name: column for name, column in columns.items() if column is not None}
+
+    def rows(self, some: slice | np.ndarray) -> RowRoles:
+        """Return some of the rows; views if they are consecutive."""
+        return RowRoles.of({name: rows_of(column, some) for name, column in self.by_name().items()})
+
+    @property
+    def n_rows(self) -> int:
+        """The number of targets."""
+        return 0 if self.target is None else len(self.target)
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The target, which has been encoded: float64[n]."""
+        assert isinstance(self.target, np.ndarray)
+        return self.target
+
+    @property
+    def nbytes(self) -> int:
+        columns = self.by_name().values()
+        return sum(column.codes.nbytes if isinstance(column, CategoryColumn) else column.nbytes for column in columns)
+
+    @staticmethod
+    def concatenated(parts: Sequence[RowRoles]) -> RowRoles:
+        """Return the rows of all parts, which have the same roles; categories are those of the first part."""
+        columns = [part.by_name() for part in parts]
+        return RowRoles.of({name: joined([one[name] for one in columns]) for name in columns[0]} if columns else {})
+
+
+#: The roles of rows that have none.
+NO_ROLES = RowRoles()
+#: The roles by their names.
+ROLES: dict[str, Role] = {one.metadata["name"]: Role(field=one.name, **one.metadata) for one in fields(RowRoles)}
+
+
+def rows_of(column: Column, some: slice | np.ndarray) -> Column:
+    """Return some rows of a column."""
+    if isinstance(column, CategoryColumn):
+        return CategoryColumn(column.codes[some], column.categories)
+    return column[some]
+
+
+def joined(parts: Sequence[Column]) -> Column:
+    """Concatenate parts of a column, all of them numbers or all with the same categories."""
+    first = parts[0]
+    if isinstance(first, CategoryColumn):
+        codes = [part.codes for part in parts if isinstance(part, CategoryColumn)]
+        return CategoryColumn(np.concatenate(codes), first.categories)
+    return np.concatenate([part for part in parts if not isinstance(part, CategoryColumn)])
