@@ -29,7 +29,7 @@ from dboost import DataError, ModelFileError, ParameterError
 from dboost.session.engines import FusedEngine
 from dboost.session.memory import Budget
 from dboost.shards import shard_spec
-from dboost.shards.shard import random_numbers, row_fingerprint
+from dboost.shards.statistics import random_numbers, row_fingerprint
 from dboost.storage import atomic_write
 from dboost.storage.lease import BusyError
 from dboost.training import checkpoint
@@ -374,7 +374,7 @@ def test_interrupted_the_message_says_what_is_kept(tmp_path: Path) -> None:
 def test_sums_of_rows_know_no_division() -> None:
     table = make_table([4, 255, 300], 1000)
     whole = table.shard(np.zeros(1000, np.float32), None)
-    sums = row_fingerprint(whole, 0, 1000)
+    sums = row_fingerprint.compute(whole, 0, 1000)
     naive = [
         sum(int(n) * (int(code) + 1) for n, code in zip(random_numbers(np.arange(1000)), codes, strict=True)) % 2**64
         for codes in table.codes
@@ -382,7 +382,11 @@ def test_sums_of_rows_know_no_division() -> None:
     assert sums[2:].tolist() == naive
     pieces = [table.shard(np.zeros(1000, np.float32), None, rows=rows) for rows in (slice(0, 300), slice(300, 1000))]
     with np.errstate(over="ignore"):
-        parts = row_fingerprint(pieces[0], 0, 120) + row_fingerprint(pieces[0], 120, 300) + row_fingerprint(pieces[1], 0, 700)
+        parts = (
+            row_fingerprint.compute(pieces[0], 0, 120)
+            + row_fingerprint.compute(pieces[0], 120, 300)
+            + row_fingerprint.compute(pieces[1], 0, 700)
+        )
     assert parts.tolist() == sums.tolist()
 
 

@@ -14,6 +14,7 @@ from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, SquaredError
 from dboost.session import engines as fused_engine
 from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Shard
+from dboost.shards.statistics import Statistic
 from dboost.training.leaf_values import Ask, TargetStats, target_stats
 from dboost.trees.tree_task import BEST_FIRST, GrowthPolicy
 from tests.helpers.sharded_engine import ShardedEngine
@@ -84,7 +85,7 @@ def test_an_engine_asks_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = FusedEngine(shard(slice(None)), terms, policy=policy, n_threads=3)
     cut = ShardedEngine([shard(slice(0, 40)), shard(slice(40, 101))], terms)
     for engine, n_results in ((alone, 3), (cut, 2)):
-        results = engine.map_shards(seen, 2)
+        results = engine.map_shards(Statistic(seen), 2)
         assert len(results) == n_results
         assert [sum(of) for of in zip(*results, strict=True)] == [101, 101 * 100]
         engine.close()

@@ -1,7 +1,8 @@
-"""Structure: a package imports only from the packages of lower layers; file names occur once; functions have few parameters.
+"""Structure: a package imports only from the packages of lower layers; no files import each other in a circle; file names
+occur once; functions have few parameters.
 
-`LAYERS` is the whole rule. Packages of one layer do not import each other. Every import counts, also one inside a function
-or for type checking only. A package or top-level module that the table lacks fails the test.
+`LAYERS` is the whole rule for packages. Packages of one layer do not import each other. Every import counts, also one inside a
+function or for type checking only. A package or top-level module that the table lacks fails the test.
 """
 
 from __future__ import annotations
@@ -116,6 +117,52 @@ def modules() -> list[tuple[str, Path]]:
 def test_packages_import_lower_layers_only() -> None:
     found = [line for module, path in modules() for line in violations(module, path.read_text(encoding="utf-8"))]
     assert found == []
+
+
+def files_imported(module: str, source: str, files: set[str]) -> set[str]:
+    """Return which of the files of the package a module imports; it may import itself."""
+    found = set()
+    for _, name, _ in imports(module, source):
+        while name and not {name, f"{name}.__init__"} & files:  # the name of a function, class or constant
+            name = name.rpartition(".")[0]
+        found |= {name, f"{name}.__init__"} & files
+    return found
+
+
+def circles(imported: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of files that import each other, directly or through others, and files that import themselves."""
+    reached = {file: set(others) for file, others in imported.items()}
+    for via in imported:
+        for others in reached.values():
+            if via in others:
+                others |= reached[via]
+    found = {tuple(sorted({file} | {other for other in reached[file] if file in reached[other]})) for file in imported}
+    return sorted(list(group) for group in found if len(group) > 1 or group[0] in imported[group[0]])
+
+
+def test_files_do_not_import_each_other_in_a_circle() -> None:
+    files = {module for module, _ in modules()}
+    assert circles({module: files_imported(module, path.read_text("utf-8"), files) for module, path in modules()}) == []
+
+
+@pytest.mark.parametrize(
+    ("sources", "found"),
+    [
+        ({"p.a": "from p import b", "p.b": "import p.c", "p.c": ""}, []),
+        (
+            {"p.a": "from p.b import f", "p.b": "def f():\n    from p.c import g", "p.c": "from .a import h"},
+            [["p.a", "p.b", "p.c"]],
+        ),
+        (
+            {"p.a": "if TYPE_CHECKING:\n    from p.b import F", "p.b": "import p.a", "p.c": "from p.a import g"},
+            [["p.a", "p.b"]],
+        ),
+        ({"p.__init__": "from p.a import f", "p.a": "from p import g"}, [["p.__init__", "p.a"]]),
+        ({"p.a": "from p.a import f"}, [["p.a"]]),
+    ],
+)
+def test_the_reader_of_circles_sees(sources: dict[str, str], found: list[list[str]]) -> None:
+    assert circles({module: files_imported(module, source, set(sources)) for module, source in sources.items()}) == found
 
 
 def test_files_are_named_after_what_they_are_about() -> None:

@@ -24,7 +24,7 @@ from dboost.kernels.quantile_keys import (
 )
 from dboost.losses import Quantile
 from dboost.metrics.exact import FEW, Window, exact_level, find_quantiles, find_size, from_keys, rank_unit
-from dboost.shards.shard import concatenated
+from dboost.shards.statistics import concatenated
 
 FLOATS = st.floats(-1e300, 1e300) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324])
 

@@ -20,8 +20,9 @@ from dboost.data import binning
 from dboost.errors import DataError, ParameterError
 from dboost.kernels.bins import quantile_fine_bins
 from dboost.session import engines as fused_engine
-from dboost.shards.shard import BinnedColumns, Shard, fine_bin_hessians, merge_into_bins
+from dboost.shards.shard import BinnedColumns, Shard, merge_into_bins
 from dboost.shards.shard_spec import plan_layout
+from dboost.shards.statistics import fine_bin_hessians
 from dboost.trees.bin_proposal import FINE_BINS_PER_BIN, BinMerge
 from dboost.trees.tree_task import RowSubset, Sample
 from tests.helpers.clusters import threads_cluster
@@ -99,7 +100,7 @@ def test_a_tree_s_bins_follow_from_the_hessians_of_its_rows(sampled: bool, weigh
     )  # fmt: skip
     shard.hessian = rng.gamma(0.5, size=n).astype(np.float32)
     part = RowSubset(Sample(1, 2**63) if sampled else None, 0, 0)
-    found = fine_bin_hessians(shard, 0, 1100, part, 100.0) + fine_bin_hessians(shard, 1100, n, part, 100.0)
+    found = fine_bin_hessians.compute(shard, 0, 1100, part, 100.0) + fine_bin_hessians.compute(shard, 1100, n, part, 100.0)
 
     taken = np.arange(n) if not sampled else shard.sampled_rows(*part)
     assert taken is not None and (len(taken) < n) == sampled

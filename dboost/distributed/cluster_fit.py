@@ -62,6 +62,7 @@ from dboost.session.protocol import (
 from dboost.session.target import TargetScan
 from dboost.shards.shard import TreeDelta
 from dboost.shards.shard_grower import BYTES_PER_ROW
+from dboost.shards.statistics import Statistic
 from dboost.training.callbacks import Iteration
 from dboost.training.fit import SessionRows, fit
 from dboost.training.fit_result import FitResult
@@ -240,10 +241,10 @@ class ClusterEngine:
         n_groups = -(-len(tasks) // most)
         return -(-len(tasks) // n_groups)
 
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return one result for each shard."""
         answers = self._with_recovery(
-            "map_shards", lambda: self.connection.ask(self._training.sessions, Session.shard_statistics, function, arguments)
+            "map_shards", lambda: self.connection.ask(self._training.sessions, Session.shard_statistics, statistic, arguments)
         )
         return [answer for of_worker in answers.values() for answer in of_worker]
 

@@ -115,8 +115,8 @@ def why_not_kept(kernel: Any) -> str | None:
         return f"{folder} cannot be written ({error.strerror}); set NUMBA_CACHE_DIR to a folder that can"
 
 
-NOTICE = _Notice()
-event.register("numba:compile", NOTICE)
+_NOTICE = _Notice()
+event.register("numba:compile", _NOTICE)
 
 
 def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -143,7 +143,7 @@ def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 def _cache_of(function: Callable[..., Any], counts_references: bool) -> Any:
     from dboost.kernels.cache_files import KernelCache
 
-    return KernelCache(function, _STAMP, counts_references)
+    return KernelCache(function, _STAMP, counts_references, _NOTICE.not_kept)
 
 
 def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:

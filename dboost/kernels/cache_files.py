@@ -31,8 +31,6 @@ from typing import Any
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, UserProvidedCacheLocator
 
-from dboost.kernels import NOTICE
-
 #: Seconds for which the files of other states of the code are kept: another checkout or branch may use them.
 OTHERS_KEPT = 24 * 3600
 _DIGEST_BYTES = 16
@@ -144,6 +142,8 @@ class KernelCache(FunctionCache):
         Digest of the code.
     counts_references : bool
         Whether the kernel counts references to arrays, for which Numba must be prepared for compilation.
+    not_kept : callable
+        Called with the error if the compiled kernel cannot be written.
 
     Raises
     ------
@@ -153,10 +153,12 @@ class KernelCache(FunctionCache):
 
     _impl_class = _KernelResults
 
-    def __init__(self, function: Callable[..., Any], stamp: str, counts_references: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], stamp: str, counts_references: bool, not_kept: Callable[[OSError], None]
+    ) -> None:
         super().__init__(function)
         self._cache_file = KernelFiles(self._cache_path, self._impl.filename_base, stamp)
-        self._counts_references = counts_references
+        self._counts_references, self._not_kept = counts_references, not_kept
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled kernel, or None. Numba prepares for compilation first, which takes a third of a second; here
@@ -173,7 +175,7 @@ class KernelCache(FunctionCache):
         try:
             super().save_overload(sig, data)
         except OSError as error:
-            NOTICE.not_kept(error)
+            self._not_kept(error)
 
 
 @cache

@@ -31,6 +31,7 @@ from dboost.session.protocol import BiteVisit, BuildSpec
 from dboost.shards.arcbite_rows import Bite, BiteFiles, FileBite, InMemoryBite, bite_sizes, bites_of, joined_bites
 from dboost.shards.shard import TreeDelta
 from dboost.shards.shard_spec import ShardSpec, code_fields, rows_that_fit
+from dboost.shards.statistics import Statistic
 from dboost.storage.spool import PrivateDirectory
 from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
 
@@ -318,8 +319,8 @@ class ArcbitesEngine:
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
         return self._current.advance(values, terms)
 
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return self._current.map_shards(function, *arguments)
+    def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
+        return self._current.map_shards(statistic, *arguments)
 
     def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
         return self._current.grow(tasks)

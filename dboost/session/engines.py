@@ -63,6 +63,7 @@ from dboost.shards.shard import (
 )
 from dboost.shards.shard_grower import ShardGrower
 from dboost.shards.shard_spec import ShardSpec, code_fields, plan_layout, rows_that_fit
+from dboost.shards.statistics import Statistic
 from dboost.storage.block_file import BlockFile
 from dboost.storage.spool import PrivateDirectory
 from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
@@ -392,10 +393,10 @@ class LeafRefitRows:
         assert number == self._n_advanced - 1 and self._stats is not None
         return self._stats
 
-    def map_ranges(self, iteration: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return ``function(shard, first, last, *arguments)`` of the rows, assigned to the leaves of an iteration's trees."""
+    def map_ranges(self, iteration: int, statistic: Statistic, *arguments: Any) -> Any:
+        """Return a statistic of the rows, assigned to the leaves of an iteration's trees."""
         self._assign_leaves(iteration)
-        return function(self._shard, 0, len(self._shard.target), *arguments)
+        return statistic.compute(self._shard, 0, len(self._shard.target), *arguments)
 
 
 LOOK_UP_SECONDS = 0.2
@@ -484,9 +485,9 @@ class TeamEngine(ABC):
         self._terms = self._terms if terms is None else terms
         return reduce(GradientStats.merge, [stats for stats in self._advance_rows(values) if stats is not None])
 
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the results of all threads' rows."""
-        return [one for results in self._map_rows(function, *arguments) for one in results]
+        return [one for results in self._map_rows(statistic, *arguments) for one in results]
 
     def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
         """Grow one tree after the other."""
@@ -494,11 +495,11 @@ class TeamEngine(ABC):
 
     @abstractmethod
     def _advance_rows(self, values: np.ndarray) -> Sequence[GradientStats | None]:
-        """Do the work of `advance` in all threads; return the statistics of their rows, None without rows."""
+        """Advance the rows of all threads; return their statistics by thread, None without rows."""
 
     @abstractmethod
-    def _map_rows(self, function: Callable[..., Any], *arguments: Any) -> Sequence[Sequence[Any]]:
-        """Do the work of `map_shards`; return the results of each thread."""
+    def _map_rows(self, statistic: Statistic, *arguments: Any) -> Sequence[Sequence[Any]]:
+        """Compute a statistic of the rows of all threads; return the results by thread."""
 
     @abstractmethod
     def _grow(self, task: TreeTask) -> GrownTree:
@@ -561,13 +562,13 @@ class FusedEngine(TeamEngine):
 
         return self.team.run(work)
 
-    def _map_rows(self, function: Callable[..., Any], *arguments: Any) -> Sequence[Sequence[Any]]:
+    def _map_rows(self, statistic: Statistic, *arguments: Any) -> Sequence[Sequence[Any]]:
         ranges = [self._range(thread) for thread in range(self.team.n_threads)]
-        is_short = getattr(function, "is_short", None)
+        is_short = statistic.is_short
         if is_short is not None and all(is_short(self.shard, *of, *arguments) for of in ranges):
-            return [[function(self.shard, *of, *arguments)] for of in ranges]
+            return [[statistic.compute(self.shard, *of, *arguments)] for of in ranges]
         self.route_excluded()
-        return self.team.run(lambda thread: [function(self.shard, *ranges[thread], *arguments)])
+        return self.team.run(lambda thread: [statistic.compute(self.shard, *ranges[thread], *arguments)])
 
     def route_excluded(self) -> None:
         """Assign rows that were excluded from a tree to its leaves now, and not in the next pass over all rows."""
@@ -771,9 +772,9 @@ class StreamedEngine(TeamEngine):
     def _advance_rows(self, values: np.ndarray) -> Sequence[GradientStats | None]:
         return self.team.run(lambda t: self.shards[t].advance_rows(self._terms, values))
 
-    def _map_rows(self, function: Callable[..., Any], *arguments: Any) -> Sequence[Sequence[Any]]:
-        """Return one result per block, or one per thread if results can be summed."""
-        return self.team.run(lambda t: self.shards[t].map_ranges(function, *arguments))
+    def _map_rows(self, statistic: Statistic, *arguments: Any) -> Sequence[Sequence[Any]]:
+        """Return one result per block, or one per thread if results can be merged."""
+        return self.team.run(lambda t: self.shards[t].map_ranges(statistic, *arguments))
 
     def _grow(self, task: TreeTask) -> GrownTree:
         for shard in self.shards:

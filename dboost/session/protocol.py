@@ -28,6 +28,7 @@ from dboost.session.target import Target, TargetScan
 from dboost.session.warm_start import WarmStart
 from dboost.shards.shard import TreeDelta
 from dboost.shards.shard_spec import ShardSpec
+from dboost.shards.statistics import Statistic
 from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
 
 if TYPE_CHECKING:
@@ -100,9 +101,6 @@ class ReplayState:
     visit: BiteVisit | None = None  # the current visit; None without arcbites
 
 
-Statistic = TypeVar("Statistic")
-
-
 class Engine(Protocol):
     """Train on rows, in this process or on the workers of a cluster."""
 
@@ -117,12 +115,11 @@ class Engine(Protocol):
         terms : the loss's new record for kernels; None keeps the previous one.
         """
 
-    def map_shards(self, function: Callable[..., Statistic], *arguments: Any) -> list[Statistic]:
-        """Return ``function(shard, first, last, *arguments)`` of ranges of rows that together cover all training rows.
+    def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
+        """Return the statistic of ranges of rows that together cover all training rows.
 
-        The function is defined at the top level of a module, because it is pickled for workers. It must not change the shard,
-        because all calls are repeated when a worker is lost. The engine chooses the ranges, and results must not depend on
-        them: merge them by sums of integers, minima or maxima.
+        The engine chooses the ranges, and the merged result must not depend on them. On a cluster all calls are repeated when
+        a worker is lost.
         """
 
     def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
@@ -395,8 +392,8 @@ class Session(Protocol):
     def search_slices(self, k: int, slices: Sequence[bytes], /) -> tuple[dict[int, PackedSplits], float]:
         """Return the best splits of the features of slice `k` by output, and the seconds. slices : they are added up."""
 
-    def shard_statistics(self, function: Callable[..., Any], arguments: tuple[Any, ...], /) -> list[Any]:
-        """Return ``function(shard, first, last, *arguments)`` of every shard."""
+    def shard_statistics(self, statistic: Statistic, arguments: tuple[Any, ...], /) -> list[Any]:
+        """Return the statistic of every shard."""
 
     def evaluate(
         self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[Any]], mark: int, n_cuts: int, /
@@ -411,10 +408,8 @@ class Session(Protocol):
     def refit_advance(self, batch: str, number: int, step: RefitStep, /) -> tuple[int, GradientStats | None]:
         """Return the number of rows, and their gradient statistics after a step."""
 
-    def refit_map(
-        self, batch: str, iteration: int, function: Callable[..., Any], arguments: tuple[Any, ...], /
-    ) -> tuple[int, Any]:
-        """Return the number of rows, and ``function(shard, first, last, *arguments)`` of them."""
+    def refit_map(self, batch: str, iteration: int, statistic: Statistic, arguments: tuple[Any, ...], /) -> tuple[int, Any]:
+        """Return the number of rows, and a statistic of them."""
 
 
 #: Names of a session's methods. A message may call no others.

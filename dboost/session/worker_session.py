@@ -73,6 +73,7 @@ from dboost.shards.shard import (
     leaves_of,
     runs_of,
 )
+from dboost.shards.statistics import Statistic
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.split_finder import PackedSplits, SplitFinder, pack_splits
 from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
@@ -471,11 +472,10 @@ class WorkerSession(PartitionLoader):
         }
         return found, time.perf_counter() - started
 
-    def shard_statistics(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
-        """Return ``function(shard, first, last, *arguments)`` of every shard."""
-        return [
-            result for results in self._each(lambda runner: runner.shard.map_ranges(function, *arguments)) for result in results
-        ]
+    def shard_statistics(self, statistic: Statistic, arguments: tuple[Any, ...]) -> list[Any]:
+        """Return the statistic of every shard."""
+        by_shard = self._each(lambda runner: runner.shard.map_ranges(statistic, *arguments))
+        return [result for results in by_shard for result in results]
 
     @property
     def n_rows(self) -> int:
@@ -573,12 +573,10 @@ class WorkerSession(PartitionLoader):
         rows = self._known_rows(batch)
         return (0, None) if rows is None else (rows.n_rows, rows.take_step(number, step))
 
-    def refit_map(
-        self, batch: str, iteration: int, function: Callable[..., Any], arguments: tuple[Any, ...]
-    ) -> tuple[int, Any]:
+    def refit_map(self, batch: str, iteration: int, statistic: Statistic, arguments: tuple[Any, ...]) -> tuple[int, Any]:
         """Return the number of rows and the result of `LeafRefitRows.map_ranges`, None without rows."""
         rows = self._known_rows(batch)
-        return (0, None) if rows is None else (rows.n_rows, rows.map_ranges(iteration, function, *arguments))
+        return (0, None) if rows is None else (rows.n_rows, rows.map_ranges(iteration, statistic, *arguments))
 
     def _known_rows(self, batch: str) -> LeafRefitRows | None:
         if batch not in self._refits:

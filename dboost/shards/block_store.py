@@ -42,6 +42,7 @@ from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.shards.encode import codes_of
 from dboost.shards.shard import BinnedColumns, Shard, advance_rows, empty_binned_columns
 from dboost.shards.shard_spec import ShardSpec, code_rows
+from dboost.shards.statistics import Statistic
 from dboost.storage.block_file import BlockFile, FieldRef
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import GradientStats, TreeTask
@@ -331,18 +332,12 @@ class StreamedShard:
             found = stats if found is None else found.merge(stats)
         return found
 
-    def map_ranges(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Call ``function(shard, first, last, *arguments)`` for every block; merge the results if the function has a `merge`.
-
-        Codes are read only for functions with the attribute `reads_codes`.
-        """
+    def map_ranges(self, statistic: Statistic, *arguments: Any) -> list[Any]:
+        """Return the statistic of every block, or of all blocks as a list of one item if results can be merged."""
         all_fields = [field.name for field in self.blocks.state.fields]
-        blocks = self.walk(codes=getattr(function, "reads_codes", False), rows=True, reads=all_fields)
-        results = (function(shard, 0, shard.n_rows, *arguments) for shard in blocks)
-        merge = getattr(function, "merge", None)
-        if merge is None or not self.n_rows:
-            return list(results)
-        return [reduce(merge, results)]
+        blocks = self.walk(codes=statistic.reads_codes, rows=True, reads=all_fields)
+        results = (statistic.compute(shard, 0, shard.n_rows, *arguments) for shard in blocks)
+        return list(results) if statistic.merge is None or not self.n_rows else [reduce(statistic.merge, results)]
 
     def begin(self, tasks: Sequence[TreeTask]) -> None:
         """Begin trees of different outputs: all rows belong to their roots."""

@@ -9,7 +9,7 @@ records of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from dboost.kernels.histograms import add_records, flush, rows_in_32_bits
 from dboost.kernels.rows import add_leaves, label_rows, quantise, split_records
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.shards.shard import Shard, advance_rows, merge_into_bins
+from dboost.shards.statistics import Statistic
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import GradientStats, TreeTask
 
@@ -59,9 +60,9 @@ class ShardGrower:
         shard = self.shard
         return advance_rows(shard, terms, values, shard.spec.loss_unit, self._block, 0, shard.n_rows)
 
-    def map_ranges(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Return ``[function(shard, 0, n_rows, *arguments)]``."""
-        return [function(self.shard, 0, self.n_rows, *arguments)]
+    def map_ranges(self, statistic: Statistic, *arguments: Any) -> list[Any]:
+        """Return the statistic of all rows as a list of one item."""
+        return [statistic.compute(self.shard, 0, self.n_rows, *arguments)]
 
     def close(self) -> None:
         """Do nothing; the shard has no files."""

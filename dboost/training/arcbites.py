@@ -28,6 +28,7 @@ from dboost.params import ADAPTIVE, CYCLIC, ArcBites
 from dboost.session.protocol import BiteEngine
 from dboost.shards.arcbite_rows import bite_sizes
 from dboost.shards.shard import Shard
+from dboost.shards.statistics import Statistic
 from dboost.training.callbacks import Progress
 from dboost.training.checkpoint import merged_fingerprint
 from dboost.training.loop import Assemble, BoostingLoop
@@ -210,6 +211,9 @@ def _due(
         cycle += 1
 
 
-def weight_of(shard: Shard, first: int, last: int) -> int | None:
+def _weight_of(shard: Shard, first: int, last: int) -> int | None:
     """Return the exact total weight of rows first…last-1."""
     return total(np.ones(last - first) if shard.weight is None else shard.weight[first:last])
+
+
+weight_of = Statistic(_weight_of)

@@ -10,7 +10,7 @@ parts, stored under names that never change (error messages use the words of `CA
 
 * *Settings.* Parameters and other arguments of the user.
 * *Data.* Of each feature the split points, the categories and a fingerprint, the sum of all rows' bin codes, each times a
-  random number of the row (see `shards.shard`). The sums are integers modulo 2**64, so they do not depend on partitions
+  random number of the row (see `shards.statistics`). The sums are integers modulo 2**64, so they do not depend on partitions
   and workers.
 
 **One run at a time** has a checkpoint: during the fit it holds the lease of the folder (`storage.lease`), the file
@@ -46,7 +46,7 @@ from dboost.schema import Feature
 from dboost.session.protocol import Engine
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, check_continues
-from dboost.shards.shard import row_fingerprint
+from dboost.shards.statistics import row_fingerprint
 from dboost.storage import atomic_write as files
 from dboost.storage.json_shape import ANY, OTHERS, PLAIN, Shape, Within, check_shape
 from dboost.storage.lease import Lease

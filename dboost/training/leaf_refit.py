@@ -29,7 +29,7 @@ from dboost.params import Parameters, make_parameters
 from dboost.session.protocol import RefitOrder, RefitStep, Session, SessionTable
 from dboost.session.row_samples import with_summary
 from dboost.session.warm_start import WarmStart, check_continues, keywords_for
-from dboost.shards.shard import leaf_totals
+from dboost.shards.statistics import Statistic, leaf_totals
 from dboost.training.fit import SessionRows, interruptible_reading
 from dboost.training.leaf_values import LeafEstimator, TargetStats, in_unit, in_units_of, target_stats
 from dboost.training.loop import in_rows
@@ -118,8 +118,8 @@ class _RefitRows:
         self._table.note_progress(f"advance {len(self._past)} of the leaf values")
         return found
 
-    def map_ranges(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return self._checked(self._table.ask(Session.refit_map, self._iteration, function, arguments))
+    def map_ranges(self, statistic: Statistic, *arguments: Any) -> list[Any]:
+        return self._checked(self._table.ask(Session.refit_map, self._iteration, statistic, arguments))
 
     def _checked(self, found: Sequence[tuple[int, Any]]) -> list[Any]:
         """Return the results of sessions with rows; raise DBoostError if rows are missing."""
@@ -229,7 +229,7 @@ class _LeafSums:
 
 def _leaf_sums(rows: _RefitRows, stats: GradientStats, n_leaves: int, output: int) -> _LeafSums:
     units = [unit_for(float(largest[output]), rows.n_rows) for largest in (stats.max_gradient, stats.max_hessian)]
-    totals = reduce(np.add, rows.map_ranges(leaf_totals, output, n_leaves, *units))
+    totals = leaf_totals.merged(rows.map_ranges(leaf_totals, output, n_leaves, *units))
     return _LeafSums(n_leaves, totals[:, :2] / units, totals[:, 2] > 0)
 
 

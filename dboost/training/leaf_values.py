@@ -61,8 +61,8 @@ from dboost.metrics.exact import (
     unit_for,
 )
 from dboost.params import Parameters
-from dboost.shards.shard import (
-    concatenated,
+from dboost.shards.statistics import (
+    Statistic,
     influence_digits,
     leaf_buckets,
     leaf_clipped,
@@ -559,14 +559,14 @@ class LeafEstimator:
                 near = Window(
                     0.0,
                     self._delta * 2,
-                    lambda *buckets: reduce(np.add, self._map_shards(size_buckets, self._rank_unit, *buckets)),
-                    lambda *buckets: reduce(concatenated, self._map_shards(size_keys, self._rank_unit, *buckets)),
+                    lambda *buckets: self._merged(size_buckets, self._rank_unit, *buckets),
+                    lambda *buckets: self._merged(size_keys, self._rank_unit, *buckets),
                     self._n_counted,
                 )
             self._delta = find_size(
                 exact_level(self._loss.alpha),
-                lambda *digits: reduce(np.add, self._map_shards(size_digits, self._rank_unit, *digits)),
-                lambda keys: reduce(np.minimum, self._map_shards(size_next, keys)),
+                lambda *digits: self._merged(size_digits, self._rank_unit, *digits),
+                lambda keys: self._merged(size_next, keys),
                 near,
             )
             stats = self._advance(np.zeros_like(values), self._loss.terms_with(self._delta))
@@ -597,41 +597,44 @@ class LeafEstimator:
         assert self._influence is not None
         return find_cut(
             self._influence[output],
-            lambda *digits: reduce(np.add, self._map_shards(influence_digits, output, *digits)),
+            lambda *digits: self._merged(influence_digits, output, *digits),
             exact_level(fraction),
         )
+
+    def _merged(self, statistic: Statistic, *arguments: Any) -> Any:
+        """Return a statistic of all training rows."""
+        return statistic.merged(self._map_shards(statistic, *arguments))
 
     def _newton_sums(self, grown: Leaves, subset: RowSubset) -> np.ndarray:
         """Return sums of gradients and second derivatives: float64[n_leaves, 2]."""
         if self._parameters.criterion == "newton" or self._loss.constant_hessian:
             return grown.leaf_sums
         unit = unit_for(float(self._max_hessian[subset.output]), self._n_counted)
-        sums = reduce(np.add, self._map_shards(loss_hessian_sums, subset, grown.n_leaves, unit))
+        sums = self._merged(loss_hessian_sums, subset, grown.n_leaves, unit)
         return np.column_stack([grown.leaf_sums[:, 0], sums / unit])
 
     def _residual_steps(self, grown: Leaves, subset: RowSubset) -> np.ndarray:
         """Return quantiles of the leaves' residuals, or Huber's step from their medians: float64[n_leaves]."""
-        map_shards = self._map_shards
         near = None
         if self._steps is not None and np.ptp(self._steps) > 0:
             least, largest = float(self._steps.min()), float(self._steps.max())
             near = Window(
                 2 * least - largest,
                 2 * largest - least,
-                lambda *buckets: reduce(np.add, map_shards(leaf_buckets, subset, grown.n_leaves, self._rank_unit, *buckets)),
-                lambda *buckets: reduce(concatenated, map_shards(leaf_keys, subset, self._rank_unit, *buckets)),
+                lambda *buckets: self._merged(leaf_buckets, subset, grown.n_leaves, self._rank_unit, *buckets),
+                lambda *buckets: self._merged(leaf_keys, subset, self._rank_unit, *buckets),
                 self._n_counted,
             )
         self._steps = steps = find_quantiles(
-            lambda *digits: reduce(np.add, map_shards(leaf_digits, subset, grown.n_leaves, self._rank_unit, *digits)),
-            lambda keys: reduce(np.minimum, map_shards(leaf_next, subset, keys)),
+            lambda *digits: self._merged(leaf_digits, subset, grown.n_leaves, self._rank_unit, *digits),
+            lambda keys: self._merged(leaf_next, subset, keys),
             exact_level(self._loss.level),
             grown.n_leaves,
             near,
         )
         if self._loss.leaf_statistic == "huber":
             unit, weight_unit = (unit_for(large * self._max_weight, self._n_counted) for large in (self._delta, 1.0))
-            sums = reduce(np.add, map_shards(leaf_clipped, subset, steps, self._delta, unit, weight_unit))
+            sums = self._merged(leaf_clipped, subset, steps, self._delta, unit, weight_unit)
             # A leaf without rows of the sample (or with weights that round to zero) has the value 0.
             steps = steps + np.divide(
                 sums[:, 0] / unit, sums[:, 1] / weight_unit, out=np.zeros(len(sums)), where=sums[:, 1] > 0

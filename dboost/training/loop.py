@@ -20,7 +20,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,8 @@ from dboost.metrics.exact import EXACT_SUM, FINE, unit_for
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.session.protocol import Engine, EvalSets
 from dboost.session.warm_start import WarmStart
-from dboost.shards.shard import TreeDelta, fine_bin_hessians
+from dboost.shards.shard import TreeDelta
+from dboost.shards.statistics import fine_bin_hessians
 from dboost.training.callbacks import Callback, Iteration, Progress, checked_rate
 from dboost.training.checkpoint import describe_data, merged_fingerprint
 from dboost.training.history import appended, metrics_of, of_model
@@ -382,8 +382,8 @@ class BoostingLoop:
         fine_layout, bin_layout = self.plan.shard.layout, self.plan.shard.bin_layout
         if proposal != "tree" or (fine_layout.n_bins == bin_layout.n_bins).all():
             return task
-        mass = reduce(np.add, self.engine.map_shards(fine_bin_hessians, task.row_subset, float(task.scales[1])))
-        return replace(task, bin_merge=BinMerge.propose(mass, fine_layout, bin_layout))
+        masses = self.engine.map_shards(fine_bin_hessians, task.row_subset, float(task.scales[1]))
+        return replace(task, bin_merge=BinMerge.propose(fine_bin_hessians.merged(masses), fine_layout, bin_layout))
 
     def _judge(self) -> dict[str, float]:
         return {} if self.eval_sets is None else self.eval_sets.evaluate(list(self.metrics))

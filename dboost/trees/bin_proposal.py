@@ -16,7 +16,7 @@ It follows from the Hessian sums of the fine bins, which are integers and add up
 divided. Finished trees are expressed in fine bins: prediction, evaluation sets and rows that apply earlier trees do not need
 the bins.
 
-*Per tree* the Hessian sums are computed over all rows (`shards.shard`), and rows are put into bins (one byte) before the
+*Per tree* the Hessian sums are computed over all rows (`shards.statistics`), and rows are put into bins (one byte) before the
 tree grows. *Per node* the histograms are those of the fine bins, the smaller child of a node is added up and the other is the
 rest, and the search joins fine bins to bins on the way (`kernels.bins`): the memory and the time of
 `FINE_BINS_PER_BIN` times as many bins.

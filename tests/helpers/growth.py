@@ -20,6 +20,7 @@ from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Shard
+from dboost.shards.statistics import Statistic
 from dboost.training.plan import growth_policy_of, precision_of
 from dboost.trees.tree_task import FeatureConstraints, GrownTree, Sample, TreeSnapshot, TreeTask, leaf_values, split_params_of
 from tests.helpers.naive.grower import NaiveGrower, leaves_of, to_tree
@@ -133,7 +134,7 @@ class Problem:
             first = self.finished(next(engine.grow([self.task])))
             again = self.finished(next(engine.grow([self.task])))  # nothing is left from the previous tree
             assert_equal(again, first)
-            return first, np.concatenate(engine.map_shards(_leaves)).astype(np.int64)
+            return first, np.concatenate(engine.map_shards(Statistic(_leaves))).astype(np.int64)
 
     def by_rounds(self, cuts: list[int], width: int) -> tuple[Tree, np.ndarray, int]:
         """Return the tree grown over several shards, each row's leaf, and the number of rounds."""

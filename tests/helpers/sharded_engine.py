@@ -5,7 +5,7 @@ It proves that a model does not depend on how rows are divided; the engine of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from dboost.shards.shard import Shard
 from dboost.shards.shard_grower import ShardGrower
+from dboost.shards.statistics import Statistic
 from dboost.trees.bin_proposal import in_fine_bins
 from dboost.trees.grower import RoundResult, grow_tree
 from dboost.trees.split_finder import SplitFinder
@@ -45,9 +46,9 @@ class ShardedEngine:
         self._terms = self._terms if terms is None else terms
         return reduce(GradientStats.merge, [rounds.advance_rows(self._terms, values) for rounds in self._rounds])
 
-    def map_shards(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the result of each shard."""
-        return [result for rounds in self._rounds for result in rounds.map_ranges(function, *arguments)]
+        return [result for rounds in self._rounds for result in rounds.map_ranges(statistic, *arguments)]
 
     def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
         return map(self._grow, tasks)
