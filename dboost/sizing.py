@@ -4,7 +4,8 @@
 row, the histograms of a tree, the rule by which a worker keeps its rows in memory or streams them from files. While a worker
 loads its partitions it holds at most `RETAIN_BYTES` of raw values (further chunks are in files), and each thread one partition,
 as it was read and as plain columns. Up to `TRIM_BYTES` that were freed are still in the process (`session.memory`). All
-columns are taken as numeric, with as many bins as are allowed: the most that a column of up to 255 values or categories takes.
+columns are taken as numeric, with 255 bins: the most that a column of up to 255 values or categories takes. The fit is that of
+the defaults: squared error, `ITERATIONS` iterations, 31 leaves; docs/guide/sizing.md has what other settings change.
 
 **Minutes** follow the law of docs/scaling.md: cells of a worker × levels × time of a cell, and a fixed number of rounds. The
 constants below were measured on one shared machine of two cores, so minutes tell an order of magnitude, within a factor of
@@ -22,7 +23,7 @@ import numpy as np
 
 from dboost.data.binning import SAMPLE_ROWS
 from dboost.errors import ParameterError
-from dboost.losses import Loss, by_name
+from dboost.losses.deviance import SquaredError
 from dboost.params import Parameters
 from dboost.session.memory import TRIM_BYTES, Budget, format_bytes, histogram_bytes, parse_memory_limit, resident_bytes
 from dboost.session.partition_loader import RETAIN_BYTES
@@ -48,8 +49,22 @@ ROUND_SECONDS = 1.3e-3
 #: The cost model of docs/scaling.md: fan-in, latency of a link, processor time of a message, seconds to send and add a byte
 #: (10 Gbit/s and 0.25 ns), and leaves whose histograms a round sends on average.
 FAN_IN, LATENCY, MESSAGE_SECONDS, BYTE_SECONDS, LEAVES_PER_ROUND = 8, 0.1e-3, 30e-6, 0.8e-9 + 0.25e-9, 3
-#: Workers beyond which no plan goes, and columns: more of them are probably the number of rows.
-MOST_WORKERS, MOST_COLUMNS = 10_000, 1_000_000
+#: More columns are probably the number of rows.
+MOST_COLUMNS = 1_000_000
+#: Iterations of the planned fit, bytes of a raw value, and memory of a partition as Dask reads it: about as Dask recommends.
+ITERATIONS, VALUE_BYTES, PARTITION_BYTES = 100, 8, 128 * 2**20
+
+_OF_TREE = "histograms take leaves × columns × bins × 16 bytes, and time grows with 1 + ½ log₂(leaves)"
+_OF_ROW = "docs/guide/sizing.md has the bytes of a row"
+#: Parameters of earlier versions, and what replaces them.
+_REMOVED = {
+    "minutes": "compare the minutes of plans with several numbers of workers",
+    "max_iter": f"training_minutes are those of {ITERATIONS} iterations, and proportional to them",
+    "loss": _OF_ROW, "n_classes": _OF_ROW, "weighted": _OF_ROW,
+    "max_leaf_nodes": _OF_TREE, "max_depth": _OF_TREE, "max_bins": _OF_TREE, "min_samples_leaf": _OF_TREE,
+    "value_bytes": f"values are taken to have {VALUE_BYTES} bytes",
+    "partition_memory": f"partitions are taken to have {format_bytes(PARTITION_BYTES)}",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,8 +73,8 @@ class Plan:
 
     Attributes
     ----------
-    rows, columns, iterations, outputs, leaves : int
-        The fit: trees per iteration are `outputs`, leaves per tree at most `leaves`.
+    rows, columns, iterations, leaves : int
+        The fit, with at most `leaves` leaves per tree.
     workers, threads : int
         Number of workers, and of threads of each.
     memory : int
@@ -81,7 +96,6 @@ class Plan:
     rows: int
     columns: int
     iterations: int
-    outputs: int
     leaves: int
     workers: int
     threads: int
@@ -112,8 +126,7 @@ class Plan:
         ]
 
     def _title(self) -> str:
-        trees = f"{self.iterations:,} iterations" if self.outputs == 1 else f"{self.iterations:,} × {self.outputs} trees"
-        return f"{self.rows:,} rows × {self.columns:,} columns, {trees} of {self.leaves:,} leaves"
+        return f"{self.rows:,} rows × {self.columns:,} columns, {self.iterations:,} iterations of {self.leaves:,} leaves"
 
     def __str__(self) -> str:
         return "\n".join([self._title(), *(f"  {name:<20} {value}" for name, value in self._lines())])
@@ -130,17 +143,7 @@ def plan(
     workers: int | None = None,
     worker_memory: int | str = "16GiB",
     worker_threads: int = 4,
-    minutes: float | None = None,
-    loss: str | Loss = "auto",
-    n_classes: int | None = None,
-    weighted: bool = False,
-    max_iter: int = 100,
-    max_leaf_nodes: int | None = 31,
-    max_depth: int | None = None,
-    max_bins: int = 255,
-    min_samples_leaf: int = 20,
-    value_bytes: int = 8,
-    partition_memory: int | str = "128MiB",
+    **removed: Any,
 ) -> Plan:
     """Estimate the workers, memory and minutes that a fit needs, without any data.
 
@@ -155,31 +158,20 @@ def plan(
         Memory of a worker: bytes, or a size like "16GiB" (Dask's `memory_limit`).
     worker_threads : int, default 4
         Threads of a worker.
-    minutes : float, optional
-        Use the smallest number of workers that is estimated to finish in this time. Not together with `workers`.
-    loss : str or Loss, default "auto"
-        The loss; "auto" is "log_loss" if `n_classes` is given, else "squared_error".
-    n_classes : int, optional
-        Number of classes (default 2 for loss="log_loss"). With more than two, an iteration has a tree per class.
-    weighted : bool, default False
-        Whether there are sample weights.
-    max_iter, max_leaf_nodes, max_depth, max_bins, min_samples_leaf
-        Parameters of `dboost.fit`, with the same defaults.
-    value_bytes : int, default 8
-        Bytes of a raw value.
-    partition_memory : int or str, default "128MiB"
-        Memory of the largest partition as Dask reads it.
+    **removed
+        Parameters of earlier versions raise an error that states what replaces them.
 
     Returns
     -------
     Plan
-        Print it, or use its fields. Memory is computed from what dboost allocates; minutes are an order of magnitude, and those
-        of streamed rows assume that the system's cache or a fast disk supplies the files.
+        Print it, or use its fields. It is that of 100 iterations of regression with the defaults of `dboost.fit`. Memory is
+        computed from what dboost allocates; minutes are an order of magnitude, and those of streamed rows assume that the
+        system's cache or a fast disk supplies the files.
 
     Raises
     ------
     ParameterError
-        For invalid values, if a tree's histograms do not fit `worker_memory`, or if no number of workers is fast enough.
+        For invalid values, or if a tree's histograms do not fit `worker_memory`.
 
     Examples
     --------
@@ -188,28 +180,21 @@ def plan(
     >>> plan.workers
     7
     """
-    for name, value in (("rows", rows), ("columns", columns), ("worker_threads", worker_threads), ("value_bytes", value_bytes)):
+    for name in removed:
+        if name in _REMOVED:
+            raise ParameterError(f"plan: there is no parameter {name!r} any more: {_REMOVED[name]}")
+        raise ParameterError(f"plan: unknown parameter {name!r}")
+    for name, value in (("rows", rows), ("columns", columns), ("worker_threads", worker_threads)):
         _check_count(name, value)
     if columns > MOST_COLUMNS:
         raise ParameterError(f"columns={columns:,} is more than {MOST_COLUMNS:,}: give the rows first, plan(rows, columns)")
     if workers is not None:
         _check_count("workers", workers)
-        if minutes is not None:
-            raise ParameterError("plan: workers and minutes do not go together: leave one of them out")
-    if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
-        raise ParameterError(f"minutes={minutes!r} must be a positive number")
-    parameters = Parameters(
-        loss=loss, max_iter=max_iter, max_leaf_nodes=max_leaf_nodes, max_depth=max_depth, max_bins=max_bins,
-        min_samples_leaf=min_samples_leaf,
-    )  # fmt: skip
     fit = _Fit(
         rows=int(rows),
-        spec=_spec(parameters, int(rows), int(columns), _loss(loss, n_classes), weighted),
-        iterations=max_iter,
+        spec=_spec(int(rows), int(columns)),
         threads=int(worker_threads),
         limit=0 if worker_memory is None else parse_memory_limit(worker_memory, "worker_memory"),
-        raw_row=int(columns) * int(value_bytes),
-        partition=0 if partition_memory is None else parse_memory_limit(partition_memory, "partition_memory"),
     )
     needed = fit.needed(0)
     if needed > fit.limit:
@@ -217,11 +202,7 @@ def plan(
             f"worker_memory of {format_bytes(fit.limit)} is too small for trees of {fit.spec.max_leaves} leaves over {columns} "
             f"columns with {worker_threads} threads: without any rows they take {format_bytes(needed)}"
         )
-    if workers is None:
-        workers = fit.fewest()
-        if minutes is not None:
-            workers = fit.fast_enough(workers, minutes)
-    return fit.on(int(workers))
+    return fit.on(fit.fewest() if workers is None else int(workers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,11 +211,13 @@ class _Fit:
 
     rows: int
     spec: ShardSpec
-    iterations: int
     threads: int
     limit: int  # of a worker's memory
-    raw_row: int  # bytes of a row's raw values
-    partition: int  # bytes of a partition
+
+    @property
+    def raw_row(self) -> int:
+        """Bytes of a row's raw values."""
+        return VALUE_BYTES * len(self.spec.layout.n_bins)
 
     def training(self, n_rows: int) -> int:
         """Return the bytes of a worker while trees grow, for `n_rows` rows."""
@@ -243,12 +226,12 @@ class _Fit:
     def loading(self, n_rows: int) -> int:
         """Return the bytes of a worker until the raw values are released: the largest of reading, sampling and encoding."""
         raw = n_rows * self.raw_row
-        metadata = n_rows * 8 * (1 + self.spec.weighted)
+        metadata = n_rows * 8
         # Each thread reads a partition, as far as there are so many, and a partition is never divided between workers.
-        one = min(self.partition, self.rows * self.raw_row) if n_rows else 0
+        one = min(PARTITION_BYTES, self.rows * self.raw_row) if n_rows else 0
         reading = 2 * min(self.threads * one, max(raw, one))
         sampling = self.sample_bytes * n_rows // self.rows
-        encoding = n_rows * (len(self.spec.layout.n_bins) + 8 * (1 + self.spec.n_outputs))
+        encoding = n_rows * (len(self.spec.layout.n_bins) + 16)
         freed = min(raw, TRIM_BYTES)
         return min(raw, RETAIN_BYTES, self.spare.retained) + metadata + max(reading, sampling, encoding) + freed
 
@@ -279,30 +262,17 @@ class _Fit:
             if low >= self.rows:
                 raise ParameterError(
                     f"worker_memory of {format_bytes(self.limit)} is too small: {self.threads} partitions of "
-                    f"{format_bytes(self.partition)} exceed it (partition_memory, worker_threads)"
+                    f"{format_bytes(PARTITION_BYTES)}, one for each of worker_threads, exceed it"
                 )
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.needed(self.share(middle)) > self.limit else (low, middle)
         return high
 
-    def fast_enough(self, workers: int, minutes: float) -> int:
-        """Return the smallest number of workers, at least `workers`, that is estimated to take at most `minutes`."""
-        best = self.on(workers).minutes
-        while (takes := self.on(workers).minutes) > minutes:
-            best = min(best, takes)
-            workers += max(workers // 50, 1)
-            if workers > MOST_WORKERS:
-                raise ParameterError(
-                    f"minutes={minutes:g} is less than any number of workers takes ({_duration(best)} at least): use fewer "
-                    "iterations or columns, or a subset of the rows"
-                )
-        return workers
-
     def round_seconds(self, workers: int) -> float:
         """Return the seconds of a round for messages and the scheduler's work; 0 in one process."""
         spec = self.spec
-        n_bytes = LEAVES_PER_ROUND * spec.n_outputs * spec.n_channels * 4 * int(spec.layout.offset[-1])
+        n_bytes = LEAVES_PER_ROUND * spec.n_channels * 4 * int(spec.layout.offset[-1])
         fan_in = min(FAN_IN, workers)
         levels = max(math.ceil(math.log(workers) / math.log(FAN_IN)), 1)
         messages = levels * (2 * LATENCY + fan_in * (2 * MESSAGE_SECONDS + n_bytes * BYTE_SECONDS))
@@ -311,7 +281,7 @@ class _Fit:
         calls = levels * (2 * LATENCY + 2 * fan_in * MESSAGE_SECONDS)
         slices = 3 * LATENCY + (2 * group + workers / group) * MESSAGE_SECONDS
         slices += (1 + workers / group**2) * n_bytes * BYTE_SECONDS
-        return ROUND_SECONDS * spec.n_outputs + min(messages, calls + slices)
+        return ROUND_SECONDS + min(messages, calls + slices)
 
     def on(self, workers: int) -> Plan:
         """Return the plan for a number of workers."""
@@ -320,7 +290,7 @@ class _Fit:
         spec, columns = self.spec, len(self.spec.layout.n_bins)
         # One worker trains on a small table, whatever the number of workers.
         n_values = self.rows * columns
-        is_small = is_for_one_worker(n_values, spec.n_outputs, self.threads, workers) and is_held(n_values, self.limit)
+        is_small = is_for_one_worker(n_values, 1, self.threads, workers) and is_held(n_values, self.limit)
         is_alone = workers == 1 or is_small
         share = self.rows if is_alone else self.share(workers)
         raw = share * self.raw_row
@@ -331,13 +301,12 @@ class _Fit:
         speed = self.threads * DOUBLING_EFFICIENCY ** math.log2(self.threads)
         # Best-first and depth-wise trees of any size visit each row about once per level.
         leaves = (1 + math.log2(spec.max_leaves) / 2) / (1 + math.log2(CELL_LEAVES) / 2)
-        of_tree = share * columns * CELL_SECONDS * leaves * spec.n_outputs / speed
+        of_tree = share * columns * CELL_SECONDS * leaves / speed
         rounds = 0.0 if is_alone else ROUNDS * self.round_seconds(workers)
         return Plan(
             rows=self.rows,
             columns=columns,
-            iterations=self.iterations,
-            outputs=spec.n_outputs,
+            iterations=ITERATIONS,
             leaves=spec.max_leaves,
             workers=workers,
             threads=self.threads,
@@ -348,39 +317,28 @@ class _Fit:
             disk_per_worker=spooled + (0 if in_memory else share * spec.bytes_per_row()),
             client_memory=self.sample_bytes,
             loading_minutes=share * columns * LOAD_SECONDS / speed / 60,
-            training_minutes=self.iterations * (of_tree + rounds) / 60,
+            training_minutes=ITERATIONS * (of_tree + rounds) / 60,
         )
 
 
-def _spec(parameters: Parameters, rows: int, columns: int, loss: Loss, weighted: bool) -> ShardSpec:
+def _spec(rows: int, columns: int) -> ShardSpec:
     """Return the layout of the rows, as `training.plan.make_plan` does it for numeric columns of as many bins as possible."""
+    parameters, loss = Parameters(), SquaredError()
     layout = plan_layout(np.full(columns, min(parameters.max_bins, rows)), np.zeros(columns, bool))
     policy = growth_policy_of(parameters, rows)
-    constant_hessian = loss.constant_hessian and not weighted
     return ShardSpec(
         layout=layout,
         bin_layout=layout,
-        n_outputs=loss.n_outputs,
-        weighted=weighted,
-        integer_weights=not weighted,
-        constant_hessian=constant_hessian,
+        n_outputs=1,
+        weighted=False,
+        integer_weights=True,
+        constant_hessian=loss.constant_hessian,
         weights_as_hessian=False,
         max_leaves=policy.max_leaves,
-        n_channels=precision_of(parameters, constant_hessian).n_channels,
+        n_channels=precision_of(parameters, loss.constant_hessian).n_channels,
         loss_unit=1.0,
         speculates=policy.order != ANY_ORDER,
     )
-
-
-def _loss(loss: str | Loss, n_classes: int | None) -> Loss:
-    if n_classes is not None:
-        _check_count("n_classes", n_classes)
-        if n_classes < 2 or not (loss in ("auto", "log_loss") or (loss == "exponential" and n_classes == 2)):
-            raise ParameterError(f"n_classes={n_classes} does not fit loss={loss!r}: more than one class needs loss='log_loss'")
-    if isinstance(loss, Loss):
-        return loss
-    name = ("squared_error" if n_classes is None else "log_loss") if loss == "auto" else loss
-    return by_name(name, n_classes or 2, quantile=0.5)
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -55,7 +55,6 @@ PUBLIC = {
     "dboost.api.fit",
     "dboost.api.prepare",
     "dboost.cross_validation.cv",
-    "dboost.sizing.plan",
 }
 #: A file contains one idea; names like these say nothing about it.
 NO_IDEA = {"utils", "util", "common", "helpers", "misc"}

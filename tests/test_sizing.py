@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 import re
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import dask
@@ -23,21 +23,13 @@ from dboost.session.engines import FusedEngine
 from dboost.session.memory import histogram_bytes, resident_bytes
 from dboost.session.partition_loader import RETAIN_BYTES
 from dboost.shards.shard import Shard
+from dboost.training.plan import precision_of
 
 ROOT = Path(__file__).parent.parent
 MIB, GIB = 2**20, 2**30
 
 
-@pytest.mark.parametrize(
-    ("loss", "n_classes", "settings"),
-    [
-        ("squared_error", None, {}),
-        ("log_loss", 2, {"max_leaf_nodes": 7}),
-        ("log_loss", 4, {"max_depth": 3, "max_leaf_nodes": None}),
-        ("squared_error", None, {"max_bins": 15, "min_samples_leaf": 1}),
-    ],
-)
-def test_the_layout_is_that_of_a_fit(loss: str, n_classes: int | None, settings: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_layout_is_that_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     begin: Callable[..., None] = FusedEngine.__init__
 
@@ -48,15 +40,14 @@ def test_the_layout_is_that_of_a_fit(loss: str, n_classes: int | None, settings:
     monkeypatch.setattr(FusedEngine, "__init__", capture)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(3000, 11))
-    y = rng.normal(size=3000) if n_classes is None else rng.integers(0, n_classes, 3000)
-    dboost.fit(X, y, loss=loss, max_iter=1, n_threads=2, progress=False, **settings)
+    dboost.fit(X, rng.normal(size=3000), max_iter=1, n_threads=2, progress=False)
     (shard,) = found
-    planned = sizing._spec(Parameters(loss=loss, **settings), 3000, 11, sizing._loss(loss, n_classes), False)
+    planned = sizing._spec(3000, 11)
     assert resident_bytes(planned, 3000) == resident_bytes(shard.spec, 3000)
     assert histogram_bytes(planned, 2) == histogram_bytes(shard.spec, 2)
     arrays = [shard.codes.narrow, shard.tiles, shard.target, shard.raw, shard.gradient, shard.leaf]
     allocated = sum(array.nbytes for array in arrays if array is not None)
-    whole = dboost.plan(3000, 11, loss=loss, n_classes=n_classes, workers=1, worker_threads=2, **settings).memory
+    whole = dboost.plan(3000, 11, workers=1, worker_threads=2).memory
     assert allocated < whole < 1.5 * allocated
 
 
@@ -88,7 +79,7 @@ PROGRAM = """
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize(("rows", "columns", "parts"), [(2_000_000, 20, 20), (150_000, 200, 10)])
+@pytest.mark.parametrize(("rows", "columns", "parts"), [(2_000_000, 20, 3), (150_000, 200, 2)])
 def test_memory_of_a_fit_in_one_process(rows: int, columns: int, parts: int, tmp_path: Path) -> None:
     """Measured memory is between a quarter and 1.25 times the plan, which is that of Dask's partitions; files take less."""
     script = textwrap.dedent(PROGRAM).format(rows=rows, columns=columns, parts=parts)
@@ -98,9 +89,7 @@ def test_memory_of_a_fit_in_one_process(rows: int, columns: int, parts: int, tmp
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     measured = int(done.stdout)
-    plan = dboost.plan(
-        rows, columns, workers=1, worker_threads=2, partition_memory=rows * columns * 8 // parts, worker_memory="64GiB"
-    )
+    plan = dboost.plan(rows, columns, workers=1, worker_threads=2, worker_memory="64GiB")
     assert plan.memory_added / 4 < measured < 1.25 * plan.memory_added, f"{measured / MIB:.0f} MiB, planned: {plan}"
 
 
@@ -116,7 +105,7 @@ def test_workers_of_the_planned_memory_keep_their_rows_in_memory(tmp_path: Path)
     from distributed import Client, LocalCluster
 
     rows, columns, parts = 3_000_000, 20, 30
-    plan = dboost.plan(rows, columns, workers=2, worker_threads=1, partition_memory=rows * columns * 8 // parts)
+    plan = dboost.plan(rows, columns, workers=2, worker_threads=1)
     assert plan.in_memory
     shape = (rows // parts, columns + 1)
     lazy = da.concatenate([da.from_delayed(dask.delayed(generated)(k, shape[0], columns), shape, float) for k in range(parts)])
@@ -150,41 +139,28 @@ def test_the_number_of_workers_is_the_smallest() -> None:
     assert fewer.disk_per_worker > plan.disk_per_worker
 
 
-def test_minutes_select_the_number_of_workers() -> None:
-    few = dboost.plan(10**9, 28, max_iter=1000)
-    many = dboost.plan(10**9, 28, max_iter=1000, minutes=few.minutes / 2)
-    assert many.workers > few.workers and many.minutes <= few.minutes / 2
-    with pytest.raises(dboost.ParameterError, match="any number of workers"):
-        dboost.plan(10**9, 28, max_iter=1000, minutes=0.1)
-
-
 def test_what_the_plan_depends_on() -> None:
     plain = dboost.plan(10**7, 50, workers=4)
-    assert dboost.plan(10**7, 50, workers=4, n_classes=5).memory > plain.memory
-    assert dboost.plan(10**7, 50, workers=4, weighted=True).memory > plain.memory
-    small = {"workers": 4, "partition_memory": "1MiB"}
-    assert dboost.plan(10**7, 50, max_leaf_nodes=1000, **small).memory_added > dboost.plan(10**7, 50, **small).memory_added
-    assert dboost.plan(10**7, 50, workers=4, max_iter=200).training_minutes == pytest.approx(2 * plain.training_minutes)
-    assert dboost.plan(10**7, 50, workers=4, value_bytes=4).disk_per_worker < plain.disk_per_worker
-    wide = (
-        dboost.plan(10**6, 50, workers=1, partition_memory="1GiB"),
-        dboost.plan(10**6, 50, workers=1, partition_memory="1MiB"),
-    )
-    assert wide[0].memory_added > wide[1].memory_added > RETAIN_BYTES
+    assert dboost.plan(10**7, 50, workers=8).memory == plain.memory
+    assert dboost.plan(10**7, 50, workers=8).memory_per_worker < plain.memory_per_worker
+    assert dboost.plan(10**7, 50, workers=4, worker_threads=8).training_minutes < plain.training_minutes
+    assert dboost.plan(10**7, 100, workers=4).memory > 1.4 * plain.memory
+    assert dboost.plan(10**6, 50, workers=1).memory_added > RETAIN_BYTES
     assert plain.client_memory == dboost.plan(10**8, 50, workers=4).client_memory
 
 
 def test_the_bytes_of_a_row_are_those_of_the_guide() -> None:
     """The numbers of docs/guide/sizing.md, for 64 columns: as many for the binned columns and for the tiles."""
+    assert dboost.plan(10**6, 64, workers=1).memory == (64 + 64 + 37) * 10**6
+    plain = sizing._spec(10**6, 64)
 
-    def of_row(**settings: object) -> float:
-        return dboost.plan(10**6, 64, workers=1, **settings).memory / 10**6
+    def more(**change: object) -> float:
+        return (resident_bytes(replace(plain, **change), 10**6) - resident_bytes(plain, 10**6)) / 10**6
 
-    assert of_row() == 64 + 64 + 37
-    assert of_row(loss="poisson") == of_row() + 4
-    assert of_row(loss="poisson", weighted=True) == of_row(loss="poisson") + 8
-    assert of_row(weighted=True) == of_row() + 12
-    assert of_row(n_classes=5) == of_row() - 13 + 5 * 17
+    varying = {"constant_hessian": False, "n_channels": precision_of(Parameters(), False).n_channels}
+    assert more(**varying) == 4
+    assert more(**varying, weighted=True, integer_weights=False) == 4 + 8
+    assert more(**varying, n_outputs=5) == -13 + 5 * 17
 
 
 def test_the_example_of_data_larger_than_memory() -> None:
@@ -193,11 +169,14 @@ def test_the_example_of_data_larger_than_memory() -> None:
     assert float(gigabytes) == round(dboost.plan(10**8, 10).memory / 1e9, 1)
 
 
-def test_defaults_are_those_of_fit() -> None:
-    shared = {field.name: field.default for field in dataclasses.fields(Parameters)}
-    for name, parameter in inspect.signature(dboost.plan).parameters.items():
-        if name in shared:
-            assert parameter.default == shared[name], name
+@pytest.mark.parametrize(
+    "removed",
+    ["minutes", "loss", "n_classes", "weighted", "max_iter", "max_leaf_nodes", "max_depth", "max_bins", "min_samples_leaf",
+     "value_bytes", "partition_memory"],
+)  # fmt: skip
+def test_parameters_of_earlier_versions_are_refused_with_advice(removed: str) -> None:
+    with pytest.raises(dboost.ParameterError, match=f"plan: there is no parameter '{removed}' any more: .{{20}}"):
+        dboost.plan(10**6, 10, **{removed: 3})
 
 
 def test_a_plan_is_a_frozen_record_that_prints() -> None:
@@ -217,14 +196,10 @@ def test_a_plan_is_a_frozen_record_that_prints() -> None:
         ({"columns": 2.5}, "columns=2.5"),
         ({"rows": 28, "columns": 10**9}, "columns=1,000,000,000 is more than 1,000,000: give the rows first"),
         ({"workers": True}, "workers=True"),
-        ({"workers": 2, "minutes": 3}, "do not go together"),
-        ({"minutes": -1}, "minutes=-1"),
+        ({"worker_thread": 2}, "plan: unknown parameter 'worker_thread'"),
         ({"worker_memory": "much"}, "worker_memory='much'"),
         ({"worker_memory": "100MiB"}, "too small for trees of 31 leaves"),
-        ({"partition_memory": "100GiB", "rows": 10**9}, "partition_memory"),
-        ({"loss": "squared_error", "n_classes": 3}, "n_classes=3"),
-        ({"loss": "cubic"}, "cubic"),
-        ({"max_bins": 1000}, "max_bins"),
+        ({"worker_memory": "750MiB", "rows": 10**9}, "one for each of worker_threads"),
     ],
 )
 def test_invalid_values_are_errors(arguments: dict, complaint: str) -> None:
