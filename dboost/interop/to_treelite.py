@@ -2,6 +2,9 @@
 
 Left means "less than or equal" in treelite too. A list of categories may lead to either child: it is given for the child
 without missing values, so that unknown levels follow the missing ones. The baseline is treelite's base score.
+
+treelite's own reader of XGBoost's JSON makes float32 models: of 50,000 rows some reach another leaf (raw scores differ by up to
+0.05). It also refuses files with the categories of columns, which XGBoost's own predictions from frames need (treelite 4.8).
 """
 
 from __future__ import annotations
