@@ -5,7 +5,8 @@
 selection finds the n-th smallest hash: in each round, all sessions count for each class how often each value of the next digit
 occurs among the hashes that start with the digits found so far. The sums of these counts determine the next digit. A class is
 finished when all hashes with the current prefix are selected, which takes about log(rows) / log(256) rounds. Sessions send
-counts only: 256 per class and round, independent of the number of rows.
+counts only: 256 per class and round, independent of the number of rows. (A threshold of the hashes would need no rounds, but
+would hold out about as many rows: `validation_fraction=500` promises a number of rows, and a rare class its share.)
 
 **The reference sample** is a few training rows from which the summary for drift detection is computed. The rows are drawn by a
 hash of the seed and the global row id, as in `binning.sample_rows` but fewer. So the sample does not depend on the
