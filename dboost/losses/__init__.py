@@ -47,11 +47,10 @@ def by_name(name: str, n_classes: int = 2, **options: Any) -> Loss:
 
     options : the losses' own parameters; each loss takes those that it has.
     """
-    if name == SoftmaxLogLoss.name and n_classes > 2:
-        return SoftmaxLogLoss(n_classes)
     for loss in BUILT_IN:
         if loss.name == name:
-            return loss(**{option: options[option] for option in (*loss.options, *loss.learned) if option in options})
+            own = {option: options[option] for option in (*loss.options, *loss.learned) if option in options}
+            return loss(**own).for_classes(n_classes)
     raise ParameterError(f"unknown loss {name!r}; known are {', '.join(loss.name for loss in BUILT_IN)}")
 
 

@@ -26,7 +26,16 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from dboost.errors import ParameterError
+from dboost.errors import DataError, ParameterError
+
+
+class ResidualQuantile(NamedTuple):
+    """A number of all training rows on which the gradients of a loss depend: a quantile of |y - F|.
+
+    It is computed after every change of the scores; the gradients are then computed again, see `Loss.terms_after`.
+    """
+
+    level: float  # of the quantile
 
 
 class Loss:
@@ -67,6 +76,12 @@ class Loss:
     #: Largest change of a raw score by one leaf (after the learning rate). Where the raw score is a logarithm, a Newton step
     #: far from the minimum is meaningless: with a Hessian near zero it would be in the thousands.
     longest_step: ClassVar[float] = math.inf
+    #: True when L(a y, a F) = a² L(y, F), so that training may use any unit of the target.
+    scales_with_target: ClassVar[bool] = False
+    #: Whether the influence of rows is known, which `influence_trimming` needs: `terms` have a field ``counts_influence``.
+    can_trim: ClassVar[bool] = False
+    #: Names of metrics in `metrics.named` that apply to this loss, beside those of all losses of numbers or classes.
+    own_metrics: ClassVar[tuple[str, ...]] = ()
     #: Form of `inverse_link`, for exports: "identity", "exp", "sigmoid" or "softmax" of the raw score times `response_factor`.
     response: ClassVar[str] = "identity"
     response_factor: ClassVar[float] = 1.0
@@ -76,6 +91,8 @@ class Loss:
     step_factor: float = 1.0
     #: Level of the quantile, for leaf_statistic "quantile".
     level: float = 0.5
+    #: What gradients need to know of all rows.
+    row_statistic: ResidualQuantile | None = None
 
     def __repr__(self) -> str:
         try:
@@ -97,12 +114,44 @@ class Loss:
         """
         return CustomTerms(self)
 
+    def terms_after(self, statistic: float) -> tuple[Any, ...]:
+        """Return the record for kernels, given the `row_statistic` of the rows at their present scores."""
+        return self.terms()
+
+    def with_statistic(self, statistic: float) -> Loss:
+        """Return the loss with that value of its `row_statistic`."""
+        return self
+
+    def in_unit(self, unit: float) -> Loss:
+        """Return the loss for targets and raw scores divided by `unit`; see `scales_with_target`."""
+        return self
+
+    def for_classes(self, n_classes: int) -> Loss:
+        """Return the loss for a target of so many classes.
+
+        Raises
+        ------
+        DataError
+            If the loss has one raw score per row and there are more than two classes.
+        """
+        if self.n_outputs == 1 and n_classes > 2:
+            raise DataError(f"loss={self.name!r} is for two classes, but the target has {n_classes}; log_loss takes any number")
+        return self
+
     def best_constant(self, mean: float) -> float | None:
         """Return the raw score that minimises the loss over all rows, from the weighted mean of the target.
 
         None when the mean does not determine it: then it is computed by a search.
         """
         return None
+
+    def best_constants(self, means: np.ndarray) -> np.ndarray | None:
+        """Do the work of `best_constant` for all outputs: float64[n_outputs].
+
+        means : float64[n_outputs], of the target; with several outputs the classes' fractions of the total weight.
+        """
+        best = self.best_constant(float(means[0]))
+        return None if best is None else np.array([best], np.float64)
 
     def magnitude(self, mean: float, largest: float) -> float | None:
         """Return about how large a row's loss can be at the start of training; it decides the unit of exact loss sums.

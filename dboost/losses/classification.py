@@ -87,12 +87,16 @@ class LogLoss(Loss):
     """Two-class log loss (binomial deviance)."""
 
     name = "log_loss"
+    can_trim = True
     is_classification = True
     longest_step = 4.0
     response = "sigmoid"
 
     def terms(self) -> LogLossTerms:
         return LogLossTerms()
+
+    def for_classes(self, n_classes: int) -> Loss:
+        return SoftmaxLogLoss(n_classes) if n_classes > 2 else self
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         raw = np.asarray(raw, np.float64)
@@ -200,6 +204,7 @@ class SoftmaxLogLoss(Loss):
     """
 
     name = "log_loss"
+    can_trim = True
     is_classification = True
     longest_step = 4.0
     response = "softmax"
@@ -236,10 +241,8 @@ class SoftmaxLogLoss(Loss):
     def magnitude(self, mean: float, largest: float) -> float:
         return 64.0
 
-    def best_constants(self, shares: np.ndarray) -> np.ndarray:
-        """Return the raw score of each class that minimises the loss over all rows, from the classes' shares of the total
-        weight."""
-        return log(shares)
+    def best_constants(self, means: np.ndarray) -> np.ndarray:
+        return log(np.maximum(means, 1e-300))  # there may be a class without rows
 
 
 def _of_class(raw: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -280,6 +283,7 @@ class Exponential(Loss):
     """Exponential loss of two classes (that of AdaBoost)."""
 
     name = "exponential"
+    own_metrics = ("log_loss",)
     is_classification = True
     longest_step = 4.0
     response = "sigmoid"

@@ -54,6 +54,7 @@ class SquaredError(Loss):
 
     name = "squared_error"
     constant_hessian = True
+    scales_with_target = True
 
     def terms(self) -> SquaredErrorTerms:
         return SquaredErrorTerms()
@@ -158,6 +159,7 @@ class Poisson(_LogLink):
     """Half the Poisson deviance, for counts y >= 0."""
 
     name = "poisson"
+    own_metrics = ("mean_poisson_deviance",)
     target_range = "non-negative"
 
     def terms(self) -> PoissonTerms:
@@ -177,6 +179,7 @@ class Gamma(_LogLink):
     """Half the gamma deviance, for positive amounts y > 0."""
 
     name = "gamma"
+    own_metrics = ("mean_poisson_deviance", "mean_gamma_deviance")
     target_range = "strictly positive"
 
     def terms(self) -> GammaTerms:
@@ -202,6 +205,7 @@ class Tweedie(_LogLink):
     """
 
     name = "tweedie"
+    own_metrics = ("mean_poisson_deviance", "mean_tweedie_deviance")
     options: ClassVar[tuple[str, ...]] = ("tweedie_power",)
     target_range = "non-negative"
 

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from dboost.errors import DBoostError
-from dboost.losses.base import Loss
+from dboost.losses.base import Loss, ResidualQuantile
 from dboost.losses.gradient_pass import block_terms, overloads
 
 
@@ -117,6 +117,7 @@ class Quantile(_Pinball):
     """
 
     name = "quantile"
+    own_metrics = ("mean_pinball_loss",)
     options: ClassVar[tuple[str, ...]] = ("quantile",)
 
     def __init__(self, quantile: float) -> None:
@@ -144,9 +145,11 @@ class Huber(Loss):
     constant_hessian = True
     exact_hessian = False
     leaf_statistic = "huber"
+    scales_with_target = True
 
     def __init__(self, huber_alpha: float = 0.9, delta: float | None = None) -> None:
         self.alpha = huber_alpha
+        self.row_statistic = ResidualQuantile(huber_alpha)
         self._delta = delta
 
     @property
@@ -156,16 +159,17 @@ class Huber(Loss):
             raise DBoostError("huber's delta is chosen by the training rows: it is not known before the first iteration")
         return self._delta
 
-    def with_delta(self, delta: float) -> Huber:
-        """Return the same loss with the δ of a first iteration."""
-        return Huber(self.alpha, delta)
+    def with_statistic(self, statistic: float) -> Huber:
+        return Huber(self.alpha, statistic)
+
+    def in_unit(self, unit: float) -> Huber:
+        return Huber(self.alpha, self.delta / unit)
 
     def terms(self) -> HuberTerms:
-        return self.terms_with(self.delta)
+        return self.terms_after(self.delta)
 
-    def terms_with(self, delta: float) -> HuberTerms:
-        """Return the record for kernels, with another δ for gradients."""
-        return HuberTerms(delta, self.delta)
+    def terms_after(self, statistic: float) -> HuberTerms:
+        return HuberTerms(statistic, self.delta)
 
     def to_dict(self) -> dict[str, Any]:
         stored = {"name": self.name, "huber_alpha": self.alpha}

@@ -48,7 +48,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dboost.errors import DataError, ParameterError
-from dboost.losses import Exponential, Gamma, LogLoss, Loss, Poisson, Quantile, Tweedie
+from dboost.losses import Gamma, LogLoss, Loss, Poisson
 from dboost.metrics.exact import ExactSum, total
 from dboost.metrics.metric import LossMagnitude, Metric, MetricReduction, RowsOf, ScoredRows, of_function, prediction_of
 
@@ -444,9 +444,6 @@ def _twice_the_loss(rows: ScoredRows) -> np.ndarray:
     return 2.0 * rows.loss.value(rows.target, rows.raw)
 
 
-# Deviances, for losses whose raw score is the logarithm of the prediction too.
-_POISSON = _mean_of("mean_poisson_deviance", lambda r: 2.0 * Poisson().value(r.target, r.raw), lambda size: size.loss)
-_GAMMA = _mean_of("mean_gamma_deviance", lambda r: 2.0 * Gamma().value(r.target, r.raw), lambda size: size.loss)
 _NUMBERS = (
     _mean_of("mean_squared_error", _squared_error, lambda size: size.error * size.error),
     _mean_of("root_mean_squared_error", _squared_error, lambda size: size.error * size.error, after=math.sqrt),
@@ -474,13 +471,17 @@ _MANY_CLASSES = (
     _of_confusion("f1_weighted", _f1_weighted),
     *_OF_CLASSES,
 )
-#: Metrics of single losses, in addition to those of their kind.
-_OF_LOSS: dict[type[Loss], tuple[MetricReduction, ...]] = {
-    Exponential: (_mean_of("log_loss", _log_loss, lambda size: size.loss),),
-    Quantile: (_mean_of("mean_pinball_loss", lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss),),
-    Poisson: (_POISSON,),
-    Gamma: (_POISSON, _GAMMA),
-    Tweedie: (_POISSON, _mean_of("mean_tweedie_deviance", _twice_the_loss, lambda size: size.loss)),
+#: Metrics that losses declare as their `own_metrics`, by name.
+_OF_LOSSES = {
+    metric.name: metric
+    for metric in (
+        _mean_of("log_loss", _log_loss, lambda size: size.loss),
+        _mean_of("mean_pinball_loss", lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss),
+        # Deviances, for losses whose raw score is the logarithm of the prediction too.
+        _mean_of("mean_poisson_deviance", lambda r: 2.0 * Poisson().value(r.target, r.raw), lambda size: size.loss),
+        _mean_of("mean_gamma_deviance", lambda r: 2.0 * Gamma().value(r.target, r.raw), lambda size: size.loss),
+        _mean_of("mean_tweedie_deviance", _twice_the_loss, lambda size: size.loss),
+    )
 }
 
 
@@ -512,7 +513,7 @@ def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
     """
     own = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss)
     others = _NUMBERS if not loss.is_classification else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES
-    known = {metric.name: metric for metric in (own, *_OF_LOSS.get(type(loss), ()), *others)}
+    known = {metric.name: metric for metric in (own, *(_OF_LOSSES[name] for name in loss.own_metrics), *others)}
     ranked = () if loss.is_classification and loss.n_outputs > 1 else _RANKING
     found: list[MetricReduction] = []
     for spec in _specs(wanted, loss.name):

@@ -21,7 +21,7 @@ from dboost.data.chunk import CategoryIndex, too_many_classes
 from dboost.data.column import CategoryColumn, Column
 from dboost.data.row_metadata import EXACT, levels_dtype, result_dtype
 from dboost.errors import DataError, ParameterError, warn
-from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, by_name
+from dboost.losses import Loss, by_name
 from dboost.model.ensemble import Ensemble
 from dboost.params import OF_ONE_LOSS, Parameters
 from dboost.schema import MAX_CLASSES, MAX_LEVELS, Level
@@ -37,6 +37,11 @@ class Target:
     classes: tuple[Level, ...] | None
     classes_dtype: str | None
 
+    @property
+    def n_classes(self) -> int | None:
+        """Number of classes; None for numbers."""
+        return None if self.classes is None else len(self.classes)
+
 
 def _holds(dtype: str, classes: tuple[Level, ...]) -> bool:
     """Return whether an array of a dtype has the same values as the classes."""
@@ -48,8 +53,8 @@ def _holds(dtype: str, classes: tuple[Level, ...]) -> bool:
 
 def target_of(model: Ensemble, parameters: Parameters) -> Target:
     """Return loss and classes of a model that is continued."""
-    n_classes = 2 if model.classes is None else len(model.classes)
-    return Target(loss_for(parameters, parameters.loss_name, n_classes), model.classes, model.classes_dtype)
+    loss = loss_for(parameters, parameters.loss_name, max(2, model.n_outputs))
+    return Target(loss, model.classes, model.classes_dtype)
 
 
 def target_for(classes: tuple[Level, ...], parameters: Parameters) -> Target:
@@ -82,15 +87,11 @@ def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
     ParameterError
         If a parameter does not apply to the loss.
     """
-    is_custom = not isinstance(parameters.loss, str)
-    loss = (
-        parameters.loss
-        if is_custom
-        else by_name(name, n_classes, **{option: getattr(parameters, option) for option in OF_ONE_LOSS})
-    )
-    if loss.n_outputs == 1 and n_classes > 2:
-        raise DataError(f"loss={name!r} is for two classes, but the target has {n_classes}; log_loss takes any number")
-    if parameters.influence_trimming is not None and not isinstance(loss, LogLoss | SoftmaxLogLoss):
+    if isinstance(parameters.loss, str):
+        loss = by_name(name, n_classes, **{option: getattr(parameters, option) for option in OF_ONE_LOSS})
+    else:
+        loss = parameters.loss.for_classes(n_classes)
+    if parameters.influence_trimming is not None and not loss.can_trim:
         raise ParameterError(f"influence_trimming is for loss='log_loss', not for loss={loss.name!r}")
     return loss
 

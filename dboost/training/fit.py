@@ -320,7 +320,7 @@ class SessionRows:
             return validation, {}
         before = table.n_kept
         starts, n_rows = starts_of(before), sum(before.values())
-        n_classes = None if target.classes is None else len(target.classes)
+        n_classes = target.n_classes
 
         def numbered(numbers: Sequence[int]) -> tuple[Any, ...]:
             return {i: (starts[i], before[i]) for i in numbers}, n_classes

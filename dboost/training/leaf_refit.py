@@ -31,7 +31,7 @@ from dboost.session.row_samples import with_summary
 from dboost.session.warm_start import WarmStart, check_continues, keywords_for
 from dboost.shards.statistics import Statistic, leaf_totals
 from dboost.training.fit import SessionRows, interruptible_reading
-from dboost.training.leaf_values import LeafEstimator, TargetStats, in_unit, in_units_of, target_stats
+from dboost.training.leaf_values import LeafEstimator, TargetStats, in_units_of, target_stats
 from dboost.training.loop import in_rows
 from dboost.training.plan import FitRequest
 from dboost.trees.tree_task import GradientStats, RowSubset
@@ -84,7 +84,7 @@ def refit_leaves(
             stats = target_stats(target.loss, rows.map_rows, continues=True)
             description = rows.describe(parameters[-1].random_state)
             refit = _RefitRows(
-                table, RefitOrder(model, in_unit(stats.loss, stats.unit), stats.loss_unit, stats.unit), description.n_rows
+                table, RefitOrder(model, stats.loss.in_unit(stats.unit), stats.loss_unit, stats.unit), description.n_rows
             )
         found = with_new_leaf_values(model, parameters, refit, stats, decay=decay, source_name=source_name)
     finally:
@@ -155,7 +155,7 @@ def with_new_leaf_values(
         id(one): LeafEstimator(
             rows.take_step,
             rows.map_ranges,
-            in_unit(start.loss, start.unit),
+            start.loss.in_unit(start.unit),
             in_units_of(one, start),
             rows.n_rows,
             start.max_weight,

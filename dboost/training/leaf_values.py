@@ -44,10 +44,9 @@ import numpy as np
 
 from dboost.errors import DataError, ParameterError, warn
 from dboost.kernels import or_empty
-from dboost.kernels.exp_log import log
 from dboost.kernels.quantile_keys import Residuals, count_digits, next_keys
-from dboost.losses import Huber, LogLoss, Loss, SoftmaxLogLoss, SquaredError, is_custom, register
-from dboost.losses.base import check_derivatives
+from dboost.losses import Loss, is_custom, register
+from dboost.losses.base import ResidualQuantile, check_derivatives
 from dboost.metrics.exact import (
     ExactSum,
     Window,
@@ -134,11 +133,6 @@ def in_units_of(parameters: Parameters, stats: TargetStats) -> Parameters:
     return replace(parameters, **found)
 
 
-def in_unit(loss: Loss, unit: float) -> Loss:
-    """Return the loss for targets and raw scores in a unit, see `TargetStats`."""
-    return loss.with_delta(loss.delta / unit) if isinstance(loss, Huber) and unit != 1.0 else loss
-
-
 def _mean_weight(total: float, n_positive: int) -> float:
     """Return the mean weight for `in_units_of`: weights of mean 1, such as those of balanced classes, may round to less."""
     mean = total / n_positive
@@ -151,7 +145,7 @@ def _unit_of(loss: Loss, spread: float, max_weight: float) -> float:
     Only squared error and Huber loss need another one: their gradients are differences between target and score. Multiplying
     these by a power of two multiplies all sums and leaf values by it, without rounding.
     """
-    if not isinstance(loss, SquaredError | Huber) or not 0 < spread < math.inf:
+    if not loss.scales_with_target or not 0 < spread < math.inf:
         return 1.0
     exponent = math.frexp(spread)[1] + math.frexp(max_weight)[1]
     return 1.0 if abs(exponent) <= 40 else 2.0 ** min(max(exponent, -1000), 1000)
@@ -205,60 +199,49 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStat
     # A row of integer weight n counts as n rows of weight 1 in sums and their units.
     n, max_weight = (int(sizes.n_counted), 1.0) if sizes.is_whole else (sizes.n_rows, sizes.max_weight)
     weight_unit = unit_for(max_weight, n)
-    mean, classes = 0.0, np.empty(0)
-    magnitude: float | None
-    if isinstance(loss, SoftmaxLogLoss):
-        if sizes.has_offset and not continues:
+    target_unit = unit_for(max(abs(sizes.lowest), abs(sizes.highest)) * max_weight, n)
+    answers = ask(_sums, loss.n_outputs, target_unit, weight_unit, sizes.is_whole)
+    *of_targets, of_weights = (reduce(ExactSum.merge, of).finish() for of in zip(*answers, strict=True))
+    mean_weight = _mean_weight(of_weights, sizes.n_positive)
+    means = np.array(of_targets) / of_weights
+    if not np.isfinite(means).all():
+        raise DataError("the targets (or their weights) are so large that their sum is infinite; scale them down")
+    if loss.target_range == "non-negative" and not means[0] > 0 and not continues:
+        raise DataError(f"loss={loss.name!r} requires non-negative y and sum(y) > 0: all targets are 0")
+    has_offset = sizes.has_offset
+    if loss.n_outputs > 1:
+        if has_offset and not continues:
             warn(
                 f"offset has no effect on a model of {loss.n_outputs} classes: the same number is added to the scores of all "
                 "classes of a row, which changes no probability"
             )
-        fractions = [
-            reduce(ExactSum.merge, of_class) for of_class in zip(*ask(_class_weights, loss.n_outputs, weight_unit), strict=True)
-        ]
-        weights = reduce(ExactSum.merge, fractions).finish()
-        classes = np.array([class_weight.finish() for class_weight in fractions]) / weights
-        mean_weight = _mean_weight(weights, sizes.n_positive)
-        baseline = np.zeros(loss.n_outputs) if continues else loss.best_constants(_smoothed(classes, weights / mean_weight))
-        spread, magnitude = 1.0, loss.magnitude(0.0, 0.0)
-    else:
-        target_unit = unit_for(max(abs(sizes.lowest), abs(sizes.highest)) * max_weight, n)
-        answers = ask(_sums, target_unit, weight_unit, sizes.is_whole)
-        of_targets, of_weights = (reduce(ExactSum.merge, of) for of in zip(*answers, strict=True))
-        weights = of_weights.finish()
-        mean_weight = _mean_weight(weights, sizes.n_positive)
-        mean = of_targets.finish() / weights
-        if not math.isfinite(mean):
-            raise DataError("the targets (or their weights) are so large that their sum is infinite; scale them down")
-        if loss.target_range == "non-negative" and not mean > 0 and not continues:
-            raise DataError(f"loss={loss.name!r} requires non-negative y and sum(y) > 0: all targets are 0")
-        counted = weights / mean_weight
-        best = 0.0 if continues else _best_constant(loss, ask, mean, counted, sizes.has_offset, rank_unit(max_weight, n))
-        if isinstance(loss, Huber):
-            loss = loss.with_delta(_delta(ask, loss, best, rank_unit(max_weight, n)))
-        baseline = np.array([best])
-        spread, magnitude = max(mean - sizes.lowest, sizes.highest - mean), None
-        if not sizes.has_offset:
-            magnitude = loss.magnitude(mean, spread)
-        if magnitude is None:
-            largest = ask(_largest_loss, loss, best)
-            magnitude, spread = (max(of) for of in zip(*largest, strict=True))
-            # A positive lower limit: a sum of zeros needs a unit, too.
-            magnitude, spread = max(magnitude, 1e-200), max(spread, 1e-300)
-            if continues:  # all rows may have a small loss at first
-                magnitude = max(magnitude, loss.magnitude(mean, spread) or 0.0)
+        has_offset = False
+    baseline = np.zeros(loss.n_outputs)
+    if not continues:
+        smoothed = _smoothed(means, of_weights / mean_weight) if loss.is_classification else means
+        baseline = _best_constants(loss, ask, smoothed, has_offset, rank_unit(max_weight, n))
+    if loss.row_statistic is not None:
+        loss = loss.with_statistic(_statistic_at(ask, loss.row_statistic, baseline[0], rank_unit(max_weight, n)))
+    mean = float(means[0])
+    spread = max(mean - sizes.lowest, sizes.highest - mean) if loss.n_outputs == 1 else 1.0
+    magnitude = None if has_offset else loss.magnitude(mean, spread)
+    if magnitude is None:
+        largest = ask(_largest_loss, loss, baseline[0])
+        magnitude, spread = (max(of) for of in zip(*largest, strict=True))
+        # A positive lower limit: a sum of zeros needs a unit, too.
+        magnitude, spread = max(magnitude, 1e-200), max(spread, 1e-300)
+        if continues:  # all rows may have a small loss at first
+            magnitude = max(magnitude, loss.magnitude(mean, spread) or 0.0)
     unit = _unit_of(loss, spread, max_weight)
     in_units = magnitude if unit == 1.0 else max(0.5 * (spread / unit) ** 2, 1e-200)
     loss_unit = unit_for(in_units * max_weight, n, spare_bits=10)
     unexplained = None
     if continues:
-        unexplained = _unexplained(
-            in_unit(loss, unit), partial(ask, _in_unit, unit), mean / unit, classes, rank_unit(max_weight, n)
-        )
+        unexplained = _unexplained(loss.in_unit(unit), partial(ask, _in_unit, unit), means / unit, rank_unit(max_weight, n))
     too_large = _too_large(loss, mean, sizes, continues, unit)
     return TargetStats(
-        baseline, loss, weights, sizes.max_weight, magnitude, spread, loss_unit, mean_weight, unit, sizes.is_whole, unexplained,
-        too_large,
+        baseline, loss, of_weights, sizes.max_weight, magnitude, spread, loss_unit, mean_weight, unit, sizes.is_whole,
+        unexplained, too_large,
     )  # fmt: skip
 
 
@@ -292,19 +275,16 @@ def _too_large(loss: Loss, mean: float, sizes: Sizes, continues: bool, unit: flo
     return f"scores of the model to continue (or offsets{beside})" if continues else f"offsets{beside}"
 
 
-def _unexplained(loss: Loss, ask: Ask, mean: float, classes: np.ndarray, unit: float) -> float:
-    """See `TargetStats`. mean : of the target; classes : float64[n_outputs], fractions of the weight; unit : of ranks."""
+def _unexplained(loss: Loss, ask: Ask, means: np.ndarray, unit: float) -> float:
+    """See `TargetStats`. means : float64[n_outputs], as in `Loss.best_constants`; unit : of ranks."""
 
     def alone(function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return ask(_without_offset, function, *arguments)
 
+    if loss.is_classification and not ((means > 0) & (means < 1)).any():  # one class only
+        return math.inf
     with np.errstate(divide="ignore"):
-        if isinstance(loss, SoftmaxLogLoss):
-            best = log(np.maximum(classes, 1e-300))
-        else:
-            if loss.is_classification and not 0 < mean < 1:
-                return math.inf
-            best = np.array([_best_constant(loss, alone, mean, 1.0, False, unit)])
+        best = _best_constants(loss, alone, means, False, unit)
     of_model = merged_float(ask(_total_loss, loss, np.zeros(loss.n_outputs)))
     if not np.isfinite(best).all():
         return math.inf
@@ -328,23 +308,23 @@ def _total_loss(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | N
     return total(losses if weight is None else losses * weight)
 
 
-def _smoothed(fractions: np.ndarray, weights: float) -> np.ndarray:
+def _smoothed(means: np.ndarray, weights: float) -> np.ndarray:
     """Return the classes' fractions of the weight; if a class has no rows, with one row of each class added (Laplace).
 
-    weights : total weight in units of that of one row.
+    means : float64[n_outputs], as in `Loss.best_constants`; weights : total weight in units of that of one row.
     """
-    return fractions if fractions.all() else (fractions * weights + 1.0) / (weights + len(fractions))
+    fractions = means if len(means) > 1 else np.array([means[0], 1.0 - means[0]])
+    return means if fractions.all() else (means * weights + 1.0) / (weights + len(fractions))
 
 
-def _best_constant(loss: Loss, ask: Ask, mean: float, weights: float, has_offset: bool, unit: float) -> float:
-    """Return the constant of least loss over all rows; weights : as in `_smoothed`."""
+def _best_constants(loss: Loss, ask: Ask, means: np.ndarray, has_offset: bool, unit: float) -> np.ndarray:
+    """Return the raw scores of least loss over all rows, float64[n_outputs]; means : as in `Loss.best_constants`."""
     if loss.leaf_statistic != "newton":
-        return _quantile(ask, loss.level, unit)
-    if loss.is_classification:
-        mean = float(_smoothed(np.array([mean, 1.0 - mean]), weights)[0])
-    best = loss.best_constant(mean)
+        return np.array([_quantile(ask, loss.level, unit)])
+    best = loss.best_constants(means)
     if best is None or has_offset:
-        best = minimize_convex(lambda at: _slopes(ask, loss, at), best or 0.0)
+        start = 0.0 if best is None else float(best[0])
+        best = np.array([minimize_convex(lambda at: _slopes(ask, loss, at), start)])
     return best
 
 
@@ -363,10 +343,10 @@ def _quantile(ask: Ask, level: float, unit: float) -> float:
     return float(found[0])
 
 
-def _delta(ask: Ask, loss: Huber, best: float, unit: float) -> float:
-    """Return Huber's first δ, a quantile of the absolute residuals."""
+def _statistic_at(ask: Ask, statistic: ResidualQuantile, best: float, unit: float) -> float:
+    """Return the statistic of all rows at the raw scores offset + `best`."""
     return find_size(
-        exact_level(loss.alpha),
+        exact_level(statistic.level),
         lambda *digits: reduce(np.add, ask(_digits, best, True, unit, *digits)),
         lambda keys: reduce(np.minimum, ask(_next, best, True, keys)),
     )
@@ -439,19 +419,20 @@ def _sizes(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None) 
 
 
 def _sums(
-    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, target_unit: float, weight_unit: float, is_whole: bool
-) -> tuple[ExactSum, ExactSum]:
-    """Return the sums of the weighted target and of the weights."""
-    if weight is None:
-        return ExactSum.of(y, target_unit), ExactSum(weight_unit, float(len(y)) * weight_unit)
+    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, n_outputs: int, target_unit: float, weight_unit: float,
+    is_whole: bool,
+) -> list[ExactSum]:  # fmt: skip
+    """Return the sum of the weighted targets, or with several outputs the weight of each class; and then the total weight."""
+    weights = ExactSum(weight_unit, float(len(y)) * weight_unit) if weight is None else ExactSum.of(weight, weight_unit)
+    if n_outputs > 1:
+        return [*_class_weights(y, weight, n_outputs, weight_unit), weights]
     with np.errstate(over="ignore", invalid="ignore"):  # `target_stats` raises an error for infinite sums
-        targets = ExactSum.of(y, target_unit, weight) if is_whole else ExactSum.of(y * weight, target_unit)
-    return targets, ExactSum.of(weight, weight_unit)
+        if weight is None or is_whole:
+            return [ExactSum.of(y, target_unit, weight), weights]
+        return [ExactSum.of(y * weight, target_unit), weights]
 
 
-def _class_weights(
-    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, n_classes: int, weight_unit: float
-) -> list[ExactSum]:
+def _class_weights(y: np.ndarray, weight: np.ndarray | None, n_classes: int, weight_unit: float) -> list[ExactSum]:
     """Return the total weight of each class."""
     if weight is None:
         counts = np.bincount(y.astype(np.int64), minlength=n_classes)
@@ -537,14 +518,13 @@ class LeafEstimator:
         self._n_counted = n_counted
         self._max_weight = max_weight
         self._rank_unit = rank_unit(max_weight, n_counted)
-        self._delta = 0.0
+        self._statistic = 0.0  # `Loss.row_statistic` after the last trees
         self._steps: np.ndarray | None = None  # quantiles of the last tree's leaves
         self._max_hessian = np.zeros(loss.n_outputs)
         self._influence: np.ndarray | None = None
         self._influence_terms: tuple | None = None
         if parameters.influence_trimming is not None:
-            assert isinstance(loss, LogLoss | SoftmaxLogLoss)
-            self._influence_terms = loss.terms()._replace(counts_influence=True)
+            self._influence_terms = loss.terms()._replace(counts_influence=True)  # type: ignore[attr-defined]
 
     def use(self, parameters: Parameters) -> None:
         """Use another learning rate from the next tree on."""
@@ -553,25 +533,29 @@ class LeafEstimator:
     def add_leaf_values(self, values: np.ndarray) -> GradientStats:
         """Add the leaf values of the last trees (float64[n_outputs, n_leaves]) to the scores; compute the gradients."""
         stats = self._advance(values, self._influence_terms)
-        if isinstance(self._loss, Huber):
-            near = None
-            if self._delta > 0:
-                near = Window(
-                    0.0,
-                    self._delta * 2,
-                    lambda *buckets: self._merged(size_buckets, self._rank_unit, *buckets),
-                    lambda *buckets: self._merged(size_keys, self._rank_unit, *buckets),
-                    self._n_counted,
-                )
-            self._delta = find_size(
-                exact_level(self._loss.alpha),
-                lambda *digits: self._merged(size_digits, self._rank_unit, *digits),
-                lambda keys: self._merged(size_next, keys),
-                near,
-            )
-            stats = self._advance(np.zeros_like(values), self._loss.terms_with(self._delta))
+        if self._loss.row_statistic is not None:
+            self._statistic = self._statistic_of(self._loss.row_statistic)
+            stats = self._advance(np.zeros_like(values), self._loss.terms_after(self._statistic))
         self._max_hessian, self._influence = stats.max_hessian, stats.influence
         return stats
+
+    def _statistic_of(self, statistic: ResidualQuantile) -> float:
+        """Return the statistic of all rows at their present scores."""
+        near = None
+        if self._statistic > 0:
+            near = Window(
+                0.0,
+                self._statistic * 2,
+                lambda *buckets: self._merged(size_buckets, self._rank_unit, *buckets),
+                lambda *buckets: self._merged(size_keys, self._rank_unit, *buckets),
+                self._n_counted,
+            )
+        return find_size(
+            exact_level(statistic.level),
+            lambda *digits: self._merged(size_digits, self._rank_unit, *digits),
+            lambda keys: self._merged(size_next, keys),
+            near,
+        )
 
     def values(self, grown: Leaves, subset: RowSubset) -> np.ndarray:
         """Return the leaf values of the tree grown last, by the rows of its sample: float64[n_leaves]."""
@@ -633,8 +617,8 @@ class LeafEstimator:
             near,
         )
         if self._loss.leaf_statistic == "huber":
-            unit, weight_unit = (unit_for(large * self._max_weight, self._n_counted) for large in (self._delta, 1.0))
-            sums = self._merged(leaf_clipped, subset, steps, self._delta, unit, weight_unit)
+            unit, weight_unit = (unit_for(large * self._max_weight, self._n_counted) for large in (self._statistic, 1.0))
+            sums = self._merged(leaf_clipped, subset, steps, self._statistic, unit, weight_unit)
             # A leaf without rows of the sample (or with weights that round to zero) has the value 0.
             steps = steps + np.divide(
                 sums[:, 0] / unit, sums[:, 1] / weight_unit, out=np.zeros(len(sums)), where=sums[:, 1] > 0
@@ -643,7 +627,7 @@ class LeafEstimator:
 
     def _multiplier(self, steps: np.ndarray, subset: RowSubset) -> float:
         """Return ρ = argmin Σ w L(y, F + ρ h(x)) for a tree h with the leaf values `steps`."""
-        loss = self._loss.with_delta(self._delta) if isinstance(self._loss, Huber) else self._loss
+        loss = self._loss.with_statistic(self._statistic)
 
         def slopes(at: float) -> tuple[float, float]:
             derivatives = self._map_shards(line_slopes, subset, loss, steps, at)

@@ -34,7 +34,7 @@ from dboost.shards.statistics import fine_bin_hessians
 from dboost.training.callbacks import Callback, Iteration, Progress, checked_rate
 from dboost.training.checkpoint import describe_data, merged_fingerprint
 from dboost.training.history import appended, metrics_of, of_model
-from dboost.training.leaf_values import LeafEstimator, in_unit, in_units_of
+from dboost.training.leaf_values import LeafEstimator, in_units_of
 from dboost.training.plan import FitPlan
 from dboost.trees.bin_proposal import BinMerge
 from dboost.trees.tree_task import (
@@ -92,7 +92,7 @@ class BoostingLoop:
     ) -> None:
         self.plan, self.engine, self.eval_sets = plan, engine, eval_sets
         self.binning, self.start, self.unit = plan.binning, plan.stats, plan.stats.unit
-        self.loss = in_unit(plan.target.loss, self.unit)
+        self.loss = plan.target.loss.in_unit(self.unit)
         self.parameters = in_units_of(plan.learning, plan.stats)
         self.warm_start, self.metrics, self.early_stopping = plan.warm_start, plan.metrics, plan.stopping
         self.callbacks, self.checkpoint, self.empty = callbacks, plan.request.checkpoint, plan.empty
