@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from decimal import Decimal
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import dask.dataframe as dd
@@ -23,13 +22,13 @@ from dboost.data.partition import ReadPlan, make_read_plan
 from dboost.distributed.messages import pack
 from dboost.schema import Feature
 from dboost.session import worker_session
-from dboost.session.bites import BiteStore, FileBiteStore
+from dboost.session.bites import BiteStore
 from dboost.session.evaluation import SessionEvalSets
 from dboost.session.memory import Budget
 from dboost.session.partition_loader import PartitionBatch, StartingRows
 from dboost.session.protocol import BuildSpec, unpack
 from dboost.shards import shard_spec
-from dboost.shards.arcbite_rows import joined_bites
+from dboost.shards.arcbite_rows import joined_rows
 from tests.helpers.fits import NUMERIC, cut, mixed_frame
 
 FRAME, OTHER = mixed_frame(400), mixed_frame(300, seed=1)
@@ -43,31 +42,32 @@ def in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
 
 
-def test_bites_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("filed", [True, False])
+def test_bites_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch, filed: bool) -> None:
     kept, n_compared = (0, 2), []
+    monkeypatch.setattr(Budget, "holds_rows", lambda *_: not filed)
 
-    def rows_of(store: BiteStore, bite: int, spec: BuildSpec) -> Any:
-        return joined_bites([one.with_current_scores(spec.shard.layout, (), lambda *_: None) for one in store.of(bite)])
+    def rows_of(store: BiteStore, bite: int, spec: BuildSpec) -> dict[str, np.ndarray]:
+        return joined_rows([one.current_rows(spec.shard.layout, (), lambda *_: None) for one in store.of(bite)])
 
-    class Compared(FileBiteStore):
-        def __init__(self, rows: StartingRows, spec: BuildSpec, root: Path | None, **options: Any) -> None:
-            super().__init__(rows, spec, root, **options)
+    class Compared(BiteStore):
+        def __init__(self, rows: StartingRows, spec: BuildSpec, budget: Budget | None, **options: Any) -> None:
+            super().__init__(rows, spec, budget, **options)
             assert spec.n_bites is not None and spec.starts.keys() == set(range(5))
-            moved = FileBiteStore(rows, spec, root, **options)
+            moved = BiteStore(rows, spec, budget, **options)
+            assert moved.rows_in_files == (moved.n_rows if filed else 0)
             moved.keep(range(5), lambda row_ids: spec.are_of(row_ids, range(5)))  # all of them: nothing is written
             moved.keep(kept, lambda row_ids: spec.are_of(row_ids, kept))
             for bite in range(spec.n_bites):
                 before, after = rows_of(self, bite, spec), rows_of(moved, bite, spec)
-                expected = before.some_rows(np.flatnonzero(spec.are_of(before.row_ids, kept)))
-                for name in ("row_ids", "target", "weight", "raw"):
-                    np.testing.assert_array_equal(getattr(after, name), getattr(expected, name))
-                np.testing.assert_array_equal(after.codes.narrow, expected.codes.narrow)
-                assert 0 < after.n_rows < before.n_rows
-                n_compared.append(after.n_rows)
+                stays = np.flatnonzero(spec.are_of(before["row_ids"], kept))
+                assert 0 < len(stays) < len(before["row_ids"])
+                np.testing.assert_equal(after, {name: values[..., stays] for name, values in before.items()})
+                n_compared.append(len(stays))
             assert moved.n_rows == sum(n_compared)
             moved.close()
 
-    monkeypatch.setattr(worker_session, "FileBiteStore", Compared)
+    monkeypatch.setattr(worker_session, "BiteStore", Compared)
     data = dd.from_pandas(FRAME[[*NUMERIC, "y", "w"]], npartitions=5)
     dboost.fit(data, "y", sample_weight="w", arcbites=dboost.ArcBites(3, 2), **OPTIONS)
     assert len(n_compared) == 3

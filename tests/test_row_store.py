@@ -1,4 +1,4 @@
-"""Row stores: in files as in memory, rows arrive in pieces of any length, threads share them, and some of them are kept."""
+"""Row stores: in files as in memory, rows arrive in pieces of any length, threads share them, and some are kept."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from hypothesis import strategies as st
 from dboost.storage.block_file import Field
 from dboost.storage.row_store import FieldGroup, InFiles, RowStore
 from tests.helpers.examples import examples
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stores")
+
 
 GROUPS = [
     FieldGroup(
@@ -32,55 +38,67 @@ def rows(n: int) -> dict[str, np.ndarray]:
 
 
 def some(fields: dict[str, np.ndarray], which: slice | np.ndarray) -> dict[str, np.ndarray]:
-    return {name: values[which] if name == "tiles" else values[:, which] for name, values in fields.items()}
+    return {name: values[which] if name == "tiles" else values[..., which] for name, values in fields.items()}
 
 
-def filled(fields: dict[str, np.ndarray], bounds: list[int], place: InFiles | None) -> RowStore:
-    n = len(fields["tiles"])
-    store = RowStore(GROUPS, n, place)
-    for first, last in zip([0, *bounds], [*bounds, n], strict=True):
-        store.append(last - first, some(fields, slice(first, last)) | {"unknown": np.empty(0)})
-    return store
-
-
-def content(store: RowStore, n_threads: int = 1) -> dict[str, np.ndarray]:
-    """Return all rows, which threads read one after the other."""
-    names = ["codes", "none", "tiles", "raw", "saved"]
+def content(store: RowStore, section: int, n_threads: int) -> dict[str, np.ndarray]:
+    """Return all rows of a section, which threads read one after the other."""
+    names, starts = ["codes", "none", "tiles", "raw", "saved"], [0]
     found: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for thread in range(n_threads):
-        for fields, first, last in store.walk(names, thread=thread, n_threads=n_threads):
-            for name in names:
-                at = slice(first, last)
-                found[name].append((fields[name][at] if name == "tiles" else fields[name][..., at]).copy())
-    return {name: np.concatenate(parts, axis=0 if name == "tiles" else -1) for name, parts in found.items()}
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stores")
+        for part in store.walk(names, section=section, thread=thread, n_threads=n_threads):
+            assert part.start == starts[-1]
+            starts.append(part.start + part.n_rows)
+            for name, values in some({name: part.fields[name] for name in names}, slice(part.first, part.last)).items():
+                found[name].append(values.copy())
+    assert starts[-1] == store.sizes[section]
+    return {name: np.concatenate(parts, axis=0 if name == "tiles" else -1) for name, parts in found.items() if parts}
 
 
 @examples(40)
-@given(data=st.data(), n=st.integers(1, 40), block_rows=st.sampled_from([None, 1, 4, 64]), n_threads=st.integers(1, 3))
-def test_rows_are_what_was_appended(root: Path, data: st.DataObject, n: int, block_rows: int | None, n_threads: int) -> None:
-    bounds = sorted(data.draw(st.lists(st.integers(0, n), max_size=4)))
+@given(
+    data=st.data(),
+    sizes=st.lists(st.integers(0, 20), min_size=1, max_size=3),
+    block_rows=st.sampled_from([None, 1, 4, 64]),
+    n_threads=st.integers(1, 3),
+)
+def test_rows_are_what_was_appended(
+    root: Path, data: st.DataObject, sizes: list[int], block_rows: int | None, n_threads: int
+) -> None:
     place = None if block_rows is None else InFiles(block_rows, root)
-    given_rows = rows(n)
-    store = filled(given_rows, bounds, place)
-    expected = given_rows | {"saved": np.zeros(n)}
-    np.testing.assert_equal(content(store, n_threads), expected)
-    for thread in range(n_threads):
-        for fields, first, last in store.walk(["raw"], ["saved"], thread=thread, n_threads=n_threads):
-            fields["saved"][first:last] = fields["raw"][0, first:last]
-    expected["saved"] = given_rows["raw"][0]
-    np.testing.assert_equal(content(store), expected)
-    stays = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)), bool)
-    kept = store.subset(stays)
-    if kept.n_rows:
-        np.testing.assert_equal(
-            content(kept), {name: v[stays] if name in ("tiles", "saved") else v[:, stays] for name, v in expected.items()}
-        )
-    np.testing.assert_equal(content(store), expected)
+    n = sum(sizes)
+    of = rows(n)
+    sections = np.array(data.draw(st.permutations(np.repeat(range(len(sizes)), sizes).tolist())), np.int64)
+    bounds = sorted(data.draw(st.lists(st.integers(0, n), max_size=4)))
+    store = RowStore(GROUPS, sizes, place)
+    for first, last in zip([0, *bounds], [*bounds, n], strict=True):
+        for k in range(len(sizes)):
+            chosen = np.flatnonzero(sections[first:last] == k)
+            store.append(len(chosen), some(of, slice(first, last)) | {"unknown": np.empty(0)}, chosen, k)
+
+    def check(store: RowStore, expected: dict[str, np.ndarray], sections: np.ndarray) -> None:
+        for k, size in enumerate(store.sizes):
+            if size:
+                of_section = some(expected, np.flatnonzero(sections == k))
+                np.testing.assert_equal(content(store, k, n_threads), of_section)
+                np.testing.assert_equal(store.load(k), of_section)
+
+    expected = of | {"saved": np.zeros(n)}
+    check(store, expected, sections)
+    for k in range(len(sizes)):
+        for thread in range(n_threads):
+            for part in store.walk(["raw"], ["saved"], section=k, thread=thread, n_threads=n_threads):
+                part.fields["saved"][part.first : part.last] = part.fields["raw"][0, part.first : part.last]
+        store.save("raw", -of["raw"][:, sections == k], k)
+    expected |= {"saved": of["raw"][0], "raw": -of["raw"]}
+    check(store, expected, sections)
+    stays = expected["saved"] > 0
+    kept = store.subset(
+        [int(stays[sections == k].sum()) for k in range(len(sizes))],
+        lambda part: part.fields["saved"][part.first : part.last] > 0,
+    )
+    check(kept, some(expected, np.flatnonzero(stays)), sections[stays])
+    check(store, expected, sections)
     assert store.nbytes == (n * (3 + 16 + 16 + 8) if place is None else 0)
     for one in (kept, store):
         one.close()
@@ -90,7 +108,7 @@ def test_rows_are_what_was_appended(root: Path, data: st.DataObject, n: int, blo
 
 @pytest.mark.parametrize("place", [None, InFiles(4, None)])
 def test_a_store_has_the_number_of_rows_that_was_promised(place: InFiles | None) -> None:
-    store = RowStore(GROUPS, 5, place)
+    store = RowStore(GROUPS, [5], place)
     store.append(4, rows(4))
     with pytest.raises(AssertionError, match="more rows"):
         store.append(2, rows(2))
@@ -102,5 +120,5 @@ def test_a_store_has_the_number_of_rows_that_was_promised(place: InFiles | None)
 def test_a_store_that_cannot_be_made_leaves_no_files(tmp_path: Path) -> None:
     twice = [GROUPS[0], GROUPS[0]]
     with pytest.raises(OSError, match="fixed"):
-        RowStore(twice, 5, InFiles(4, tmp_path))
+        RowStore(twice, [5], InFiles(4, tmp_path))
     assert list(tmp_path.iterdir()) == []

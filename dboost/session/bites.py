@@ -1,16 +1,14 @@
 """Arcbites in a session: stored bites, and the engine that trains on one of them at a time in this process.
 
-A `BiteStore` has the rows of one batch, divided into bites: in memory, or in files if they exceed the memory limit. Which bite
-a row belongs to is a hash of its global id. So the rows of a partition that moves to another worker are found without an index.
+A `BiteStore` has the rows of one batch, divided into bites (`shards.arcbite_rows`): in memory, or in files in the worker's
+local directory if they exceed the memory limit. It reads the table once, piece by piece, and appends each row to the section of
+its bite. Which bite a row belongs to is a hash of its global id. So the rows of a partition that moves to another worker are
+found without an index.
 
 `SessionBites` has the stores of all batches and the current visit. The client sends the visit's number, its bite, and the
 iterations of the truncated model. A repeated call for the same visit changes nothing. Rows that are loaded later, because
-another worker died, receive the same record when they are built.
-
-**Files.** `FileBiteStore` reads the table once, piece by piece, and appends each row to the blocks of its bite
-(`shards.arcbite_rows`), in the worker's local directory. A visit reads a bite in several ranges of blocks, one per thread; each
-becomes a shard in memory. The files contain the scores of a bite at the start of its last visit. A batch that is loaded later
-therefore needs no special state: its scores are updated at the next visit of each bite, or at once for the current bite.
+another worker died, receive the same record when they are built: their scores are updated at the next visit of each bite, or at
+once for the current bite.
 
 **In this process** `ArcbitesEngine` makes a fused engine for the bite of each visit. A visit first drops the shard and the
 buffers of the previous visit and then builds those of its own bite. So the engine needs memory for the store and for one bite.
@@ -19,79 +17,137 @@ buffers of the previous visit and then builds those of its own bite. So the engi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from dboost.session.engines import FusedEngine, is_small, team_for
-from dboost.session.partition_loader import StartingRows
+from dboost.session.memory import Budget
+from dboost.session.partition_loader import StartingPiece, StartingRows
 from dboost.session.protocol import BiteVisit, BuildSpec
-from dboost.shards.arcbite_rows import Bite, BiteFiles, FileBite, InMemoryBite, bite_sizes, bites_of, joined_bites
+from dboost.shards.arcbite_rows import (
+    Bite,
+    bite_fields,
+    bite_sizes,
+    block_rows_of,
+    joined_rows,
+    sections_of,
+    shard_of_bite,
+)
 from dboost.shards.shard import TreeDelta
 from dboost.shards.shard_spec import ShardSpec, code_fields, rows_that_fit
 from dboost.shards.statistics import Statistic
-from dboost.storage.spool import PrivateDirectory
+from dboost.storage.row_store import InFiles, RowStore
 from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
 
+#: Number of rows that are encoded at a time, for bites in memory.
+_PIECE_ROWS = 65_536
 Iterations = Sequence[Sequence[TreeDelta]]
 #: Maps global row ids (int64[n]) to whether the rows are kept (bool[n]).
 SelectRows = Callable[[np.ndarray], np.ndarray]
 
 
-class BiteStore(Protocol):
-    """The rows of a batch, divided into bites. With `ArcBites.parts` > 1 a visit trains on several of them together."""
+class BiteStore:
+    """The rows of a batch, divided into bites. With `ArcBites.parts` > 1 a visit trains on several of them together.
+
+    Parameters
+    ----------
+    rows : StartingRows
+    spec : BuildSpec
+        `n_bites` must be set.
+    budget : Budget or None
+        Memory limit that the rows exceed, so that they are in files; None for memory.
+    n_threads : int
+    n_parts : int
+        Number of shards of a bite with many rows.
+    root : Path, optional
+        Parent of the files' folder; default: the one of `PrivateDirectory`.
+    """
+
+    def __init__(
+        self,
+        rows: StartingRows,
+        spec: BuildSpec,
+        budget: Budget | None,
+        *,
+        n_threads: int,
+        n_parts: int = 1,
+        root: Path | None = None,
+    ) -> None:
+        assert spec.n_bites is not None
+        self._spec, self._n_bites = spec, spec.n_bites
+        #: Number of rows of each partition.
+        self._owned = rows.owned
+        self._n_parts = 1 if is_small(self.n_rows // self._n_bites, len(spec.binning.features)) else n_parts
+        self._bytes_before = 0
+        groups, sizes = bite_fields(spec.shard), self._sizes()
+        place, piece_rows = None, _PIECE_ROWS
+        if budget is not None:
+            place = InFiles(block_rows_of(groups, len(sizes), budget.limit // 4), root)
+            piece_rows = rows_that_fit(code_fields(spec.shard.layout), self.n_rows)
+        self._store = RowStore(groups, sizes, place)
+        try:
+            for piece in rows.pieces(spec, n_threads, min(piece_rows, max(self.n_rows, 1))):
+                self._append(piece)
+        except BaseException:
+            self._store.close()
+            raise
+        self._bites = [Bite(self._store, section) for section in range(len(sizes))]
+
+    def _append(self, piece: StartingPiece) -> None:
+        """Add each row to the section of its bite."""
+        row_ids = np.arange(piece.first, piece.first + piece.codes.n_rows)
+        fields = piece.fields | {"narrow": piece.codes.narrow, "wide": piece.codes.wide, "row_ids": row_ids}
+        sections = sections_of(self._spec.seed, self._n_bites, self._n_parts, row_ids)
+        counts = np.bincount(sections, minlength=len(self._store.sizes))
+        if len(counts) <= 2**16:
+            sections = sections.astype(np.uint16)  # sorted ten times as fast
+        order = np.argsort(sections, kind="stable")
+        ends = np.cumsum(counts)
+        for section in np.flatnonzero(counts).tolist():
+            n, end = int(counts[section]), int(ends[section])
+            self._store.append(n, fields, order[end - n : end], section)
+
+    def _sizes(self) -> list[int]:
+        """Return the number of rows of each section."""
+        sizes = np.zeros(self._n_bites * self._n_parts, np.int64)
+        for number, n in self._owned.items():
+            sizes += bite_sizes(self._spec.seed, self._n_bites, n, self._spec.starts[number], self._n_parts)
+        return sizes.tolist()
 
     @property
-    def n_rows(self) -> int: ...
+    def n_rows(self) -> int:
+        return sum(self._owned.values())
 
     @property
-    def rows_in_files(self) -> int: ...
+    def rows_in_files(self) -> int:
+        return 0 if self._store.place is None else self.n_rows
 
     @property
     def bytes_read(self) -> int:
         """Bytes read from files so far."""
+        return self._bytes_before + self._store.bytes_read
 
-    def of(self, bite: int) -> Sequence[Bite]:
+    def of(self, bite: int) -> list[Bite]:
         """Return the rows of a bite, one record for each shard that is built from them."""
+        return [one for one in self._bites[bite * self._n_parts : (bite + 1) * self._n_parts] if one.n_rows]
 
     def keep(self, partitions: Sequence[int], stays: SelectRows) -> None:
         """Drop the rows of other partitions; `stays` returns False for their ids."""
-
-    def close(self) -> None: ...
-
-
-class InMemoryBiteStore:
-    """Bites in memory."""
-
-    def __init__(self) -> None:
-        self._bites: dict[int, list[InMemoryBite]] = {}
-        self.rows_in_files = self.bytes_read = 0
-
-    def add(self, rows: InMemoryBite, seed: int, n_bites: int) -> None:
-        """Divide rows into bites, as an additional record of each bite."""
-        for bite, (_, of_bite) in enumerate(rows.divided(seed, n_bites)):
-            if of_bite.n_rows:
-                self._bites.setdefault(bite, []).append(of_bite)
-
-    @property
-    def n_rows(self) -> int:
-        return sum(record.n_rows for records in self._bites.values() for record in records)
-
-    def of(self, bite: int) -> Sequence[Bite]:
-        """Return the records of a bite."""
-        return self._bites.get(bite, [])
-
-    def keep(self, partitions: Sequence[int], stays: SelectRows) -> None:
-        """Drop the rows for which `stays` returns False."""
-        for bite, records in self._bites.items():
-            kept = (record.some_rows(np.flatnonzero(stays(record.row_ids))) for record in records)
-            self._bites[bite] = [record for record in kept if record.n_rows]
+        if set(self._owned) <= set(partitions):
+            return
+        self._owned = {number: n for number, n in self._owned.items() if number in partitions}
+        before = self._store
+        self._store = before.subset(self._sizes(), lambda some: stays(some.fields["row_ids"][some.first : some.last]))
+        self._bytes_before += before.bytes_read
+        before.close()
+        self._bites = [replace(bite, store=self._store) for bite in self._bites]
 
     def close(self) -> None:
-        """Release the memory."""
-        self._bites = {}
+        """Release the memory, and remove the files."""
+        self._store.close()
 
 
 @dataclass(eq=False)
@@ -159,108 +215,6 @@ class SessionBites:
         self._stores = {}
 
 
-class FileBiteStore:
-    """Bites in files, which `close` removes.
-
-    Parameters
-    ----------
-    rows : StartingRows
-    spec : BuildSpec
-        `n_bites` must be set.
-    root : Path or None
-        Parent of the files' folder; None for the one of `PrivateDirectory`.
-    n_threads : int
-    n_shares : int
-        Number of ranges of blocks in which a bite is read: one for each shard.
-    filling_bytes : int
-        See `BiteFiles`.
-    """
-
-    def __init__(
-        self, rows: StartingRows, spec: BuildSpec, root: Path | None, *, n_threads: int, n_ranges: int, filling_bytes: int
-    ) -> None:
-        assert spec.n_bites is not None
-        self._spec, self._root, self._n_threads, self._n_ranges = spec, root, n_threads, n_ranges
-        #: Number of rows of each partition.
-        self._owned = rows.owned
-        self._bytes_before = 0
-        self._folder = PrivateDirectory(root)
-        try:
-            sizes, n_outputs = self._sizes(), len(spec.baseline)
-            self._files = BiteFiles(
-                self._folder.path, spec.shard.layout, n_outputs, spec.shard.weighted, sizes, filling_bytes=filling_bytes
-            )
-            self._files.write(self._pieces(rows))
-        except BaseException:
-            self._folder.close()
-            raise
-        self._ranges = {bite: self._block_ranges(bite, 0) for bite in np.flatnonzero(sizes).tolist()}
-
-    def _sizes(self) -> np.ndarray:
-        seed, n_bites = self._spec.seed, self._spec.n_bites
-        assert n_bites is not None
-        sizes = np.zeros(n_bites, np.int64)
-        for number, n in self._owned.items():
-            sizes += bite_sizes(seed, n_bites, n, self._spec.starts[number])
-        return sizes
-
-    def _pieces(self, rows: StartingRows) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-        spec = self._spec
-        assert spec.n_bites is not None
-        piece_rows = rows_that_fit(code_fields(spec.shard.layout), self.n_rows)
-        for piece in rows.pieces(spec, self._n_threads, piece_rows):
-            codes, row_ids = piece.codes, np.arange(piece.first, piece.first + piece.codes.n_rows)
-            fields = piece.fields | {"narrow": codes.narrow, "row_ids": row_ids}
-            if len(codes.wide):
-                fields["wide"] = codes.wide
-            yield bites_of(spec.seed, spec.n_bites, row_ids), fields
-
-    def _block_ranges(self, bite: int, n_seen: int) -> list[FileBite]:
-        files = self._files
-        small = is_small(files.n_rows(bite), len(self._spec.binning.features))
-        n = 1 if small else min(self._n_ranges, files.n_blocks(bite))
-        return [FileBite(files, bite, n_seen, (k, n)) for k in range(n)]
-
-    @property
-    def n_rows(self) -> int:
-        return sum(self._owned.values())
-
-    @property
-    def rows_in_files(self) -> int:
-        return self.n_rows
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes read from files so far."""
-        return self._bytes_before + self._files.bytes_read
-
-    def of(self, bite: int) -> Sequence[Bite]:
-        """Return the ranges of a bite."""
-        return self._ranges.get(bite, [])
-
-    def keep(self, partitions: Sequence[int], stays: SelectRows) -> None:
-        """Write the rows of these partitions to new files, and remove the old ones."""
-        if set(self._owned) <= set(partitions):
-            return
-        self._owned = {number: n for number, n in self._owned.items() if number in partitions}
-        folder, sizes = PrivateDirectory(self._root), self._sizes()
-        try:
-            files = self._files.some(folder.path, sizes, stays)
-        except BaseException:
-            folder.close()
-            raise
-        seen = {bite: ranges[0].n_seen for bite, ranges in self._ranges.items()}
-        self._bytes_before = self.bytes_read
-        self.close()
-        self._folder, self._files = folder, files
-        self._ranges = {bite: self._block_ranges(bite, seen[bite]) for bite in np.flatnonzero(sizes).tolist()}
-
-    def close(self) -> None:
-        """Remove the files."""
-        self._files.close()
-        self._folder.close()
-
-
 class ArcbitesEngine:
     """Train on one bite at a time. `visit` must be called before any other method.
 
@@ -300,11 +254,9 @@ class ArcbitesEngine:
     def visit(self, bite: Sequence[int], iterations: Sequence[Sequence[TreeDelta]]) -> None:
         """Switch to the rows of a bite, with scores that include these iterations."""
         self._engine = None
-        stored = [record for part in bite for record in self._store.of(part)]
-        current = [record.with_current_scores(self._spec.layout, iterations, self._spread) for record in stored]
-        joined = joined_bites(current)
-        del current
-        shard = joined.shard(self._spec, self._spread)
+        stored = [one for part in bite for one in self._store.of(part)]
+        rows = joined_rows([one.current_rows(self._spec.layout, iterations, self._spread) for one in stored])
+        shard = shard_of_bite(rows, self._spec, self._spread)
         self._engine = FusedEngine(shard, self._terms, policy=self._policy, team=self.team)
 
     def _spread(self, work: Callable[[int, int], None], n: int) -> None:

@@ -218,7 +218,7 @@ class EvalSet:
         """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
 
         def work(thread: int) -> None:
-            for fields, first, last in self._share(thread, ["narrow", "wide", "raw"], ["raw"]):
+            for fields, first, last, _ in self._share(thread, ["narrow", "wide", "raw"], ["raw"]):
                 codes = BinnedColumns(fields["narrow"], fields["wide"], self._row_of)
                 raw = fields["raw"] if fields["raw"].ndim == 1 else fields["raw"][output]
                 add_grown_tree(codes, self._layout, grown, values, raw, first, last)
@@ -231,13 +231,13 @@ class EvalSet:
 
     def chunks(self, metrics: Sequence[MetricReduction]) -> list[Any]:
         """Return the current statistics of each metric, which `MetricReduction.merge` combines with those of other rows."""
-        fields = self.store.arrays
-        if fields:  # a metric that is no exact sum may depend on the number of chunks
-            return [metric.chunk(self._scored(fields)) for metric in metrics]
+        if self.store.place is None:  # at once, since a metric that is no exact sum may depend on the number of chunks
+            scored = self._scored(self.store.load())
+            return [metric.chunk(scored) for metric in metrics]
 
         def work(thread: int) -> list[Any] | None:
             chunks: list[Any] | None = None
-            for fields, _, _ in self._share(thread, ["target", "raw", "weight"]):
+            for fields, *_ in self._share(thread, ["target", "raw", "weight"]):
                 # Statistics of users' metrics may be views of the rows, and the next block overwrites the buffers.
                 scored = self._scored({name: fields[name].copy("K") for name in ("target", "raw", "weight") if name in fields})
                 of_block = [metric.chunk(scored) for metric in metrics]
@@ -263,7 +263,7 @@ class EvalSet:
 
     def _copy(self, source: str, target: str) -> None:
         def work(thread: int) -> None:
-            for fields, first, last in self._share(thread, [source], [target]):
+            for fields, first, last, _ in self._share(thread, [source], [target]):
                 fields[target][..., first:last] = fields[source][..., first:last]
 
         self._team.run(work)
@@ -285,7 +285,8 @@ class EvalSet:
         """Drop the rows of other partitions; at least one partition must remain."""
         stays = np.repeat([number in partitions for number, _ in self.owned], [n for _, n in self.owned])
         if not stays.all():
-            before, self.store = self.store, self.store.subset(stays)
+            before = self.store
+            self.store = before.subset([int(stays.sum())], lambda some: stays[some.start : some.start + some.n_rows])
             before.close()
             self._block = None if self._block is None else self._block[stays]
             self.owned = [(number, n) for number, n in self.owned if number in partitions]
@@ -386,7 +387,7 @@ class SessionEvalSets:
                 while block_rows > _LEAST_BLOCK_ROWS and n_threads * block_rows * row_bytes > budget.retained:
                     block_rows //= 2
                 place = InFiles(block_rows, self._root)
-        store = RowStore(groups, n_rows, place)
+        store = RowStore(groups, [n_rows], place)
         try:
             for piece in rows.pieces(spec, block_rows, n_threads):
                 store.append(len(piece["target"]), piece)

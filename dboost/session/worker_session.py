@@ -31,7 +31,7 @@ from dboost.data import Table
 from dboost.data.chunk import plain
 from dboost.data.table import kept_rows
 from dboost.metrics.metric import LossMagnitude
-from dboost.session.bites import ArcbitesEngine, FileBiteStore, InMemoryBiteStore, Iterations, SessionBites
+from dboost.session.bites import ArcbitesEngine, BiteStore, Iterations, SessionBites
 from dboost.session.engines import (
     FusedEngine,
     InMemoryRunner,
@@ -61,7 +61,7 @@ from dboost.session.protocol import (
     unpack,
 )
 from dboost.session.warm_start import add_trees, row_matrices, starting_scores
-from dboost.shards.arcbite_rows import Bite, InMemoryBite
+from dboost.shards.arcbite_rows import Bite, shard_of_bite
 from dboost.shards.encode import encode_table, in_ranges
 from dboost.shards.shard import (
     MOST_ROWS,
@@ -209,27 +209,12 @@ class WorkerSession(PartitionLoader):
         self, rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, budget: Budget | None
     ) -> list[InMemoryRunner]:
         """Divide rows into bites; return runners for those of the current bite, if a visit has started."""
-        store = self._bite_store(rows, batch, spec, budget)
+        n = self._n_threads
+        store = BiteStore(rows, spec, budget, n_threads=n, n_parts=n, root=self._folder)
         runners = [self._enter(batch, bite) for bite in self._bites.put(batch, store)]
         for runner in runners:
             _replay(runner, past)
         return runners
-
-    def _bite_store(
-        self, rows: BatchRows, batch: str, spec: BuildSpec, budget: Budget | None, most_shards: int | None = None
-    ) -> InMemoryBiteStore | FileBiteStore:
-        """Return a store of rows divided into bites: in files if a budget is given, else in memory."""
-        assert spec.n_bites is not None
-        if budget is not None:
-            filling = budget.limit // 4
-            n_ranges = most_shards or self._n_threads
-            return FileBiteStore(rows, spec, self._folder, n_threads=self._n_threads, n_ranges=n_ranges, filling_bytes=filling)
-        rows.gather()
-        store = InMemoryBiteStore()
-        row_ids = global_row_ids(rows.table, spec.starts)
-        for codes, target, weight, raw, kept_range in self._encoded(rows, batch, spec, most_shards):
-            store.add(InMemoryBite(codes, target, weight, raw, row_ids[kept_range]), spec.seed, spec.n_bites)
-        return store
 
     def _close_batch(self, batch: str) -> None:
         """Close the raw values of a batch."""
@@ -255,7 +240,7 @@ class WorkerSession(PartitionLoader):
         fits = budget is None or budget.holds_rows(spec.shard, rows.n_kept, n_threads)
         engine: Engine
         if spec.n_bites is not None:
-            store = self._bite_store(rows, batch, spec, None if fits else budget, 1)
+            store = BiteStore(rows, spec, None if fits else budget, n_threads=n_threads, root=self._folder)
             engine = ArcbitesEngine(
                 store, spec.shard, terms, policy=policy, n_bites=spec.n_bites, n_together=spec.n_together, n_threads=n_threads
             )
@@ -366,8 +351,8 @@ class WorkerSession(PartitionLoader):
         def spread(work: Callable[[int, int], None], n: int) -> None:
             in_ranges(work, n, self._n_threads)
 
-        shard = bite.with_current_scores(spec.shard.layout, self._bites.kept, spread).shard(spec.shard, spread)
-        return InMemoryRunner(shard, batch, spec, self._n_threads)
+        rows = bite.current_rows(spec.shard.layout, self._bites.kept, spread)
+        return InMemoryRunner(shard_of_bite(rows, spec.shard, spread), batch, spec, self._n_threads)
 
     # Training.
 

@@ -51,7 +51,7 @@ from dboost.kernels.histograms import BinLayout
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
 from dboost.params import Parameters
 from dboost.schema import Feature, Level
-from dboost.session.bites import ArcbitesEngine, BiteStore, FileBiteStore, InMemoryBiteStore
+from dboost.session.bites import ArcbitesEngine, BiteStore
 from dboost.session.engines import FusedEngine, StreamedEngine, team_for
 from dboost.session.evaluation import SessionEvalSets
 from dboost.session.memory import Budget
@@ -60,7 +60,6 @@ from dboost.session.protocol import BuildSpec, Chosen, Engine, EvalSets, NamedSe
 from dboost.session.row_samples import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_values
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
-from dboost.shards.arcbite_rows import InMemoryBite
 from dboost.shards.block_store import BlockStore, BlockWriter
 from dboost.shards.encode import codes_of, encoded_pieces, in_ranges, sampled, tiles_of
 from dboost.shards.shard import BinnedColumns, Shard, check_rows_in_memory, empty_binned_columns
@@ -431,14 +430,7 @@ class PreparedRows:
         self._exit_callbacks += [self._eval_sets.close, self._team.close]
         fits = budget is None or budget.holds_rows(spec.shard, data.n_rows, n_threads)
         if spec.n_bites is not None:
-            store: BiteStore
-            if fits:
-                store = InMemoryBiteStore()
-                codes, target, weight, raw = gather_pieces(rows, spec)
-                store.add(InMemoryBite(codes, target, weight, raw, np.arange(data.n_rows)), spec.seed, spec.n_bites)
-            else:
-                assert budget is not None
-                store = FileBiteStore(rows, spec, None, n_threads=n_threads, n_ranges=1, filling_bytes=budget.limit // 4)
+            store = BiteStore(rows, spec, None if fits else budget, n_threads=n_threads)
             return ArcbitesEngine(
                 store,
                 spec.shard,
