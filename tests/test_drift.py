@@ -22,7 +22,7 @@ from dboost import DataError, DriftWarning, ModelFileError, ParameterError
 from dboost.data.binning import propose
 from dboost.model import data_summary, model_file
 from dboost.model.data_summary import GROUPS, LEVELS, Distribution, Summary
-from dboost.session import row_samples
+from dboost.session import reference_sample
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
@@ -132,7 +132,7 @@ def test_a_distribution_survives_json(values: np.ndarray) -> None:
 
 
 def test_a_summary_is_of_all_rows_of_a_small_table(model: dboost.Booster) -> None:
-    summary = row_samples.summary_of(model.ensemble)
+    summary = reference_sample.summary_of(model.ensemble)
     assert summary is not None
     scores = np.asarray(model.predict(OLD, raw_score=True))
     for j, name in enumerate(FEATURES):
@@ -153,7 +153,7 @@ def test_a_summary_is_of_all_rows_of_a_small_table(model: dboost.Booster) -> Non
 def test_the_file_is_the_same_wherever_the_rows_are(
     target: str, kind: str, client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(row_samples, "ROWS", 300)  # so that rows are sampled
+    monkeypatch.setattr(reference_sample, "ROWS", 300)  # so that rows are sampled
     options: dict[str, Any] = {"features": FEATURES, "max_iter": 3}
     if kind == "bites":
         options |= {"arcbites": dboost.ArcBites(n_bites=3, trees_per_visit=1)}
@@ -178,7 +178,7 @@ def test_the_file_is_the_same_wherever_the_rows_are(
 def test_early_stopping_and_callbacks_summarise_what_is_kept() -> None:
     booster = dboost.fit(OLD, "late", features=FEATURES, max_iter=40, eval_set=NEW, early_stopping_rounds=2, learning_rate=0.9)
     assert booster.n_iter_ < len(booster.history)
-    summary = row_samples.summary_of(booster.ensemble)
+    summary = reference_sample.summary_of(booster.ensemble)
     assert summary is not None
     scores = np.asarray(booster.predict(OLD, raw_score=True))
     assert (summary.scores[0].low, summary.scores[0].high) == (scores.min(), scores.max())

@@ -44,7 +44,8 @@ from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 from dboost.model.ensemble import Ensemble
 from dboost.session.memory import Budget
 from dboost.session.protocol import unpack
-from dboost.session.row_samples import FoldRows, reference_rows
+from dboost.session.reference_sample import reference_rows
+from dboost.session.row_samples import FoldRows
 from dboost.session.target import check_categories, name_of_target
 from dboost.session.warm_start import COLD_START
 from dboost.shards.encode import bin_chunk

@@ -22,7 +22,7 @@ from dboost.inspection.row_functions import lazy_pieces
 from dboost.model.data_summary import n_rows_of
 from dboost.model.ensemble import Ensemble, FlatEnsemble, number_of
 from dboost.schema import Level
-from dboost.session.row_samples import summary_of
+from dboost.session.reference_sample import summary_of
 
 #: Rows that are counted at a time.
 _CHUNK_ROWS = 65_536

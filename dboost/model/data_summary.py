@@ -5,7 +5,7 @@ own one) with the number of rows in each, and the smallest and largest value. Fo
 most frequent levels, and of all others. Missing values are counted separately. The raw scores at the end of the fit, per
 output, and the target have distributions too.
 
-The counts are those of a sample of the rows that depends only on the seed and the rows' numbers (`session.row_samples`),
+The counts are those of a sample of the rows that depends only on the seed and the rows' numbers (`session.reference_sample`),
 so a summary is the same for any partitioning. It is stored in the record of its source (`Ensemble.sources`) as JSON types.
 Other rows are counted in the same groups; counts are additive, so each partition is counted on the worker that holds it.
 

@@ -39,7 +39,8 @@ from dboost.model.ensemble import FlatEnsemble
 from dboost.schema import Feature
 from dboost.session.memory import Budget, TrimCounter
 from dboost.session.protocol import BuildSpec, MissingPartitions, Numbered, PartitionStats
-from dboost.session.row_samples import HELD_OUT, WATCHED, DigitRequest, NumberedRows, RowAssignment, reference_rows
+from dboost.session.reference_sample import reference_rows
+from dboost.session.row_samples import HELD_OUT, WATCHED, DigitRequest, NumberedRows, RowAssignment
 from dboost.session.target import Target, TargetScan, encode_chunk, encode_like, merge_target_scans, scan_target
 from dboost.session.warm_start import WarmStart, add_block, matrix_of, starting_scores
 from dboost.shards.encode import distinct_of, encoded_pieces, sampled

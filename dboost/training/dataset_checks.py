@@ -39,7 +39,7 @@ from dboost.errors import DataError
 from dboost.kernels.histograms import TILE_COLUMNS
 from dboost.model.model_file import parse_columns, parse_levels
 from dboost.schema import Level
-from dboost.session.row_samples import reference_size
+from dboost.session.reference_sample import reference_size
 from dboost.session.target import MAX_CLASSES, TargetScan
 from dboost.shards.shard_spec import NARROW_BINS, code_fields, plan_layout
 from dboost.storage.block_file import Field

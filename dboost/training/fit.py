@@ -49,7 +49,8 @@ from dboost.session.protocol import (
     Session,
     SessionTable,
 )
-from dboost.session.row_samples import DigitRequest, ReferenceSample, warn_of_drift, with_summary
+from dboost.session.reference_sample import ReferenceSample, warn_of_drift, with_summary
+from dboost.session.row_samples import DigitRequest
 from dboost.session.target import Target, TargetScan, choose_target, continued, name_of_target, target_for, target_of
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.session.worker_session import WorkerSession

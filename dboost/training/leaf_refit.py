@@ -27,7 +27,7 @@ from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters, make_parameters
 from dboost.session.protocol import RefitOrder, RefitStep, Session, SessionTable
-from dboost.session.row_samples import with_summary
+from dboost.session.reference_sample import with_summary
 from dboost.session.warm_start import WarmStart, check_continues, keywords_for
 from dboost.shards.statistics import Statistic, leaf_totals
 from dboost.training.fit import SessionRows, interruptible_reading

@@ -53,17 +53,8 @@ from dboost.schema import Feature, Level
 from dboost.session.evaluation import is_table
 from dboost.session.memory import Budget, TreeNeeds, check_proposal, format_bytes, histogram_bytes, resident_bytes
 from dboost.session.protocol import BuildSpec, NamedSet
-from dboost.session.row_samples import (
-    HELD_OUT,
-    TRAIN,
-    DigitRequest,
-    Draw,
-    DrawnRows,
-    FoldRows,
-    ReferenceSample,
-    RowAssignment,
-    find_bounds,
-)
+from dboost.session.reference_sample import ReferenceSample
+from dboost.session.row_samples import HELD_OUT, TRAIN, DigitRequest, Draw, DrawnRows, FoldRows, RowAssignment, find_bounds
 from dboost.session.target import Target
 from dboost.session.warm_start import COLD_START, WarmStart
 from dboost.shards.shard_spec import ShardSpec, plan_layout

@@ -57,7 +57,7 @@ from dboost.session.evaluation import SessionEvalSets
 from dboost.session.memory import Budget
 from dboost.session.partition_loader import StartingPiece, scan_targets
 from dboost.session.protocol import BuildSpec, Chosen, Engine, EvalSets, NamedSet
-from dboost.session.row_samples import ReferenceSample, reference_rows
+from dboost.session.reference_sample import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_values
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
 from dboost.shards.block_store import BlockStore, BlockWriter

@@ -34,7 +34,7 @@ from dboost.inspection.row_functions import Block, EvaluatedRows, sample
 from dboost.inspection.shapley import has_counts
 from dboost.model.data_summary import Distribution, Summary
 from dboost.model.ensemble import Ensemble
-from dboost.session.row_samples import summary_of
+from dboost.session.reference_sample import summary_of
 from dboost.storage.atomic_write import write_whole
 
 #: Largest number of features in the table.

@@ -1,0 +1,104 @@
+"""The reference sample: a few training rows from which the summary for drift detection is computed.
+
+The rows are drawn by a hash of the seed and the global row id, as in `binning.sample_rows` but fewer. So the sample does not
+depend on the partitioning. Its raw values, at most `VALUES` of them (16 MB), stay in memory until the last tree is grown. Then
+the model scores the rows, and the `Summary` of values, scores and targets is stored in the model's record of the data source.
+
+A fit that continues a model compares the reference sample of the new rows with the summary in the model before it grows the
+first tree. If features have drifted strongly, it warns, and the warning reports how the steps of new trees are damped. Drift of
+the scores alone causes no warning, because a model is more certain about rows that it was trained on than about other rows.
+
+**Why not counts by bin**, which need no sample: they have no scores, no targets of regression and no extremes, which
+`Booster.drift` compares; a leaf refit has no bins; and histograms count rows only with some parameters
+(`training.plan.precision_of`). Data that continue a model have other bins, which its groups cut: shares of groups would be
+interpolated, and of amounts that are often zero they are so wrong that equal populations seem to have drifted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dboost.data.binning import sample_rows
+from dboost.errors import DriftWarning, warn
+from dboost.model.data_summary import STRONG, Summary
+from dboost.model.ensemble import Ensemble, FlatEnsemble
+from dboost.params import Parameters
+
+#: Maximal number of rows of a sample, and of values.
+ROWS, VALUES = 10_000, 2_000_000
+#: Maximal number of names in a warning.
+_MOST_NAMES = 5
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceSample:
+    """Values and targets of the rows of a reference sample."""
+
+    values: np.ndarray  # float64[n, n_features]; codes in categorical columns, NaN for missing values
+    target: np.ndarray  # float64[n]
+
+
+def reference_size(n_features: int) -> int:
+    """Return the number of rows of the reference sample of a large table, about."""
+    return max(min(ROWS, VALUES // max(n_features, 1)), 1)
+
+
+def reference_rows(n_rows: int, n_features: int, seed: int, first: int = 0, last: int | None = None) -> np.ndarray:
+    """Return the global ids among first…last-1 that are in the sample of `n_rows` rows: int64[...], ascending."""
+    return sample_rows(n_rows, seed, first, last, size=reference_size(n_features))
+
+
+def with_summary(model: Ensemble, sample: ReferenceSample | None, n_threads: int | None = 1) -> Ensemble:
+    """Return the model with a summary of the sample in the record of its last source."""
+    if sample is None or not model.sources:
+        return model
+    scores = FlatEnsemble(model).raw_scores(sample.values, n_threads=n_threads)
+    n_classes = None if model.classes is None else len(model.classes)
+    summary = Summary.of(model.features, sample.values, scores, sample.target, n_classes)
+    *before, last = model.sources
+    return replace(model, sources=(*before, last | {"summary": summary.to_dict()}))
+
+
+def summary_of(model: Ensemble, source: int = -1) -> Summary | None:
+    """Return the stored summary of a model's source, or None; it includes scores only for the last source."""
+    if not model.sources or "summary" not in model.sources[source]:
+        return None
+    summary = Summary.from_dict(model.sources[source]["summary"], len(model.features), model.n_outputs)
+    is_last = source in (-1, len(model.sources) - 1)
+    return summary if is_last else replace(summary, scores=())
+
+
+def warn_of_drift(model: Ensemble, sample: ReferenceSample, asked: Parameters, learning: Parameters) -> None:
+    """Warn if the rows that continue a model have drifted from those of the model's last source.
+
+    Parameters
+    ----------
+    model : Ensemble
+    sample : ReferenceSample
+        The reference sample of the new rows.
+    asked, learning : Parameters
+        The user's parameters, and the parameters after damping.
+    """
+    summary = summary_of(model)
+    if summary is None or not len(sample.values):
+        return
+    scores = FlatEnsemble(model).raw_scores(sample.values, n_threads=1) if summary.scores else None
+    tallies = summary.tally(sample.values, scores, None)
+    names = [repr(feature.name) for feature in model.features]
+    records = summary.compare(tallies, names, ["the model's raw scores"] * model.n_outputs)
+    drifted = sorted((one for one in records if one["drift"] == "strong"), key=lambda one: one["chance"] - one["psi"])
+    if not any(one["what"] == "feature" for one in drifted):
+        return
+    unique = list(dict.fromkeys(one["name"] for one in drifted))  # scores of several outputs have one entry
+    rest = f" and {len(unique) - _MOST_NAMES} more" if len(unique) > _MOST_NAMES else ""
+    listed = ", ".join(unique[:_MOST_NAMES]) + rest
+    pairs = ((name, getattr(learning, name), getattr(asked, name)) for name in ("learning_rate", "l2_regularization"))
+    changed = [f"{name} {damped:.3g} instead of {given:.3g}" for name, damped, given in pairs if damped != given]
+    steps = f"steps are damped: {', '.join(changed)}" if changed else "steps are not damped"
+    warn(
+        f"the new data have drifted from those that the model learned from last (stability index above {STRONG}): {listed}; "
+        f"{steps}. Booster.drift(data) tells more",
+        DriftWarning,
+    )
