@@ -8,45 +8,33 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-from dboost.booster import Booster, as_booster
-from dboost.data import ReadOptions, open_table
+from dboost.booster import Booster, as_booster, trained
 from dboost.data.labels import CONSTRAINTS, column_named, with_named_constraints
-from dboost.data.partition import is_source
-from dboost.data.roles import ROLES
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
-from dboost.model import model_file as storage
-from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters, shows_parameters
-from dboost.session.evaluation import named_sets
+from dboost.model import model_file
+from dboost.params import EarlyStopping, LearningParameters, canonical, shows_parameters
+from dboost.rows import TableRows, rows_of
 from dboost.session.memory import Budget
 from dboost.session.target import check_categories, name_of_target
-from dboost.session.warm_start import WarmStart, check_options, checked_source_name, keywords_for, without_model
+from dboost.session.warm_start import WarmStart, check_options, keywords_for, without_model
 from dboost.storage.paths import path_text
 from dboost.storage.spool import PrivateDirectory
-from dboost.training.callbacks import Callback, schedule_of
-from dboost.training.checkpoint import checkpoint_in
+from dboost.training.callbacks import Callback
 from dboost.training.dataset_rows import lease_of
-from dboost.training.fit import available_threads, fit_table, interruptible_reading
-from dboost.training.fit import fit as fit_rows
-from dboost.training.fit_result import FitResult
-from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of_rule, tree_needs
+from dboost.training.fit import interruptible_reading
+from dboost.training.plan import FitRequest, checked_callbacks
 from dboost.training.prepared_dataset import (
     PreparedDataset,
-    PreparedRows,
-    check_same,
-    check_same_model,
     describe,
-    is_prepared,
-    named_roles,
-    open_folder,
     propose_within,
     scan_table,
     write_binned,
@@ -176,97 +164,49 @@ def fit(
     >>> dboost.fit("s3://bucket/rows/", "target", client=client)                 # doctest: +SKIP
     >>> dboost.fit(new_rows, "target", start_from=booster)                       # doctest: +SKIP
     """
-    on_cluster = isinstance(data, Dataset) and not data.is_in_one_process
-    in_folder = isinstance(data, str | os.PathLike) and not on_cluster and is_prepared(data)
-    if target is ...:
-        if not isinstance(data, Dataset) and not in_folder:
-            raise InputTypeError("the target is missing: give the name of a column, or one value per row")
-        target = None
-    _check_order(data, target)
-    given: dict[str, Any] = {**parameters}
-    learning = canonical(given | {"start_from": start_from, "init_model": init_model, "continue_steps": continue_steps})
+    began = time.perf_counter()
+    learning = canonical({**parameters, "start_from": start_from, "init_model": init_model, "continue_steps": continue_steps})
     start_from, continue_steps = learning.pop("start_from"), learning.pop("continue_steps")
     if CONSTRAINTS & learning.keys():
         learning = with_named_constraints(learning, data)
-    custom_loss, model, like = None, None, {}
-    checked_source_name(source_name)
-    if start_from is None:
+    rows = rows_of(
+        data,
+        target,
+        sample_weight=sample_weight,
+        offset=offset,
+        features=features,
+        categorical_features=categorical_features,
+        client=client,
+        workers=workers,
+    )
+    model = None if start_from is None else as_booster(start_from)
+    if model is None:
         warm_start = without_model(continue_bins, continue_steps)
     else:
-        model = as_booster(start_from)
-        warm_start, custom_loss = WarmStart.continuation(model.ensemble, continue_bins, continue_steps), model.custom_loss
-        learning, like = keywords_for(model.ensemble, learning, custom_loss), warm_start.like
-    began, seconds = time.perf_counter(), parse_time_limit(time_limit)
-    learning |= rounds_of_rule(early_stopping, learning)
-    learning_rates = schedule_of(learning)
-    checked = make_parameters(learning)
-    threads = available_threads(n_threads)
-    budget = None if memory_limit is None else Budget.of(memory_limit, tree_needs(checked, threads))
-    roles: dict[str, Any] = {"target": target, "sample_weight": sample_weight, "offset": offset}
-    selection: dict[str, Any] = {"features": features, "categorical_features": categorical_features}
-
-    if eval_metric is not None and eval_set is None and checked.arcbites is None:  # arcbites hold rows out
+        warm_start = WarmStart.continuation(model.ensemble, continue_bins, continue_steps)
+        learning = keywords_for(model.ensemble, learning, model.custom_loss)
+    request = FitRequest.of(
+        rows.shaped(learning),
+        n_threads=n_threads,
+        eval_set=eval_set,
+        callbacks=callbacks,
+        early_stopping=early_stopping,
+        memory_limit=memory_limit,
+        time_limit=time_limit,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        eval_metric=eval_metric,
+        roles=rows.roles,
+        progress=progress,
+        warm_start=warm_start,
+        source_name=source_name,
+        workers=workers,
+        keep_summary=keep_summary,
+        began=began,
+    )
+    if eval_metric is not None and eval_set is None and request.parameters.arcbites is None:  # arcbites hold rows out
         warn("eval_metric has no effect without an eval_set")
-
-    def request(parameters: Parameters, roles: Mapping[str, Any]) -> FitRequest:
-        return FitRequest(
-            parameters,
-            threads,
-            eval_sets=() if eval_set is None else tuple(named_sets(eval_set)),
-            eval_metric=eval_metric,
-            roles=roles,
-            callbacks=checked_callbacks(callbacks),
-            progress=progress,
-            warm_start=warm_start,
-            # 10.0 is not the default 10, but an error.
-            checkpoint=None
-            if checkpoint is None and isinstance(checkpoint_every, int) and checkpoint_every == 10
-            else checkpoint_in(checkpoint, checkpoint_every),
-            source_name=source_name,
-            budget=budget,
-            early_stopping=early_stopping,
-            learning_rates=learning_rates,
-            workers=workers,
-            keep_summary=keep_summary,
-            time_limit=seconds,
-            began=began,
-        )
-
-    custom_loss = custom_loss if isinstance(checked.loss, str) else checked.loss
-    shaping = roles | {"features": features}
-    shaping["categorical_features"] = None if categorical_features == "from_dtype" else categorical_features
-    if on_cluster:
-        fitted = _fit_on_dataset(data, client, workers, shaping, learning, request)
-    elif in_folder:
-        if client is not None or workers is not None:
-            raise ParameterError("prepared data are trained on in this process: leave client and workers out")
-        shaping = {name: value for name, value in shaping.items() if value is not None}
-        if warm_start.model is not None:
-            shaping |= {"start_from": storage.digest(warm_start.model), "continue_bins": continue_bins}
-        fitted = _fit_prepared(data, shaping, learning, request)
-    else:
-        asked = request(checked, roles)
-        reading = roles | selection | like
-        is_here = client is None and workers is None and not is_source(data)
-        with nullcontext() if is_here else client_for(data, client, workers) as cluster:
-            if cluster is not None:
-                from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
-                from dboost.distributed.read_tasks import ReadTasks
-
-                n_parts = n_parts_of(cluster)
-                fitted = fit_on_cluster(cluster, asked, lambda: ReadTasks(data, n_parts=n_parts, budget=budget, **reading))
-            else:
-                memory = ReadOptions(threads) if budget is None else budget.reading
-                fitted = fit_table(asked, partial(open_table, data, **reading, options=memory))
-    history = fitted.history if model is None else model.history_with(fitted.history)
-    return Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=custom_loss)
-
-
-def _check_order(data: Any, target: Any) -> None:
-    """Raise an InputTypeError if the target comes before the table: its name would be taken as the path of a file."""
-    shape: tuple[Any, ...] = getattr(target, "shape", ())
-    if isinstance(data, str) and len(shape) == 2 and shape[1] > 1:
-        raise InputTypeError(f"the data come first and the target second: (data, target); the target is a table, data={data!r}")
+    return trained(rows.fit(request), request.parameters, model)
 
 
 async def fit_async(data: Any, target: Any = ..., *, callbacks: Callback | Sequence[Callback] = (), **keywords: Any) -> Booster:
@@ -303,53 +243,6 @@ async def fit_async(data: Any, target: Any = ..., *, callbacks: Callback | Seque
     except asyncio.CancelledError:
         cancelled.set()
         raise
-
-
-def _fit_prepared(
-    path: Any,
-    given: dict[str, Any],
-    parameters: dict[str, Any],
-    request: Callable[[Parameters, Mapping[str, Any]], FitRequest],
-) -> FitResult:
-    """Train on a folder that `prepare` has written.
-
-    Parameters
-    ----------
-    given, parameters : dict
-        Keywords of the user, of those that shaped the data and of those that shape the learning.
-    request : callable
-        The request of the fit with these parameters and these names of the columns of roles.
-    """
-    data = open_folder(path)
-    try:
-        check_same_model(data, given.get("start_from"))
-        where = str(data.codes.path.parent)
-        of_data = {name: value for name, value in given.items() if name != "start_from"}
-        check_same(data.settings, where, of_data | {name: parameters[name] for name in ("max_bins",) if name in parameters})
-        checked = make_parameters(parameters | {"max_bins": data.settings["max_bins"]})
-        asked = request(checked, named_roles(data.settings))
-    except BaseException:
-        data.close()
-        raise
-    return fit_rows(asked, PreparedRows(data, asked))
-
-
-def _fit_on_dataset(
-    data: Dataset,
-    client: Any,
-    workers: Any,
-    given: dict[str, Any],
-    parameters: dict[str, Any],
-    request: Callable[[Parameters, Mapping[str, Any]], FitRequest],
-) -> FitResult:
-    """Train on a data set on a cluster. given, parameters, request : as of `_fit_prepared`."""
-    rows: Any = data._rows(client)
-    if workers is not None or client not in (None, getattr(rows, "client", None)):
-        raise ParameterError("a data set on a cluster is trained on where it is: leave client and workers out")
-    shaping = {name: value for name, value in given.items() if value is not None}
-    check_same(data.settings, repr(data), shaping | {name: parameters[name] for name in ("max_bins",) if name in parameters})
-    checked = make_parameters(parameters | {"max_bins": data.max_bins})
-    return rows.fit(request(checked, named_roles(data.settings)))
 
 
 def prepare(
@@ -427,66 +320,32 @@ def prepare(
     >>> boosters = [dboost.fit(data, learning_rate=rate) for rate in (0.1, 0.2)]     # doctest: +SKIP
     """
     path = None if path is None else path_text(path)
-    _check_order(data, target)
-    parameters = make_parameters({"max_bins": max_bins, "random_state": random_state})
-    threads = available_threads(n_threads)
     start_from = canonical({"start_from": start_from, "init_model": init_model})["start_from"]
     model = None if start_from is None else as_booster(start_from).ensemble
     warm_start = without_model(continue_bins) if model is None else WarmStart.continuation(model, continue_bins)
-    budget = None if memory_limit is None else Budget.of(memory_limit)
-    settings = {
-        "data": data,
-        "target": target,
-        "sample_weight": sample_weight,
-        "offset": offset,
-        "features": features,
-        "categorical_features": categorical_features,
-        "max_bins": max_bins,
-    }
+    shaping = {"features": features, "categorical_features": categorical_features}
+    table = TableRows(data, {"target": target, "sample_weight": sample_weight, "offset": offset} | shaping, client, workers)
+    request = FitRequest.of(
+        {"max_bins": max_bins, "random_state": random_state},
+        n_threads=n_threads,
+        roles=table.roles,
+        warm_start=warm_start,
+        budget=None if memory_limit is None else Budget.of(memory_limit),  # without that of trees: none are grown
+        workers=workers,
+    )
+    named = {role: column_named(value, data) or value for role, value in table.roles.items()}
+    settings = {name: describe(value) for name, value in (named | shaping | {"max_bins": max_bins}).items()}
     if model is not None:
-        settings |= {"start_from": storage.digest(model), "continue_bins": continue_bins}
+        settings |= {"start_from": model_file.digest(model), "continue_bins": continue_bins}
     is_here = client is None and (path is not None or model is not None)
     with nullcontext() if is_here else client_for(data, client, workers) as cluster:
         if cluster is not None:
             if model is not None:
                 raise ParameterError("start_from is for data sets of one process, not of a cluster: leave client or it out")
-            return _prepared_on(cluster, settings, parameters, threads, budget, workers, publish, path)
+            return _prepared_on(cluster, table, request, settings, path, publish)
     if publish is not None or workers is not None:
         raise ParameterError(f"{'publish' if workers is None else 'workers'} needs a cluster: give its client")
-
-    def write(folder: Path) -> PreparedDataset:
-        with (
-            interruptible_reading(),
-            open_table(
-                data,
-                target,
-                sample_weight=sample_weight,
-                offset=offset,
-                features=features,
-                categorical_features=categorical_features,
-                **warm_start.like,
-                options=replace(ReadOptions(threads) if budget is None else budget.reading, spool_roles=True),
-            ) as table,
-        ):
-            census = scan_table(table)
-            check_categories([census.target], name_of_target(target))
-            begun = warm_start.widened(table.features)
-            if begun.keeps_bins:
-                binning = begun.binning(table.features)
-            else:
-                binning = propose_within(
-                    table,
-                    census.n_kept,
-                    max_bins=parameters.max_bins,
-                    seed=parameters.random_state,
-                    n_threads=threads,
-                    budget=budget,
-                )
-            seed = parameters.random_state
-            written = write_binned(table, census, binning, folder, warm_start=begun, seed=seed, n_threads=threads)
-        written.settings = _described(settings, data)
-        return written
-
+    write = partial(_write_prepared, table, request, settings)
     if path is not None:
         write_folder(path, write)
         return Dataset(path)
@@ -500,43 +359,49 @@ def prepare(
         raise
 
 
-def _described(settings: dict[str, Any], data: Any) -> dict[str, Any]:
-    """Return the settings of a data set as JSON: columns by their names."""
-    named = {role: column_named(settings[role], data) for role in ROLES}
-    return {name: describe(named.get(name) or value) for name, value in settings.items() if name != "data"}
+def _write_prepared(source: TableRows, request: FitRequest, settings: dict[str, Any], folder: Path) -> PreparedDataset:
+    """Read a table and write its bins to a folder. settings : the keywords of `prepare` that shape the data, as JSON."""
+    parameters, n_threads = request.parameters, request.n_threads
+    options = replace(request.reading, spool_roles=True)
+    with interruptible_reading(), source.open(options, **request.warm_start.like) as table:
+        census = scan_table(table)
+        check_categories([census.target], name_of_target(request.roles["target"]))
+        start = request.warm_start.widened(table.features)
+        if start.keeps_bins:
+            binning = start.binning(table.features)
+        else:
+            binning = propose_within(
+                table,
+                census.n_kept,
+                max_bins=parameters.max_bins,
+                seed=parameters.random_state,
+                n_threads=n_threads,
+                budget=request.budget,
+            )
+        seed = parameters.random_state
+        written = write_binned(table, census, binning, folder, warm_start=start, seed=seed, n_threads=n_threads)
+    written.settings = settings
+    return written
 
 
 def _prepared_on(
-    client: Any,
-    settings: dict[str, Any],
-    parameters: Parameters,
-    n_threads: int,
-    budget: Budget | None,
-    workers: Any,
-    publish: str | None,
-    path: str | None,
+    client: Any, table: TableRows, request: FitRequest, settings: dict[str, Any], path: str | None, publish: str | None
 ) -> Dataset:
-    """Prepare a data set on a cluster. settings : the data and what shapes them, by the names of `prepare`."""
+    """Prepare a data set on a cluster. settings : as of `_write_prepared`."""
     from dboost.distributed.cluster_dataset import ClusterRows, prepare_on_cluster
-    from dboost.distributed.cluster_fit import n_parts_of
-    from dboost.distributed.read_tasks import ReadTasks
 
-    shaping = {name: settings[name] for name in (*ROLES, "features", "categorical_features")}
-    data, target = settings.pop("data"), settings["target"]
-    request = FitRequest(parameters, n_threads, roles={"target": target}, budget=budget, workers=workers)
-    tasks = ReadTasks(data, n_parts=n_parts_of(client), budget=budget, **shaping)
-    described = _described(settings, data)
+    tasks = table.tasks(client, request.budget)
     stored = None
     with nullcontext() if path is None else lease_of(path) as lease:
         with interruptible_reading():
             rows = prepare_on_cluster(client, tasks, request)
         if path is not None and lease is not None:
-            stored = rows.write(path, described, lease)
+            stored = rows.write(path, settings, lease)
             rows.close()
-            rows = ClusterRows.stored(stored, client, workers)  # partitions of lost workers are read from the files
+            rows = ClusterRows.stored(stored, client, request.workers)  # partitions of lost workers are read from the files
     if publish is not None:
-        rows.publish(publish, described)
-    return Dataset.on_cluster(rows, described, stored)
+        rows.publish(publish, settings)
+    return Dataset.on_cluster(rows, settings, stored)
 
 
 #: Keywords that only a fit with `start_from` accepts, with their defaults.

@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from dboost._lazy_import import is_a, late, pd
-from dboost.data import ReadOptions, feature_block, open_table, predict_through
+from dboost._lazy_import import late, pd
+from dboost.data import feature_block, predict_through
 from dboost.data.partition import is_lazy, is_path
 from dboost.data.predict_io import predict_from
 from dboost.data.predictor import like_input
-from dboost.distributed.client import client_for
 from dboost.errors import InputTypeError, ParameterError
 from dboost.losses import Loss
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, FlatEnsemble, drop_source, to_frame, truncate
 from dboost.model.outputs import OutputForm, Outputs
 from dboost.model.row_predictor import RowPredictor
+from dboost.params import Parameters
+from dboost.rows import rows_of
 from dboost.schema import Feature, Level
 from dboost.session.warm_start import checked_decay, checked_source_name
 from dboost.storage.atomic_write import write_whole
-from dboost.training.fit import LocalTable, available_threads
-from dboost.training.leaf_refit import refit_leaves
-from dboost.training.prepared_dataset import is_prepared
+from dboost.training.fit_result import FitResult
+from dboost.training.plan import available_threads
 
 if TYPE_CHECKING:
     import treelite
@@ -489,28 +489,16 @@ class Booster:
             If columns or target do not match the model.
         """
         decay, threads = checked_decay(decay), available_threads(n_threads)
-        common: dict[str, Any] = {"decay": decay, "custom_loss": self._custom_loss, "n_threads": threads}
-        common["source_name"] = checked_source_name(source_name)
-        roles = {"sample_weight": sample_weight, "offset": offset}
-        if is_a(data, "dboost.dataset", "Dataset"):
-            return self._derived(data._refit(self.ensemble, client, {"target": target} | roles, **common))
-        if target is None:
-            raise InputTypeError("the target is missing: give the name of a column, or one value per row")
-        if is_prepared(data):
-            raise ParameterError(f"refit_leaves: {data} holds prepared data: give dboost.Dataset({os.fspath(data)!r})")
-        reading: dict[str, Any] = roles | {"like": self.ensemble.features}
-        with client_for(data, client) as cluster:
-            if cluster is not None:
-                from dboost.distributed.cluster_fit import n_parts_of, refit_on_cluster
-                from dboost.distributed.read_tasks import ReadTasks
-
-                n_parts = n_parts_of(cluster)
-                found = refit_on_cluster(
-                    cluster, self.ensemble, lambda: ReadTasks(data, target, n_parts=n_parts, **reading), **common
-                )
-                return self._derived(found)
-        table = LocalTable(lambda: open_table(data, target, options=ReadOptions(threads), **reading), threads, None)
-        return self._derived(refit_leaves(self.ensemble, table, **common))
+        rows = rows_of(data, ... if target is None else target, sample_weight=sample_weight, offset=offset, client=client)
+        return self._derived(
+            rows.refit(
+                self.ensemble,
+                decay=decay,
+                source_name=checked_source_name(source_name),
+                custom_loss=self._custom_loss,
+                n_threads=threads,
+            )
+        )
 
     # Interpretation.
 
@@ -1180,6 +1168,13 @@ def from_lightgbm(model: Any, levels: dict[str, Sequence[Level] | int] | None = 
         Naming the file that does not exist or is not a model.
     """
     return Booster(lightgbm_import.from_lightgbm(model, dict(levels or {})))
+
+
+def trained(fitted: FitResult, parameters: Parameters, continued: Booster | None = None) -> Booster:
+    """Return the model of a fit, which may have continued another one."""
+    history = fitted.history if continued is None else continued.history_with(fitted.history)
+    loss = None if isinstance(parameters.loss, str) else parameters.loss
+    return Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=loss)
 
 
 def as_booster(model: Any) -> Booster:

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from numbers import Number
 from time import perf_counter
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from dboost.api import prepare
-from dboost.booster import Booster
+from dboost.booster import Booster, trained
 from dboost.data import CategoryColumn, Column
 from dboost.data.dask_collections import select
 from dboost.data.labels import Names, names_of_table, with_named_constraints
@@ -31,7 +31,6 @@ from dboost.session.row_samples import FoldRows
 from dboost.session.target import Target, choose_target, scan_target
 from dboost.training.callbacks import Callback, StoppingRule, schedule_of
 from dboost.training.checkpoint import first_difference, plain
-from dboost.training.fit import available_threads
 from dboost.training.fit_result import FitResult
 from dboost.training.folds import (
     BinnedRows,
@@ -44,7 +43,7 @@ from dboost.training.folds import (
     metric_names,
     split_rows,
 )
-from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, rounds_of, rounds_of_rule
+from dboost.training.plan import FitRequest, available_threads, checked_callbacks, parse_time_limit, rounds_of, rounds_of_rule
 from dboost.training.prepared_dataset import is_prepared
 
 
@@ -328,11 +327,11 @@ class FoldSettings:
         self, learning: Mapping[str, Any], eval_metric: Any, early_stopping: EarlyStopping | None,
         callbacks: tuple[Callback, ...], progress: bool | None, n_threads: int, limit: int | None, until: float = math.inf,
     ) -> None:  # fmt: skip
-        self._learning = {**learning} | rounds_of_rule(early_stopping, {**learning})
+        self.learning, checked = {**learning}, {**learning} | rounds_of_rule(early_stopping, {**learning})
         if early_stopping is not None and early_stopping.eval_set not in (None, "validation"):
             raise ParameterError(f"early_stopping: cv has no evaluation set {early_stopping.eval_set!r}, only held-out rows")
-        self.learning_rates = schedule_of(self._learning)
-        self.parameters = make_parameters(self._learning)
+        schedule_of(checked)
+        self.parameters = make_parameters(checked)
         if "train_loss" in names_of(eval_metric, self.parameters.loss_name):
             raise ParameterError("a metric of cv may not be called 'train_loss', like the training loss in the scores")
         if self.parameters.arcbites is not None:
@@ -342,11 +341,11 @@ class FoldSettings:
 
     def parameters_on(self, data: Dataset) -> Parameters:
         """Return the parameters of learning with the number of bins of a data set."""
-        if "max_bins" in self._learning and self.parameters.max_bins != data.max_bins:
+        if "max_bins" in self.learning and self.parameters.max_bins != data.max_bins:
             raise ParameterError(
                 f"max_bins={self.parameters.max_bins} does not fit the data set, which has max_bins={data.max_bins}"
             )
-        return make_parameters(self._learning | {"max_bins": data.max_bins})
+        return replace(self.parameters, max_bins=data.max_bins)
 
 
 def cross_validate(
@@ -370,19 +369,17 @@ def cross_validate(
     needs_means = bool(settings.callbacks) or settings.until < math.inf or rounds_of(parameters) is not None
     at_once = folds_at_once(len(folds), needs_means)
     request_of = partial(
-        FitRequest,
-        parameters,
+        FitRequest.of,
+        settings.learning | {"max_bins": parameters.max_bins},
         eval_metric=settings.eval_metric,
         budget=None if settings.limit is None else Budget(max(settings.limit // at_once, 1)),
         early_stopping=settings.early_stopping,
-        learning_rates=settings.learning_rates,
         n_at_once=at_once,
     )
     past = [state.history for state in states]
     means = FoldScores(len(folds), settings.callbacks, settings.progress, parameters.max_iter, settings.until, past, at_once)
     fitted = fit_folds(rows, folds, request_of, means, settings.n_threads, states)
-    custom_loss = None if isinstance(parameters.loss, str) else parameters.loss
-    boosters = [Booster(one.ensemble, history=one.history, timings=one.timings, loss=custom_loss) for one in fitted]
+    boosters = [trained(one, parameters) for one in fitted]
     scores, summary = _scores(fitted, metrics)
     best = _best(fitted, metrics, summary)
     states = [

@@ -18,17 +18,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from dboost.data import ReadOptions
 from dboost.distributed.client import client_for
 from dboost.errors import DataFileMissingError, InputTypeError, ParameterError, shown
-from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
 from dboost.session.memory import format_bytes
 from dboost.storage.paths import path_text
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
 from dboost.training.folds import BinnedRows
-from dboost.training.prepared_dataset import check_same, is_prepared, open_folder
+from dboost.training.prepared_dataset import is_prepared, open_folder
 
 
 def _nothing() -> None:
@@ -252,16 +250,6 @@ class Dataset:
                 self._in_memory = weakref.ref(rows)
             return rows
 
-    def _refit(self, model: Ensemble, client: Any, roles: dict[str, Any], **options: Any) -> Ensemble:
-        """Return a model with leaf values estimated from the rows.
-
-        client : as of `_rows`; roles : target, weights and offsets, None if they are not given; options : of
-        `training.leaf_refit.refit_leaves`.
-        """
-        rows = self._rows(client)
-        check_same(self.settings, repr(self), {name: value for name, value in roles.items() if value is not None})
-        return rows.refit(model, **options)
-
     def _read(self) -> LocalRows:
         opened = open_folder(self.path)
         try:
@@ -281,10 +269,7 @@ class Dataset:
     def _stored_rows(self, stored: StoredDataset, client: Any) -> BinnedRows:
         """Return the rows of files that workers have written; those that a cluster has read stay there."""
         if client is None:
-            return LocalRows(
-                stored.data, stored.lengths, stored.partitions,
-                lambda request: ReadOptions(request.n_threads) if request.budget is None else request.budget.reading,
-            )  # fmt: skip
+            return LocalRows(stored.data, stored.lengths, stored.partitions, lambda request: request.reading)
         from dboost.distributed.cluster_dataset import ClusterRows
 
         with self._reading:

@@ -136,8 +136,8 @@ def test_a_data_set_of_this_process(tmp_path: Path, kept: bool) -> None:
         with pytest.raises(ParameterError, match="sample_weight='x' does not fit"):
             old.refit_leaves(data, sample_weight="x")
         if kept:
-            with pytest.raises(ParameterError, match=r"holds prepared data: give dboost.Dataset\('"):
-                old.refit_leaves(path, "late")
+            of_folder = old.refit_leaves(path, "late", source_name="again", decay=0.25)
+            assert of_folder.sha256 == again.sha256
         with pytest.raises(ParameterError, match="no edge of a bin"):
             first("late").refit_leaves(data)
 

@@ -34,9 +34,8 @@ from dboost.errors import DataError, ParameterError
 from dboost.integrations.optuna import PruningCallback, optuna
 from dboost.params import ALIASES, canonical
 from dboost.session.memory import parse_memory_limit
-from dboost.training.fit import available_threads
 from dboost.training.folds import metric_names
-from dboost.training.plan import parse_time_limit
+from dboost.training.plan import available_threads, parse_time_limit
 
 State = optuna.trial.TrialState
 

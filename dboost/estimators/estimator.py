@@ -18,6 +18,7 @@ import numbers
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -27,26 +28,21 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dboost._lazy_import import is_a, pd
-from dboost.booster import Booster, as_booster
-from dboost.data import ReadOptions, Table, open_table
+from dboost.booster import Booster, as_booster, trained
 from dboost.data.labels import Names, names_of_table, with_named_constraints
 from dboost.data.partition import chosen_features, is_lazy, is_path, no_table
 from dboost.dataset import Dataset
-from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.estimators.constructor import EstimatorParameters, check_settings, constructor, is_count
 from dboost.estimators.validation import EarlyStoppingPolicy
 from dboost.model.ensemble import Ensemble
-from dboost.params import canonical, check_removed, make_parameters
+from dboost.params import Parameters, canonical, check_removed
+from dboost.rows import rows_of
 from dboost.session.evaluation import named_sets
-from dboost.session.memory import Budget
 from dboost.session.row_samples import HELD_OUT, WATCHED
-from dboost.session.warm_start import WarmStart, check_options, checked_source_name
-from dboost.training.callbacks import Callback, Iteration, schedule_of
-from dboost.training.checkpoint import checkpoint_in
-from dboost.training.fit import available_threads, fit_table
-from dboost.training.plan import FitRequest, checked_callbacks, parse_time_limit, tree_needs
-from dboost.training.prepared_dataset import named_roles
+from dboost.session.warm_start import WarmStart, check_options
+from dboost.training.callbacks import Callback, Iteration
+from dboost.training.plan import FitRequest, available_threads, checked_callbacks
 
 try:
     from sklearn.callback import CallbackSupportMixin, with_callbacks
@@ -195,13 +191,11 @@ def outline(X: Any) -> Any:
 
 Range = tuple[int, int]
 
-#: Constructor arguments that are not parameters of `dboost.fit`, or not passed on as they are.
-_OWN = {
-    "loss", "random_state", "features", "categorical_features", "eval_metric", "n_jobs", "n_threads", "callbacks", "progress",
-    "early_stopping", "scoring", "tol", "n_iter_no_change", "validation_fraction", "class_weight", "verbose", "warm_start",
-    "client", "start_from", "source_name", "continue_bins", "continue_steps", "checkpoint", "checkpoint_every",
-    "memory_limit", "time_limit", "workers", "keep_summary",
-}  # fmt: skip
+#: Arguments that a fit takes as they are.
+_PASSED_ON = (
+    "n_threads", "eval_metric", "memory_limit", "time_limit", "checkpoint", "checkpoint_every", "source_name", "workers",
+    "keep_summary",
+)  # fmt: skip
 
 
 class Seeds(NamedTuple):
@@ -355,10 +349,32 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         own_model = model if settings["warm_start"] and continued is None else None
         continues = own_model is not None or continued is not None
         seeds = self._seeds if continues and hasattr(self, "_seeds") else self._draw_seeds()
-        given = {name: value for name, value in settings.items() if name not in _OWN} | {"loss": self._loss()}
+        given = {field.name: settings[field.name] for field in fields(Parameters)} | {"loss": self._loss()}
         given = with_named_constraints(given, X)
-        learning_rates = schedule_of(given)
-        parameters = make_parameters(given | {"random_state": seeds.learning})
+        policy = EarlyStoppingPolicy(self, seeds.split, validation_set=list(sets)[-1] if sets else None)
+        rows = rows_of(
+            X,
+            ... if isinstance(X, Dataset) else y,
+            sample_weight=sample_weight,
+            offset=offset,
+            features=settings["features"],
+            categorical_features=settings["categorical_features"],
+            client=settings["client"],
+            workers=settings["workers"],
+        )
+        request = FitRequest.of(
+            rows.shaped(given | {"random_state": seeds.learning}),
+            **{name: settings[name] for name in _PASSED_ON},
+            eval_set=sets or None,
+            callbacks=(*checked_callbacks(settings["callbacks"]), *hooks),
+            roles=rows.roles,
+            progress=bool(settings["verbose"]) if settings["progress"] is None else settings["progress"],
+            make_validation_plan=policy.make_validation_plan,
+            warm_start=warm_start,
+            classes=None if classes is None else tuple(np.unique(np.asarray(classes)).tolist()),
+            began=began,
+        )
+        parameters = request.parameters
         if own_model is not None and parameters.max_iter <= own_model.n_iter_:
             if parameters.max_iter == own_model.n_iter_:
                 return self
@@ -366,69 +382,17 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
                 f"max_iter={parameters.max_iter} must be larger than or equal to n_iter_={own_model.n_iter_} when "
                 "warm_start==True"
             )
-        threads = available_threads(settings["n_threads"])
-        budget = (
-            None if settings["memory_limit"] is None else Budget.of(settings["memory_limit"], tree_needs(parameters, threads))
-        )
-        policy = EarlyStoppingPolicy(self, seeds.split, validation_set=list(sets)[-1] if sets else None)
-        reading = {
-            "sample_weight": sample_weight,
-            "offset": offset,
-            "features": settings["features"],
-            "categorical_features": settings["categorical_features"],
-        } | warm_start.like
-        request = FitRequest(
-            parameters,
-            threads,
-            eval_sets=tuple(named_sets(sets or None)),
-            eval_metric=settings["eval_metric"],
-            roles=named_roles(X.settings) if isinstance(X, Dataset) else {"offset": offset},
-            callbacks=(*checked_callbacks(settings["callbacks"]), *hooks),
-            progress=bool(settings["verbose"]) if settings["progress"] is None else settings["progress"],
-            make_validation_plan=policy.make_validation_plan,
-            warm_start=warm_start,
-            checkpoint=checkpoint_in(settings["checkpoint"], settings["checkpoint_every"]),
-            classes=None if classes is None else tuple(np.unique(np.asarray(classes)).tolist()),
-            source_name=checked_source_name(settings["source_name"]),
-            budget=budget,
-            learning_rates=learning_rates,
-            workers=settings["workers"],
-            keep_summary=settings["keep_summary"],
-            time_limit=parse_time_limit(settings["time_limit"]),
-            began=began,
-        )
-
-        def open_training() -> Table:
+        if isinstance(X, Dataset):
+            self._set_features_of(X)
+        else:
             check_lengths(X, y, sample_weight)
-            table = open_table(X, y, **reading, options=ReadOptions(threads) if budget is None else budget.reading)
-            try:
-                self._set_features(X)
-            except BaseException:
-                table.close()
-                raise
-            return table
-
-        with client_for(X, settings["client"], request.workers) as client:
-            if isinstance(X, Dataset):
-                self._set_features_of(X)
-                fitted = X._rows(settings["client"]).fit(request)
-            elif client is None:
-                fitted = fit_table(request, open_training)
-            else:
-                from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
-                from dboost.distributed.read_tasks import ReadTasks
-
-                check_lengths(X, y, sample_weight)
-                self._set_features(X)
-                n_parts = n_parts_of(client)
-                fitted = fit_on_cluster(client, request, lambda: ReadTasks(X, y, n_parts=n_parts, budget=budget, **reading))
-        history = fitted.history if model is None else model.history_with(fitted.history)
+            self._set_features(X)
+        fitted = rows.fit(request)
         if warm_start.model is None:
             before = fitted.before
         else:  # the scores before the first tree are unknown for the model of `start_from`
             before = getattr(self, "_before", {}) if continues else {}
-        custom_loss = None if isinstance(parameters.loss, str) else parameters.loss
-        self._set_model(Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=custom_loss))
+        self._set_model(trained(fitted, parameters, model))
         self._seeds, self._before = seeds, before
         self.do_early_stopping_ = policy.stops
         self.train_score_ = policy.scores("train", before, fitted.ensemble)

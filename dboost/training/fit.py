@@ -14,7 +14,6 @@ on the partitions. `training.prepared_dataset.PreparedRows` implements it for pr
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,7 +25,7 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.binning import Binning, columns_at_once, distinct_values, exact_binning, propose_all
-from dboost.errors import DBoostError, FitInterrupted, ParameterError, warn
+from dboost.errors import DBoostError, FitInterrupted, warn
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import find_metrics
 from dboost.model import model_file
@@ -200,21 +199,6 @@ def _boost(
 def _described(model: Ensemble, plan: FitPlan) -> Ensemble:
     """Return the model with a summary of the data, or without anything that describes them."""
     return with_summary(model, plan.reference) if plan.request.keep_summary else without_counts(model)
-
-
-def available_threads(wanted: int | None) -> int:
-    """Return the given number of threads, by default the number of processors that this process may run on.
-
-    Raises
-    ------
-    ParameterError
-        For anything but a positive integer or None.
-    """
-    if wanted is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or wanted < 1:
-        raise ParameterError(f"n_threads={wanted!r} must be a positive integer or None")
-    return int(wanted)
 
 
 @contextmanager

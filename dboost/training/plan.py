@@ -29,6 +29,7 @@ Arcbites with early stopping but without an evaluation set get an independent te
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost.data import ReadOptions
 from dboost.data.binning import MAX_FINE_BINS, Binning
 from dboost.data.labels import column_named
 from dboost.data.partition import is_path
@@ -48,18 +50,18 @@ from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import ALIASES, names_of
 from dboost.model import model_file as storage
 from dboost.model.ensemble import Ensemble
-from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, EarlyStopping, Parameters
+from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, EarlyStopping, Parameters, make_parameters
 from dboost.schema import Feature, Level
-from dboost.session.evaluation import is_table
+from dboost.session.evaluation import is_table, named_sets
 from dboost.session.memory import Budget, TreeNeeds, check_proposal, format_bytes, histogram_bytes, resident_bytes
 from dboost.session.protocol import BuildSpec, NamedSet
 from dboost.session.reference_sample import ReferenceSample
 from dboost.session.row_samples import HELD_OUT, TRAIN, DigitRequest, Draw, DrawnRows, FoldRows, RowAssignment, find_bounds
 from dboost.session.target import Target
-from dboost.session.warm_start import COLD_START, WarmStart
+from dboost.session.warm_start import COLD_START, WarmStart, checked_source_name
 from dboost.shards.shard_spec import ShardSpec, plan_layout
-from dboost.training.callbacks import Callback, LearningRates, RecordOf, StoppingRule
-from dboost.training.checkpoint import Checkpoint
+from dboost.training.callbacks import Callback, LearningRates, RecordOf, StoppingRule, schedule_of
+from dboost.training.checkpoint import Checkpoint, checkpoint_in
 from dboost.training.history import NOT_SCORES
 from dboost.training.leaf_values import TargetStats
 from dboost.trees.bin_proposal import FINE_BINS_PER_BIN
@@ -398,8 +400,58 @@ class FitRequest:
     n_at_once: int = 1  # number of fits that run at the same time, of which this is one
     began: float = field(default_factory=time.perf_counter)
 
+    @classmethod
+    def of(
+        cls,
+        learning: dict[str, Any],
+        *,
+        n_threads: int | None = None,
+        eval_set: Any = None,
+        callbacks: Any = (),
+        early_stopping: EarlyStopping | None = None,
+        memory_limit: Any = None,
+        time_limit: Any = None,
+        checkpoint: Any = None,
+        checkpoint_every: Any = 10,
+        **settings: Any,
+    ) -> FitRequest:
+        """Return the request for keywords of `dboost.fit`, which it checks.
+
+        Parameters
+        ----------
+        learning : dict
+            Parameters of learning, by their canonical names.
+        n_threads, eval_set, callbacks, early_stopping, memory_limit, time_limit, checkpoint, checkpoint_every
+            As in `dboost.fit`.
+        **settings
+            Other fields.
+        """
+        learning = learning | rounds_of_rule(early_stopping, learning)
+        learning_rates = schedule_of(learning)
+        parameters, threads = make_parameters(learning), available_threads(n_threads)
+        if memory_limit is not None:
+            settings["budget"] = Budget.of(memory_limit, tree_needs(parameters, threads))
+        if checkpoint is not None or not isinstance(checkpoint_every, int) or checkpoint_every != 10:  # 10.0 is an error
+            settings["checkpoint"] = checkpoint_in(checkpoint, checkpoint_every)
+        return cls(
+            parameters,
+            threads,
+            eval_sets=() if eval_set is None else tuple(named_sets(eval_set)),
+            callbacks=checked_callbacks(callbacks),
+            early_stopping=early_stopping,
+            learning_rates=learning_rates,
+            time_limit=parse_time_limit(time_limit),
+            **settings,
+        )
+
+    @property
+    def reading(self) -> ReadOptions:
+        """How a table is read in this process."""
+        return ReadOptions(self.n_threads) if self.budget is None else self.budget.reading
+
     def __post_init__(self) -> None:
         _check_early_stopping(self)
+        checked_source_name(self.source_name)
         if self.eval_sets or self.eval_metric is not None:
             check_columns([name for name, *_ in self.eval_sets], names_of(self.eval_metric, self.parameters.loss_name))
         if not isinstance(self.keep_summary, bool):
@@ -659,6 +711,21 @@ def rounds_of_rule(rule: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     if parameters.get("early_stopping_rounds") is not None:
         raise ParameterError("early_stopping and early_stopping_rounds are two rules to stop by: give one")
     return {"early_stopping_rounds": rule.rounds}
+
+
+def available_threads(wanted: int | None) -> int:
+    """Return the given number of threads, by default the number of processors that this process may run on.
+
+    Raises
+    ------
+    ParameterError
+        For anything but a positive integer or None.
+    """
+    if wanted is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or wanted < 1:
+        raise ParameterError(f"n_threads={wanted!r} must be a positive integer or None")
+    return int(wanted)
 
 
 def parse_time_limit(given: Any) -> float | None:

@@ -1,0 +1,221 @@
+"""The rows that a call names: one door for `dboost.fit`, the estimators, `prepare` and `Booster.refit_leaves`.
+
+`rows_of` returns a table (`TableRows`), which is read when a fit begins, in this process or on a cluster, or the rows of a
+prepared data set (`PreparedData`), which are trained on where they are. Callers need not know which.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dboost.data import ReadOptions, Table, open_table
+from dboost.data.partition import is_source
+from dboost.data.roles import ROLES
+from dboost.dataset import Dataset
+from dboost.distributed.client import client_for
+from dboost.errors import InputTypeError, ParameterError
+from dboost.model import model_file
+from dboost.model.ensemble import Ensemble
+from dboost.session.memory import Budget
+from dboost.training.fit import LocalTable, fit, fit_table
+from dboost.training.fit_result import FitResult
+from dboost.training.leaf_refit import refit_leaves
+from dboost.training.plan import FitRequest
+from dboost.training.prepared_dataset import PreparedRows, check_same, check_same_model, is_prepared, named_roles, open_folder
+
+if TYPE_CHECKING:
+    from dboost.distributed.read_tasks import ReadTasks
+
+
+class Rows(Protocol):
+    """Rows to train on."""
+
+    @property
+    def roles(self) -> Mapping[str, Any]:
+        """The roles as the user gave them, by name; of prepared data the names of the columns."""
+
+    def shaped(self, learning: dict[str, Any]) -> dict[str, Any]:
+        """Return parameters of learning with those that were decided when the data were prepared.
+
+        Raises
+        ------
+        ParameterError
+            If they are not the same.
+        """
+
+    def fit(self, request: FitRequest) -> FitResult:
+        """Train on the rows, where they are."""
+
+    def refit(self, model: Ensemble, **options: Any) -> Ensemble:
+        """Return a model with leaf values estimated from the rows; options : of `training.leaf_refit.refit_leaves`."""
+
+
+def rows_of(
+    data: Any,
+    target: Any = ...,
+    *,
+    client: Any = None,
+    workers: Any = None,
+    features: Any = None,
+    categorical_features: Any = "from_dtype",
+    **roles: Any,
+) -> Rows:
+    """Return the rows of data of any kind; nothing is read yet.
+
+    Parameters
+    ----------
+    data, target, client, workers, features, categorical_features
+        As in `dboost.fit`.
+    **roles
+        The other roles (`data.roles`), such as ``sample_weight``.
+
+    Raises
+    ------
+    InputTypeError
+        If the target of a table is missing.
+    ParameterError
+        If a client or workers are given for data that only this process may train on.
+    """
+    if isinstance(data, Dataset) or (isinstance(data, str | os.PathLike) and is_prepared(data)):
+        prepared = data if isinstance(data, Dataset) else Dataset(data)
+        given = roles | {"target": None if target is ... else target, "features": features}
+        if not (isinstance(categorical_features, str) and categorical_features == "from_dtype"):
+            given["categorical_features"] = categorical_features
+        return PreparedData(prepared, {name: value for name, value in given.items() if value is not None}, client, workers)
+    if target is ...:
+        raise InputTypeError("the target is missing: give the name of a column, or one value per row")
+    reading = {"target": target, **roles, "features": features, "categorical_features": categorical_features}
+    return TableRows(data, reading, client, workers)
+
+
+@dataclass(frozen=True, eq=False)
+class TableRows:
+    """A table of any kind.
+
+    Attributes
+    ----------
+    data : as in `dboost.fit`
+    reading : dict
+        The keywords that describe the table: those of `open_table`, without `like` and options.
+    client, workers
+        Where to train; without both, Dask collections and paths are read by the current client, if there is one.
+    """
+
+    data: Any
+    reading: dict[str, Any]
+    client: Any = None
+    workers: Any = None
+
+    def __post_init__(self) -> None:
+        shape: tuple[Any, ...] = getattr(self.reading["target"], "shape", ())
+        if isinstance(self.data, str) and len(shape) == 2 and shape[1] > 1:
+            raise InputTypeError(
+                f"the data come first and the target second: (data, target); the target is a table, data={self.data!r}"
+            )
+
+    @property
+    def roles(self) -> Mapping[str, Any]:
+        return {name: value for name, value in self.reading.items() if name in ROLES}
+
+    def shaped(self, learning: dict[str, Any]) -> dict[str, Any]:
+        return learning
+
+    def fit(self, request: FitRequest) -> FitResult:
+        like = request.warm_start.like
+        with self.place() as cluster:
+            if cluster is None:
+                return fit_table(request, partial(self.open, request.reading, **like))
+            from dboost.distributed.cluster_fit import fit_on_cluster
+
+            return fit_on_cluster(cluster, request, partial(self.tasks, cluster, request.budget, **like))
+
+    def refit(self, model: Ensemble, **options: Any) -> Ensemble:
+        n_threads, like = options["n_threads"], {"like": model.features}
+        with self.place() as cluster:
+            if cluster is None:
+                table = LocalTable(partial(self.open, ReadOptions(n_threads), **like), n_threads, None)
+                return refit_leaves(model, table, **options)
+            from dboost.distributed.cluster_fit import refit_on_cluster
+
+            return refit_on_cluster(cluster, model, partial(self.tasks, cluster, None, **like), **options)
+
+    def place(self) -> AbstractContextManager[Any]:
+        """Return a context with the client of the cluster that reads the table; None for this process."""
+        is_here = self.client is None and self.workers is None and not is_source(self.data)
+        return nullcontext() if is_here else client_for(self.data, self.client, self.workers)
+
+    def open(self, options: ReadOptions, **like: Any) -> Table:
+        """Read the table in this process; like : of `open_table`, as is ``extend_categories``."""
+        return open_table(self.data, **self.reading, **like, options=options)
+
+    def tasks(self, cluster: Any, budget: Budget | None, **like: Any) -> ReadTasks:
+        """Return the tasks that read the table on a cluster; like : as in `open`."""
+        from dboost.distributed.cluster_fit import n_parts_of
+        from dboost.distributed.read_tasks import ReadTasks
+
+        return ReadTasks(self.data, n_parts=n_parts_of(cluster), budget=budget, **self.reading, **like)
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedData:
+    """The rows of a data set.
+
+    Attributes
+    ----------
+    data : Dataset
+    given : dict
+        What the user gave of the keywords that belong to `dboost.prepare`.
+    client, workers
+        As the user gave them.
+    """
+
+    data: Dataset
+    given: dict[str, Any]
+    client: Any = None
+    workers: Any = None
+
+    def __post_init__(self) -> None:
+        if self.data.is_in_one_process and not (self.client is None and self.workers is None):
+            raise ParameterError("prepared data are trained on in this process: leave client and workers out")
+
+    @property
+    def roles(self) -> Mapping[str, Any]:
+        return named_roles(self.data.settings)
+
+    def shaped(self, learning: dict[str, Any]) -> dict[str, Any]:
+        self._check(self.given | {name: value for name, value in learning.items() if name == "max_bins"})
+        return learning | {"max_bins": self.data.max_bins}
+
+    def fit(self, request: FitRequest) -> FitResult:
+        if not self.data.is_in_one_process or request.make_validation_plan is not None:
+            return self._shared().fit(request)
+        start, opened = request.warm_start, open_folder(self.data.path)
+        try:
+            check_same_model(opened, None if start.model is None else model_file.digest(start.model))
+            if start.model is not None:
+                self._check({"continue_bins": "kept" if start.keeps_bins else "new"})
+            rows = PreparedRows(opened, request)
+        except BaseException:
+            opened.close()
+            raise
+        return fit(request, rows)
+
+    def refit(self, model: Ensemble, **options: Any) -> Ensemble:
+        self._check(self.given)
+        return self._shared().refit(model, **options)
+
+    def _shared(self) -> Any:
+        """Return the rows for several fits at the same time: in the memory of this process, or on the cluster."""
+        rows: Any = self.data._rows(self.client)
+        if self.workers is not None or self.client not in (None, getattr(rows, "client", None)):
+            raise ParameterError("a data set on a cluster is trained on where it is: leave client and workers out")
+        return rows
+
+    def _check(self, given: dict[str, Any]) -> None:
+        where = str(self.data.path) if self.data.is_in_one_process else repr(self.data)
+        check_same(self.data.settings, where, given)
