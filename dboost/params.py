@@ -514,7 +514,7 @@ class Parameters:
         return self.loss if isinstance(self.loss, str) else self.loss.name
 
     def with_loss(self, name: str) -> Parameters:
-        """Return the same parameters with "auto" replaced by the name of a loss."""
+        """Return the parameters with the name of a loss in place of "auto"; a custom loss stays."""
         return replace(self, loss=name) if isinstance(self.loss, str) else self
 
 

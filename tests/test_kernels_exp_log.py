@@ -115,7 +115,7 @@ def test_sums_are_exact_in_any_order(values: list[float], cut: int, largest: flo
     assert summed([values[cut:], values[:cut]]) == at_once
     assert summed([[value] for value in reversed(values)]) == at_once
     merged = ExactSum.of(np.array(values), unit)
-    assert (merged.loss_unit, merged.fine) == at_once
+    assert (merged.coarse, merged.fine) == at_once
     exact = sum((Fraction(value) for value in values), Fraction(0))
     found = (Fraction(at_once[0]) + Fraction(at_once[1]) / Fraction(FINE)) / Fraction(unit)
     assert abs(found - exact) <= Fraction(len(values)) / Fraction(unit) / Fraction(FINE)

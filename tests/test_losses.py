@@ -319,7 +319,7 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
     assert np.array_equal(hessian.T, h)
     assert np.array_equal(top, np.stack([np.abs(g).max(axis=0), h.max(axis=0)]))
     total = ExactSum.of(value, loss_unit)
-    assert (total.loss_unit, total.fine) == tuple(sums.tolist())
+    assert (total.coarse, total.fine) == tuple(sums.tolist())
     for of_output, by_digit in zip(h.reshape(n, k).T, influence, strict=True):
         bits = np.ascontiguousarray(of_output).view(np.int32)
         weights = (np.frexp(np.abs(of_output))[0] * 2**24).astype(np.int64) * (1 if times is None else times)

@@ -37,7 +37,7 @@ def test_exact_sums_merge_in_any_order(values: list[float], bound: float, cuts: 
     assert reduce(ExactSum.merge, shuffled) == whole
     assert reduce(lambda a, b: b.merge(a), shuffled) == whole
     exact = sum(map(Fraction, numbers.tolist()), Fraction(0))
-    found = (Fraction(whole.loss_unit) + Fraction(whole.fine) / Fraction(FINE)) / Fraction(unit)
+    found = (Fraction(whole.coarse) + Fraction(whole.fine) / Fraction(FINE)) / Fraction(unit)
     assert abs(found - exact) <= Fraction(bound) * len(numbers) / 2**50
     assert whole.finish() == pytest.approx(float(exact), rel=1e-12, abs=bound * 1e-13)
 

@@ -969,7 +969,7 @@ def read_partition(data: Any, plan: ReadPlan, vectors: Mapping[str, Any] = Mappi
 def read_slices(
     data: Any, plan: ReadPlan, vectors: Mapping[str, Any] = MappingProxyType({}), most_rows: int | None = None
 ) -> Iterator[Chunk]:
-    """Read the same in equal slices of at most `most_rows` rows, one at a time.
+    """Read the columns of a plan (see `read_partition`) in equal slices of at most `most_rows` rows, one at a time.
 
     The first slice contains the roles of all rows.
     """

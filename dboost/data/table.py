@@ -330,7 +330,7 @@ class Reader:
         return tuple(unifier.categories.categories() for unifier in self._features)
 
     def used_categories(self) -> tuple[tuple[Level, ...], ...]:
-        """Return the same without categories that only occur in rows of weight zero."""
+        """Return the categories of each feature that occur in rows of positive weight, in the order of `categories`."""
         return tuple(unifier.categories.used() for unifier in self._features)
 
     def drop_unweighted_categories(self, pieces: dict[int, SpooledChunk], weight: np.ndarray | None) -> None:
@@ -775,7 +775,7 @@ class Table:
             self._metadata_spool.put("sample_weight", self.numbers[i], weights(i))
 
     def weighing(self, weight: np.ndarray | None) -> Table:
-        """Return the same rows with other weights, valid while this table is open. Requires metadata in memory.
+        """Return a table of these rows with other weights, valid while this table is open. Requires metadata in memory.
 
         weight : float64[n_rows].
         """

@@ -203,7 +203,7 @@ class Guard(Protocol):
         """Raise FitCancelled if the call must end, LostWorkers if some of these sessions are gone."""
 
     def check_silent(self, refs: Sequence[SessionRef]) -> None:
-        """Raise the same after the liveness timeout, if these sessions will not answer."""
+        """Raise FitCancelled or LostWorkers if these sessions will not answer; called after the liveness timeout."""
 
 
 class Waker:

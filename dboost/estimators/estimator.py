@@ -497,7 +497,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
             )
 
     def _set_features_of(self, data: Dataset) -> None:
-        """Do the same for a data set."""
+        """Set `n_features_in_`, and `feature_names_in_` if the data set has names."""
         names = data.feature_names_in_
         self.n_features_in_ = len(names)
         if data.has_names:

@@ -171,7 +171,7 @@ def _as_compiled(argument: Any) -> Any:
 
 
 def instruction(twin: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate as Numba's `intrinsic` does; `twin` does the same in Python, where kernels are not compiled."""
+    """Decorate as Numba's `intrinsic` does; `twin` is the instruction in Python, for kernels that are not compiled."""
 
     def decorate(typed: Callable[..., Any]) -> Any:
         return twin if INTERPRETED else intrinsic(typed)

@@ -8,7 +8,7 @@ Columns of float32 are compared with edges rounded down to float32, which gives 
 and ``x > largest float32 <= edge`` are the same test.
 
 **Proposed bins** follow from the Hessians of a feature's fine bins (see `trees.bin_proposal`). `quantile_fine_bins` is the
-rule: the same that proposes the bins of a whole table (`dboost.data.binning.quantiles`), in one pass over the fine bins. All
+rule: the same that proposes the bins of a whole table (`data.binning`), in one pass over the fine bins. All
 masses are integers in float64, so the result does not depend on the order of additions.
 """
 
@@ -30,6 +30,7 @@ PADDED_EDGES = 255
 
 @inlined
 def _code(x, edges):
+    """Return the code of a value, the number of edges below it."""
     p = U(0)
     p += U(128) if x > edges[p + U(127)] else U(0)
     p += U(64) if x > edges[p + U(63)] else U(0)
@@ -44,7 +45,7 @@ def _code(x, edges):
 
 @inlined
 def _code_of_few(x, edges):
-    """Return the same code where the fourth edge is infinite."""
+    """Return the code of a value if there are at most three edges: the fourth one is infinite."""
     return U(x > edges[0]) + U(x > edges[1]) + U(x > edges[2])
 
 

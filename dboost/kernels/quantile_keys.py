@@ -301,7 +301,10 @@ def count_influence(influence, repeat_count, first, last, prefix, shift, width, 
 
 @kernel
 def count_near(influence, repeat_count, rows, prefix, shift, width, sums):
-    """Do the work of `count_influence` for some rows: int32[...]."""
+    """Add up the influence of some rows by the next digit of its bits, if they share the digits found so far.
+
+    rows : int32[...]; the other parameters are those of `count_influence`.
+    """
     above, low = np.int32(shift + width), (I(1) << width) - I(1)
     for k in range(rows.size):
         bits = influence[rows[k]]

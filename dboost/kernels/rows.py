@@ -120,7 +120,10 @@ def label_rows(records, leaf, label):
 
 @internal
 def add_leaf(records, gradient, hessian, repeat_count, gradient_unit, hessian_unit, sign, sums, k):
-    """Do the work of `add_leaves` for records that are all in leaf k; the sums are multiplied by `sign`, which is 1 or -1."""
+    """Add the gradients and Hessians of records to the sums of leaf k, or subtract them.
+
+    sign : 1 or -1; the other parameters are those of `add_leaves`.
+    """
     sum_g = sum_h = 0.0
     for at in range(records.size):
         i = records[at] & U(0xFFFFFFFF)

@@ -253,7 +253,7 @@ def _ascend(number, split, left, right, point, followed, product, sums):
 
 @kernel
 def attribute_paths(forest, matrix, rows, values):
-    """Do the work of `attribute`, path by path."""
+    """Compute the Shapley values of some rows path by path; parameters as of `attribute`."""
     columns, n_levels, trees, splits, sets = forest.columns, forest.n_levels, forest.trees, forest.splits, forest.sets
     paths, elements, points, n_edges = forest.paths, forest.elements, forest.points, forest.n_edges
     n_used, n_outputs = columns.size, values.shape[2]
@@ -293,7 +293,7 @@ def attribute_paths(forest, matrix, rows, values):
 
 @kernel
 def interact_paths(forest, matrix, rows, values):
-    """Do the work of `interact`, path by path."""
+    """Compute the Shapley interaction values of some rows path by path; parameters as of `interact`."""
     columns, n_levels, trees, splits, sets = forest.columns, forest.n_levels, forest.trees, forest.splits, forest.sets
     paths, elements, points, n_edges = forest.paths, forest.elements, forest.points, forest.n_edges
     n_used, n_outputs = columns.size, values.shape[3]

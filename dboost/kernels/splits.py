@@ -295,8 +295,7 @@ def _first_with(sums, first, last, extra, least):
 
 @internal
 def search_packed(packed, slot, at, n_bins, feature, total, limits, scratch, best):
-    """Do the work of `search_numeric` for a histogram of packed prefix sums, in trees without an L1 penalty or a bound on
-    steps.
+    """Find the best split of a numeric feature by packed prefix sums, in trees without an L1 penalty or a bound on steps.
 
     packed : `histograms.PackedSums`, without counts where these are not needed or are Hessians (`count_channel` is 1).
     """
@@ -362,7 +361,7 @@ def bounded_score(g, h, limits, l2, low, high):
 
 @internal
 def search_bounded(histogram, at, n_bins, feature, way, total, limits, best):
-    """Do the work of `search_numeric` with bounded steps, which may only rise (way 1) or fall (way -1) with the feature.
+    """Find the best split of a numeric feature with bounded steps, which may only rise (way 1) or fall (way -1) with it.
 
     Bins are scored one after the other, so a tree under constraints costs more.
     """

@@ -146,7 +146,7 @@ class Loss:
         return None
 
     def best_constants(self, means: np.ndarray) -> np.ndarray | None:
-        """Do the work of `best_constant` for all outputs: float64[n_outputs].
+        """Return the constant raw scores of all outputs that minimize the loss: float64[n_outputs]; see `best_constant`.
 
         means : float64[n_outputs], of the target; with several outputs the classes' fractions of the total weight.
         """

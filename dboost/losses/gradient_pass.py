@@ -86,7 +86,7 @@ def block_terms(loss, y, raw, gradient, hessian, value, scratch):
 
 
 def output_terms(loss, y, raw, gradient, hessian, first, value, scratch):
-    """Do the work of `block_terms` for a loss with several outputs.
+    """Compute gradients, Hessians and losses of a block of rows of a loss with several outputs, see `block_terms`.
 
     raw : float64[n_outputs, n_rows]; gradient, hessian : float32[n_outputs, n_rows], of all rows: the block begins at row
     `first` (y and value begin at 0). A slice of one output's row is contiguous, so that loops over it vectorise; a row of a
@@ -196,7 +196,10 @@ def _sum_integers(values, n):
 
 @uncounted
 def update_all_gradients(loss, rows, values, first_row, last_row, loss_unit, scratch, totals, influence):
-    """Do the work of `update_gradients` for several outputs. values : float64[n_outputs, n_leaves]."""
+    """Add leaf values to the raw scores of several outputs, then write gradients and Hessians and add up the loss.
+
+    values : float64[n_outputs, n_leaves]; the other parameters are those of `update_gradients`.
+    """
     raw, leaf, target, weight = rows.raw, rows.leaf, rows.target, rows.weight
     gradient, hessian, gradient_bits, hessian_bits = rows.gradient, rows.hessian, rows.gradient_bits, rows.hessian_bits
     maxima = totals.maxima

@@ -70,8 +70,8 @@ class ExactSum:
     """A sum as two exact integers in units of 1 / unit; `merge` is exact, associative and commutative."""
 
     unit: float
-    loss_unit: float = 0.0
-    fine: float = 0.0
+    coarse: float = 0.0  # sum of the numbers times `unit`, each rounded to an integer
+    fine: float = 0.0  # sum of what the rounding left, times `FINE`, each rounded to an integer
 
     @classmethod
     def of(cls, values: np.ndarray, unit: float, times: np.ndarray | None = None) -> ExactSum:
@@ -90,11 +90,11 @@ class ExactSum:
 
     def merge(self, other: ExactSum) -> ExactSum:
         assert self.unit == other.unit
-        return ExactSum(self.unit, self.loss_unit + other.loss_unit, self.fine + other.fine)
+        return ExactSum(self.unit, self.coarse + other.coarse, self.fine + other.fine)
 
     def finish(self) -> float:
         """Return the sum in the numbers' own units."""
-        return (self.loss_unit + self.fine / FINE) / self.unit
+        return (self.coarse + self.fine / FINE) / self.unit
 
 
 #: Totals are multiples of 2**-TOTAL_BITS: the last bit of the smallest float64, with spare bits for its mantissa.
@@ -224,7 +224,7 @@ def _ranks(level: Fraction, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _in_window(window: Window, above: Callable[[np.ndarray], np.ndarray], level: Fraction, n_groups: int) -> np.ndarray | None:
-    """Do the work of `find_quantiles` if the quantiles are in the window; otherwise return None.
+    """Return the quantiles of all groups (see `find_quantiles`) if they are in the window; otherwise None.
 
     If a bucket holds too many numbers, it becomes (with its neighbors) the next window of its group.
     """

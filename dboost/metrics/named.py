@@ -366,12 +366,13 @@ _ByScore = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _scores(rows: ScoredRows) -> _ByScore:
+    """Return the distinct scores of two classes."""
     weight = _class_weights(rows)
     return _by_score(rows.raw, weight * (rows.target == 0), weight * (rows.target == 1))
 
 
 def _scores_of_classes(rows: ScoredRows) -> list[_ByScore]:
-    """Return the same for each class against all others."""
+    """Return the distinct probabilities of each class, against all other classes."""
     weight, probability = _class_weights(rows), prediction_of(rows)
     return [
         _by_score(probability[:, k], weight * (rows.target != k), weight * (rows.target == k))

@@ -181,7 +181,7 @@ class Tree:
 
 
 def widen(model: Ensemble, features: tuple[Feature, ...]) -> Ensemble:
-    """Return the same model for features with more levels.
+    """Return the model for features with more levels, which its trees treat as missing values.
 
     Parameters
     ----------

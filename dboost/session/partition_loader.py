@@ -157,7 +157,7 @@ class BatchRows:
         return self.y[first : first + self.table.lengths[k]]
 
     def range_of(self, k: int) -> RowRoles:
-        """Return the same of chunk k, which must have rows of positive weight."""
+        """Return the roles of the rows of positive weight of chunk k, which must have some; see `ranges`."""
         given = self.table.roles(k)
         kept = kept_rows(given.weight)
         roles = replace(given, target=self.target_of(k))

@@ -384,7 +384,10 @@ class Session(Protocol):
     def histogram_slices(
         self, requests: dict[int, RoundRequest], search: FeatureSearch, /
     ) -> tuple[dict[int, RoundHistograms], list[bytes], int, float]:
-        """Do the same, but return the histograms as packed slices."""
+        """Return the row counts of a round by output, and its histograms as packed slices.
+
+        The last items are the number of training rows, and the seconds.
+        """
 
     def add_slices(self, slices: Sequence[bytes], /) -> tuple[bytes, float]:
         """Return the packed sum of slices of the same features, and the seconds."""
@@ -451,7 +454,7 @@ class SessionTable(Protocol):
         """Call a method in all sessions, and return its results."""
 
     def ask_each(self, method: Callable[..., Result], arguments: ByPartitions) -> list[Result]:
-        """Do the same with arguments that depend on the partitions of the session."""
+        """Call a method in all sessions with arguments that depend on the partitions of the session; return its results."""
 
     def apply(self, method: Callable[..., None], arguments: ByPartitions) -> None:
         """Call a method in all sessions now, and in sessions that read partitions again later."""

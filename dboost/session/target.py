@@ -111,7 +111,7 @@ def encode_like(table: Table, target: Target) -> np.ndarray:
 
 
 def encode_chunk(table: Table, k: int, target: Target) -> np.ndarray:
-    """Return the same for chunk k only: float64[n]; zeros if it has no rows of positive weight."""
+    """Return the target of chunk k, encoded like the training target: float64[n]; zeros without rows of positive weight."""
     roles = table.roles(k)
     if not table.lengths[k] or (roles.weight is not None and not (roles.weight > 0).any()):
         return np.zeros(table.lengths[k])

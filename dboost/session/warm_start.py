@@ -152,7 +152,7 @@ def row_matrices(table: Table, rows: np.ndarray | None) -> Iterator[np.ndarray]:
 
 
 def row_matrix(table: Table, rows: np.ndarray | None) -> np.ndarray:
-    """Return the same rows as one matrix of float32 or float64."""
+    """Return all or some rows of a table (int64, ascending) as one matrix of float32 or float64."""
     blocks = list(row_matrices(table, rows))
     return plain(blocks[0] if len(blocks) == 1 else np.concatenate(blocks))
 
@@ -213,7 +213,7 @@ def add_trees(
 
 
 def add_block(scores: np.ndarray, flat: FlatEnsemble, block: np.ndarray, iterations: Range, n_threads: int) -> None:
-    """Do the same for the rows of one matrix; scores : float64[n_outputs, n]."""
+    """Add the trees of a range of iterations to the raw scores (float64[n_outputs, n]) of the rows of a matrix, in place."""
     of_rows = np.ascontiguousarray(scores.T)
     flat.add_to(of_rows, block, iterations, n_threads)
     scores[:] = of_rows.T

@@ -416,7 +416,10 @@ class WorkerSession(PartitionLoader):
     def histogram_slices(
         self, requests: dict[int, RoundRequest], search: FeatureSearch
     ) -> tuple[dict[int, RoundHistograms], list[bytes], int, float]:
-        """Do the same, but return the histograms as packed slices, if there are any."""
+        """Return the row counts of a round by output, and its histograms as packed slices, none if it opens no nodes.
+
+        The last items are the number of training rows, and the seconds.
+        """
         results, n_rows, seconds = self.round_histograms(search.tasks, requests)
         started = time.perf_counter()
         self._search = search

@@ -321,7 +321,7 @@ class StreamedShard:
             reader.join()
 
     def advance_rows(self, terms: tuple, values: np.ndarray) -> GradientStats | None:
-        """Do the work of `shards.shard.advance_rows` over all blocks; None if there are none."""
+        """Advance the rows of all blocks (see `shards.shard.advance_rows`); None without blocks."""
         spec = self.blocks.spec
         writes = ["raw", "gradient"]
         if spec.weights_as_hessian or not spec.constant_hessian:

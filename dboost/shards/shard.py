@@ -348,7 +348,7 @@ def advance_rows(
 
 
 def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, loss_unit: float, first: int, last: int) -> GradientStats:
-    """Do the same with the methods of a custom loss."""
+    """Advance rows first…last-1 (see `advance_rows`) with the methods of a custom loss, in Python."""
     raw, y = shard.raw[first:last], shard.target[first:last]
     kept = shard.hessian if shard.loss_hessian is None else shard.loss_hessian
     raw += values[shard.leaf[first:last]]
@@ -367,7 +367,7 @@ def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, loss_unit: float, 
     tops = [0.0 if of is None or first == last else np.abs(of[first:last]).max() for of in (shard.gradient, kept)]
     if kept is None:
         tops[1] = 1.0
-    return GradientStats(np.array(tops[:1], np.float64), np.array(tops[1:], np.float64), loss_sum.loss_unit, loss_sum.fine)
+    return GradientStats(np.array(tops[:1], np.float64), np.array(tops[1:], np.float64), loss_sum.coarse, loss_sum.fine)
 
 
 #: Capacity: one row in this many.
@@ -520,7 +520,7 @@ def leaf_finder(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Ca
 
 
 def assign_leaves(codes: BinnedColumns, layout: BinLayout, grown: GrownTree) -> Callable[[np.ndarray, int, int], None]:
-    """Return `leaf_finder`, or for codes of two bytes a slower function that does the same."""
+    """Return a function that writes the leaves of rows first…last-1: `leaf_finder`, or a slower one for codes of two bytes."""
 
     def slowly(leaf: np.ndarray, first: int, last: int) -> None:
         reached, numbers = np.zeros(len(leaf)), np.arange(grown.n_leaves, dtype=np.float64)

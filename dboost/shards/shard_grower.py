@@ -56,7 +56,7 @@ class ShardGrower:
         return self.shard.n_rows
 
     def advance_rows(self, terms: tuple, values: np.ndarray) -> GradientStats:
-        """Do the work of `shards.shard.advance_rows` for all rows."""
+        """Advance all rows (see `shards.shard.advance_rows`)."""
         shard = self.shard
         return advance_rows(shard, terms, values, shard.spec.loss_unit, self._block, 0, shard.n_rows)
 

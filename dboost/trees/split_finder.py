@@ -155,9 +155,9 @@ class PairArrays(NamedTuple):
 class SplitInfo(NamedTuple):
     """The best split of a node.
 
-    best : float64[SPLIT_SIZE] (see `kernels.splits`); total : float64[5]; children : float64[2, 5], the same of the left and
-    the right child; gain : of the split, -1 if it is not worth a leaf; goes_left : uint8[n_codes], which bin codes of the split
-    feature go left, the last of which is "missing".
+    best : float64[SPLIT_SIZE] (see `kernels.splits`); total, children : float64[5] and float64[2, 5], sums of the node, and of
+    its left and right child; gain : of the split, -1 if it is not worth a leaf; goes_left : uint8[n_codes], which bin codes of
+    the split feature go left, the last of which is "missing".
     """
 
     best: np.ndarray
@@ -400,8 +400,7 @@ def _search_node(histogram, layout, features, total, limits, allowed, direction,
 
 @kernel
 def _search_packed_pairs(histograms, packed, pairs, layout, limits, direction, scratch):
-    """Do the work of `_store_pairs` and `_search_pairs` for all features, with packed prefix sums (see
-    `kernels.splits.search_packed`).
+    """Store the children's histograms as packed prefix sums, and find their best splits (`kernels.splits.search_packed`).
 
     histograms : int32[n_pairs, n_channels, n_buckets].
     """
