@@ -134,7 +134,7 @@ class ClusterRows:
             return fit(request, DatasetRows(table, request, self.data))
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:
-        check_thresholds(model, self.data.binning)
+        check_thresholds(model, self.data.binning, "refit_leaves")
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
             table = self._table(connection, None, options["n_threads"])
             return refit_leaves(model, table, rows_of=partial(DatasetRows, data=self.data), **options)

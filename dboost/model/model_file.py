@@ -680,7 +680,7 @@ def _unpack(content: bytes) -> dict[str, Any]:
     feature = reader.array("<i4", int(sizes.sum(dtype=np.int64)))
     known = not len(feature) or bool(feature.min() >= -1 and feature.max() < len(features))
     _check(known, "a split is about a feature that there is not")
-    of = _kinds(feature, [isinstance(feature, dict) and "levels" in feature for feature in features])
+    of = _kinds(feature, [isinstance(one, dict) and "levels" in one for one in features])
     columns: dict[str, np.ndarray] = {"feature": feature}
     for name, dtype, nodes in ARRAYS[1:]:
         stored = reader.array(dtype, int(of[nodes].sum()))

@@ -130,17 +130,19 @@ def refuse_other_proposals(parameters: Parameters) -> None:
         raise ParameterError(f"split_proposal={proposal!r} wants to see the values, but these data were binned before")
 
 
-def check_thresholds(model: Ensemble, binning: Binning) -> None:
-    """Raise a ParameterError if bins do not tell the leaves of rows: a threshold of the model is no edge, or a code differs.
+def check_thresholds(model: Ensemble, binning: Binning, what: str = "start_from") -> None:
+    """Raise a ParameterError if a threshold of a model is no edge of a bin, or a feature differs.
 
-    The model may be continued on a data set only then.
+    Otherwise bins determine the leaf of a row, and a data set may continue the model or refit its leaves.
+
+    what : needs this, for the message.
     """
     for number, (of_model, of_data) in enumerate(zip(model.features, binning.features, strict=False)):
         if of_model != of_data:
             names = f"{of_model.name!r} in the model and {of_data.name!r} in the data"
-            raise ParameterError(f"start_from: feature {number} is not the same: {names}")
+            raise ParameterError(f"{what}: feature {number} is not the same: {names}")
     if len(model.features) != len(binning.features):
-        raise ParameterError(f"start_from: the model has {len(model.features)} features, the data {len(binning.features)}")
+        raise ParameterError(f"{what}: the model has {len(model.features)} features, the data {len(binning.features)}")
     used: dict[int, list[float]] = {}
     for tree in model.trees:
         is_split = (tree.feature >= 0) & ~np.isinf(tree.threshold)  # infinity separates missing values from all others
@@ -149,9 +151,12 @@ def check_thresholds(model: Ensemble, binning: Binning) -> None:
     for feature, thresholds in used.items():
         edges = binning.edges[feature]
         if edges is not None and not np.isin(thresholds, edges).all():
+            instead = "give the table itself"
+            if what == "start_from":
+                instead = "fit on the table itself, or give prepare(…, path=…, start_from=…)"
             raise ParameterError(
-                f"start_from: the model splits {binning.features[feature].name!r} where the data set has no edge of a bin, so "
-                "bins do not tell the model's scores: fit on the table itself, or give prepare(…, path=…, start_from=…)"
+                f"{what}: the model splits {binning.features[feature].name!r} where the data set has no edge of a bin, so bins "
+                f"do not tell the model's scores: {instead}"
             )
 
 
@@ -186,7 +191,7 @@ class LocalRows:
         return fit(request, DatasetRows(self._table(request), request, self._data))
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:
-        check_thresholds(model, self._data.binning)
+        check_thresholds(model, self._data.binning, "refit_leaves")
         table = self._table(FitRequest(Parameters(), options["n_threads"]))
         return refit_leaves(model, table, rows_of=partial(DatasetRows, data=self._data), **options)
 
