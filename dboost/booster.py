@@ -340,7 +340,7 @@ class Booster:
             order.
         """
         iterations = self._iterations(iteration_range)
-        first, last = (iteration * self.ensemble.n_outputs for iteration in iterations)
+        first, last = self.ensemble.trees_in(iterations)
         leaves = partial(self._leaves, iterations=iterations, n_threads=_threads_for(X, n_threads))
         return self._map_rows(X, leaves, [f"tree_{t}" for t in range(first, last)], np.int32)
 

@@ -140,8 +140,8 @@ def test_anything_else_is_refused(data: bytes) -> None:
 
 
 def test_a_newer_format_is_refused() -> None:
-    data = model_file.dumps(SMALL).replace(b'"version": 1,', b'"version": 2,')
-    with pytest.raises(ModelFileError, match=r"model.json has format version 2.* newer dboost"):
+    data = model_file.dumps(SMALL).replace(b'"version": 1,', b'"version": 3,')
+    with pytest.raises(ModelFileError, match=r"model.json has format version 3.* newer dboost"):
         model_file.loads(data, "model.json")
 
 

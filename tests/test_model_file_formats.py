@@ -78,8 +78,7 @@ def test_any_flipped_bit_any_cut_and_any_addition_is_noticed() -> None:
 
 def test_a_newer_format_is_refused() -> None:
     data = model_file.dumps_compact(SMALL)
-    number = str(model_file.VERSION).encode()
-    newer = data.replace(b"version " + number, b"version " + str(model_file.VERSION + 1).encode(), 1)
+    newer = data.replace(b"version 1", b"version " + str(model_file.VERSION + 1).encode(), 1)
     with pytest.raises(ModelFileError, match=r"model has format version .* newer dboost"):
         model_file.loads(newer, "model")
 
@@ -195,6 +194,6 @@ def test_the_schema_says_what_is_written() -> None:
     for ensemble in (SMALL, BY_HAND, random_ensemble(3, n_outputs=3), fitted.ensemble):
         content = json.loads(model_file.dumps(ensemble))
         validator.validate(content)
-        assert set(schema["required"]) == set(content) == set(schema["properties"])
+        assert set(schema["required"]) == set(content) == set(schema["properties"]) - {"width"}
     for change in ({"version": 99}, {"more": 1}, {"baseline": []}, {"classes": [None]}, {"trees": [{}]}):
         assert not validator.is_valid(json.loads(model_file.dumps(BY_HAND)) | change), change

@@ -153,7 +153,7 @@ def _content(booster: Booster) -> dict[str, Any]:
         "classes": ensemble.classes,
         "baseline": ensemble.baseline,
         "iterations": ensemble.n_iterations,
-        "trees_per_iteration": ensemble.n_outputs,
+        "trees_per_iteration": ensemble.trees_per_iteration,
         "best_iteration": ensemble.best_iteration,
         "leaves_per_tree": {"min": min(leaves), "max": max(leaves), "mean": sum(leaves) / len(leaves)} if leaves else None,
         "depth": max((tree.depth for tree in ensemble.trees), default=None),
@@ -182,7 +182,7 @@ def _plain(value: Any) -> Any:
 
 def _outline(ensemble: Ensemble) -> Table:
     table = _table("Model", "", "")
-    per_iteration = f" of {ensemble.n_outputs} trees each" if ensemble.n_outputs > 1 else ""
+    per_iteration = f" of {ensemble.trees_per_iteration} trees each" if ensemble.trees_per_iteration > 1 else ""
     table.add_row("loss", _shown(ensemble.loss))
     if ensemble.classes is not None:
         table.add_row("classes", ", ".join(map(str, ensemble.classes)))

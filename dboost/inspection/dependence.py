@@ -304,7 +304,7 @@ class Traversal:
 
     def __init__(self, ensemble: Ensemble) -> None:
         check_counts(ensemble, "averaging over the training rows", "give data to partial_dependence")
-        self._ensemble = ensemble
+        self._ensemble = ensemble.expanded()
 
     @cached_property
     def _paths(self) -> list[list[Path]]:
@@ -341,7 +341,7 @@ class Traversal:
                 known = np.isin(path.features, targets)
                 weight = path.value * path.shares[~known].prod()
                 of_tree += weight * answers[:, path.edges[known]].all(axis=1)
-            scores[:, t % self._ensemble.n_outputs] += of_tree
+            scores[:, self._ensemble.outputs_of(t)] += of_tree[:, None]
         return scores
 
 

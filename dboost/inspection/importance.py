@@ -85,13 +85,14 @@ def importance(
 
 
 def _totals(ensemble: Ensemble, kind: str) -> np.ndarray:
-    """Sums over the splits on each feature: float64[n_features, n_outputs]."""
+    """Sums over the splits on each feature, divided among the outputs of a tree: float64[n_features, n_outputs]."""
     totals = np.zeros((len(ensemble.features), ensemble.n_outputs))
     for t, tree in enumerate(ensemble.trees):
         split = np.flatnonzero(tree.feature >= 0)
         amount = {"friedman": tree.gain, "gain": tree.gain, "cover": tree.cover, "count": None}[kind]
         of_split = np.ones(len(split)) if amount is None else amount[split]
-        totals[:, t % ensemble.n_outputs] += np.bincount(tree.feature[split], of_split, len(ensemble.features))
+        of_features = np.bincount(tree.feature[split], of_split, len(ensemble.features))
+        totals[:, ensemble.outputs_of(t)] += of_features[:, None] / ensemble.width
     return totals
 
 

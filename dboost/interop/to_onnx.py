@@ -45,11 +45,12 @@ def to_onnx(ensemble: Ensemble, loss: Loss) -> onnx.ModelProto:
     except ImportError as error:
         raise MissingExtraError("onnx is not installed; it comes with the extra: pip install 'dboost[export]'") from error
     response, factor = response_of(loss, ensemble.n_outputs, "ONNX")
+    ensemble = ensemble.expanded()
     tables = _Tables(helper)
     for i, tree in enumerate(ensemble.trees):
-        tables.add(tree, i, i % ensemble.n_outputs, ensemble.features)
+        tables.add(tree, i, ensemble.outputs_of(i).start, ensemble.features)
     for i in range(len(ensemble.trees), ensemble.n_outputs):  # without trees: one leaf of value 0 per output
-        tables.add_leaf(i, i % ensemble.n_outputs)
+        tables.add_leaf(i, i)
     nodes = [
         helper.make_node("Cast", ["features"], ["rows"], to=TensorProto.DOUBLE),
         helper.make_node(

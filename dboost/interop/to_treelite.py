@@ -39,6 +39,7 @@ def to_treelite(ensemble: Ensemble, loss: Loss) -> treelite.Model:
     except ImportError as error:
         raise MissingExtraError("treelite is not installed; it comes with the extra: pip install 'dboost[export]'") from error
     response, factor = response_of(loss, ensemble.n_outputs, "treelite")
+    ensemble = ensemble.expanded()
     n_outputs, n_trees = ensemble.n_outputs, max(len(ensemble.trees), ensemble.n_outputs)
     task = {"softmax": "kMultiClf", "sigmoid": "kBinaryClf"}.get(response, "kRegressor")
     builder = ModelBuilder(
@@ -53,7 +54,7 @@ def to_treelite(ensemble: Ensemble, loss: Loss) -> treelite.Model:
             leaf_vector_shape=(1, 1),
         ),
         tree_annotation=TreeAnnotation(
-            num_tree=n_trees, target_id=[0] * n_trees, class_id=[i % n_outputs for i in range(n_trees)]
+            num_tree=n_trees, target_id=[0] * n_trees, class_id=[ensemble.outputs_of(i).start for i in range(n_trees)]
         ),
         postprocessor=PostProcessorFunc(name=_POSTPROCESSOR[response], sigmoid_alpha=factor if response == "sigmoid" else 1.0),
         base_scores=ensemble.baseline.tolist(),

@@ -48,6 +48,7 @@ def dumps(ensemble: Ensemble, loss: Loss) -> bytes:
         If the loss has a link that XGBoost does not have.
     """
     response, factor = response_of(loss, ensemble.n_outputs, "XGBoost")
+    ensemble = ensemble.expanded()
     features, n_outputs = ensemble.features, ensemble.n_outputs
     trees = [_tree(i, tree, value * factor, features) for i, (tree, value) in enumerate(with_baseline(ensemble))]
     names = [feature.name for feature in features] if ensemble.named else []
@@ -63,7 +64,7 @@ def dumps(ensemble: Ensemble, loss: Loss) -> bytes:
                     "cats": _categories(features),
                     "gbtree_model_param": {"num_parallel_tree": "1", "num_trees": str(len(trees))},
                     "iteration_indptr": list(range(0, len(trees) + 1, n_outputs)),
-                    "tree_info": [i % n_outputs for i in range(len(trees))],
+                    "tree_info": [ensemble.outputs_of(i).start for i in range(len(trees))],
                     "trees": trees,
                 },
                 "name": "gbtree",

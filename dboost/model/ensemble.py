@@ -1,8 +1,9 @@
 """`Ensemble`: a trained model as data; `Tree`: a regression tree as arrays; models derived from a model; predictions.
 
 The raw score of a row is ``baseline[k]`` plus the values of the leaves that the row reaches in the trees of output k. There is
-one output for regression and two classes, and one per class for K > 2 classes; an iteration has one tree per output, in class
-order. Ensembles and trees are immutable.
+one output for regression and two classes, and one per class for K > 2 classes. A tree has `width` values per leaf: 1, and an
+iteration has one tree per output, in class order; or one for each output, and an iteration is one tree. Code that is not hot
+reads an `expanded` model, whose trees have one value per leaf. Ensembles and trees are immutable.
 
 Nodes are numbered in depth-first order with the left child directly after its parent. The numbering depends on the shape of
 the tree only, not on the order in which it was grown, and the leaves are 0, 1, 2, … from left to right.
@@ -51,6 +52,8 @@ from dboost.kernels.simd import LANES
 from dboost.model.outputs import Outputs, outputs_of
 from dboost.schema import Feature, Level
 
+Range = tuple[int, int]
+
 
 @dataclass(frozen=True, eq=False)
 class Ensemble:
@@ -79,6 +82,8 @@ class Ensemble:
     metrics: dict[str, tuple[float, ...]] = field(default_factory=dict)
     #: Number of iterations that early stopping kept; None without it.
     best_iteration: int | None = None
+    #: Number of values per leaf: 1 (a tree for each output) or n_outputs (a tree for all outputs).
+    width: int = 1
 
     @property
     def n_outputs(self) -> int:
@@ -86,7 +91,32 @@ class Ensemble:
 
     @property
     def n_iterations(self) -> int:
-        return len(self.trees) // self.n_outputs
+        return len(self.trees) // self.trees_per_iteration
+
+    @property
+    def trees_per_iteration(self) -> int:
+        return self.n_outputs // self.width
+
+    def trees_in(self, iterations: Range | None = None) -> Range:
+        """Return the first and the last + 1 tree of iterations, given in the same way. Default: of all."""
+        first, last = iterations or (0, self.n_iterations)
+        return first * self.trees_per_iteration, last * self.trees_per_iteration
+
+    def outputs_of(self, tree: int) -> slice:
+        """Return the outputs that a tree adds to, by its number."""
+        first = tree * self.width % self.n_outputs
+        return slice(first, first + self.width)
+
+    def expanded(self) -> Ensemble:
+        """Return the same model with a tree for each output. The gain of a tree of several outputs is divided among them."""
+        if self.width == 1:
+            return self
+        trees = [
+            replace(tree, value=np.ascontiguousarray(tree.value[:, k]), gain=tree.gain / self.width)
+            for tree in self.trees
+            for k in range(self.width)
+        ]
+        return replace(self, trees=tuple(trees), width=1)
 
     @property
     def outputs(self) -> Outputs:
@@ -155,7 +185,8 @@ class Tree:
     cover: np.ndarray
     #: int64, number of training rows with positive weight.
     count: np.ndarray
-    #: float64, the leaf's term of the raw score, learning rate included; internal nodes hold their value as a leaf.
+    #: float64, the leaf's term of the raw score, learning rate included; internal nodes hold their value as a leaf. With
+    #: several values per leaf float64[n_nodes, width].
     value: np.ndarray
 
     @property
@@ -228,7 +259,7 @@ def truncate(model: Ensemble, n_iterations: int) -> Ensemble:
     )
     return replace(
         model,
-        trees=model.trees[: n * model.n_outputs],
+        trees=model.trees[slice(*model.trees_in((0, n)))],
         sources=sources,
         metrics={name: values[:n] for name, values in model.metrics.items()},
         best_iteration=model.best_iteration if model.best_iteration == n else None,
@@ -293,17 +324,17 @@ def drop_source(model: Ensemble, which: int | str) -> Ensemble:
         raise ParameterError("the only source of a model cannot be dropped")
     gone = model.sources[number]
     first, last = gone["first_iteration"] - 1, gone["last_iteration"]
-    k, n = model.n_outputs, model.n_iterations
+    first_tree, last_tree = model.trees_in((first, last))
     later = [
         without_scores(source) | {name: source[name] - last + first for name in ("first_iteration", "last_iteration")}
         for source in model.sources[number + 1 :]
     ]
     # Metrics that were measured with the dropped trees are not valid.
-    unknown = (math.nan,) * (n - last)
+    unknown = (math.nan,) * (model.n_iterations - last)
     sources = (*model.sources[:number], *later)
     return replace(
         model,
-        trees=model.trees[: first * k] + model.trees[last * k :],
+        trees=model.trees[:first_tree] + model.trees[last_tree:],
         sources=sources,
         parameters=sources[0]["parameters"],
         metrics={name: values[:first] + unknown for name, values in model.metrics.items()},
@@ -328,7 +359,7 @@ def number_of(model: Ensemble, which: int | str) -> int:
 
 
 def to_frame(ensemble: Ensemble) -> pd.DataFrame:
-    """Return all nodes of all trees, tree by tree, in depth-first order.
+    """Return all nodes of all trees, tree by tree, in depth-first order; a tree of several outputs once for each output.
 
     Parameters
     ----------
@@ -352,6 +383,7 @@ def to_frame(ensemble: Ensemble) -> pd.DataFrame:
         - count : int, number of training rows
         - value : float, term of the raw score of rows in this leaf
     """
+    ensemble = ensemble.expanded()
     trees = ensemble.trees
     sizes = np.array([tree.n_nodes for tree in trees], np.int64)
     tree_of_node = np.repeat(np.arange(len(trees)), sizes)
@@ -392,8 +424,6 @@ def to_frame(ensemble: Ensemble) -> pd.DataFrame:
 #: Number of rows × trees per thread from which on a thread saves time.
 WORTH_A_THREAD = 100_000
 
-Range = tuple[int, int]
-
 
 class FlatEnsemble:
     """Predicts with the trees of an ensemble; may be used by several threads at once.
@@ -404,7 +434,7 @@ class FlatEnsemble:
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
-        self._ensemble = ensemble
+        self._ensemble, self._width = ensemble.expanded(), ensemble.width
         self._forests: dict[np.dtype, QuickScorerForest | TraversalForest] = {}
 
     def raw_scores(self, matrix: np.ndarray, iterations: Range | None = None, n_threads: int | None = None) -> np.ndarray:
@@ -442,14 +472,10 @@ class FlatEnsemble:
 
     def leaves(self, matrix: np.ndarray, iterations: Range | None = None, n_threads: int | None = None) -> np.ndarray:
         """Return the leaf that each row reaches in each tree, numbered from left to right: int32[n, n_trees]."""
-        first, last = self._trees(iterations)
+        first, last = self._ensemble.trees_in(iterations)
         leaves = np.empty((len(matrix), last - first), np.int32)
         self._run(matrix, iterations, n_threads, np.zeros((len(matrix), self._ensemble.n_outputs)), leaves)
-        return leaves
-
-    def _trees(self, iterations: Range | None) -> Range:
-        first, last = iterations or (0, self._ensemble.n_iterations)
-        return first * self._ensemble.n_outputs, last * self._ensemble.n_outputs
+        return leaves if self._width == 1 else np.ascontiguousarray(leaves[:, :: self._width])
 
     def _run(
         self,
@@ -462,7 +488,7 @@ class FlatEnsemble:
         width = len(self._ensemble.features)
         if matrix.ndim != 2 or matrix.shape[1] != width:
             raise ValueError(f"expected a matrix of {width} columns, got one of shape {matrix.shape}")
-        trees = self._trees(iterations)
+        trees = self._ensemble.trees_in(iterations)
         if trees[0] == trees[1]:
             return
         dtype = float_dtype(matrix.dtype)

@@ -85,7 +85,7 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
     InvalidModel
         Naming the invalid value.
     """
-    entries = _mapping(content, "the content", Ensemble.__dataclass_fields__)
+    entries = _mapping({"width": 1} | _mapping(content, "the content"), "the content", Ensemble.__dataclass_fields__)
     features, edges = parse_columns(entries["features"], entries["edges"])
     _check(type(entries["named"]) is bool, "named is neither true nor false")
     baseline = _floats(entries["baseline"], "baseline")
@@ -97,11 +97,13 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
         _check(len(baseline) == (1 if len(classes) == 2 else len(classes)), "classes and baseline do not fit")
     else:
         _check(len(baseline) == 1, "there are several outputs but no classes")
-    trees = tuple(_tree(tree, number, features) for number, tree in enumerate(_sequence(entries["trees"], "trees")))
-    check_trees(trees, features)
-    n_trees = len(trees) if n_trees is None else n_trees
-    _check(n_trees % len(baseline) == 0, f"{n_trees} trees do not make whole iterations of {len(baseline)}")
-    n_iterations, best = n_trees // len(baseline), entries["best_iteration"]
+    width = entries["width"]
+    _check(type(width) is int and width in (1, len(baseline)), "width is neither 1 nor the number of outputs")
+    trees = tuple(_tree(tree, number, features, width) for number, tree in enumerate(_sequence(entries["trees"], "trees")))
+    check_trees(trees, features, width)
+    n_trees, of_iteration = len(trees) if n_trees is None else n_trees, len(baseline) // width
+    _check(n_trees % of_iteration == 0, f"{n_trees} trees do not make whole iterations of {of_iteration}")
+    n_iterations, best = n_trees // of_iteration, entries["best_iteration"]
     _check(
         best is None or (type(best) is int and 0 <= best <= n_iterations), "best_iteration is not a number of its iterations"
     )
@@ -121,6 +123,7 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
         sources=tuple(entries["sources"]),
         metrics=_metrics(entries["metrics"]),
         best_iteration=best,
+        width=width,
     )
 
 
@@ -186,8 +189,10 @@ def depth_first_children(feature: np.ndarray, sizes: Sequence[int] | np.ndarray)
     return left, right
 
 
-def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
+def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...], width: int = 1) -> None:
     """Check that trees are valid, vectorized over all trees: trees of a fit, and those that were read from a file.
+
+    width : number of values per leaf, default 1.
 
     Raises
     ------
@@ -197,6 +202,8 @@ def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
     if not trees:
         return
     sizes = np.array([tree.n_nodes for tree in trees])
+    of_leaf = () if width == 1 else (width,)
+    _check(all(tree.value.shape[1:] == of_leaf for tree in trees), f"a tree has not {width} values per leaf")
     of = {name: np.concatenate([getattr(tree, name) for tree in trees]) for name in _ARRAYS}
     has_set = np.array([codes is not None for tree in trees for codes in tree.categories])
     number = np.repeat(np.arange(len(trees)), sizes)
@@ -216,7 +223,7 @@ def check_trees(trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
     refuse(of["missing_left"] & ~is_split, "a leaf sends missing values left")
     refuse(of["count"] < 0, "count is negative")
     refuse(
-        ~np.isfinite(of["value"]) | ~(of["cover"] >= 0) | np.isnan(of["gain"]),
+        ~np.isfinite(of["value"].reshape(len(number), width)).all(axis=1) | ~(of["cover"] >= 0) | np.isnan(of["gain"]),
         "a value is not finite, a cover is negative, or a gain or cover is no number",
     )
     sets = [codes for tree in trees for codes in tree.categories if codes is not None]
@@ -382,14 +389,14 @@ def _dtype(value: Any, classes: tuple[Level, ...] | None) -> str | None:
     return value
 
 
-def _tree(value: Any, number: int, features: tuple[Feature, ...]) -> Tree:
+def _tree(value: Any, number: int, features: tuple[Feature, ...], width: int) -> Tree:
     try:
-        return _nodes(value, features)
+        return _nodes(value, features, width)
     except InvalidModel as error:
         raise InvalidModel(f"tree {number}: {error}") from None
 
 
-def _nodes(value: Any, features: tuple[Feature, ...]) -> Tree:
+def _nodes(value: Any, features: tuple[Feature, ...], width: int) -> Tree:
     """Return the tree, of the right types, lengths and shape; `check_trees` checks its values."""
     stored = ("feature", "threshold", "categories", "missing_left", "gain", "cover", "count", "value")
     entries = _mapping(value, "it", stored)
@@ -412,12 +419,13 @@ def _nodes(value: Any, features: tuple[Feature, ...]) -> Tree:
         gain=_floats(entries["gain"], "gain", n),
         cover=_floats(entries["cover"], "cover", n),
         count=_integers(entries["count"], "count", 0, np.iinfo(np.int64).max, np.int64, n),
-        value=_floats(entries["value"], "value", n),
+        value=_floats(entries["value"], "value", n * width).reshape(n if width == 1 else (n, width)),
     )
 
 
-#: Version of the format; files of a higher one are refused.
-VERSION = 1
+#: Highest version of the format; files of a higher one are refused. Version 2 has trees with several values per leaf; models
+#: without such trees are written in version 1.
+VERSION = 2
 
 _MAGIC = b"dboost arrays, version "
 #: The lines before the digest and the line with it, in JSON and in the compact form.
@@ -437,7 +445,7 @@ def dumps(ensemble: Ensemble) -> bytes:
         If a parameter has no JSON type.
     """
     content = _content(ensemble)
-    head = f'{{\n "format": "dboost",\n "version": {VERSION},\n "sha256": "{_sha256(content)}",\n'
+    head = f'{{\n "format": "dboost",\n "version": {_version(ensemble)},\n "sha256": "{_sha256(content)}",\n'
     return head.encode() + content
 
 
@@ -470,7 +478,9 @@ def loads(data: bytes, name: str = "the model file") -> Ensemble:
     if _sha256(content) != digest_line[1].decode():
         raise ModelFileError(f"{name} is damaged, cut short or was edited: its content does not match its checksum")
     try:
-        return parse_ensemble(_unpack(content) if is_compact else _parsed(b"{" + content))
+        model = parse_ensemble(_unpack(content) if is_compact else _parsed(b"{" + content))
+        _check(version == _version(model), f"it is a model of version {_version(model)}, written as version {version}")
+        return model
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{name} does not hold a valid model: {error}") from error
 
@@ -504,7 +514,7 @@ def dumps_compact(ensemble: Ensemble) -> bytes:
     parts = [len(text).to_bytes(8, "little"), text, _bytes(np.array([tree.n_nodes for tree in trees], "<i4"))]
     of = _kinds(_joined(trees, "feature", np.dtype("<i4")), [feature.is_categorical for feature in ensemble.features])
     for name, dtype, nodes in ARRAYS:
-        parts.append(_bytes(_joined(trees, name, np.dtype(dtype))[of[nodes]]))
+        parts.append(_bytes(_joined(trees, name, np.dtype(dtype))[of[nodes]].ravel()))
     sets = [codes for tree in trees for codes in tree.categories if codes is not None]
     parts.append(_bytes(np.array([len(codes) for codes in sets], "<i4")))
     parts.append(_bytes(np.concatenate([np.empty(0, "<u2"), *sets]).astype("<u2")))
@@ -512,7 +522,7 @@ def dumps_compact(ensemble: Ensemble) -> bytes:
     content = zlib.compress(joined, 6)
     if len(joined) > _allowed(len(content)):
         content = zlib.compress(joined, 0)
-    return _MAGIC + f"{VERSION}\n{_sha256(content)}\n".encode() + content
+    return _MAGIC + f"{_version(ensemble)}\n{_sha256(content)}\n".encode() + content
 
 
 def schema() -> dict[str, Any]:
@@ -549,6 +559,11 @@ def load(path: str | os.PathLike[str]) -> Ensemble:
     return loads(read_whole(path), os.fspath(path))
 
 
+def _version(ensemble: Ensemble) -> int:
+    """Return the lowest version of the format that has all parts of a model."""
+    return 1 if ensemble.width == 1 else 2
+
+
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
@@ -569,6 +584,7 @@ def _content(ensemble: Ensemble) -> bytes:
         "classes": _line(ensemble.classes),
         "classes_dtype": _line(ensemble.classes_dtype),
         "baseline": _line(_numbers(ensemble.baseline)),
+        **({} if ensemble.width == 1 else {"width": _line(ensemble.width)}),
         "best_iteration": _line(ensemble.best_iteration),
         "named": _line(ensemble.named),
         "features": _list(
@@ -626,7 +642,7 @@ def _numbers(values: Any) -> list[float | str | None]:
 
 def _check_trees(ensemble: Ensemble) -> None:
     try:
-        check_trees(ensemble.trees, ensemble.features)
+        check_trees(ensemble.trees, ensemble.features, ensemble.width)
     except InvalidModel as error:
         raise ModelFileError(f"the model cannot be stored: {error}") from error
 
@@ -640,7 +656,7 @@ def _tree_content(tree: Tree) -> dict[str, Any]:
         "gain": _numbers(tree.gain),
         "cover": _numbers(tree.cover),
         "count": tree.count.tolist(),
-        "value": _numbers(tree.value),
+        "value": _numbers(tree.value.ravel()),
     }
 
 
@@ -682,8 +698,10 @@ def _unpack(content: bytes) -> dict[str, Any]:
     _check(known, "a split is about a feature that there is not")
     of = _kinds(feature, [isinstance(one, dict) and "levels" in one for one in features])
     columns: dict[str, np.ndarray] = {"feature": feature}
+    width = header.get("width", 1)
+    _check(type(width) is int and 1 <= width <= MAX_LEVELS, "width is not a number of values per leaf")
     for name, dtype, nodes in ARRAYS[1:]:
-        stored = reader.array(dtype, int(of[nodes].sum()))
+        stored = reader.array(dtype, int(of[nodes].sum()) * (width if name == "value" else 1))
         columns[name] = stored
         if nodes != "all":
             columns[name] = np.full(len(feature), np.nan if name == "threshold" else 0, stored.dtype)
@@ -692,7 +710,7 @@ def _unpack(content: bytes) -> dict[str, Any]:
     _check(bool((lengths >= 0).all()), "a set of categories has a negative length")
     codes = np.split(reader.array("<u2", int(lengths.sum(dtype=np.int64))), np.cumsum(lengths)[:-1]) if len(lengths) else []
     reader.end()
-    return header | {"trees": _trees(sizes, columns, of["categorical"], codes)}
+    return header | {"trees": _trees(sizes, columns, of["categorical"], codes, width)}
 
 
 def _allowed(n_compressed: int) -> int:
@@ -719,14 +737,15 @@ def _decompressed(content: bytes) -> bytes:
 
 
 def _trees(
-    sizes: np.ndarray, columns: dict[str, np.ndarray], is_set: np.ndarray, codes: list[np.ndarray]
+    sizes: np.ndarray, columns: dict[str, np.ndarray], is_set: np.ndarray, codes: list[np.ndarray], width: int
 ) -> list[dict[str, Any]]:
     trees, first_set, first = [], 0, 0
     for size in sizes.tolist():
         nodes = slice(first, first + size)
         at = np.flatnonzero(is_set[nodes])
         sets = {str(node): codes[first_set + i] for i, node in enumerate(at)}
-        trees.append({name: column[nodes] for name, column in columns.items()} | {"categories": sets})
+        values = columns["value"][first * width : (first + size) * width]
+        trees.append({name: column[nodes] for name, column in columns.items()} | {"categories": sets, "value": values})
         first_set, first = first_set + len(at), first + size
     return trees
 
@@ -739,7 +758,7 @@ def _kinds(feature: np.ndarray, is_categorical: list[bool]) -> dict[str, np.ndar
 
 
 def _joined(trees: Sequence[Tree], name: str, dtype: np.dtype) -> np.ndarray:
-    return np.concatenate([np.empty(0, dtype), *(getattr(tree, name) for tree in trees)]).astype(dtype)
+    return np.concatenate([getattr(tree, name) for tree in trees] or [np.empty(0)]).astype(dtype)
 
 
 def _bytes(numbers: np.ndarray) -> bytes:

@@ -54,8 +54,9 @@ class RowPredictor:
         predict: Callable[[Any, Any], Any],
         origin: tuple[Callable[..., RowPredictor], tuple[Any, ...]],
     ) -> None:
+        ensemble = ensemble.expanded()
         self._forest = traversal_forest(ensemble.trees, ensemble.features)
-        self._trees = iterations[0] * ensemble.n_outputs, iterations[1] * ensemble.n_outputs
+        self._trees = ensemble.trees_in(iterations)
         self._baseline = np.asarray(ensemble.baseline, np.float64)[None]
         self._finish, self._predict, self._origin = finish, predict, origin
         self._width = len(ensemble.features)

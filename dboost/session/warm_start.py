@@ -44,7 +44,7 @@ class WarmStart:
     @classmethod
     def same_data(cls, model: Ensemble | None) -> WarmStart:
         """Return the start from a model of the same data, or from nothing."""
-        return cls() if model is None else cls(model, model.n_iterations)
+        return cls() if model is None else cls(model.expanded(), model.n_iterations)
 
     @classmethod
     def continuation(cls, model: Ensemble, bins: str = "new", steps: str = "damped") -> WarmStart:
@@ -52,7 +52,7 @@ class WarmStart:
         check_options(bins, steps)
         if bins == "kept" and not model.edges:
             raise ParameterError("continue_bins='kept': the model to continue does not contain its split candidates")
-        return cls(model, model.n_iterations, True, keeps_bins=bins == "kept", damps=steps == "damped")
+        return cls(model.expanded(), model.n_iterations, True, keeps_bins=bins == "kept", damps=steps == "damped")
 
     def resumed(self, model: Ensemble) -> WarmStart:
         """Return the start of the same fit with the model of its checkpoint."""

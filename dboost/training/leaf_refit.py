@@ -70,6 +70,7 @@ def refit_leaves(
     DataError
         When the data do not match the model, or scores diverge.
     """
+    model = model.expanded()
     parameters = parameters_of(model, custom_loss)
     start = WarmStart(replace(model, trees=()), is_new_source=True)  # raw scores start at the model's baseline
     loading = replace(parameters[0], early_stopping_rounds=None, arcbites=None)
@@ -150,7 +151,7 @@ def with_new_leaf_values(
     decay, source_name
         As in `refit_leaves`.
     """
-    k = model.n_outputs
+    k = model.trees_per_iteration
     steps = {
         id(one): LeafEstimator(
             rows.take_step,

@@ -19,10 +19,11 @@ from dboost.schema import Feature
 
 def plot_tree(ensemble: Ensemble, i: int, ax: Any) -> Any:
     """Plot tree i of a model; `Booster.plot_tree` documents it."""
+    ensemble = ensemble.expanded()
     n = len(ensemble.trees)
     if isinstance(i, bool) or not isinstance(i, int | np.integer) or not -n <= i < n:
         raise ParameterError(f"there is no tree {i!r}: the model has {n} trees")
-    iteration, output = divmod(int(i) % n, ensemble.n_outputs)
+    iteration, output = divmod(int(i) % n, ensemble.trees_per_iteration)
     of_class = f", class {ensemble.outputs.names[output]}" if ensemble.n_outputs > 1 else ""
     return _draw(ensemble.trees[int(i)], ensemble.features, f"Tree of iteration {iteration + 1}{of_class}", ax)
 
