@@ -30,7 +30,6 @@ from dboost.session.engines import FusedEngine
 from dboost.session.memory import Budget
 from dboost.shards import shard_spec
 from dboost.shards.statistics import random_numbers, row_fingerprint
-from dboost.storage import atomic_write
 from dboost.storage.lease import BusyError
 from dboost.training import checkpoint
 from tests.helpers.clusters import Processes, threads_cluster
@@ -147,7 +146,7 @@ def test_a_finished_fit_is_returned_and_can_be_longer(tmp_path: Path, monkeypatc
 def test_killed_around_any_write(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also between the write of a file of trees and of the state that names it."""
     expected = saved(fit(subsample=0.7))
-    write = atomic_write.write_whole
+    write = checkpoint.write_whole
     for fatal in count():
         folder, calls = tmp_path / str(fatal), count()
 
@@ -162,7 +161,7 @@ def test_killed_around_any_write(moment: str, tmp_path: Path, monkeypatch: pytes
         options: dict[str, Any] = {"subsample": 0.7, "checkpoint": folder, "checkpoint_every": 4}
         try:
             with monkeypatch.context() as patched:
-                patched.setattr(atomic_write, "write_whole", sometimes)
+                patched.setattr(checkpoint, "write_whole", sometimes)
                 fit(**options)
         except Killed:
             assert saved(fit(**options)) == expected

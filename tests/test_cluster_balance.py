@@ -216,7 +216,7 @@ def test_a_spool_forgets_what_was_moved(tmp_path: Any) -> None:
         for number in range(3):
             spool.put(number, [np.arange(10.0) + number])  # one in memory, two in files
         assert spool.directory is not None and len(list(spool.directory.glob("chunk-*"))) == 2
-        spool.keep({2})
+        spool.keep_only({2})
         assert len(list(spool.directory.glob("chunk-*"))) == 1
         spool.put(3, [np.zeros(10)])  # there is free memory again
         assert len(list(spool.directory.glob("chunk-*"))) == 1

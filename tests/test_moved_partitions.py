@@ -56,8 +56,8 @@ def test_bites_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch,
             assert spec.n_bites is not None and spec.starts.keys() == set(range(5))
             moved = BiteStore(rows, spec, budget, **options)
             assert moved.rows_in_files == (moved.n_rows if filed else 0)
-            moved.keep(range(5), lambda row_ids: spec.are_of(row_ids, range(5)))  # all of them: nothing is written
-            moved.keep(kept, lambda row_ids: spec.are_of(row_ids, kept))
+            moved.keep_only(range(5), lambda row_ids: spec.are_of(row_ids, range(5)))  # all of them: nothing is written
+            moved.keep_only(kept, lambda row_ids: spec.are_of(row_ids, kept))
             for bite in range(spec.n_bites):
                 before, after = rows_of(self, bite, spec), rows_of(moved, bite, spec)
                 stays = np.flatnonzero(spec.are_of(before["row_ids"], kept))
@@ -86,7 +86,7 @@ def test_evaluation_sets_keep_the_rows_of_some_partitions(monkeypatch: pytest.Mo
     def halve(now: dboost.Iteration) -> None:
         if now.iteration == 2:
             assert opened[0].in_files() == (0 if retained else len(OTHER))
-            opened[0].keep("", (0, 2))
+            opened[0].keep_only("", (0, 2))
             assert opened[0].in_files() == (0 if retained else 160)
 
     monkeypatch.setattr(SessionEvalSets, "add", add)

@@ -259,9 +259,9 @@ class RowMetadataSpool:
         array = self._spool.get(_number(role, i))[0]
         return CategoryColumn(array, ()) if dtype.kind == "O" else array
 
-    def keep(self, numbers: Collection[int]) -> None:
+    def keep_only(self, numbers: Collection[int]) -> None:
         """Drop partitions with other numbers."""
-        self._spool.keep({_number(role, i) for role in ROLES for i in numbers})
+        self._spool.keep_only({_number(role, i) for role in ROLES for i in numbers})
         self._dtypes = {key: dtype for key, dtype in self._dtypes.items() if key[1] in numbers}
 
     def close(self) -> None:

@@ -313,13 +313,13 @@ class Reader:
         array = self._target.add(column, i)
         return CategoryColumn(array, ()) if isinstance(column, CategoryColumn) else array
 
-    def keep(self, numbers: set[int]) -> None:
+    def keep_only(self, numbers: set[int]) -> None:
         """Drop the roles of partitions with other numbers."""
         for parts in self._parts.values():
             for i in set(parts) - numbers:
                 del parts[i]
         if self.metadata_spool is not None:
-            self.metadata_spool.keep(numbers)
+            self.metadata_spool.keep_only(numbers)
 
     def kinds(self) -> tuple[tuple[bool, int] | None, ...]:
         """Return for each feature whether it is categorical, and a partition that determines it; None if all are missing."""
@@ -489,9 +489,9 @@ def open_table(
     def read(data: Any) -> Table:
         in_partitions = is_lazy(data)
         if in_partitions:
-            from dboost.data import dask_collections as lazy
+            from dboost.data import dask_collections
 
-            names, named = lazy.layout(data)
+            names, named = dask_collections.layout(data)
         else:
             frame = as_frame(data)
             names, named = frame.names, frame.named
@@ -627,26 +627,26 @@ def separate_roles(plan: ReadPlan, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compute(collection: Any) -> Any:
-    from dboost.data import dask_collections as lazy
+    from dboost.data import dask_collections
 
-    return lazy.compute(collection)
+    return dask_collections.compute(collection)
 
 
 def _read_partitions(
     data: Any, aligned: dict[str, Any], plan: ReadPlan, reader: Reader, n_threads: int | None
 ) -> list[SpooledChunk]:
     """Read a Dask collection, with the aligned Dask collections of roles."""
-    from dboost.data import dask_collections as lazy
+    from dboost.data import dask_collections
 
     if not plan.named:
-        return lazy.consume(lazy.whole_rows(data), aligned, reader.take_partition, n_threads)
+        return dask_collections.consume(dask_collections.whole_rows(data), aligned, reader.take_partition, n_threads)
     if plan.all_names is not None:
-        return lazy.consume(data, aligned, reader.take_partition, n_threads)
+        return dask_collections.consume(data, aligned, reader.take_partition, n_threads)
     try:
-        return lazy.consume(lazy.select(data, plan.needed), aligned, reader.take_partition, n_threads)
+        return dask_collections.consume(dask_collections.select(data, plan.needed), aligned, reader.take_partition, n_threads)
     except KeyError:
         # Dask's error does not name the partition: check the columns of each.
-        lazy.consume(data, {}, lambda i, partition, _: check_columns(i, partition, plan), n_threads)
+        dask_collections.consume(data, {}, lambda i, partition, _: check_columns(i, partition, plan), n_threads)
         raise
 
 

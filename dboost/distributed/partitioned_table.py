@@ -189,21 +189,21 @@ class PartitionedTable:
             self._run_stages(worker_partitions)
         except LostWorkers as lost:
             self.drop_workers(lost.sessions)
-            self._keep([entry for entry in worker_partitions if entry.ref not in lost.sessions], set())
+            self._keep_only([entry for entry in worker_partitions if entry.ref not in lost.sessions], set())
             return
         moved = {i for entry in worker_partitions for i in entry.numbers}
         givers = [entry for entry in self.worker_partitions if moved & set(entry.numbers)]
         self.worker_partitions += worker_partitions
         for giver in givers:
-            self._keep([giver], set(giver.numbers) - moved)
+            self._keep_only([giver], set(giver.numbers) - moved)
         self.worker_partitions = [entry for entry in self.worker_partitions if entry.numbers]
 
-    def _keep(self, givers: list[WorkerPartitions], numbers: set[int]) -> None:
+    def _keep_only(self, givers: list[WorkerPartitions], numbers: set[int]) -> None:
         """Have workers drop all but these partitions."""
         for entry in givers:
             entry.numbers = tuple(sorted(numbers))
             try:
-                self._call_each([entry], Session.keep, lambda numbers: (numbers,))
+                self._call_each([entry], Session.keep_only, lambda numbers: (numbers,))
             except LostWorkers as lost:  # their rows are gone, too
                 self.drop_workers(lost.sessions)
 
@@ -231,7 +231,7 @@ class PartitionedTable:
         self.worker_partitions += worker_partitions
         # The others would keep the rows that they have given away until the fit ends.
         givers = {receipt.ref for receipt in receipts} - set(by_session)
-        self._keep([WorkerPartitions(batch, ref, ()) for ref in sorted(givers)], set())
+        self._keep_only([WorkerPartitions(batch, ref, ()) for ref in sorted(givers)], set())
         return worker_partitions
 
     def check_again(self, receipts: Iterable[Receipt]) -> None:

@@ -94,7 +94,7 @@ class ReadTasks:
         budget: Budget | None = None,
         **roles: Any,
     ) -> None:
-        from dboost.data import dask_collections as lazy  # for the client only
+        from dboost.data import dask_collections  # for the client only
 
         if hasattr(features, "__next__"):  # an iterator
             features = list(features or ())
@@ -122,7 +122,7 @@ class ReadTasks:
         if not is_lazy(data):
             data = collected(data)  # once, not for each partition
         frame = None if is_lazy(data) else as_frame(data)
-        names, self.named = lazy.layout(data) if frame is None else (frame.names, frame.named)
+        names, self.named = dask_collections.layout(data) if frame is None else (frame.names, frame.named)
         self.plan = make_read_plan(
             names,
             self.named,
@@ -139,16 +139,16 @@ class ReadTasks:
         self.whole = {role: values for role, values in separate.items() if not is_lazy(values)}
         aligned = {role: values for role, values in separate.items() if is_lazy(values)}
         if frame is not None:
-            self.whole |= {role: lazy.compute(values) for role, values in aligned.items()}
+            self.whole |= {role: dask_collections.compute(values) for role, values in aligned.items()}
             aligned = {}
             self._graph, self._bundles = _split_rows(_selected(data, frame, self.plan), frame, n_parts)
         else:
             if not self.named:
-                data = lazy.whole_rows(data)
+                data = dask_collections.whole_rows(data)
             elif self.plan.all_names is None:
                 self._unselected = data
-                data = lazy.select(data, self.plan.needed)
-            self._graph, self._bundles = lazy.bundled(data, aligned)
+                data = dask_collections.select(data, self.plan.needed)
+            self._graph, self._bundles = dask_collections.bundled(data, aligned)
         self._filled = roles_in(aligned)
 
     @property
@@ -270,9 +270,9 @@ class ReadTasks:
 
     def _check_columns_of(self, connection: Connection, i: int) -> DataError | None:
         """Read all columns of a partition; return the error if they do not match the plan."""
-        from dboost.data import dask_collections as lazy
+        from dboost.data import dask_collections
 
-        graph, bundles = lazy.bundled(self._unselected, {})
+        graph, bundles = dask_collections.bundled(self._unselected, {})
         key = f"dboost-columns-{connection.fit}-{i}"
         graph[key] = (_check_part, i, pack(self.plan), bundles[i])
         futures = submit(connection.client, graph, [key], priority=_PRIORITY)

@@ -148,7 +148,7 @@ _OF_ROUNDS = frozenset(
 )
 #: Calls that free the memory of feature values.
 _FREES_MEMORY = frozenset(
-    method.__name__ for method in (Session.scan_partitions, Session.build, Session.hold_out, Session.keep)
+    method.__name__ for method in (Session.scan_partitions, Session.build, Session.hold_out, Session.keep_only)
 )
 #: Fraction of a worker's memory limit that may be used if Dask's configuration sets neither a target nor a spill threshold.
 _MEMORY_FRACTION = 0.6
@@ -510,7 +510,7 @@ def _close(worker_session: WorkerSession) -> None:
 
 def _discard(worker_session: WorkerSession, batch: str) -> None:
     with worker_session.lock:
-        worker_session.keep(batch, ())
+        worker_session.keep_only(batch, ())
 
 
 def here(fit: str, version: str, lost: Collection[str]) -> tuple[WorkerSession, SessionRef]:

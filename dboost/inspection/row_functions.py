@@ -193,21 +193,21 @@ def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any],
     """
     import dask.array as da
 
-    from dboost.data import dask_collections as lazy
+    from dboost.data import dask_collections
     from dboost.data.partition import columns_like
     from dboost.data.paths import open_path
 
     if is_path(data):
         data = open_path(data, ensemble.features)
-    data = lazy.with_numbers(data)
-    columns = columns_like(*lazy.layout(data), ensemble.features, ensemble.named)
+    data = dask_collections.with_numbers(data)
+    columns = columns_like(*dask_collections.layout(data), ensemble.features, ensemble.named)
     if isinstance(data, da.Array):
-        return lazy.whole_rows(data).to_delayed().ravel().tolist(), list(data.chunks[0])
+        return dask_collections.whole_rows(data).to_delayed().ravel().tolist(), list(data.chunks[0])
     wanted = tuple(dict.fromkeys((*map(str, columns), *others)))
-    absent = [name for name in others if name not in lazy.layout(data)[0]]
+    absent = [name for name in others if name not in dask_collections.layout(data)[0]]
     if absent:
         raise DataError(f"the data have no column {absent[0]!r}")
-    pieces = (lazy.select(data, wanted) if ensemble.named else data).to_delayed()
+    pieces = (dask_collections.select(data, wanted) if ensemble.named else data).to_delayed()
     return pieces, [float("nan")] * len(pieces)
 
 

@@ -134,7 +134,7 @@ class BiteStore:
         """Return the rows of a bite, one record for each shard that is built from them."""
         return [one for one in self._bites[bite * self._n_parts : (bite + 1) * self._n_parts] if one.n_rows]
 
-    def keep(self, partitions: Sequence[int], stays: SelectRows) -> None:
+    def keep_only(self, partitions: Sequence[int], stays: SelectRows) -> None:
         """Drop the rows of other partitions; `stays` returns False for their ids."""
         if set(self._owned) <= set(partitions):
             return
@@ -183,13 +183,13 @@ class SessionBites:
         visit = self.visit
         return [(batch, rows) for batch, store in self._stores.items() for part in visit.bite for rows in store.of(part)]
 
-    def keep(self, batch: str, partitions: Sequence[int], stays: SelectRows) -> None:
+    def keep_only(self, batch: str, partitions: Sequence[int], stays: SelectRows) -> None:
         """Drop the rows of this batch's other partitions."""
         store = self._stores.get(batch)
         if store is None:
             return
         if partitions:
-            store.keep(partitions, stays)
+            store.keep_only(partitions, stays)
         else:
             self._closed_bytes_read += store.bytes_read
             self._stores.pop(batch).close()

@@ -105,7 +105,7 @@ class ShardRunner(ABC):
         self.stats = self.shard.advance_rows(terms, values)
 
     @abstractmethod
-    def keep(self, numbers: Sequence[int]) -> ShardRunner | None:
+    def keep_only(self, numbers: Sequence[int]) -> ShardRunner | None:
         """Return a runner without the rows of other partitions; None if no rows remain."""
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class InMemoryRunner(ShardRunner):
             self._engine.close()
         super().close()
 
-    def keep(self, numbers: Sequence[int]) -> InMemoryRunner | None:
+    def keep_only(self, numbers: Sequence[int]) -> InMemoryRunner | None:
         kept = self._spec.are_of(self.shard.shard.row_ids(0, self.n_rows), numbers)
         if kept.all():
             return self
@@ -181,7 +181,7 @@ class StreamedRunner(ShardRunner):
         self.shard.unload()
         self._n_staying = 0
 
-    def keep(self, numbers: Sequence[int]) -> StreamedRunner | None:
+    def keep_only(self, numbers: Sequence[int]) -> StreamedRunner | None:
         blocks = self._files.blocks
         first = self._bounds[0] * blocks.state.block_rows
         owned = self._files.owned_of(first, first + self.n_rows)

@@ -281,7 +281,7 @@ class EvalSet:
         if self.n_trees == mark != self.n_saved:
             self.save_state()
 
-    def keep(self, partitions: Sequence[int]) -> None:
+    def keep_only(self, partitions: Sequence[int]) -> None:
         """Drop the rows of other partitions; at least one partition must remain."""
         stays = np.repeat([number in partitions for number, _ in self.owned], [n for _, n in self.owned])
         if not stays.all():
@@ -450,7 +450,7 @@ class SessionEvalSets:
             found[name] = sum(part.n_rows for part in parts), chunks
         return found
 
-    def keep(self, batch: str, partitions: Sequence[int]) -> None:
+    def keep_only(self, batch: str, partitions: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions, which another session evaluates now."""
         for name, parts in self._parts.items():
             kept = []
@@ -458,7 +458,7 @@ class SessionEvalSets:
                 if part.batch != batch or any(number in partitions for number, _ in part.owned):
                     kept.append(part)
                     if part.batch == batch:
-                        part.keep(partitions)
+                        part.keep_only(partitions)
                 else:
                     part.close()
             self._parts[name] = kept

@@ -530,8 +530,8 @@ class PartitionBatch:
         if self._survey is not None:  # repeated call
             return self._survey
         self._check(numbers)
-        self._reader.keep(set(numbers))
-        self._spool.keep(set(numbers))
+        self._reader.keep_only(set(numbers))
+        self._spool.keep_only(set(numbers))
         numbers = tuple(sorted(numbers))
         self._rows = rows = MetadataRows(tuple(self._pieces[i].n_rows for i in numbers), True, numbers)
         if self._metadata_spool is None:

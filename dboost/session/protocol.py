@@ -353,7 +353,7 @@ class Session(Protocol):
     def eval_rows_in_files(self, batch: str, /) -> int:
         """Return how many evaluation rows of a batch are in files."""
 
-    def keep(self, batch: str, numbers: Sequence[int], /) -> None:
+    def keep_only(self, batch: str, numbers: Sequence[int], /) -> None:
         """Drop the rows of all other partitions of a batch."""
 
     # Training.

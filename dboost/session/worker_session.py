@@ -305,7 +305,7 @@ class WorkerSession(PartitionLoader):
         add_trees(raw, warm_start, table, positions, n_threads, (warm_start.n_earlier, warm_start.n_before))
         return raw
 
-    def keep(self, batch: str, numbers: Sequence[int]) -> None:
+    def keep_only(self, batch: str, numbers: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions, which another session has now."""
         if batch in self._batches:  # never built
             rows = self._rows.pop(batch, None)
@@ -314,15 +314,15 @@ class WorkerSession(PartitionLoader):
             self._close_batch(batch)
         runners: list[ShardRunner] = []
         for runner in self._runners:
-            kept = runner.keep(numbers) if runner.batch == batch else runner
+            kept = runner.keep_only(numbers) if runner.batch == batch else runner
             if kept is not runner:
                 self._closed_bytes_read += runner.shard.bytes_read
             if kept is not None:
                 runners.append(kept)
         self._runners = runners
-        self._eval_sets.keep(batch, numbers)
+        self._eval_sets.keep_only(batch, numbers)
         if self._spec is not None:
-            self._bites.keep(batch, numbers, partial(self._spec.are_of, partitions=numbers))
+            self._bites.keep_only(batch, numbers, partial(self._spec.are_of, partitions=numbers))
 
     # Arcbites.
 

@@ -270,7 +270,7 @@ class Spool:
     def drop(self, number: int) -> None:
         """Remove the arrays stored under a number, if any."""
         if (number, 0) in self._stored:
-            self.keep([other for other, _ in self._stored if other != number])
+            self.keep_only([other for other, _ in self._stored if other != number])
 
     def hold(self, number: int, arrays: list[np.ndarray], part: int = 0) -> None:
         """Store arrays in memory whatever their size: for data that the caller holds in memory anyway."""
@@ -297,7 +297,7 @@ class Spool:
         except OSError as error:
             raise DBoostError(f"cannot read the temporary file {path}: {error}") from error
 
-    def keep(self, numbers: Collection[int]) -> None:
+    def keep_only(self, numbers: Collection[int]) -> None:
         """Remove the arrays stored under all other numbers."""
         with self._lock:
             for key in [key for key in self._stored if key[0] not in numbers]:

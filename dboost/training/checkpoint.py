@@ -39,7 +39,7 @@ from dboost._lazy_import import fsspec
 from dboost.data.binning import Binning
 from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, reason, shown
 from dboost.losses import Loss
-from dboost.model import model_file as storage
+from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters
 from dboost.schema import Feature
@@ -47,7 +47,7 @@ from dboost.session.protocol import Engine
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.shards.statistics import row_fingerprint
-from dboost.storage import atomic_write as files
+from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, remove_own, try_writing, write_whole
 from dboost.storage.json_shape import ANY, OTHERS, PLAIN, Shape, Within, check_shape
 from dboost.storage.lease import Lease
 from dboost.storage.paths import path_text
@@ -110,9 +110,9 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         self._lease.__enter__()
         try:
-            for name in files.names_in(self.path):
+            for name in names_in(self.path):
                 if _DRAFT.fullmatch(name):  # of a process that was killed while it wrote
-                    files.remove(f"{self.path}/{name}")
+                    remove(f"{self.path}/{name}")
             self._state = self._read()
         except BaseException as error:
             self._lease.__exit__(type(error), error, error.__traceback__)
@@ -308,14 +308,14 @@ class Checkpoint:
     def _write_trees(self, first: int, last: int, trees_of: TreesOf) -> dict[str, Any]:
         self._lease.renew()
         name = _name_of_trees(first + 1, last)
-        content = storage.dumps(replace(self._empty, trees=trees_of(first, last)))
-        files.write_whole(f"{self.path}/{name}", content)
+        content = model_file.dumps(replace(self._empty, trees=trees_of(first, last)))
+        write_whole(f"{self.path}/{name}", content)
         digest = hashlib.sha256(content).hexdigest()
         return {"name": name, "first_iteration": first + 1, "last_iteration": last, "sha256": digest}
 
     def _write_state(self, written: State) -> None:
         self._lease.check()
-        files.write_whole(f"{self.path}/{STATE}", _dumps(written))
+        write_whole(f"{self.path}/{STATE}", _dumps(written))
         self._state = written
 
     @property
@@ -331,15 +331,15 @@ class Checkpoint:
         try:
             filesystem, folder = fsspec.url_to_fs(self.path)
             filesystem.makedirs(folder, exist_ok=True)
-            files.try_writing(f"{self.path}/{STATE}")
+            try_writing(f"{self.path}/{STATE}")
         except (OSError, ValueError, ImportError) as error:
             raise ModelFileError(f"cannot keep a checkpoint in {self.path}: {reason(error)}") from error
 
     def _read(self) -> State | None:
         name = f"{self.path}/{STATE}"
         try:
-            data = files.read_whole(name)
-        except files.FileMissingError:
+            data = read_whole(name)
+        except FileMissingError:
             return None
         head = _HEAD.match(data)
         if head is None:
@@ -365,14 +365,14 @@ class Checkpoint:
             raise ModelFileError(f"{state} is damaged: its trees do not begin with iteration {n_earlier + 1}")
         for part in self._state.parts:
             name = f"{self.path}/{part['name']}"
-            data = files.read_whole(name)
+            data = read_whole(name)
             if hashlib.sha256(data).hexdigest() != part["sha256"]:
                 raise ModelFileError(f"{name} is damaged or cut short: its content is not what {STATE} says")
-            piece = storage.loads(data, name)
+            piece = model_file.loads(data, name)
             if piece.n_iterations != part["last_iteration"] - part["first_iteration"] + 1:
                 raise ModelFileError(f"{name} has {piece.n_iterations} iterations, which is not what {STATE} says")
             pieces.append(piece)
-            if len({storage.digest(replace(one, trees=())) for one in (pieces[0], piece)}) > 1:
+            if len({model_file.digest(replace(one, trees=())) for one in (pieces[0], piece)}) > 1:
                 raise ModelFileError(f"{name} is of another model than {self._state.parts[0]['name']} beside it")
         return replace(pieces[-1], trees=tuple(tree for piece in pieces for tree in piece.trees))
 
@@ -385,7 +385,7 @@ def remove_checkpoint(path: str) -> None:
     ModelFileError
         Naming the file.
     """
-    files.remove_own(path, _OWN)
+    remove_own(path, _OWN)
 
 
 def checkpoint_in(path: Any, every: Any) -> Checkpoint | None:

@@ -23,7 +23,7 @@ import numpy as np
 from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.losses import Loss
 from dboost.metrics.exact import unit_for
-from dboost.model import model_file as storage
+from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters, make_parameters
 from dboost.session.protocol import RefitOrder, RefitStep, Session, SessionTable
@@ -182,7 +182,7 @@ def with_new_leaf_values(
     sources = tuple(source | {"refreshed": [*source.get("refreshed", []), note]} for source in model.sources)
     # Metrics and best iteration were measured with the old leaf values.
     refreshed = replace(model, trees=tuple(trees), sources=sources, metrics={}, best_iteration=None)
-    storage.check(refreshed)
+    model_file.check(refreshed)
     return refreshed
 
 

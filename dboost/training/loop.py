@@ -91,7 +91,7 @@ class BoostingLoop:
         self, plan: FitPlan, engine: Engine, eval_sets: EvalSets | None = None, callbacks: Sequence[Callback] = ()
     ) -> None:
         self.plan, self.engine, self.eval_sets = plan, engine, eval_sets
-        self.binning, self.start, self.unit = plan.binning, plan.stats, plan.stats.unit
+        self.binning, self.target_stats, self.unit = plan.binning, plan.stats, plan.stats.unit
         self.loss = plan.target.loss.in_unit(self.unit)
         self.parameters = in_units_of(plan.learning, plan.stats)
         self.warm_start, self.metrics, self.early_stopping = plan.warm_start, plan.metrics, plan.stopping
@@ -108,11 +108,11 @@ class BoostingLoop:
         self.stats: GradientStats | None = None
         self._has_split = False
         if plan.max_weight is None:
-            counted = engine.n_rows, self.start.max_weight
+            counted = engine.n_rows, self.target_stats.max_weight
         else:
-            counted = int(self.start.total_weight), 1.0
-        self.steps = LeafEstimator(engine.advance, engine.map_shards, self.loss, self.parameters, *counted)
-        self.total_weight = self.start.total_weight
+            counted = int(self.target_stats.total_weight), 1.0
+        self.leaf_estimator = LeafEstimator(engine.advance, engine.map_shards, self.loss, self.parameters, *counted)
+        self.total_weight = self.target_stats.total_weight
         self.rate = plan.learning.learning_rate
         self._is_set_by_callback = False
         self.zero_values = np.zeros((self.loss.n_outputs, 1))  # leaf values that change no score
@@ -133,8 +133,8 @@ class BoostingLoop:
     def trees(self, first: int, last: int) -> tuple[Tree, ...]:
         """Return the trees of iterations first + 1, …, last, all of them of this fit."""
         k, before = self.loss.n_outputs, self.n_before
-        some = self.snapshots[(first - before) * k : (last - before) * k]
-        return tuple(self.tree_of(snapshot) for snapshot in some)
+        snapshots = self.snapshots[(first - before) * k : (last - before) * k]
+        return tuple(map(self.tree_of, snapshots))
 
     def tree_of(self, snapshot: TreeSnapshot) -> Tree:
         """Return the finished tree, in units of the targets."""
@@ -204,13 +204,13 @@ class BoostingLoop:
 
     def begin(self) -> GradientStats:
         """Compute the first gradients, and losses and metrics before the first iteration."""
-        stats = self.steps.add_leaf_values(self.zero_values)
+        stats = self.leaf_estimator.add_leaf_values(self.zero_values)
         self.before = self._resume(self.state_of(stats))
         return stats
 
     def state_of(self, stats: GradientStats) -> dict[str, float]:
         """Return the metrics, and the loss of the current training rows."""
-        return self._judge() | {"train_loss": self.loss_of(stats, self.n_done)}
+        return self._evaluate() | {"train_loss": self.loss_of(stats, self.n_done)}
 
     def iterate(
         self, stats: GradientStats, assemble: Assemble, progress: Progress, began: float | None = None
@@ -239,8 +239,8 @@ class BoostingLoop:
             "rows_kept": round(sum(n_sampled) / len(n_sampled)),
             "bytes_read": 0,
         }
-        record |= self._judge()
-        stats = self.stats = self.steps.add_leaf_values(in_rows(values))
+        record |= self._evaluate()
+        stats = self.stats = self.leaf_estimator.add_leaf_values(in_rows(values))
         measured = self.engine.report()
         record["train_loss"] = self.loss_of(stats, iteration)
         if self.plan.request.learning_rates is not None or self._is_set_by_callback:
@@ -334,11 +334,11 @@ class BoostingLoop:
         if rate != self.rate:
             self.rate = rate
             self.parameters = replace(self.parameters, learning_rate=rate)
-            self.steps.use(self.parameters)
+            self.leaf_estimator.use(self.parameters)
 
     def _add_tree(self, task: TreeTask, grown: GrownTree, iteration: int) -> np.ndarray:
         """Add one output's tree to the model and the evaluation sets; return its leaf values."""
-        values = self.steps.values(grown, task.row_subset)
+        values = self.leaf_estimator.values(grown, task.row_subset)
         if self.plan.direction is not None:
             within_bounds(values, grown, self.parameters.learning_rate * task.scales[1] / task.scales[0])
         if not np.isfinite(values).all():  # gradients of the absolute error are finite at any score
@@ -385,18 +385,20 @@ class BoostingLoop:
         masses = self.engine.map_shards(fine_bin_hessians, task.row_subset, float(task.scales[1]))
         return replace(task, bin_merge=BinMerge.propose(fine_bin_hessians.merged(masses), fine_layout, bin_layout))
 
-    def _judge(self) -> dict[str, float]:
+    def _evaluate(self) -> dict[str, float]:
         return {} if self.eval_sets is None else self.eval_sets.evaluate(list(self.metrics))
 
     def loss_of(self, stats: GradientStats, iteration: int) -> float:
         """Return the mean loss of the current training rows."""
         if not (np.isfinite(stats.max_gradient).all() and np.isfinite(stats.max_hessian).all()):
             if iteration == self.warm_start.n_earlier:
-                raise DBoostError(f"the {self.start.too_large} are so large that gradients are infinite; scale them down")
+                raise DBoostError(
+                    f"the {self.target_stats.too_large} are so large that gradients are infinite; scale them down"
+                )
             raise _diverged(iteration)
         # Losses that overflow are clipped row by row; sums of many of them are not exact and would depend on threads.
         coarse = min(max(stats.coarse_loss, -EXACT_SUM), EXACT_SUM)
-        loss = (coarse + stats.fine_loss / FINE) / self.start.loss_unit / self.total_weight
+        loss = (coarse + stats.fine_loss / FINE) / self.target_stats.loss_unit / self.total_weight
         return loss * self.unit * self.unit
 
     def _task(self, stats: GradientStats, iteration: int, output: int) -> TreeTask:
@@ -404,10 +406,10 @@ class BoostingLoop:
         packing = precision.packing
         max_gradient, max_hessian = float(stats.max_gradient[output]), float(stats.max_hessian[output])
         if parameters.criterion == "gradient":
-            max_hessian = self.start.max_weight  # trees are grown with weights in place of Hessians
+            max_hessian = self.target_stats.max_weight  # trees are grown with weights in place of Hessians
         scale_g = _scale(packing.max_gradient, max_gradient)
         scale_h = 1.0 if self.plan.shard.constant_hessian else _scale(packing.max_hessian, max_hessian)
-        n = self.engine.n_rows if self.plan.max_weight is None else int(self.start.total_weight)
+        n = self.engine.n_rows if self.plan.max_weight is None else int(self.target_stats.total_weight)
         exact_h = 1.0 if self.plan.shard.constant_hessian else unit_for(max_hessian, n)
         scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
         max_step = parameters.max_delta_step if follow_sums(parameters, self.loss) else None
@@ -425,7 +427,7 @@ class BoostingLoop:
             constraints = constraints._replace(
                 seed=np.array([derive_seed(parameters.random_state, FEATURES, iteration, output)], np.uint64)
             )
-        least_influence = self.steps.least_influence(output)
+        least_influence = self.leaf_estimator.least_influence(output)
         return TreeTask(
             split_params,
             packing,

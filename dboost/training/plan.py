@@ -48,7 +48,7 @@ from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
 from dboost.losses import Loss
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import ALIASES, names_of
-from dboost.model import model_file as storage
+from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
 from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, EarlyStopping, Parameters, make_parameters
 from dboost.schema import Feature, Level
@@ -641,7 +641,7 @@ def requested(
     warm_start = request.warm_start
     settings = {name: value for name, value in parameters.to_dict().items() if name != "max_iter"}
     return settings | {
-        "start_from": None if warm_start.model is None else storage.digest(warm_start.model),
+        "start_from": None if warm_start.model is None else model_file.digest(warm_start.model),
         "continue_bins": "kept" if warm_start.keeps_bins else "new",
         "continue_steps": "damped" if warm_start.damps else "full",
         "eval_set": [name for name, *_ in request.eval_sets],

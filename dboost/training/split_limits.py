@@ -68,7 +68,7 @@ def why_no_split(loop: BoostingLoop) -> str | None:
     one = len(named) == 1
     what = what.format(f"{shown} {'allows' if one else 'allow'} none in the")
     if "min_hessian" in named:
-        what += f", whose Hessians add up to {hessians / loop.start.mean_weight:.3g}"
+        what += f", whose Hessians add up to {hessians / loop.target_stats.mean_weight:.3g}"
     remedy = "relax the constraints" if named == ["monotonic_cst"] else f"give {'a smaller value' if one else 'smaller values'}"
     return f"{what}; {remedy}, or more rows"
 
@@ -90,5 +90,5 @@ def _searched(loop: BoostingLoop, tasks: list[TreeTask]) -> list[GrownTree]:
     """Return trees with at most one split, and take them back."""
     stumps = [replace(task, policy=task.policy._replace(max_depth=1)) for task in tasks]
     trees = [grown.copy() for grown in loop.engine.grow(stumps)]
-    loop.stats = loop.steps.add_leaf_values(np.zeros((len(tasks), max(grown.n_leaves for grown in trees))))
+    loop.stats = loop.leaf_estimator.add_leaf_values(np.zeros((len(tasks), max(grown.n_leaves for grown in trees))))
     return trees

@@ -32,7 +32,7 @@ class ShardedEngine:
     """
 
     def __init__(self, shards: Sequence[Shard], loss_terms: tuple, *, width: int = 8) -> None:
-        self._rounds = [ShardGrower(shard) for shard in shards]
+        self._growers = [ShardGrower(shard) for shard in shards]
         self._terms = loss_terms
         self._width = width
         self._split_finder: SplitFinder | None = None
@@ -40,23 +40,23 @@ class ShardedEngine:
 
     @property
     def n_rows(self) -> int:
-        return sum(rounds.shard.n_rows for rounds in self._rounds)
+        return sum(shard_grower.shard.n_rows for shard_grower in self._growers)
 
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
         self._terms = self._terms if terms is None else terms
-        return reduce(GradientStats.merge, [rounds.advance_rows(self._terms, values) for rounds in self._rounds])
+        return reduce(GradientStats.merge, [shard_grower.advance_rows(self._terms, values) for shard_grower in self._growers])
 
     def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the result of each shard."""
-        return [result for rounds in self._rounds for result in rounds.map_ranges(statistic, *arguments)]
+        return [result for shard_grower in self._growers for result in shard_grower.map_ranges(statistic, *arguments)]
 
     def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
         return map(self._grow, tasks)
 
     def _grow(self, task: TreeTask) -> GrownTree:
-        for rounds in self._rounds:
-            rounds.begin([task])
-        shard = self._rounds[0].shard
+        for shard_grower in self._growers:
+            shard_grower.begin([task])
+        shard = self._growers[0].shard
         layout = shard.bin_layout
         grower = grow_tree(task, layout, self.n_rows, self._width)
         split_finder = SplitFinder(task, layout, after=self._split_finder, n_rows=self.n_rows)
@@ -64,7 +64,9 @@ class ShardedEngine:
         request, pairs = next(grower)
         while True:
             self.n_requests += 1
-            merged = reduce(lambda a, b: a.merge(b), (rounds.sum_histograms(task.output, request) for rounds in self._rounds))
+            merged = reduce(
+                lambda a, b: a.merge(b), (shard_grower.sum_histograms(task.output, request) for shard_grower in self._growers)
+            )
             found = split_finder.find_best_splits(pairs, merged.histograms)
             try:
                 request, pairs = grower.send(RoundResult(found, merged.n_rows, merged.leaf_sums))
