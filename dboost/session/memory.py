@@ -220,31 +220,6 @@ def _rounded_up(n_bytes: int) -> str:
     return format_bytes(math.ceil(n_bytes / step) * step)
 
 
-def limit_that_streams(
-    asked: Budget | None, spare: Budget | None, spec: ShardSpec, n_rows: int, n_there: int, n_threads: int
-) -> Budget | None:
-    """Return the limit that `n_rows` additional rows exceed, so that they must be streamed; None if they may stay in memory.
-
-    Without a `memory_limit` of the user (`asked`) the limit is the memory that the process may use anyway (`spare`). If even a
-    tree's histograms exceed `spare`, the rows stay in memory, because no limit was promised.
-
-    Raises
-    ------
-    ParameterError
-        If a tree's histograms exceed the limit of the user.
-    """
-    budget = asked or spare
-    if budget is None or budget.holds_rows(spec, n_rows + n_there, n_threads):
-        return None
-    try:
-        budget.histograms(spec, n_rows, n_threads)
-    except ParameterError:
-        if asked is not None:
-            raise
-        return None
-    return budget
-
-
 def resident_bytes(spec: ShardSpec, n_rows: int) -> int:
     """Return the bytes of rows in memory: the fields of the files, their codes once more as columns, and two records."""
     n_narrow = int((spec.layout.n_bins <= NARROW_BINS).sum())

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Proto
 import numpy as np
 
 from dboost.data.binning import Binning
+from dboost.errors import ParameterError
 from dboost.kernels.histograms import BinLayout
 from dboost.metrics.metric import LossMagnitude, MetricReduction
 from dboost.session.memory import Budget
@@ -64,6 +65,30 @@ class BuildSpec:
     is_whole: bool = False
     n_sharing: int = 1  # fits on a worker at the same time, which divide its threads
     unit: float = 1.0  # of targets and raw scores in shards, see `training.leaf_values.TargetStats`
+
+    def exceeded_limit(self, n_rows: int, n_threads: int, *, n_there: int = 0, spare: Budget | None = None) -> Budget | None:
+        """Return the memory limit that `n_rows` more rows exceed, so that they must be in files; None if they may be in memory.
+
+        n_there : number of rows that the session has already.
+        spare : limit of a fit without a `memory_limit`: the memory that the process may use anyway. Rows whose trees need more
+        are in memory nevertheless, because no limit was promised.
+
+        Raises
+        ------
+        ParameterError
+            If rows must be streamed and the histograms of a tree exceed the `memory_limit`.
+        """
+        limit = self.budget or (spare if self.may_stream else None)
+        if limit is None or limit.holds_rows(self.shard, n_rows + n_there, n_threads):
+            return None
+        if self.n_bites is None:  # otherwise trees grow on a bite in memory
+            try:
+                limit.histograms(self.shard, n_rows, n_threads)
+            except ParameterError:
+                if self.budget is not None:
+                    raise
+                return None
+        return limit
 
     def in_unit(self, values: np.ndarray) -> np.ndarray:
         """Return targets or raw scores as shards have them."""

@@ -31,13 +31,11 @@ from dboost.data import Table
 from dboost.data.chunk import plain
 from dboost.data.table import kept_rows
 from dboost.metrics.metric import LossMagnitude
-from dboost.session.bites import ArcbitesEngine, BiteStore, Iterations, SessionBites
+from dboost.session.bites import BiteStore, Iterations, SessionBites
 from dboost.session.engines import (
-    FusedEngine,
     InMemoryRunner,
     LeafRefitRows,
     ShardRunner,
-    StreamedEngine,
     StreamedRunner,
     Team,
     is_small,
@@ -45,7 +43,8 @@ from dboost.session.engines import (
     write_shard_files,
 )
 from dboost.session.evaluation import EvalRows, SessionEvalSets
-from dboost.session.memory import Budget, limit_that_streams
+from dboost.session.local_engine import open_local_engine
+from dboost.session.memory import Budget
 from dboost.session.partition_loader import BatchRows, PartitionLoader, global_row_ids
 from dboost.session.protocol import (
     BiteVisit,
@@ -62,6 +61,7 @@ from dboost.session.protocol import (
 )
 from dboost.session.warm_start import add_trees, row_matrices, starting_scores
 from dboost.shards.arcbite_rows import Bite, shard_of_bite
+from dboost.shards.block_store import BlockStore
 from dboost.shards.encode import encode_table, in_ranges
 from dboost.shards.shard import (
     MOST_ROWS,
@@ -152,11 +152,10 @@ class WorkerSession(PartitionLoader):
         is_new_visit = past.visit not in (None, self._bites.visit)
         if past.visit is not None:
             self._bites.take(past.visit, 0, past.iterations[: past.visit.n_kept])
-        asked, spare = spec.budget, self._spare if spec.may_stream else None
+        n_kept, n_threads = rows.n_kept, self._n_threads
+        limit = spec.exceeded_limit(n_kept, n_threads, n_there=self.n_rows, spare=self._spare)
         if spec.n_bites is not None:
-            limit = asked or spare
-            fits = limit is None or limit.holds_rows(spec.shard, rows.n_kept + self.n_rows, self._n_threads)
-            runners = self._in_bites(rows, batch, spec, past, None if fits else limit)
+            runners = self._in_bites(rows, batch, spec, past, limit)
             if is_new_visit:  # workers were lost at the start of the visit: earlier batches must switch to its bite, too
                 for runner in runners:
                     runner.close()
@@ -165,7 +164,6 @@ class WorkerSession(PartitionLoader):
                     _replay(runner, past)
             self._runners += runners
         else:
-            limit = limit_that_streams(asked, spare, spec.shard, rows.n_kept, self.n_rows, self._n_threads)
             for other in self._runners:
                 if isinstance(other, StreamedRunner):
                     other.unload()
@@ -173,9 +171,9 @@ class WorkerSession(PartitionLoader):
                 rows.gather()
                 self._runners += self._in_memory(rows, batch, spec, past)
             else:
-                n_threads, staying = self._n_threads, 0
+                staying = 0
                 if not self._runners:
-                    staying = limit.histograms(spec.shard, rows.n_kept, n_threads) - limit.reserve
+                    staying = limit.histograms(spec.shard, n_kept, n_threads) - limit.reserve
                 self._runners += streamed_runners(
                     rows, batch, spec, past, root=self._folder, n_threads=n_threads, staying_bytes=staying
                 )
@@ -233,33 +231,21 @@ class WorkerSession(PartitionLoader):
 
     def open_engine(self, batch: str, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
         """Return the engine of a fit without a cluster, and drop the batch's raw values."""
-        rows, terms, n_threads = self._rows.pop(batch), spec.target.loss.terms(), self._n_threads
+        rows = self._rows.pop(batch)
         for table in (self._tables[batch], rows.table):
             table.drop_target()  # as it was read; `rows` has it encoded
-        budget = spec.budget
-        fits = budget is None or budget.holds_rows(spec.shard, rows.n_kept, n_threads)
-        engine: Engine
-        if spec.n_bites is not None:
-            store = BiteStore(rows, spec, None if fits else budget, n_threads=n_threads, root=self._folder)
-            engine = ArcbitesEngine(
-                store, spec.shard, terms, policy=policy, n_bites=spec.n_bites, n_together=spec.n_together, n_threads=n_threads
-            )
-        elif fits:
-            check_rows_in_memory(rows.n_kept)
+
+        def gather() -> Shard:
             rows.gather()
             ((codes, target, weight, raw, _),) = self._encoded(rows, batch, spec, 1)
-            shard = Shard(codes, spec.shard, target, weight, raw)
-            in_ranges(shard.fill_tiles, shard.n_rows, n_threads)
-            engine = FusedEngine(shard, terms, policy=policy, n_threads=n_threads)
-        else:
-            assert budget is not None
-            memory = budget.histograms(spec.shard, rows.n_kept, n_threads)
-            files = write_shard_files(rows, spec, ReplayState(), root=self._folder, n_threads=n_threads)
+            return Shard(codes, spec.shard, target, weight, raw)
+
+        def write() -> tuple[BlockStore, Callable[[], None]]:
+            files = write_shard_files(rows, spec, ReplayState(), root=self._folder, n_threads=self._n_threads)
             assert files is not None
-            engine = StreamedEngine(
-                files.blocks, terms, n_threads=n_threads, histogram_bytes=memory,
-                staying_bytes=memory - budget.reserve, release=files.folder.close,
-            )  # fmt: skip
+            return files.blocks, files.folder.close
+
+        engine = open_local_engine(rows, spec, policy, self._n_threads, gather, write, self._folder)
         rows.close()
         self._close_batch(batch)
         return engine

@@ -32,7 +32,7 @@ from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import Parameters
 from dboost.schema import Feature
-from dboost.session.engines import FusedEngine, Team, team_for
+from dboost.session.engines import Team, team_for
 from dboost.session.evaluation import EvalRows, SessionEvalSets, log_streamed_eval_set
 from dboost.session.memory import Budget
 from dboost.session.partition_loader import scan_targets
@@ -503,15 +503,7 @@ class LocalTable:
                 log_streamed_eval_set(name)
 
     def open_engine(self, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
-        engine = self._session.open_engine(self._BATCH, spec, policy)
-        if (
-            not isinstance(engine, FusedEngine)
-            and self._budget is not None
-            and not self._budget.holds_rows(spec.shard, engine.n_rows, self._n_threads)
-        ):
-            how = "streamed from" if spec.n_bites is None else "divided into bites in"
-            _log.info("%d rows do not fit memory_limit=%s and are %s files", engine.n_rows, self._budget, how)
-        return engine
+        return self._session.open_engine(self._BATCH, spec, policy)
 
     def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[NamedSet], *, with_block: bool) -> EvalSets:
         for name, data, target, weight, offset in sets:

@@ -51,9 +51,9 @@ from dboost.kernels.histograms import BinLayout
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
 from dboost.params import Parameters
 from dboost.schema import Feature, Level
-from dboost.session.bites import ArcbitesEngine, BiteStore
-from dboost.session.engines import FusedEngine, StreamedEngine, team_for
+from dboost.session.engines import team_for
 from dboost.session.evaluation import SessionEvalSets
+from dboost.session.local_engine import open_local_engine
 from dboost.session.memory import Budget
 from dboost.session.partition_loader import StartingPiece, scan_targets
 from dboost.session.protocol import BuildSpec, Chosen, Engine, EvalSets, NamedSet
@@ -61,8 +61,8 @@ from dboost.session.reference_sample import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_values
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
 from dboost.shards.block_store import BlockStore, BlockWriter
-from dboost.shards.encode import codes_of, encoded_pieces, in_ranges, sampled, tiles_of
-from dboost.shards.shard import BinnedColumns, Shard, check_rows_in_memory, empty_binned_columns
+from dboost.shards.encode import codes_of, encoded_pieces, sampled, tiles_of
+from dboost.shards.shard import Shard, empty_binned_columns
 from dboost.shards.shard_spec import code_fields, plan_layout, rows_that_fit
 from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field, StorageError
 from dboost.storage.lease import Lease
@@ -422,43 +422,14 @@ class PreparedRows:
         return RowsDescription(data.n_rows, data.n_rows, data.has("weight"), data.named, self._rows.reference)
 
     def build(self, plan: FitPlan, chosen: Chosen) -> Engine:
-        data, rows, budget, n_threads = self._data, self._rows, self._request.budget, self._request.n_threads
+        data, rows, n_threads = self._data, self._rows, self._request.n_threads
         self._spec = spec = plan.build_spec({0: 0})
-        terms = spec.target.loss.terms()
         self._team = team_for(data.n_rows, len(data.binning.features), n_threads)
         self._eval_sets = SessionEvalSets(self._team)
         self._exit_callbacks += [self._eval_sets.close, self._team.close]
-        fits = budget is None or budget.holds_rows(spec.shard, data.n_rows, n_threads)
-        if spec.n_bites is not None:
-            store = BiteStore(rows, spec, None if fits else budget, n_threads=n_threads)
-            return ArcbitesEngine(
-                store,
-                spec.shard,
-                terms,
-                policy=plan.policy,
-                n_bites=spec.n_bites,
-                n_together=spec.n_together,
-                n_threads=n_threads,
-            )
-        if fits:
-            check_rows_in_memory(data.n_rows)
-            codes, target, weight, raw = gather_pieces(rows, spec)
-            shard = Shard(codes, spec.shard, target, weight, raw)
-            in_ranges(shard.fill_tiles, shard.n_rows, n_threads)
-            return FusedEngine(shard, terms, policy=plan.policy, n_threads=n_threads)
-        assert budget is not None
-        memory = budget.histograms(spec.shard, data.n_rows, n_threads)
-        folder = PrivateDirectory()
-        try:
-            blocks = open_blocks(rows, spec, folder.path)
-            data.rows.close()
-            return StreamedEngine(
-                blocks, terms, n_threads=n_threads, histogram_bytes=memory,
-                staying_bytes=memory - budget.reserve, release=folder.close,
-            )  # fmt: skip
-        except BaseException:
-            folder.close()
-            raise
+        return open_local_engine(
+            rows, spec, plan.policy, n_threads, lambda: gather_pieces(rows, spec), lambda: open_blocks(rows, spec)
+        )
 
     def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[NamedSet]) -> EvalSets:
         for name, data, target, weight, offset in sets:
@@ -474,8 +445,8 @@ class PreparedRows:
             close()
 
 
-def gather_pieces(rows: PreparedTargets, spec: BuildSpec) -> tuple[BinnedColumns, np.ndarray, np.ndarray | None, np.ndarray]:
-    """Read all rows into memory; return bin codes, target, weight and initial raw scores."""
+def gather_pieces(rows: PreparedTargets, spec: BuildSpec) -> Shard:
+    """Read all rows into memory; return a shard whose tiles are not filled."""
     n, n_outputs = rows.data.n_rows, len(spec.baseline)
     codes, target = empty_binned_columns(spec.shard.layout, n), np.empty(n)
     raw = np.empty(n if n_outputs == 1 else (n_outputs, n))
@@ -486,17 +457,23 @@ def gather_pieces(rows: PreparedTargets, spec: BuildSpec) -> tuple[BinnedColumns
         target[here], raw[..., here] = piece.fields["target"], piece.fields["raw"]
         if weight is not None:
             weight[here] = piece.fields["weight"]
-    return codes, target, weight, raw
+    return Shard(codes, spec.shard, target, weight, raw)
 
 
-def open_blocks(rows: PreparedTargets, spec: BuildSpec, folder: Path) -> BlockStore:
-    """Open the files of a fit that streams bin codes from the prepared folder; its own files go to `folder`."""
-    blocks = BlockStore.around(folder, "fit-", spec.shard, rows.data.codes)
-    writer = BlockWriter((blocks.rows, blocks.state))
-    for fields in rows.starting(spec):
-        writer.append(len(fields["target"]), fields | spec.shard.constant_state(fields.get("weight"), fields["raw"].shape))
-    writer.finish()
-    return blocks
+def open_blocks(rows: PreparedTargets, spec: BuildSpec) -> tuple[BlockStore, Callable[[], None]]:
+    """Open the files of a fit that streams bin codes from the prepared folder; return them, and what removes its own files."""
+    folder = PrivateDirectory()
+    try:
+        blocks = BlockStore.around(folder.path, "fit-", spec.shard, rows.data.codes)
+        writer = BlockWriter((blocks.rows, blocks.state))
+        for fields in rows.starting(spec):
+            writer.append(len(fields["target"]), fields | spec.shard.constant_state(fields.get("weight"), fields["raw"].shape))
+        writer.finish()
+        rows.data.rows.close()
+    except BaseException:
+        folder.close()
+        raise
+    return blocks, folder.close
 
 
 VERSION = 1
