@@ -37,23 +37,19 @@ from dboost import Booster, DBoostError
 from dboost.cli import MISTAKES
 from tests.helpers.clusters import Processes, threads_cluster
 from tests.helpers.combinations import CATEGORICAL, EMPTY, WORDED_BY_FORM, Draw, drawn
-from tests.helpers.fits import saved
-from tests.helpers.places import (
-    CLUSTER_PLACES,
-    PLACES,
-    PROCESS_PLACES,
+from tests.helpers.drawn_calls import (
+    FRONT_ENDS,
     SUBPROCESS_PLACES,
     Case,
-    Place,
     Refused,
-    call,
     command,
     earlier_model,
     forms,
     plain,
     routes,
-    small_things,
 )
+from tests.helpers.fits import saved
+from tests.helpers.places import CLUSTER_PLACES, PLACES, PROCESS_PLACES, Place, small_things
 
 #: The expected fraction of draws that fit, a lower bound.
 SHARE = 0.75
@@ -316,8 +312,8 @@ def attempt(draw: Draw, places: dict[str, Place], n_places: int, client: Client 
                 except DBoostError as error:
                     check_refusal(error)
                     return f"the model to start from: {sentence(str(error))[:70]}", []
-        case = Case(draw, earlier, folder)
-        expected = Outcome(lambda: call(case))
+        case = Case(earlier, folder, draw=draw)
+        expected = Outcome(case.train)
         if expected.booster is not None:
             assert draw.mistake is None, f"{draw.mistake!r} was not refused"
             if draw.number % 2 == 0:  # these checks take as long as two places
@@ -405,7 +401,7 @@ def examine(n_draws: int, places: dict[str, Place], n_places: int, client: Clien
 
 def test_calls_fit_or_are_refused() -> None:
     """Few calls, the same every time: most of them compile kernels of their own, which are found in the cache afterwards."""
-    examine(3, PLACES, 1)
+    examine(3, PLACES | FRONT_ENDS, 1)
 
 
 DRAWS, FIRST = int(os.environ.get("COMBINATIONS", 200)), int(os.environ.get("COMBINATIONS_FROM", 0))
@@ -416,7 +412,7 @@ BLOCK = 20
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(FIRST, FIRST + DRAWS, BLOCK))
 def test_many_calls_are_the_same_everywhere(first: int, client: Client) -> None:
-    examine(min(BLOCK, FIRST + DRAWS - first), PLACES | CLUSTER_PLACES, 2, client, first)
+    examine(min(BLOCK, FIRST + DRAWS - first), PLACES | FRONT_ENDS | CLUSTER_PLACES, 2, client, first)
 
 
 @pytest.mark.slow

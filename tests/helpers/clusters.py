@@ -43,6 +43,18 @@ def threads_cluster(n_workers: int = 3, threads_per_worker: int = 2) -> Iterator
         yield client
 
 
+@contextlib.contextmanager
+def lines_cluster(n_workers: int = 3) -> Iterator[Client]:
+    """A cluster with scheduler and workers in this process, whose rounds travel on lines."""
+    with (
+        LocalCluster(
+            n_workers=n_workers, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
 class Processes:
     """A scheduler and workers, each a process that a test can kill. Use as a context manager."""
 

@@ -1,170 +1,74 @@
-"""Where a call of `dboost.fit` may run: `PLACES`, each a function that trains the model of a draw, or raises the error.
+"""Where a call of `dboost.fit` may run: `PLACES`, each a function that trains the model of a call, or raises its error.
 
-The reference is `call` with plain tables. Every place must give its model, to the last bit, or its error.
+The reference is `call` with plain tables in this process. Every place must give its model, to the last bit, or its error.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
+import os
 import signal
-import subprocess
-import sys
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-import numpy as np
-import pandas as pd
-import pyarrow as pa
+import dask
 import pytest
 from distributed import Client
 
 import dboost
-from dboost import Booster, DBoostError
-from dboost.booster import as_booster
-from dboost.cli import main
+from dboost import Booster
 from dboost.session import engines
 from dboost.session.memory import Budget
-from dboost.shards import shard_spec
-from tests.helpers.clusters import ROOT, impatient
-from tests.helpers.combinations import OWN, Draw, as_array, drawn
-from tests.helpers.table_forms import ARRAYS, FORMS, arrays_of, forms_of, vector
+from dboost.shards import arcbite_rows, shard_spec
+from tests.helpers.clusters import impatient, lines_cluster
 
 
 class Killed(BaseException):
     """Stands for a killed process."""
 
 
-class Refused(DBoostError):
-    """An error of the command line, of which only the sentence and the status are known."""
-
-    def __init__(self, text: str, status: int) -> None:
-        super().__init__(text)
-        self.status = status
-
-
 @dataclass(frozen=True)
-class Case:
-    """A draw with what its places need."""
+class Call(ABC):
+    """A call of `dboost.fit` with what its places need."""
 
-    draw: Draw
     #: The model that is continued.
     earlier: Booster | None
     folder: Path
     client: Client | None = None
-    #: Form of the table, see `tests.helpers.table_forms`; None for the plain one.
-    form: str | None = None
-    #: Whether target, weight and offset are given beside the table.
-    apart: bool = False
     #: Distinguishes the random choices of places.
     place: str = ""
 
-    def rng(self, what: str) -> Random:
-        return Random(zlib.crc32(f"{self.draw.seed} {self.place} {self.form} {what}".encode()))
-
-    @property
-    def where(self) -> str:
-        if self.form is None:
-            return "memory"
-        return (FORMS if self.draw.array is None else ARRAYS)[self.form].where
-
-    def given(self, frame: pd.DataFrame, what: str) -> dict[str, Any]:
-        """Return data, target, sample_weight and offset. what : which table it is, for random choices."""
-        draw, rng = self.draw, self.rng(what)
-        columns = {"target": "y", "sample_weight": "w", "offset": "o"}
-        columns = {role: column for role, column in columns.items() if column in frame or column == "y"}
-        if draw.array is not None:
-            X = as_array(frame[draw.names], draw.array)
-            data = X if self.form is None else ARRAYS[self.form].make(X, rng, self.folder)
-            plain = self.form is None
-            return {
-                "data": data,
-                **{role: np.asarray(frame[name]) if plain else vector(frame[name], rng) for role, name in columns.items()},
-            }
-        features = [name for name in draw.names if name in frame]
-        table = frame if self.form is None else FORMS[self.form].make(frame, rng, self.folder)
-        if not self.is_apart or "y" not in frame:
-            return {"data": table, **columns}
-        if self.where == "lazy":
-            return {"data": table[features], **{role: table[name] for role, name in columns.items()}}
-        table = frame[features] if self.form is None else FORMS[self.form].make(frame[features], rng, self.folder)
-        return {"data": table, **{role: vector(frame[name], rng) for role, name in columns.items()}}
-
-    @property
-    def is_apart(self) -> bool:
-        return self.apart and self.where in ("memory", "lazy")
-
-    def features(self, frame: pd.DataFrame, what: str) -> Any:
-        """Return only the data, for predictions."""
-        return self.given(frame, what)["data"]
-
-    def watched(self) -> dict[str, Any]:
-        """Return the evaluation sets, in the form of the training data."""
-        draw = self.draw
-        if draw.watched is None:
-            return {}
-        sets: dict[str, Any] = {}
-        for number in range(1 if draw.watched == "one" else 2):
-            frame = draw.table(2 + number, 60)
-            if draw.mistake == "evaluation set without a feature":
-                frame = frame.drop(columns="c0")
-            if draw.mistake == "evaluation set with text for numbers":
-                frame = frame.assign(c0="text")
-            given = self.given(frame, f"set {number}")
-            tied = draw.array is not None or self.is_apart
-            ordered = (given["data"], given["target"], given.get("sample_weight"), given.get("offset"))
-            sets[f"set {number}"] = ordered if tied else given["data"]
-        return {"eval_set": sets if draw.watched == "two" else sets["set 0"]}
-
-    def keywords(self) -> dict[str, Any]:
-        """Return all keywords but data and roles."""
-        draw = self.draw
-        keywords = {"progress": False} | self.watched() | draw.keywords()
-        if draw.earlier is None:
-            return keywords
-        return {"start_from": self.earlier, "continue_bins": "kept" if "kept" in draw.earlier else "new"} | keywords
-
+    @abstractmethod
     def rows(self) -> dict[str, Any]:
-        """Return data and roles of the rows to train on."""
-        frame = self.draw.table()
-        return self.given(frame if self.draw.mistake is None else self.draw.spoiled(frame), "training")
+        """Return data, target, sample_weight and offset."""
+
+    @abstractmethod
+    def keywords(self) -> dict[str, Any]:
+        """Return all other keywords."""
+
+    def train(self, **more: Any) -> Booster:
+        """Call `dboost.fit`, with some keywords changed."""
+        return dboost.fit(**self.rows(), **self.keywords() | more)
+
+    @abstractmethod
+    def rng(self, what: str) -> Random:
+        """Return the random numbers of one choice of a place."""
 
 
-def call(case: Case, **more: Any) -> Booster:
-    """Call `dboost.fit` or `Booster.refit_leaves` as drawn, with some keywords changed."""
-    if not case.draw.refits:
-        return dboost.fit(**case.rows(), **case.keywords() | more)
-    start = as_booster(more.pop("start_from", case.earlier))
-    return start.refit_leaves(**case.rows(), **{"n_threads": case.draw.options.get("n_threads")} | more)
-
-
-def earlier_model(draw: Draw, folder: Path) -> Booster:
-    """Return a model of other rows, to start from."""
-    plain = replace(draw, mistake=None)
-    other = ("arcbites", "early_stopping_rounds", "early_stopping", "eval_metric", "memory_limit", "learning_rate")
-    kept = {name: value for name, value in plain.keywords().items() if name not in other}
-    roles = Case(plain, None, folder).given(draw.table(1, max(draw.n_rows // 2, 10)), "earlier")
-    return dboost.fit(**roles, **kept | {"max_iter": 2}, progress=False)
-
-
-def plain(prediction: Any, client: Client | None = None) -> np.ndarray:
-    """Return predictions of any kind as an array; a lazy one is computed on the cluster, if there is one."""
-    found = prediction.compute(scheduler=client or "sync") if hasattr(prediction, "compute") else prediction
-    found = found.to_pandas() if isinstance(found, pa.Table | pa.ChunkedArray | pa.Array) else found
-    return np.asarray(found.to_numpy() if hasattr(found, "to_numpy") else found)
+def seeded(*what: Any) -> Random:
+    return Random(zlib.crc32(" ".join(map(str, what)).encode()))
 
 
 # The places.
 
 
-def _threads(case: Case) -> Booster:
-    return call(case, n_threads=1 + case.draw.options.get("n_threads", 2) % 3)
+def _threads(case: Call) -> Booster:
+    return case.train(n_threads=1 + case.keywords().get("n_threads", 2) % 3)
 
 
 @contextmanager
@@ -177,23 +81,25 @@ def rows_in_files() -> Iterator[None]:
 
 
 @contextmanager
-def small_things() -> Iterator[None]:
+def small_things(block_rows: int = 32) -> Iterator[None]:
     """Use several threads for small tables, and short blocks in files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "SMALL", 0)
-        patch.setattr(shard_spec, "BLOCK_ROWS", 32)
+        patch.setattr(shard_spec, "BLOCK_ROWS", block_rows)
+        patch.setattr(arcbite_rows, "_LEAST_BLOCK_ROWS", block_rows)
+        patch.setattr(arcbite_rows, "BLOCK_ROWS", block_rows)
         yield
 
 
-def _streamed(case: Case) -> Booster:
+def _streamed(case: Call, **more: Any) -> Booster:
     with rows_in_files():
-        return call(case, memory_limit="64MiB")
+        return case.train(memory_limit="64MiB", **more)
 
 
-def _killing(case: Case, kill: Callable[[], None]) -> dict[str, Any]:
+def killing(case: Call, kill: Callable[[], None]) -> dict[str, Any]:
     """Return the keywords of a fit that writes checkpoints and is killed after an iteration."""
     before = 0 if case.earlier is None else case.earlier.n_iter_
-    last = before + case.rng("killed").randint(1, min(4, case.draw.options["max_iter"]))
+    last = before + case.rng("killed").randint(1, min(4, case.keywords()["max_iter"]))
 
     def callback(now: dboost.Iteration) -> None:
         if now.iteration == last:
@@ -202,68 +108,84 @@ def _killing(case: Case, kill: Callable[[], None]) -> dict[str, Any]:
     return {"callbacks": [callback]}
 
 
-def _killed(case: Case) -> Booster:
+def _killed(case: Call) -> Booster:
     keeping: dict[str, Any] = {"checkpoint": case.folder / "run", "checkpoint_every": case.rng("every").randint(1, 2)}
 
     def kill() -> None:
         raise Killed
 
     with suppress(Killed):
-        call(case, **_killing(case, kill), **keeping)
-    return call(case, **keeping)
-
-
-def _really_killed(case: Case) -> Booster:
-    """Fit in another process that gets SIGKILL, and resume here."""
-    folder = case.folder / "killed"
-    folder.mkdir()
-    code = f"from tests.helpers.places import die; die({case.draw.number}, {str(folder)!r})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return call(case, checkpoint=case.folder / "killed" / "run", checkpoint_every=1)
-
-
-def die(number: int, folder: str) -> None:
-    """Begin the fit of a draw with a checkpoint in a folder, and kill the process after an iteration."""
-    draw = drawn(number)
-    earlier = None if draw.earlier is None else earlier_model(draw, Path(folder))
-    case = Case(draw, earlier, Path(folder), place="really killed")
-    keeping: dict[str, Any] = {"checkpoint": Path(folder) / "run", "checkpoint_every": 1}
-    with small_things(), suppress(DBoostError):
-        call(case, **_killing(case, lambda: signal.raise_signal(signal.SIGKILL)), **keeping)
+        case.train(**killing(case, kill), **keeping)
+    return case.train(**keeping)
 
 
 #: Keywords of `dboost.fit` that `dboost.prepare` takes, after which a fit must not repeat those that are not in the last line.
 SHAPING = ("features", "categorical_features", "max_bins", "start_from", "continue_bins")
 
 
-def _prepared(case: Case, **more: Any) -> Booster:
+def _prepared(case: Call, path: Path | None = None, how: dict[str, Any] | None = None, **more: Any) -> Booster:
+    """Prepare the rows in a folder, temporary files or the memory of workers, and fit. how : further keywords of the fit."""
     keywords, rows = case.keywords(), case.rows()
-    on_cluster, path = "client" in more, None
-    if case.rng("path").random() < 0.5 and not on_cluster:
-        path = case.folder / "prepared"
     shaping = {name: keywords[name] for name in SHAPING if name in keywords}
     data = dboost.prepare(**rows, path=path, **shaping, random_state=keywords.get("random_state", 0), **more)
-    kept = {name: value for name, value in keywords.items() if name not in ("features", "categorical_features")}
+    kept = {name: value for name, value in keywords.items() if name not in ("features", "categorical_features")} | (how or {})
     with data:
         name = rows["target"] if isinstance(rows["target"], str) else None
-        return dboost.fit(data if path is None else path, name, **kept)
+        if path is None:
+            return dboost.fit(data, name, **kept)
+        return dboost.fit(dboost.Dataset(path) if "client" in kept else path, name, **kept)
 
 
-def _cluster(case: Case) -> Booster:
-    return call(case, client=case.client)
+def _prepared_anywhere(case: Call) -> Booster:
+    return _prepared(case, case.folder / "prepared" if case.rng("path").random() < 0.5 else None)
 
 
-def _cluster_streamed(case: Case) -> Booster:
+def _prepared_streamed(case: Call) -> Booster:
     with rows_in_files():
-        return call(case, client=case.client, memory_limit="64MiB")
+        return _prepared(case, case.folder / "prepared", {"memory_limit": "64MiB"})
 
 
-def _cluster_prepared(case: Case) -> Booster:
+def _cluster(case: Call, **more: Any) -> Booster:
+    return case.train(client=case.client, **more)
+
+
+def _configured(**config: Any) -> Callable[[Call], Booster]:
+    """Return a place on a cluster in this process, with some keys of the configuration changed."""
+
+    def run(case: Call) -> Booster:
+        with dask.config.set({f"dboost.{key.replace('_', '-')}": value for key, value in config.items()}):
+            return _cluster(case)
+
+    return run
+
+
+def _cluster_streamed(case: Call) -> Booster:
+    return _streamed(case, client=case.client)
+
+
+def _cluster_prepared(case: Call) -> Booster:
     return _prepared(case, client=case.client)
 
 
-def _cluster_killed(case: Case) -> Booster:
+def _cluster_prepared_files(case: Call) -> Booster:
+    """The workers write the data set, and read it again."""
+    return _prepared(case, case.folder / "prepared", {"client": case.client}, client=case.client)
+
+
+def _published(case: Call) -> Booster:
+    keywords = case.keywords()
+    shaping = {name: keywords.pop(name) for name in ("features", "categorical_features") if name in keywords}
+    shaping |= {"max_bins": keywords["max_bins"]} if "max_bins" in keywords else {}
+    name = f"rows of {case.folder.name}"
+    dboost.prepare(**case.rows(), **shaping, random_state=keywords.get("random_state", 0), client=case.client, publish=name)
+    data = dboost.Dataset.published(name, case.client)
+    try:
+        return dboost.fit(data, **keywords)
+    finally:
+        data.unpublish()
+
+
+def _cluster_killed(case: Call) -> Booster:
     """Begin a fit on the cluster, kill it, and resume it in this process."""
     keeping: dict[str, Any] = {"checkpoint": case.folder / "run", "checkpoint_every": 1}
 
@@ -271,88 +193,41 @@ def _cluster_killed(case: Case) -> Booster:
         raise Killed
 
     with suppress(Killed):
-        call(case, **_killing(case, kill), **keeping, client=case.client)
-    return call(case, **keeping)
+        case.train(**killing(case, kill), **keeping, client=case.client)
+    return case.train(**keeping)
 
 
-def _lost_worker(case: Case) -> Booster:
+def _lost_process(case: Call) -> Booster:
     """Lose a worker of a cluster of processes after an iteration."""
     assert case.client is not None
     client = case.client
-    pids = list(client.run(_pid).values())
-
-    def kill() -> None:
-        import os
-
-        os.kill(pids[0], signal.SIGKILL)
-
+    pids = list(client.run(os.getpid).values())
     with impatient(client):
-        return call(case, **_killing(case, kill), client=client)
+        return case.train(**killing(case, lambda: os.kill(pids[0], signal.SIGKILL)), client=client)
 
 
-def _pid() -> int:
-    import os
-
-    return os.getpid()
+async def _remove_worker(address: str, dask_scheduler: Any = None) -> None:
+    await dask_scheduler.remove_worker(address, stimulus_id="test", close=True)
 
 
-def command(*arguments: str) -> None:
-    """Run the command line; raise `Refused` with its sentence if it fails."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        status = main(arguments)
-    lines = [line.removeprefix("dboost: ") for line in said.getvalue().splitlines() if line.startswith("dboost: ")]
-    if status:
-        assert status in (1, 2) and lines, said.getvalue()
-        raise Refused(lines[-1], status)
+def _removed_worker(case: Call) -> Booster:
+    """Lose a worker of a cluster of threads after an iteration. The cluster is one of its own."""
+    with lines_cluster() as client:
+        lost = min(client.nthreads())
+        return case.train(client=client, **killing(case, lambda: client.run_on_scheduler(_remove_worker, lost)))
 
 
-def _command_line(case: Case) -> Booster:
-    keywords, rows = case.keywords(), case.rows()
-    for role in ("sample_weight", "offset"):
-        if rows.get(role) is not None:
-            keywords[role] = rows[role]
-    arguments = [str(rows["data"]), "--target", rows["target"], "--output", str(case.folder / "model.dboost"), "--quiet"]
-    keywords.pop("progress", None)
-    if keywords.get("start_from") is not None:
-        case.earlier.save(case.folder / "earlier.json")  # type: ignore[union-attr]
-        arguments += ["--start-from", str(case.folder / "earlier.json")]
-    keywords.pop("start_from", None)
-    if "eval_set" in keywords:
-        arguments += ["--eval", str(keywords.pop("eval_set"))]
-    if "arcbites" in keywords and case.draw.arcbites is not None:
-        keywords["arcbites"] = case.draw.arcbites
-    for name, value in keywords.items():
-        arguments += ["--set", f"{name}={'none' if value is None else json.dumps(value)}"]
-    command("train", *arguments)
-    return dboost.load(case.folder / "model.dboost")
-
-
-def _estimator(case: Case) -> Booster:
-    draw, keywords, rows = case.draw, case.keywords(), case.rows()
-    loss = keywords.pop("loss", "auto")
-    if loss != "auto":
-        keywords["loss"] = loss
-    watched = {"eval_set": keywords.pop("eval_set")} if "eval_set" in keywords else {}
-    kind = dboost.DBoostClassifier if draw.is_class() else dboost.DBoostRegressor
-    weights = {name: rows[name] for name in ("sample_weight", "offset") if rows.get(name) is not None}
-    fitted = kind(**keywords).fit(rows["data"], rows["target"], **weights, **watched)
-    X = case.features(draw.table(9, 70), "estimator")
-    np.testing.assert_array_equal(plain(fitted.predict(X)), plain(fitted.booster_.predict(X)), "predictions of the estimator")
-    return fitted.booster_
-
-
-def _saved_start(case: Case) -> Booster:
+def _saved_start(case: Call) -> Booster:
     assert case.earlier is not None
     file = case.folder / case.rng("format").choice(["earlier.json", "earlier.dboost"])
     case.earlier.save(file)
-    return call(case, start_from=file)
+    return case.train(start_from=file)
 
 
 class Place(NamedTuple):
-    run: Callable[[Case], Booster]
-    #: Whether the draw can be called there.
-    can: Callable[[Draw], bool] = lambda draw: True
+    run: Callable[[Any], Booster]
+    #: Whether a call, as `combinations.Draw` or `conformance.Fixed` describe it, can be called there.
+    can: Callable[[Any], bool] = lambda described: True
     #: What holds the rows; target and weights may be beside them except for files.
     where: tuple[str, ...] = ("memory", "lazy", "path", "list")
     #: Whether target, weight and offset must be beside the rows (True), must not be (False), or may be.
@@ -362,83 +237,59 @@ class Place(NamedTuple):
     warns: bool = True
 
 
-def _is_global(draw: Draw) -> bool:
-    return draw.is_global and not draw.refits
+def _is_global(described: Any) -> bool:
+    return described.is_global and not described.refits
 
 
-def _can_prepare(draw: Draw) -> bool:
-    return _is_global(draw) and draw.arcbites is None
+def _can_stream(described: Any) -> bool:
+    return _is_global(described) and described.mistake != {"memory_limit": "much"}
 
 
-def _can_kill(draw: Draw) -> bool:
-    given = draw.mistake if isinstance(draw.mistake, dict) else {}
-    return not draw.refits and not {"checkpoint_every", "callbacks"} & set(given)
+def _can_prepare(described: Any) -> bool:
+    return _is_global(described) and described.arcbites is None
 
 
-def _can_command(draw: Draw) -> bool:
-    given = draw.mistake if isinstance(draw.mistake, dict) else {}
-    is_plain = not {"callbacks", "eval_set", "start_from", "progress", "source_name"} & set(given) and not (
-        "memory_limit" in given or "n_estimators" in given or given.get("random_state") == -1
-    )
-    return (
-        draw.loss not in OWN
-        and draw.array is None
-        and draw.watched != "two"
-        and not draw.options.get("stopping")
-        and draw.options.get("eval_metric") != "own"
-        and is_plain
-        and not draw.refits
-    )
+def _can_prepare_on_cluster(described: Any) -> bool:
+    return _can_prepare(described) and described.earlier is None
 
 
-def _can_estimate(draw: Draw) -> bool:
-    # It takes integers for numbers or classes, as its name says, adds the loss to other metrics, and has an early_stopping
-    # of its own.
-    is_clear = draw.loss != "auto" or (draw.is_class() and "zeros" not in draw.target)
-    return draw.mistake is None and not draw.refits and is_clear and not {"eval_metric", "stopping"} & set(draw.options)
+def can_kill(described: Any) -> bool:
+    given = described.mistake if isinstance(described.mistake, dict) else {}
+    return not described.refits and not {"checkpoint_every", "callbacks"} & set(given)
 
 
 _LAZY = ("lazy", "path", "list")
 
 PLACES: dict[str, Place] = {
-    "here": Place(call),
-    "threads": Place(_threads, lambda draw: not isinstance(draw.mistake, dict)),
-    "streamed": Place(_streamed, lambda draw: _is_global(draw) and draw.mistake != {"memory_limit": "much"}),
-    "killed": Place(_killed, _can_kill),
-    "prepared": Place(_prepared, _can_prepare),
-    "saved start": Place(_saved_start, lambda draw: draw.earlier is not None and not isinstance(draw.mistake, dict)),
-    "command line": Place(_command_line, _can_command, ("path",), apart=False, warns=False),
-    "estimator": Place(_estimator, _can_estimate, ("memory", "lazy"), apart=True, same_words=False),
+    "here": Place(lambda case: case.train()),
+    "threads": Place(_threads, lambda described: not isinstance(described.mistake, dict)),
+    "streamed": Place(_streamed, _can_stream),
+    "killed": Place(_killed, can_kill),
+    "prepared": Place(_prepared_anywhere, _can_prepare),
+    "prepared, streamed": Place(_prepared_streamed, lambda described: _can_stream(described) and _can_prepare(described)),
+    "saved start": Place(
+        _saved_start, lambda described: described.earlier is not None and not isinstance(described.mistake, dict)
+    ),
 }
+#: Scheduler and workers are threads of this process; on lines if they are connected by TCP.
 CLUSTER_PLACES: dict[str, Place] = {
     "cluster": Place(_cluster),
-    "cluster, streamed": Place(_cluster_streamed, PLACES["streamed"].can),
-    "cluster, prepared": Place(_cluster_prepared, lambda draw: _can_prepare(draw) and draw.earlier is None),
-    "cluster, killed": Place(_cluster_killed, _can_kill),
+    "messages": Place(_configured(lines=False)),
+    "relays": Place(_configured(fan_in=2)),
+    "slices": Place(_configured(fan_in=2, gather_bytes="0B", owner_bytes=1)),
+    "one worker": Place(_configured(single_worker_values=8_000_000)),
+    "cluster, streamed": Place(_cluster_streamed, _can_stream),
+    "cluster, prepared": Place(_cluster_prepared, _can_prepare_on_cluster),
+    "cluster, prepared in files": Place(_cluster_prepared_files, _can_prepare_on_cluster),
+    "cluster, killed": Place(_cluster_killed, can_kill),
 }
-#: These start a process, and those use a cluster of processes.
-SUBPROCESS_PLACES = {"really killed": Place(_really_killed, lambda draw: _can_kill(draw) and draw.mistake is None, ("memory",))}
+#: These change the cluster.
+CHANGING_PLACES = {
+    "published": Place(_published, _can_prepare_on_cluster),
+    "removed worker": Place(_removed_worker, can_kill),
+}
+#: These use a cluster of processes.
 PROCESS_PLACES = {
-    "workers": Place(_cluster, lambda draw: True, _LAZY),
-    "a lost worker": Place(_lost_worker, lambda draw: not draw.refits and draw.mistake is None, _LAZY),
+    "workers": Place(_cluster, lambda described: True, _LAZY),
+    "a lost worker": Place(_lost_process, lambda described: not described.refits and described.mistake is None, _LAZY),
 }
-
-
-def routes(draw: Draw, places: dict[str, Place], n: int, rng: Random) -> list[tuple[str, str, bool]]:
-    """Return up to n different places that can train the draw, each with a form of the table and whether roles are apart."""
-    found: list[tuple[str, str, bool]] = []
-    able = [name for name, place in places.items() if place.can(draw)]
-    for name in rng.sample(able, min(n, len(able))):
-        place = places[name]
-        form = rng.choice(forms(draw, *place.where) or [""])
-        apart = rng.random() < 0.4 if place.apart is None else place.apart
-        if form:
-            found.append((name, form, apart))
-    return found
-
-
-def forms(draw: Draw, *where: str) -> list[str]:
-    """Return the forms that can hold all tables of the draw."""
-    if draw.array is not None:
-        return arrays_of(draw.array, *where)
-    return forms_of(draw.lacks, *where)

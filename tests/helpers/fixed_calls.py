@@ -1,0 +1,174 @@
+"""The fits of `benchmarks.fixed_fits` as calls, for any place: `CASES`, and what of each a place may treat in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+import dboost
+from benchmarks import fixed_fits
+from benchmarks.fixed_fits import CONTINUED, FEATURES, FRAME, HELD_OUT, LATER, REFITTED, SIMPLE
+from dboost import Booster
+from dboost.booster import as_booster
+from tests.helpers.fits import cut, saved
+from tests.helpers.places import Call, seeded
+
+DEFAULTS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 10, "n_threads": 1, "progress": False}
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A fit. The properties are those of a draw that decide which places can train it."""
+
+    target: str
+    #: Of the fit, with the roles.
+    options: Mapping[str, Any]
+    #: Of the model that is continued with other rows; None if there is none.
+    first: Mapping[str, Any] | None = None
+    frame: pd.DataFrame = field(default_factory=lambda: FRAME)
+
+    #: Whether leaf values are estimated anew from the other rows, instead of training on.
+    refits: bool = False
+
+    mistake = None
+
+    @property
+    def is_global(self) -> bool:
+        """Whether all trees have the same bins, without which rows can be neither streamed nor prepared."""
+        return self.options.get("split_proposal", "global") == "global"
+
+    @property
+    def arcbites(self) -> Any:
+        return self.options.get("arcbites")
+
+    @cached_property
+    def earlier(self) -> Booster | None:
+        if self.first is None:
+            return None
+        n_trees = {} if self.refits else {"max_iter": 3}
+        return dboost.fit(FRAME, self.target, **DEFAULTS | {"features": FEATURES} | n_trees | self.first)
+
+    @property
+    def kinds(self) -> set[str]:
+        """Return what of the fit a place may have code of its own for."""
+        given = {name for name in KINDS if self.options.get(name) is not None}
+        values = {f"{name}={value}" for name, value in self.options.items() if isinstance(value, str) and name not in ROLES}
+        found = given | (values & {"step=line_search", "criterion=gradient", "growth=depth_wise", "split_proposal=exact"})
+        found |= values & {"loss=huber", "split_proposal=tree", "split_proposal=node"}
+        if values & {"loss=absolute_error", "loss=quantile"}:
+            found.add("quantiles")
+        if not isinstance(self.options.get("loss", "auto"), str):
+            found.add("own loss")
+        if self.first is not None:
+            found.add("refitted" if self.refits else "continued")
+        if self.frame.shape[1] > 32:
+            found.add("many columns")
+        if self.target in ("grade", "level"):
+            found.add("classes")
+        return found
+
+
+ROLES = ("sample_weight", "offset")
+#: Options that are kinds, whatever their value.
+KINDS = (
+    *ROLES, "arcbites", "early_stopping_rounds", "eval_set", "influence_trimming", "interaction_cst", "max_features",
+    "monotonic_cst", "subsample",
+)  # fmt: skip
+
+
+def _wide() -> Fixed:
+    """More columns than a tile has, columns that share a byte, and a category with more levels than a byte has values."""
+    rng = np.random.default_rng(5)
+    frame = FRAME[[*FEATURES, "y"]].copy()
+    for k in range(20):
+        frame[f"n{k}"] = rng.normal(size=len(frame))
+        frame[f"b{k}"] = rng.integers(0, 2, len(frame))
+    frame["code"] = [f"code {k}" for k in rng.integers(0, 400, len(frame))]
+    frame["y"] += (frame["code"].str[-1] == "3") * 2.0
+    return Fixed("y", {"features": None, "min_category_hessian": 1.0}, frame=frame)
+
+
+CASES: dict[str, Fixed] = {name: Fixed(target, options) for name, (target, options) in SIMPLE.items()}
+CASES |= {name: Fixed(target, then, first, LATER) for name, (target, first, then) in CONTINUED.items()}
+CASES |= {name: Fixed(target, how, first, LATER, refits=True) for name, (target, first, how) in REFITTED.items()}
+CASES["many columns"] = _wide()
+CASES |= {
+    f"{name}, proposal {proposal}": Fixed(
+        target, {"split_proposal": proposal, **options, **({} if proposal == "exact" else {"max_bins": 12})}
+    )
+    for name, proposal, target, options in (
+        ("medians", "tree", "tails", {"loss": "absolute_error", "subsample": 0.7}),
+        (
+            "constrained",
+            "tree",
+            "y",
+            {"monotonic_cst": {"x": 1}, "max_features": 0.7, "interaction_cst": [["x", "size", "town"]]},
+        ),
+        ("deep", "node", "y", {"growth": "depth_wise", "max_depth": 4, "max_leaf_nodes": None}),
+        ("trimmed", "exact", "late", {"influence_trimming": 0.2, "learning_rate": 0.5}),
+    )
+}
+
+
+@dataclass(frozen=True)
+class FixedCall(Call):
+    """A case at a place."""
+
+    fixed: Fixed = field(kw_only=True)
+    #: Whether the rows are in partitions, of which one is empty.
+    is_lazy: bool = False
+
+    def rng(self, what: str) -> Random:
+        return seeded(self.place, what)
+
+    def _given(self, frame: pd.DataFrame) -> Any:
+        n = len(frame)
+        return cut(frame, [n // 25, n // 2, n // 2]) if self.is_lazy else frame
+
+    def rows(self) -> dict[str, Any]:
+        roles = {role: self.fixed.options[role] for role in ROLES if role in self.fixed.options}
+        return {"data": self._given(self.fixed.frame), "target": self.fixed.target, **roles}
+
+    def train(self, **more: Any) -> Booster:
+        if not self.fixed.refits:
+            return super().train(**more)
+        start, how = as_booster(more.pop("start_from", self.earlier)), {"n_threads": 1} | more
+        decay = {name: value for name, value in self.fixed.options.items() if name not in ROLES}
+        return start.refit_leaves(**self.rows(), **decay, **how)
+
+    def keywords(self) -> dict[str, Any]:
+        keywords = DEFAULTS | {name: value for name, value in self.fixed.options.items() if name not in ROLES}
+        if self.earlier is None:
+            keywords = {"features": FEATURES} | keywords
+        else:
+            keywords |= {"start_from": self.earlier}
+        sets = keywords.get("eval_set")
+        if isinstance(sets, dict):
+            keywords["eval_set"] = {name: self._given(frame) for name, frame in sets.items()}
+        elif sets is not None:
+            keywords["eval_set"] = self._given(sets)
+        return keywords
+
+
+class Result(NamedTuple):
+    """What must be the same at every place."""
+
+    model: bytes
+    history: pd.DataFrame
+    predictions: list[np.ndarray]
+
+
+def result_of(booster: Booster, fixed: Fixed) -> Result:
+    rows = fixed.frame.head(200) if fixed.frame is not FRAME else HELD_OUT
+    predictions = [booster.predict(rows), booster.predict(rows, raw_score=True), booster.apply(rows)]
+    if booster.classes_ is not None:
+        predictions.append(booster.predict_proba(rows))
+    history = booster.history.iloc[0 if fixed.earlier is None or fixed.refits else fixed.earlier.n_iter_ :]  # of the new trees
+    compared = [name for name in sorted(history) if fixed_fits.is_compared(name)]
+    return Result(saved(booster), history[compared].reset_index(drop=True), [np.asarray(one) for one in predictions])
