@@ -13,13 +13,14 @@ endif
 
 PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(filter true 1,$(CI)),-m "" --durations=60)
 
-.PHONY: help demo test test-pythons image-test lint format bench docs clean
+.PHONY: help demo test test-pythons deploy-test image-test lint format bench docs clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    train on real rows and show what comes out"
 	@echo "make test    lint, types and tests (with CI=true the slow tests too)"
 	@echo "make test-pythons  install the wheel for every Python of this machine and run the README (half an hour)"
+	@echo "make deploy-test  image, manifests and their commands, as far as this machine can without containers"
 	@echo "make image-test  build the image and run the Kubernetes manifests on podman, with faults (root, Linux; half an hour)"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
@@ -38,7 +39,11 @@ test-pythons: $(VENV)/.dev
 	TEST_PYTHONS=all $(BIN)/python -m pytest -n 0 -v -m "" tests/test_packaging.py tests/test_install.py
 
 image-test: $(VENV)/.dev
-	IMAGE_TEST=1 $(BIN)/python -m pytest -n 0 -v -m "" tests/test_containers.py
+	IMAGE_TEST=1 $(BIN)/python -m pytest -n 0 -v -m "" deploy/tests/test_containers.py
+
+# The proofs of the deployment that need no engine of containers; `make test` runs the fast ones too.
+deploy-test: $(VENV)/.dev
+	$(PYTEST) -m "" deploy/tests
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Pods of the Kubernetes manifests as containers of `tests.helpers.engine`, under the manifests' network policies.
+"""Pods of the Kubernetes manifests as containers of `deploy.tests.engine`, under the manifests' network policies.
 
 User, rights, limits, environment, arguments, volumes and probes are read from the manifests. What a node of Kubernetes adds is
 imitated: variables in arguments, volumes as folders, names and addresses of services, and a process 1 that is not the
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.helpers.engine import GATEWAY, PODS, Engine
-from tests.helpers.manifests import Manifest, pods, the
+from deploy.tests.engine import GATEWAY, PODS, Engine
+from deploy.tests.manifests import Manifest, pods, the
 
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 #: The store asks for a name, but does not check the signature.

@@ -23,7 +23,7 @@ from jsonschema import ValidationError
 
 from dboost.cli import demo_command
 from dboost.cli.arguments import gather, parameter_names, parse
-from tests.helpers.manifests import BUILT, FOLDER, VERSIONS, Manifest, built, overlay, pods, read, the, validate
+from deploy.tests.manifests import BUILT, FOLDER, VERSIONS, Manifest, built, overlay, pods, read, the, validate
 
 PLAIN = [
     "shared/account.yaml", "shared/settings.yaml", "shared/network.yaml", "shared/disruption.yaml", "base/scheduler.yaml",

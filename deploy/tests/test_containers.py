@@ -1,7 +1,7 @@
 """The image and the manifests on a container engine (make image-test): every fault ends in the model of an undisturbed fit.
 
 The image is built from the Dockerfile. Scheduler, workers, jobs and the cron job are containers made from the rendered
-manifests, under their network policy, with an S3 server beside them; see `tests.helpers.containers` and `tests.helpers.engine`.
+manifests, under their network policy, with an S3 server beside them; see `deploy.tests.containers` and `deploy.tests.engine`.
 Faults are those of a node or a network: signals, frozen processes, interfaces that are removed, pods that are replaced.
 
 Durations are printed at the end. Those of a fault include the tries of a job that was interrupted, without the pauses that
@@ -36,12 +36,12 @@ pytest.importorskip("kubernetes_validate")
 
 import dboost
 from dboost.model import model_file
+from deploy.tests.containers import Bucket, Deployed, Pods
+from deploy.tests.engine import GATEWAY, Engine, missing
+from deploy.tests.manifests import Manifest, built, overlay, read, the
+from deploy.tests.test_docker_image import DOCKERFILE, IGNORED, stages
 from tests.helpers.clusters import ROOT, a_table
-from tests.helpers.containers import Bucket, Deployed, Pods
-from tests.helpers.engine import GATEWAY, Engine, missing
-from tests.helpers.manifests import Manifest, built, overlay, read, the
 from tests.helpers.object_store import KEY_ID, SECRET
-from tests.test_docker_image import DOCKERFILE, IGNORED, stages
 
 IMAGE = f"dboost:{dboost.__version__}"
 PORT = 443  # of the store: the only one outside the cluster that the network policy permits

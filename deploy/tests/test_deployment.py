@@ -30,8 +30,8 @@ pytest.importorskip("kubernetes_validate")
 
 import dboost
 from dboost.model import model_file
+from deploy.tests.manifests import Manifest, built, overlay, pods, read, the
 from tests.helpers.clusters import ROOT, a_table
-from tests.helpers.manifests import Manifest, built, overlay, pods, read, the
 from tests.helpers.object_store import SECRET, served
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ import yaml
 
 import dboost
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
 IGNORED = ROOT / "deploy" / "docker" / "Dockerfile.dockerignore"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")

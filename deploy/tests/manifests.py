@@ -18,7 +18,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-FOLDER = Path(__file__).parent.parent.parent / "deploy" / "kubernetes"
+FOLDER = Path(__file__).parent.parent / "kubernetes"
 #: The folders for `kubectl apply -k`.
 BUILT = ("base", "overlays/laptop", "overlays/nightly", "overlays/spot", "operator")
 _NEWEST = int(kubernetes_validate.latest_version().split(".")[1])

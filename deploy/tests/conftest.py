@@ -1,0 +1,5 @@
+"""The settings of the package's own tests."""
+
+from __future__ import annotations
+
+import tests.conftest  # noqa: F401
