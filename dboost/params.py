@@ -36,24 +36,6 @@ DEFAULT_BITES = 10
 DEFAULT_ROUNDS = 10
 
 
-LOSSES = (
-    "auto",
-    "squared_error",
-    "absolute_error",
-    "quantile",
-    "huber",
-    "poisson",
-    "gamma",
-    "tweedie",
-    "log_loss",
-    "exponential",
-)
-#: Parameters of single losses: the loss, and the neutral value.
-OF_ONE_LOSS: dict[str, tuple[str, Any]] = {
-    "quantile": ("quantile", None),
-    "huber_alpha": ("huber", 0.9),
-    "tweedie_power": ("tweedie", 1.5),
-}
 #: Other names of keywords: the keyword, and its value for each value of the alias (None: the same values). Where both names are
 #: equal, only the listed values have other names.
 ALIASES: dict[str, tuple[str, dict[str, str] | None]] = {
@@ -342,16 +324,30 @@ class Special:
         return self._shown
 
 
+def loss_names() -> tuple[str, ...]:
+    """Return the values of the parameter `loss` that are text."""
+    from dboost.losses import BUILT_IN  # imports compiled kernels, which constructing an estimator does not need
+
+    return "auto", *(loss.name for loss in BUILT_IN)
+
+
+def _loss_of_options() -> dict[str, str]:
+    """Return the parameters of single losses, each with the name of its loss."""
+    from dboost.losses import BUILT_IN
+
+    return {option: loss.name for loss in BUILT_IN for option in loss.options}
+
+
 def _checked_loss(given: Any) -> Any:
     if isinstance(given, str) or not hasattr(given, "inverse_link"):
-        if given not in LOSSES:
-            names = ", ".join(map(repr, LOSSES))
+        if given not in loss_names():
+            names = ", ".join(map(repr, loss_names()))
             raise ParameterError(
                 f"loss={given!r} must be one of {names} or a dboost.losses.Loss of your own{_similar_loss(given)}"
             )
     elif isinstance(given, type):
         raise ParameterError(f"loss is the class {given.__name__}: give an instance, {given.__name__}()")
-    elif given.name in LOSSES:
+    elif given.name in loss_names():
         raise ParameterError(f"a loss of your own must not be called {given.name!r}, which is one of dboost's")
     return given
 
@@ -488,8 +484,8 @@ class Parameters:
 
     def __post_init__(self) -> None:
         _checked_loss(self.loss)
-        for name, (loss, neutral) in OF_ONE_LOSS.items():
-            if getattr(self, name) != neutral and self.loss != loss:
+        for name, loss in _loss_of_options().items():
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default and self.loss != loss:
                 raise ParameterError(f"{name}={getattr(self, name)!r} is for loss={loss!r}, not for loss={self.loss_name!r}")
         if self.loss == "quantile" and self.quantile is None:
             raise ParameterError("loss='quantile' needs the level: quantile=0.9, say")
@@ -506,8 +502,8 @@ class Parameters:
         arcbites = stored.pop("arcbites")
         if arcbites is not None:
             stored["arcbites"] = arcbites.to_dict()
-        # The parameters of other losses are not stored.
-        return {name: value for name, value in stored.items() if OF_ONE_LOSS.get(name, (self.loss_name,))[0] == self.loss_name}
+        loss_of = _loss_of_options()  # the parameters of other losses are not stored
+        return {name: value for name, value in stored.items() if loss_of.get(name, self.loss_name) == self.loss_name}
 
     @property
     def loss_name(self) -> str:
@@ -709,5 +705,7 @@ def _order(item: Any) -> Any:
 def _similar_loss(given: Any) -> str:
     """Return the end of the message about an unknown loss: the loss of that name in another library, or a similar name."""
     name = str(given).lower()
-    found = [loss for loss, names in LOSSES_OF_PEERS.items() if name in names] or difflib.get_close_matches(name, LOSSES, n=1)
+    found = [loss for loss, names in LOSSES_OF_PEERS.items() if name in names] or difflib.get_close_matches(
+        name, loss_names(), n=1
+    )
     return f"; did you mean {found[0]!r}?" if found else ""

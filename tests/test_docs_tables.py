@@ -22,7 +22,7 @@ from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import ALIASES as METRIC_ALIASES
 from dboost.metrics.named import find_metrics
 from dboost.model import model_file
-from dboost.params import ALIASES, LOSSES, Parameters
+from dboost.params import ALIASES, Parameters, loss_names
 
 ROOT = Path(__file__).parent.parent
 GUIDE = ROOT / "docs" / "guide"
@@ -219,7 +219,7 @@ def test_the_page_of_metrics_lists_those_of_single_losses() -> None:
     for _, cells in tables("metrics.md", "loss"):
         for loss in re.findall(r"`(\w+)`", cells[0]):
             stated.setdefault(loss, set()).update(re.findall(r"`(\w+)`", cells[1]))
-    for name in set(LOSSES) - {"auto"}:
+    for name in set(loss_names()) - {"auto"}:
         loss = loss_named(name)
         common = metrics_of(loss_named("log_loss" if loss.is_classification else "squared_error"))
         own = set(metrics_of(loss)) - set(common) - {name}

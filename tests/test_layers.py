@@ -20,9 +20,9 @@ PACKAGE = Path(__file__).parent.parent / "dboost"
 LAYERS: list[set[str]] = [
     {"errors", "schema", "version", "_lazy_import"},
     {"config"},
-    {"params"},
     {"kernels"},
     {"losses"},
+    {"params"},
     {"metrics"},
     {"storage"},
     {"data"},

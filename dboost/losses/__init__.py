@@ -1,4 +1,4 @@
-"""Registry of losses by name. A new loss is a module here, its class in the tuple below, and its name in `params.LOSSES`."""
+"""Registry of losses by name. A new loss is a module here, and its class in the tuple below."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BUILT_IN: tuple[type[Loss], ...] = (
     AbsoluteError,
     Quantile,
     Huber,
-    LogLoss,
-    Exponential,
     Poisson,
     Gamma,
     Tweedie,
+    LogLoss,
+    Exponential,
 )
 
 __all__ = [

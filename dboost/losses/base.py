@@ -2,7 +2,7 @@
 
 A loss L(y, F) compares a target y with a raw score F. Training reads the *properties* that a loss declares (is its Hessian
 constant? how are leaf values computed? which link leads from raw score to prediction?) and never tests which loss it is; so a
-new loss is one new module here, and its name in the registry and in `params.LOSSES`.
+new loss is one new module here, and its class in the registry.
 
 Equation numbers in the losses' docstrings are those of J. Friedman, "Greedy function approximation: a gradient boosting
 machine", Ann. Statist. 29(5), 2001.

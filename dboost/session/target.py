@@ -23,7 +23,7 @@ from dboost.data.row_metadata import EXACT, levels_dtype, result_dtype
 from dboost.errors import DataError, ParameterError, warn
 from dboost.losses import Loss, by_name
 from dboost.model.ensemble import Ensemble
-from dboost.params import OF_ONE_LOSS, Parameters
+from dboost.params import Parameters
 from dboost.schema import MAX_CLASSES, MAX_LEVELS, Level
 
 _log = logging.getLogger("dboost")
@@ -88,7 +88,7 @@ def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
         If a parameter does not apply to the loss.
     """
     if isinstance(parameters.loss, str):
-        loss = by_name(name, n_classes, **{option: getattr(parameters, option) for option in OF_ONE_LOSS})
+        loss = by_name(name, n_classes, **vars(parameters))
     else:
         loss = parameters.loss.for_classes(n_classes)
     if parameters.influence_trimming is not None and not loss.can_trim:
