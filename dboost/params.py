@@ -15,16 +15,15 @@ on-line", 1997; J. Friedman, "Greedy function approximation", 2001, section 10).
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
-import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from dboost.errors import ParameterError
+from dboost.peer_names import similar_losses, similar_parameters
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,38 +46,8 @@ ALIASES: dict[str, tuple[str, dict[str, str] | None]] = {
 }
 
 
-#: Names of XGBoost, LightGBM and scikit-learn for keywords of `dboost.fit`, for messages.
-NAMES_OF_PEERS = {
-    "bagging_fraction": "subsample", "categorical_feature": "categorical_features", "class_weight":
-    "class_weight of DBoostClassifier, or sample_weight", "colsample_bynode": "max_features", "eta": "learning_rate",
-    "feature_fraction_bynode": "max_features", "gamma": "leaf_penalty", "interaction_constraints": "interaction_cst",
-    "lambda_l1": "l1_regularization", "lambda_l2": "l2_regularization", "max_bin": "max_bins", "max_leaves": "max_leaf_nodes",
-    "metric": "eval_metric", "min_child_samples": "min_samples_leaf", "min_child_weight": "min_hessian",
-    "min_data_in_leaf": "min_samples_leaf", "min_sum_hessian_in_leaf": "min_hessian", "monotone_constraints": "monotonic_cst",
-    "n_estimators": "max_iter", "n_jobs": "n_threads", "nthread": "n_threads", "num_boost_round": "max_iter",
-    "num_iterations": "max_iter", "num_leaves": "max_leaf_nodes", "num_threads": "n_threads", "objective": "loss",
-    "reg_alpha": "l1_regularization", "reg_lambda": "l2_regularization", "scale_pos_weight":
-    "class_weight of DBoostClassifier, or sample_weight", "seed": "random_state", "validation_fraction":
-    "validation_fraction of the estimators, or eval_set", "verbose": "progress",
-}  # fmt: skip
-
 #: Keywords of earlier versions, and what replaces them, for messages.
 REMOVED = {"refit_leaves": "call refit_leaves of the model or of the estimator: booster.refit_leaves(data, target)"}
-
-#: Names of XGBoost, LightGBM, CatBoost and scikit-learn for losses, in small letters, for messages.
-LOSSES_OF_PEERS = {
-    "squared_error": ("l2", "l2_root", "least_squares", "ls", "mean_squared_error", "mse", "reg:linear", "reg:squarederror",
-                      "regression", "regression_l2", "rmse", "root_mean_squared_error", "squared_loss", "squarederror"),
-    "absolute_error": ("l1", "lad", "mae", "mean_absolute_error", "reg:absoluteerror", "regression_l1"),
-    "quantile": ("pinball", "pinball_loss", "reg:quantileerror"),
-    "huber": ("reg:pseudohubererror",),
-    "poisson": ("count:poisson",),
-    "gamma": ("reg:gamma",),
-    "tweedie": ("reg:tweedie",),
-    "log_loss": ("binary", "binary:logistic", "binary_crossentropy", "binary_logloss", "binomial_deviance",
-                 "categorical_crossentropy", "cross_entropy", "crossentropy", "deviance", "log", "logistic", "logloss",
-                 "multi:softmax", "multi:softprob", "multi_logloss", "multiclass", "multinomial_deviance", "softmax"),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -233,8 +202,7 @@ class EarlyStopping:
         object.__setattr__(self, "min_delta", float(delta))
 
 
-@dataclass(frozen=True)
-class Integer:
+class Integer(NamedTuple):
     """The values of a parameter: integers within limits."""
 
     least: int
@@ -260,8 +228,7 @@ class Integer:
         return " or None" if self.optional else ""
 
 
-@dataclass(frozen=True)
-class Number:
+class Number(NamedTuple):
     """The values of a parameter: finite numbers within limits, as floats."""
 
     least: float | None = None
@@ -342,9 +309,9 @@ def _checked_loss(given: Any) -> Any:
     if isinstance(given, str) or not hasattr(given, "inverse_link"):
         if given not in loss_names():
             names = ", ".join(map(repr, loss_names()))
-            raise ParameterError(
-                f"loss={given!r} must be one of {names} or a dboost.losses.Loss of your own{_similar_loss(given)}"
-            )
+            similar = similar_losses(str(given), loss_names())
+            hint = f"; did you mean {similar[0]!r}?" if similar else ""
+            raise ParameterError(f"loss={given!r} must be one of {names} or a dboost.losses.Loss of your own{hint}")
     elif isinstance(given, type):
         raise ParameterError(f"loss is the class {given.__name__}: give an instance, {given.__name__}()")
     elif given.name in loss_names():
@@ -581,8 +548,12 @@ def shows_parameters(function: F) -> F:
 def entry(name: str, values: Any, default: Any, meaning: str) -> str:
     """Return an entry of numpydoc for the docstring of a class."""
     shown = f'"{default}"' if isinstance(default, str) else default
-    lines = textwrap.wrap(meaning, 128, initial_indent=" " * 8, subsequent_indent=" " * 8)
-    return "\n".join([f"    {name} : {values}, default {shown}", *lines])
+    lines = [f"    {name} : {values}, default {shown}", " " * 7]
+    for word in meaning.split():  # at every import, so not by `textwrap`, which takes five times as long
+        if len(lines[-1]) + len(word) >= 128:
+            lines.append(" " * 7)
+        lines[-1] += f" {word}"
+    return "\n".join(lines)
 
 
 def documentation(without: Collection[str] = ()) -> str:
@@ -664,9 +635,7 @@ def make_parameters(given: dict[str, Any]) -> Parameters:
     known = {field.name for field in fields(Parameters)}
     for name in given:
         if name not in known:
-            if name in NAMES_OF_PEERS:
-                raise ParameterError(f"unknown parameter {name!r}; did you mean {NAMES_OF_PEERS[name]}?")
-            near = difflib.get_close_matches(name, {*known, *ALIASES}, n=3)
+            near = similar_parameters(name, {*known, *ALIASES})
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ParameterError(f"unknown parameter {name!r}{hint}")
     return Parameters(**{name: _plain(value) for name, value in given.items()})
@@ -700,12 +669,3 @@ def _plain(value: Any) -> Any:
 def _order(item: Any) -> Any:
     """Return the sort key of an item of a set: numbers come before names."""
     return (0, item, "") if isinstance(item, Real) else (1, 0, str(item))
-
-
-def _similar_loss(given: Any) -> str:
-    """Return the end of the message about an unknown loss: the loss of that name in another library, or a similar name."""
-    name = str(given).lower()
-    found = [loss for loss, names in LOSSES_OF_PEERS.items() if name in names] or difflib.get_close_matches(
-        name, loss_names(), n=1
-    )
-    return f"; did you mean {found[0]!r}?" if found else ""

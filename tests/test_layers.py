@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "dboost"
 
 #: From the lowest layer to the highest.
 LAYERS: list[set[str]] = [
-    {"errors", "schema", "version", "_lazy_import"},
+    {"errors", "peer_names", "schema", "version", "_lazy_import"},
     {"config"},
     {"kernels"},
     {"losses"},

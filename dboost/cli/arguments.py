@@ -10,19 +10,20 @@ accepted. The keys are the keywords of `dboost.fit`; an unknown key is an error 
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import inspect
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
 import dboost
 from dboost.errors import ParameterError
-from dboost.params import NAMES_OF_PEERS, check_removed
+from dboost.params import Parameters, check_removed
+from dboost.peer_names import similar_parameters
 from dboost.storage.paths import path_text
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
@@ -257,7 +258,9 @@ def _fold_text(text: str) -> int | str:
 
 
 def _keywords(command: argparse.ArgumentParser, function: str, example: str) -> None:
-    """Add the options with the keywords of a function."""
+    """Add the options with the keywords of a function; the help lists those that set parameters of learning."""
+    if function != "dboost.prepare":
+        command.epilog = f"parameters of learning for --set: {', '.join(field.name for field in fields(Parameters))}"
     does = f"a keyword of {function}, for example {example}; may be repeated, the last wins"
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help=does)
     command.add_argument(
@@ -390,7 +393,6 @@ def check_key(key: str, where: str, known: list[str], elsewhere: Mapping[str, st
     if key in elsewhere:
         raise ParameterError(f"{key!r} cannot be set {where}: {elsewhere[key]}")
     check_removed({key: None})
-    peers = NAMES_OF_PEERS.get(key)
-    close = difflib.get_close_matches(key, known, n=3, cutoff=0.6) if peers is None else [peers]
+    close = similar_parameters(key, known)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are: {', '.join(known)}"
     raise ParameterError(f"unknown parameter {key!r} {where}; {hint}")

@@ -150,6 +150,8 @@ def check_pair(early_stopping: Any, X_val: Any, y_val: Any, sample_weight_val: A
 
 def check_lengths(X: Any, y: Any, sample_weight: Any) -> None:
     """Raise an error if X in memory is no table, or data in memory have different numbers of rows."""
+    if isinstance(X, Dataset):
+        return
     refusal = None if is_lazy(X) else no_table(X)
     if refusal is not None:
         raise refusal
@@ -191,10 +193,11 @@ def outline(X: Any) -> Any:
 
 Range = tuple[int, int]
 
-#: Arguments that a fit takes as they are.
-_PASSED_ON = (
-    "n_threads", "eval_metric", "memory_limit", "time_limit", "checkpoint", "checkpoint_every", "source_name", "workers",
-    "keep_summary",
+#: Arguments that `rows_of` and `FitRequest.of` take as they are.
+_OF_ROWS = ("features", "categorical_features", "client", "workers")
+_OF_FIT = (
+    "n_threads", "eval_metric", "progress", "memory_limit", "time_limit", "checkpoint", "checkpoint_every", "source_name",
+    "workers", "keep_summary",
 )  # fmt: skip
 
 
@@ -203,6 +206,30 @@ class Seeds(NamedTuple):
 
     split: int
     learning: int
+
+
+class Start(NamedTuple):
+    """What a fit starts from."""
+
+    warm_start: WarmStart
+    model: Booster | None
+    is_own: bool  # whether the model is the estimator's own
+
+    def is_complete(self, max_iter: int) -> bool:
+        """Return whether a fit on the same data has nothing to add.
+
+        Raises
+        ------
+        ParameterError
+            If the model has more than `max_iter` iterations.
+        """
+        if self.model is None or self.warm_start.is_new_source or max_iter > self.model.n_iter_:
+            return False
+        if max_iter < self.model.n_iter_:
+            raise ParameterError(
+                f"max_iter={max_iter} must be larger than or equal to n_iter_={self.model.n_iter_} when warm_start==True"
+            )
+        return True
 
 
 class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
@@ -330,87 +357,79 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
             Callbacks after those of the user.
         """
         began = time.perf_counter()
-        constructor = inspect.signature(type(self).__init__).parameters
-        defaults = {name: parameter.default for name, parameter in constructor.items()}
-        settings = canonical(self.get_params(deep=False), defaults)
-        settings["n_threads"] = _threads_of(settings.pop("n_jobs"), settings["n_threads"])
-        check_settings(self)
+        settings = self._settings(X)
         check_pair(self.early_stopping, *validation[:3])
-        if isinstance(X, Dataset):
-            roles = {"y": y, "sample_weight": sample_weight, "offset": offset}
-            _check_data_set(X, roles, settings, defaults)
-            settings["max_bins"] = X.max_bins
-        else:
-            _check_apart(X, y)
+        roles = {"sample_weight": sample_weight, "offset": offset}
+        _check_roles(X, y, **roles)
         sets = _evaluation_sets(eval_set, validation, offset)
         if offset is not None and settings["scoring"] != "loss":
             raise ParameterError("scorers do not take offsets: with an offset, scoring must be 'loss'")
-        warm_start, model = self._warm_start(settings, continued)
-        own_model = model if settings["warm_start"] and continued is None else None
-        continues = own_model is not None or continued is not None
-        seeds = self._seeds if continues and hasattr(self, "_seeds") else self._draw_seeds()
-        given = {field.name: settings[field.name] for field in fields(Parameters)} | {"loss": self._loss()}
-        given = with_named_constraints(given, X)
+        start = self._start(settings, continued)
+        seeds = self._seeds if start.is_own and hasattr(self, "_seeds") else self._draw_seeds()
         policy = EarlyStoppingPolicy(self, seeds.split, validation_set=list(sets)[-1] if sets else None)
-        rows = rows_of(
-            X,
-            ... if isinstance(X, Dataset) else y,
-            sample_weight=sample_weight,
-            offset=offset,
-            features=settings["features"],
-            categorical_features=settings["categorical_features"],
-            client=settings["client"],
-            workers=settings["workers"],
-        )
+        learning = {field.name: settings[field.name] for field in fields(Parameters)}
+        learning = with_named_constraints(learning | {"loss": self._loss(), "random_state": seeds.learning}, X)
+        rows = rows_of(X, ... if isinstance(X, Dataset) else y, **{name: settings[name] for name in _OF_ROWS}, **roles)
         request = FitRequest.of(
-            rows.shaped(given | {"random_state": seeds.learning}),
-            **{name: settings[name] for name in _PASSED_ON},
+            rows.shaped(learning),
+            **{name: settings[name] for name in _OF_FIT},
             eval_set=sets or None,
             callbacks=(*checked_callbacks(settings["callbacks"]), *hooks),
             roles=rows.roles,
-            progress=bool(settings["verbose"]) if settings["progress"] is None else settings["progress"],
             make_validation_plan=policy.make_validation_plan,
-            warm_start=warm_start,
+            warm_start=start.warm_start,
             classes=None if classes is None else tuple(np.unique(np.asarray(classes)).tolist()),
             began=began,
         )
-        parameters = request.parameters
-        if own_model is not None and parameters.max_iter <= own_model.n_iter_:
-            if parameters.max_iter == own_model.n_iter_:
-                return self
-            raise ParameterError(
-                f"max_iter={parameters.max_iter} must be larger than or equal to n_iter_={own_model.n_iter_} when "
-                "warm_start==True"
-            )
-        if isinstance(X, Dataset):
-            self._set_features_of(X)
-        else:
-            check_lengths(X, y, sample_weight)
-            self._set_features(X)
+        if start.is_complete(request.parameters.max_iter):
+            return self
+        check_lengths(X, y, sample_weight)
+        self._set_features(X)
         fitted = rows.fit(request)
-        if warm_start.model is None:
+        if start.model is None:
             before = fitted.before
         else:  # the scores before the first tree are unknown for the model of `start_from`
-            before = getattr(self, "_before", {}) if continues else {}
-        self._set_model(trained(fitted, parameters, model))
+            before = getattr(self, "_before", {}) if start.is_own else {}
+        self._set_model(trained(fitted, request.parameters, start.model))
         self._seeds, self._before = seeds, before
         self.do_early_stopping_ = policy.stops
         self.train_score_ = policy.scores("train", before, fitted.ensemble)
         self.validation_score_ = policy.scores("validation", before, fitted.ensemble)
         return self
 
-    def _warm_start(self, settings: dict[str, Any], continued: Booster | None) -> tuple[WarmStart, Booster | None]:
-        """The state that training starts from, and its model."""
+    def _settings(self, X: Any) -> dict[str, Any]:
+        """Return the arguments of the constructor for a fit on X: checked, without aliases."""
+        constructor = inspect.signature(type(self).__init__).parameters
+        defaults = {name: parameter.default for name, parameter in constructor.items()}
+        settings = canonical(self.get_params(deep=False), defaults)
+        settings["n_threads"] = _threads_of(settings.pop("n_jobs"), settings["n_threads"])
+        check_settings(self)
+        if settings["progress"] is None:
+            settings["progress"] = bool(settings["verbose"])
+        if isinstance(X, Dataset):
+            for name in ("features", "categorical_features"):
+                if not np.array_equal(settings[name], defaults[name]):
+                    raise ParameterError(f"{name} belongs to dboost.prepare: the data set has its own")
+            if settings["max_bins"] not in (defaults["max_bins"], X.max_bins):
+                raise ParameterError(
+                    f"max_bins={settings['max_bins']} does not fit the data set, which has max_bins={X.max_bins}"
+                )
+            settings["max_bins"] = X.max_bins
+        return settings
+
+    def _start(self, settings: dict[str, Any], continued: Booster | None) -> Start:
+        """Return what a fit starts from."""
         options = settings["continue_bins"], settings["continue_steps"]
         start_from = settings["start_from"]
         if start_from is not None and settings["warm_start"]:
             raise ParameterError("start_from and warm_start=True go on with two models: give one")
         if continued is not None or start_from is not None:
             model = as_booster(start_from) if continued is None else continued
-            return WarmStart.continuation(model.ensemble, *options), model
+            return Start(WarmStart.continuation(model.ensemble, *options), model, continued is not None)
         check_options(*options)
-        own_model = self.booster_ if settings["warm_start"] and hasattr(self, "booster_") else None
-        return WarmStart.same_data(None if own_model is None else own_model.ensemble), own_model
+        if settings["warm_start"] and hasattr(self, "booster_"):
+            return Start(WarmStart.same_data(self.booster_.ensemble), self.booster_, True)
+        return Start(WarmStart.same_data(None), None, False)
 
     def refit_leaves(
         self,
@@ -444,7 +463,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         """
         check_is_fitted(self)
         if not isinstance(X, Dataset):
-            _check_apart(X, y)
+            _check_roles(X, y)
             check_lengths(X, y, sample_weight)
             self._check_features(X)
         refitted = self.booster_.refit_leaves(
@@ -485,6 +504,11 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
 
     def _set_features(self, X: Any) -> None:
         """Set `n_features_in_`, and `feature_names_in_` if X has names."""
+        if isinstance(X, Dataset):
+            self.n_features_in_ = len(X.features)
+            if X.has_names:
+                self.feature_names_in_ = X.feature_names_in_
+            return
         if self.features is None:
             validate_data(self, outline(X), reset=True, skip_check_array=True)
         else:
@@ -495,13 +519,6 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
                 f"{type(self).__name__} was not fitted on data with feature names. "
                 "Pass monotonic_cst as an integer array instead."
             )
-
-    def _set_features_of(self, data: Dataset) -> None:
-        """Set `n_features_in_`, and `feature_names_in_` if the data set has names."""
-        names = data.feature_names_in_
-        self.n_features_in_ = len(names)
-        if data.has_names:
-            self.feature_names_in_ = names
 
     def _check_features(self, X: Any) -> None:
         """Check the columns of X as scikit-learn does: the features in the order of the training data.
@@ -575,22 +592,14 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         return clone
 
 
-def _check_apart(X: Any, y: Any) -> None:
-    """Raise an InputTypeError for a path, and for the name of a column of X as y."""
-    if is_path(X) or (names_of_table(X) or Names(())).is_label(y):
+def _check_roles(X: Any, y: Any, **roles: Any) -> None:
+    """Raise an error for roles that belong to a data set; for a path, and for the name of a column of X as y."""
+    if isinstance(X, Dataset):
+        for name, value in {"y": y, **roles}.items():
+            if value is not None:
+                raise ParameterError(f"{name} belongs to dboost.prepare: the data set has its own")
+    elif is_path(X) or (names_of_table(X) or Names(())).is_label(y):
         raise InputTypeError("estimators need X and y themselves; dboost.fit accepts paths and names of columns")
-
-
-def _check_data_set(data: Dataset, roles: dict[str, Any], settings: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Raise a ParameterError for what a data set has and the estimator or its `fit` are given, too."""
-    for name, value in roles.items():
-        if value is not None:
-            raise ParameterError(f"{name} belongs to dboost.prepare: the data set has its own")
-    for name in ("features", "categorical_features"):
-        if not np.array_equal(settings[name], defaults[name]):
-            raise ParameterError(f"{name} belongs to dboost.prepare: the data set has its own")
-    if settings["max_bins"] not in (defaults["max_bins"], data.max_bins):
-        raise ParameterError(f"max_bins={settings['max_bins']} does not fit the data set, which has max_bins={data.max_bins}")
 
 
 def _evaluation_sets(eval_set: Any, validation: tuple[Any, Any, Any, Any], offset: Any) -> dict[str, tuple[Any, ...]]:
