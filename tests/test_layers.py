@@ -1,5 +1,5 @@
 """Structure: a package imports only from the packages of lower layers; no files import each other in a circle; file names
-occur once; functions have few parameters.
+and public classes occur once; functions have few parameters.
 
 `LAYERS` is the whole rule for packages. Packages of one layer do not import each other. Every import counts, also one inside a
 function or for type checking only. A package or top-level module that the table lacks fails the test.
@@ -174,6 +174,15 @@ def test_file_names_occur_once() -> None:
     """A file name that occurs in several packages makes tracebacks and editor tabs ambiguous."""
     names = Counter(path.name for _, path in modules() if path.name not in ("__init__.py", "__main__.py"))
     assert sum(count > 1 for count in names.values()) <= 4, [name for name, count in names.items() if count > 1]
+
+
+def test_class_names_occur_once() -> None:
+    """A name has one meaning; names with an underscore are those of one file."""
+    kinds = (
+        node for _, path in modules() for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ClassDef)
+    )
+    names = Counter(kind.name for kind in kinds if not kind.name.startswith("_"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def parameter_counts(module: str, source: str) -> dict[str, int]:

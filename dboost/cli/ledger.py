@@ -59,7 +59,7 @@ _NOT_SETTINGS = {"callbacks", "checkpoint", "checkpoint_every", "client", "n_thr
 
 
 @dataclass(frozen=True)
-class Batch:
+class FileBatch:
     """Files of one fit."""
 
     #: Bytes by name.
@@ -158,7 +158,7 @@ class Ledger:
         """Bytes of the files in the model, by name."""
         return {name: size for batch in self._settled for name, size in batch.files.items()}
 
-    def next_batch(self) -> Batch | None:
+    def next_batch(self) -> FileBatch | None:
         """Return the batch to train now: the interrupted one, else the new files; None without new files.
 
         Raises
@@ -192,7 +192,7 @@ class Ledger:
             new = {name: size for name, size in present.items() if name not in self.files}
             if not new:
                 return None
-            self._pending = self._compared(Batch(new, self._base, self._settings))[0]
+            self._pending = self._compared(FileBatch(new, self._base, self._settings))[0]
             self._write()
         self._check_settings(self._pending)
         for name, size in self._pending.files.items():
@@ -210,7 +210,7 @@ class Ledger:
             )
         return self._pending
 
-    def _compared(self, batch: Batch) -> tuple[Batch, str | None]:
+    def _compared(self, batch: FileBatch) -> tuple[FileBatch, str | None]:
         """Return a batch with the present stamps of its files, and the name of the first one that was replaced, if any."""
         stamps, digests = dict(batch.stamps), dict(batch.digests)
         for name in batch.files:
@@ -227,11 +227,11 @@ class Ledger:
                 digests[name] = found
         return replace(batch, stamps=stamps, digests=digests), None
 
-    def urls(self, batch: Batch) -> list[str]:
+    def urls(self, batch: FileBatch) -> list[str]:
         """Return the URLs of the files of a batch, in the order of their names, with the columns in the names of folders."""
         return FilesBelow((url for name, url in self._data.urls.items() if name in batch.files), self._data.root)
 
-    def checkpoint(self, batch: Batch) -> str:
+    def checkpoint(self, batch: FileBatch) -> str:
         """Return the folder of a batch's checkpoint; a checkpoint of another batch would be refused."""
         return f"{str(self._checkpoint).rstrip('/')}/{batch.name}"
 
@@ -309,7 +309,7 @@ class Ledger:
             )
         raise DataError(f"{model} is not the model that {ledger} tells of: restore that one, or remove both to begin anew")
 
-    def _check_settings(self, pending: Batch) -> None:
+    def _check_settings(self, pending: FileBatch) -> None:
         if pending.settings is None:
             return
         defaults = _defaults()
@@ -322,7 +322,7 @@ class Ledger:
                 f"finish that by the same command as before, or begin anew with --discard-batch"
             )
 
-    def _read(self) -> tuple[list[Batch], Batch | None]:
+    def _read(self) -> tuple[list[FileBatch], FileBatch | None]:
         try:
             content = json.loads(read_whole(self.path))
             check_shape(content, _LEDGER, "it")
@@ -368,5 +368,5 @@ _LEDGER: Shape = {
 }  # fmt: skip
 
 
-def _batch(found: dict[str, Any]) -> Batch:
-    return Batch(**{"settings": None} | found)
+def _batch(found: dict[str, Any]) -> FileBatch:
+    return FileBatch(**{"settings": None} | found)

@@ -262,7 +262,7 @@ def read_part(
         with pq.ParquetFile(stream, metadata=metadata, read_dictionary=text, **memory) as file:
             table = _rows_of(file, part, [*stored, *index])
     if types is not None:
-        table = _as_declared(table, types, wanted, part.constants)
+        table = _as_declared(table, types, wanted)
     frame = _frame(
         table, part.constants, [name for name in wanted if name in part.constants or name in table.schema.names], index
     )
@@ -309,7 +309,7 @@ def _some_rows(file: Any, groups: list[int], name: str, rows: tuple[int, int]) -
     return pa.concat_arrays(batches)  # a copy: slices would keep whole batches
 
 
-def _as_declared(table: pa.Table, types: pa.Schema, wanted: Sequence[str], constants: dict[str, pa.Array]) -> pa.Table:
+def _as_declared(table: pa.Table, types: pa.Schema, wanted: Sequence[str]) -> pa.Table:
     """Return columns with the types of a table's schema; text may be a dictionary."""
     found = {}
     for name in wanted:

@@ -66,7 +66,10 @@ def has_counts(ensemble: Ensemble) -> bool:
 
 
 def check_counts(ensemble: Ensemble, what: str, instead: str) -> None:
-    """Raise ParameterError if the model has no counts. what : needs them; instead : what the user may do."""
+    """Raise ParameterError if the model has no counts of training rows.
+
+    what : the function that needs them, for the message; instead : what the user may do.
+    """
     if not has_counts(ensemble):
         raise ParameterError(
             f"{what} weights branches by their training rows, but the model was trained with keep_summary=False and contains "

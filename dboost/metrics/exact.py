@@ -256,8 +256,21 @@ def _in_window(window: Window, above: Callable[[np.ndarray], np.ndarray], level:
 def _among(
     collected: np.ndarray, below: np.ndarray, need: np.ndarray, met: np.ndarray, above: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """Return the quantiles among the collected numbers (uint64[n, 3]); `below` is the weight of each group's smaller ones."""
+    """Return the quantiles among the collected numbers: float64[n_groups].
+
+    Parameters
+    ----------
+    collected : uint64[n, 3]
+        Group, rank key and weight of the numbers.
+    below : int64[n_groups]
+        Weight of each group's smaller numbers, which are not collected.
+    need, met
+        See `_ranks`.
+    above : callable
+        As in `find_quantiles`.
+    """
     group, key, weight = collected[np.lexsort((collected[:, 1], collected[:, 0]))].T
+    # Equal numbers of a group are adjacent: keep the last of them, with the weight of all numbers up to it.
     last = np.append((group[1:] != group[:-1]) | (key[1:] != key[:-1]), True)[: len(key)]
     running = weight.astype(np.int64).cumsum()[last]
     group, key = group[last].astype(np.int64), key[last]
@@ -269,6 +282,7 @@ def _among(
     at = at[first]
     keys, next_key = np.zeros(len(need), np.uint64), np.zeros(len(need), np.uint64)
     keys[owner] = key[at]
+    # Where the share is met exactly, the quantile is the mean of this number and the next one of the group.
     exact = np.zeros(len(need), bool)
     exact[owner] = met[owner] & (reached[at] == need[owner])
     exact &= need > 0

@@ -108,7 +108,7 @@ class Ensemble:
         return slice(first, first + self.width)
 
     def expanded(self) -> Ensemble:
-        """Return the same model with a tree for each output. The gain of a tree of several outputs is divided among them."""
+        """Return the model in the form that has a tree for each output. The gain of a tree of several outputs is divided among them."""
         if self.width == 1:
             return self
         trees = [

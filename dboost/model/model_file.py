@@ -512,9 +512,9 @@ def dumps_compact(ensemble: Ensemble) -> bytes:
     trees, header = ensemble.trees, json.loads(b"{" + _content(replace(ensemble, trees=())))
     text = json.dumps(header | {"trees": len(trees)}, separators=(",", ":"), allow_nan=False).encode()
     parts = [len(text).to_bytes(8, "little"), text, _bytes(np.array([tree.n_nodes for tree in trees], "<i4"))]
-    of = _kinds(_joined(trees, "feature", np.dtype("<i4")), [feature.is_categorical for feature in ensemble.features])
-    for name, dtype, nodes in ARRAYS:
-        parts.append(_bytes(_joined(trees, name, np.dtype(dtype))[of[nodes]].ravel()))
+    nodes_of = _kinds(_joined(trees, "feature", np.dtype("<i4")), [feature.is_categorical for feature in ensemble.features])
+    for name, dtype, kind in ARRAYS:
+        parts.append(_bytes(_joined(trees, name, np.dtype(dtype))[nodes_of[kind]].ravel()))
     sets = [codes for tree in trees for codes in tree.categories if codes is not None]
     parts.append(_bytes(np.array([len(codes) for codes in sets], "<i4")))
     parts.append(_bytes(np.concatenate([np.empty(0, "<u2"), *sets]).astype("<u2")))
@@ -696,21 +696,21 @@ def _unpack(content: bytes) -> dict[str, Any]:
     feature = reader.array("<i4", int(sizes.sum(dtype=np.int64)))
     known = not len(feature) or bool(feature.min() >= -1 and feature.max() < len(features))
     _check(known, "a split is about a feature that there is not")
-    of = _kinds(feature, [isinstance(one, dict) and "levels" in one for one in features])
+    nodes_of = _kinds(feature, [isinstance(one, dict) and "levels" in one for one in features])
     columns: dict[str, np.ndarray] = {"feature": feature}
     width = header.get("width", 1)
     _check(type(width) is int and 1 <= width <= MAX_LEVELS, "width is not a number of values per leaf")
-    for name, dtype, nodes in ARRAYS[1:]:
-        stored = reader.array(dtype, int(of[nodes].sum()) * (width if name == "value" else 1))
+    for name, dtype, kind in ARRAYS[1:]:
+        stored = reader.array(dtype, int(nodes_of[kind].sum()) * (width if name == "value" else 1))
         columns[name] = stored
-        if nodes != "all":
+        if kind != "all":
             columns[name] = np.full(len(feature), np.nan if name == "threshold" else 0, stored.dtype)
-            columns[name][of[nodes]] = stored
-    lengths = reader.array("<i4", int(of["categorical"].sum()))
+            columns[name][nodes_of[kind]] = stored
+    lengths = reader.array("<i4", int(nodes_of["categorical"].sum()))
     _check(bool((lengths >= 0).all()), "a set of categories has a negative length")
     codes = np.split(reader.array("<u2", int(lengths.sum(dtype=np.int64))), np.cumsum(lengths)[:-1]) if len(lengths) else []
     reader.end()
-    return header | {"trees": _trees(sizes, columns, of["categorical"], codes, width)}
+    return header | {"trees": _trees(sizes, columns, nodes_of["categorical"], codes, width)}
 
 
 def _allowed(n_compressed: int) -> int:

@@ -170,7 +170,7 @@ class ReportContext:
         return [str(name) for name in percent.index[percent > 0]]
 
 
-class Table(NamedTuple):
+class ReportTable(NamedTuple):
     """Content of an HTML table; columns of numbers are aligned right."""
 
     names: list[str]
@@ -254,9 +254,9 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def _table(frame: pd.DataFrame) -> Table:
+def _table(frame: pd.DataFrame) -> ReportTable:
     is_number = [bool(pd.api.types.is_numeric_dtype(frame[column])) for column in frame.columns]
-    return Table([str(name) for name in frame.columns], is_number, list(frame.itertuples(index=False, name=None)))
+    return ReportTable([str(name) for name in frame.columns], is_number, list(frame.itertuples(index=False, name=None)))
 
 
 def _title(ensemble: Ensemble) -> str:
