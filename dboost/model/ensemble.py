@@ -108,7 +108,7 @@ class Ensemble:
         return slice(first, first + self.width)
 
     def expanded(self) -> Ensemble:
-        """Return the model in the form that has a tree for each output. The gain of a tree of several outputs is divided among them."""
+        """Return the model with a tree for each output, among which the gain of a tree of several outputs is divided."""
         if self.width == 1:
             return self
         trees = [
