@@ -31,7 +31,7 @@ from dboost.storage.spool import PrivateDirectory
 from dboost.training.callbacks import Callback
 from dboost.training.dataset_rows import lease_of
 from dboost.training.fit import interruptible_reading
-from dboost.training.plan import FitRequest, checked_callbacks
+from dboost.training.plan import FitRequest, check_group, checked_callbacks
 from dboost.training.prepared_dataset import (
     PreparedDataset,
     describe,
@@ -49,6 +49,7 @@ def fit(
     *,
     sample_weight: Any = None,
     offset: Any = None,
+    group: Any = None,
     features: Sequence[str] | None = None,
     categorical_features: Any = "from_dtype",
     eval_set: Any = None,
@@ -86,8 +87,13 @@ def fit(
         Where each row's raw score starts, in addition to the best constant: for example log exposure with loss="poisson".
         `Booster.predict` uses an offset of 0 unless it is given another. Default: 0. With more than two classes it has no
         effect, with a warning: it would be added to the scores of all classes, which changes no probability.
+    group : str, or one value per row, optional
+        What rows belong together, such as a customer or a query: whole numbers or text; a text that is a whole number counts as
+        this number. The rows of a group may lie anywhere. Samples of rows take whole groups: `subsample`, `arcbites` and the
+        rows that these hold out; on a data set also the folds of `dboost.cv` and the validation rows of estimators. Without any
+        of these it has no effect and is an error. Default: every row is drawn by itself.
     features : sequence of str, optional
-        Columns to use. Default: all but target, weight and offset.
+        Columns to use. Default: all but target, weight, offset and group.
     categorical_features : "from_dtype", None, mask, indices or names, default "from_dtype"
         Which features are categorical. "from_dtype": columns of text and of categories.
     eval_set : frame, (X, y), (X, y, weight), (X, y, weight, offset), dict or list of these, optional
@@ -174,6 +180,7 @@ def fit(
         target,
         sample_weight=sample_weight,
         offset=offset,
+        group=group,
         features=features,
         categorical_features=categorical_features,
         client=client,
@@ -204,6 +211,8 @@ def fit(
         keep_summary=keep_summary,
         began=began,
     )
+    if group is not None:
+        check_group(request.parameters)
     if eval_metric is not None and eval_set is None and request.parameters.arcbites is None:  # arcbites hold rows out
         warn("eval_metric has no effect without an eval_set")
     return trained(rows.fit(request), request.parameters, model)
@@ -252,6 +261,7 @@ def prepare(
     *,
     sample_weight: Any = None,
     offset: Any = None,
+    group: Any = None,
     features: Sequence[str] | None = None,
     categorical_features: Any = "from_dtype",
     max_bins: int = 255,
@@ -273,9 +283,10 @@ def prepare(
 
     Parameters
     ----------
-    data, target, sample_weight, offset, features, categorical_features, max_bins, random_state
-        As in `dboost.fit`. A fit on the folder uses these and refuses other values. `random_state` is the seed of the sample of
-        rows that proposes the split points; a fit's own seed applies to the rest.
+    data, target, sample_weight, offset, group, features, categorical_features, max_bins, random_state
+        As in `dboost.fit`. The groups are stored, for folds of `dboost.cv` and samples of any fit. A fit on the folder uses
+        these and refuses other values. `random_state` is the seed of the sample of rows that proposes the split points; a fit's
+        own seed applies to the rest.
     path : str or path, optional
         A folder, which stays. This process writes it, and `dboost.fit` also accepts its path; or with `client` the workers do,
         to a folder that all of them share or a URL of an object store, and any cluster and any process may open it again with
@@ -324,7 +335,8 @@ def prepare(
     model = None if start_from is None else as_booster(start_from).ensemble
     warm_start = without_model(continue_bins) if model is None else WarmStart.continuation(model, continue_bins)
     shaping = {"features": features, "categorical_features": categorical_features}
-    table = TableRows(data, {"target": target, "sample_weight": sample_weight, "offset": offset} | shaping, client, workers)
+    roles = {"target": target, "sample_weight": sample_weight, "offset": offset} | ({} if group is None else {"group": group})
+    table = TableRows(data, roles | shaping, client, workers)
     request = FitRequest.of(
         {"max_bins": max_bins, "random_state": random_state},
         n_threads=n_threads,

@@ -43,7 +43,15 @@ from dboost.training.folds import (
     metric_names,
     split_rows,
 )
-from dboost.training.plan import FitRequest, available_threads, checked_callbacks, parse_time_limit, rounds_of, rounds_of_rule
+from dboost.training.plan import (
+    FitRequest,
+    available_threads,
+    checked_callbacks,
+    draws_rows,
+    parse_time_limit,
+    rounds_of,
+    rounds_of_rule,
+)
 from dboost.training.prepared_dataset import is_prepared
 
 
@@ -100,6 +108,7 @@ def cv(
     target: Any = ...,
     *,
     folds: Any = None,
+    group: Any = None,
     groups: Any = None,
     time: Any = None,
     repeats: int = 1,
@@ -135,8 +144,12 @@ def cv(
         in neither is left out. With one value per row, each value is a fold. Positions and values count the rows of positive
         weight. For tables and paths `folds`, `groups` and `time` may be names of columns, which are then no features unless
         `features` names them.
+    group : str, or one value per row, optional
+        What rows belong together, as in `dboost.fit`: a number of folds and splitters do not divide the rows of a group, and
+        samples of rows (`subsample`) take whole groups. A `Dataset` has the groups of `dboost.prepare`. Splitters get the
+        groups as integers (whole numbers are themselves), for rows of positive weight.
     groups : str, or one value per row, optional
-        Rows of a group are not divided: for a number of folds, and for splitters.
+        The same for the folds only, under scikit-learn's name: for the rows of positive weight, and splitters get these values.
     time : str, or one value per row, optional
         With a number of folds: divide the rows in the order of these values into one part more than there are folds; each fold
         trains on all parts before the one that it holds out. Rows of equal time are in the same part.
@@ -200,7 +213,7 @@ def cv(
         available_threads(n_threads), None if memory_limit is None else parse_memory_limit(memory_limit),
         math.inf if seconds is None else began + seconds,
     )  # fmt: skip
-    options = DataOptions(sample_weight, offset, features, categorical_features, client, memory_limit, n_threads)
+    options = DataOptions(sample_weight, offset, group, features, categorical_features, client, memory_limit, n_threads)
     division = FoldOptions(folds, groups, time, repeats, earlier)
     with folded(data, target, division, options, settings.parameters) as rows:
         return cross_validate(rows, settings, earlier)
@@ -215,15 +228,27 @@ class FoldOptions(NamedTuple):
     repeats: int
     known: CVResult | None = None  # with the folds to use, unless others are given
 
-    def of(self, n_rows: int, targets: Column, is_classification: bool, seed: int) -> list[FoldRows]:
-        """Return the folds; raise a ParameterError or a DataError if they are not those of `known`."""
+    @property
+    def can_keep_groups(self) -> bool:
+        """Whether the folds are those of a number or of a splitter, which keep groups together."""
+        is_number = self.folds is None or (isinstance(self.folds, Number) and not isinstance(self.folds, bool))
+        return self.time is None and (is_number or hasattr(self.folds, "split"))
+
+    def of(
+        self, n_rows: int, targets: Column, is_classification: bool, seed: int, keys: np.ndarray | None = None
+    ) -> list[FoldRows]:
+        """Return the folds; raise a ParameterError or a DataError if they are not those of `known`.
+
+        keys : of the groups of the rows, which folds keep together if they can.
+        """
         known = [] if self.known is None else [state.rows for state in self.known.states]
         if known and len(known[0].uses) != n_rows:
             raise DataError(f"start_from is a result of {len(known[0].uses)} rows of positive weight, the data have {n_rows}")
         if known and self.folds is None and self.groups is None and self.time is None and self.repeats == 1:
             return known
         found = split_rows(
-            5 if self.folds is None else self.folds, n_rows, lambda: targets, groups=self.groups, time=self.time,
+            5 if self.folds is None else self.folds, n_rows, lambda: targets,
+            groups=keys if self.groups is None and self.can_keep_groups else self.groups, time=self.time,
             repeats=self.repeats, is_classification=is_classification, seed=seed,
         )  # fmt: skip
         same = [np.array_equal(one.uses, other.uses) for one, other in zip(found, known, strict=False)]
@@ -241,6 +266,7 @@ class DataOptions(NamedTuple):
 
     sample_weight: Any
     offset: Any
+    group: Any
     features: Sequence[str] | None
     categorical_features: Any
     client: Any
@@ -250,7 +276,7 @@ class DataOptions(NamedTuple):
     @property
     def shaping(self) -> dict[str, Any]:
         """Those that belong to a data set: for one that is given they have been decided."""
-        names = ("sample_weight", "offset", "features", "categorical_features", "client")
+        names = ("sample_weight", "offset", "group", "features", "categorical_features", "client")
         return {name: getattr(self, name) for name in names}
 
 
@@ -275,6 +301,12 @@ def folded(data: Any, target: Any, division: FoldOptions, options: DataOptions, 
         the rows.
     """
     shaping = options.shaping
+    if options.group is not None:
+        if division.groups is not None:
+            raise ParameterError("group and groups are two names of the same: leave groups out")
+        if not division.can_keep_groups and not draws_rows(parameters):
+            what = "time" if division.time is not None else "folds that are given row by row"
+            raise ParameterError(f"group has no effect with {what} if no rows are drawn: leave it out, or give subsample")
     if not isinstance(data, Dataset) and is_prepared(data):
         data = Dataset(data)
         target = ... if isinstance(target, str) and target == data.target else target
@@ -300,7 +332,7 @@ def folded(data: Any, target: Any, division: FoldOptions, options: DataOptions, 
         rows: BinnedRows = prepared._rows(options.client)
         targets = rows.targets()
         is_classification = target_of(targets, parameters, prepared.target).classes is not None
-        found = division.of(rows.n_rows, targets, is_classification, parameters.random_state)
+        found = division.of(rows.n_rows, targets, is_classification, parameters.random_state, rows.groups())
         yield FoldedRows(prepared, rows, targets, found)
 
 
@@ -446,8 +478,8 @@ def _with_values(
         if pd.isna(found).any():
             raise DataError(f"column {column!r}, which was given as {name}, has missing values: fill them, or remove the rows")
         values[name] = np.unique(found, return_inverse=True)[1]
-    roles = [role for role in (target, options.sample_weight, options.offset, *named.values()) if names.is_label(role)]
-    taken = set(map(names.find, roles))
+    used = (target, options.sample_weight, options.offset, options.group, *named.values())
+    taken = {names.find(column) for column in used if names.is_label(column)}
     features = [name for name in names if name not in taken] if options.features is None else options.features
     return division._replace(**values), features
 

@@ -148,6 +148,7 @@ def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "prepare", "Read and bin a table once, for many fits.")
     command.add_argument("data", metavar="DATA", type=path_text, help=DATA)
     command.add_argument("--target", metavar="COL", required=True, help="the column to predict")
+    _group(command)
     command.add_argument(
         "--output",
         metavar="FOLDER",
@@ -229,6 +230,12 @@ def _rows(command: argparse.ArgumentParser) -> None:
     """Add DATA and --target of a command that takes a table or a prepared data set; see `data_arguments`."""
     command.add_argument("data", metavar="DATA", type=path_text, help=f"{DATA}; or a folder of dboost prepare")
     command.add_argument("--target", metavar="COL", help="the column to predict; a folder of dboost prepare has one")
+    _group(command)
+
+
+def _group(command: argparse.ArgumentParser) -> None:
+    does = "rows with the same value of this column belong together: samples of rows, and folds, take all or none of them"
+    command.add_argument("--group", metavar="COL", help=does)
 
 
 def _folds(command: argparse.ArgumentParser) -> None:
@@ -237,7 +244,7 @@ def _folds(command: argparse.ArgumentParser) -> None:
     does += "rows before those that it holds out [%(default)s]"
     command.add_argument("--folds", metavar="N", type=_fold_text, default=5, help=does)
     chosen = command.add_mutually_exclusive_group()
-    chosen.add_argument("--groups", metavar="COL", help="rows with the same value of this column stay in the same fold")
+    chosen.add_argument("--groups", metavar="COL", help="like --group, for the folds only")
     does = "like ordered:N, in the order of this column; rows with the same value are not divided"
     chosen.add_argument("--time-column", metavar="COL", help=does)
     does = "divide the rows N times, each time differently [%(default)s]"
@@ -288,6 +295,7 @@ _positive.__name__ = "whole number above 0"  # argparse calls a wrong value an "
 ELSEWHERE = {
     "data": "it is the first argument",
     "target": "use --target",
+    "group": "use --group",
     "eval_set": "use --eval",
     "client": "use --scheduler or --workers",
     "progress": "use --quiet",

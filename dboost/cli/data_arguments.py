@@ -38,10 +38,15 @@ def check_target(arguments: argparse.Namespace) -> bool:
 
 
 def rows_of(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """Return DATA as an argument of `dboost.cv`, and the keyword with its target, if it needs one; checks as `check_target`."""
+    """Return DATA as an argument of `dboost.cv`, and keywords with its target and groups, unless it is a prepared data set.
+
+    Checks as `check_target`.
+    """
     if check_target(arguments):
+        if arguments.group is not None:
+            raise ParameterError(f"--group: {arguments.data} holds prepared data, which have the groups of dboost prepare")
         return dboost.Dataset(arguments.data), {}
-    return arguments.data, {"target": arguments.target}
+    return arguments.data, {"target": arguments.target} | ({} if arguments.group is None else {"group": arguments.group})
 
 
 #: Why keywords of `dboost.cv` and `tune` cannot be set by ``--set``.

@@ -11,6 +11,7 @@ from dboost.cli import arguments as settings
 ELSEWHERE = {
     "data": "it is the first argument",
     "target": "use --target",
+    "group": "use --group",
     "path": "use --output",
     "client": "a folder is written by one process",
     "workers": "a folder is written by one process",
@@ -21,6 +22,8 @@ ELSEWHERE = {
 def run(arguments: argparse.Namespace) -> None:
     known = settings.keywords(dboost.prepare, ELSEWHERE)
     parameters = settings.gather(arguments.params, arguments.set, known, ELSEWHERE)
+    if arguments.group is not None:
+        parameters["group"] = arguments.group
     if arguments.memory_limit is not None:
         parameters["memory_limit"] = arguments.memory_limit
     with dboost.prepare(arguments.data, arguments.target, arguments.output, **parameters) as data:

@@ -114,6 +114,7 @@ def _train_on_new(arguments: argparse.Namespace, parameters: dict[str, Any]) -> 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Options with a name of their own as keywords of `dboost.fit`, without those that are not given."""
     given = {
+        "group": arguments.group,
         "eval_set": arguments.eval,
         "start_from": arguments.start_from,
         "checkpoint": arguments.checkpoint,

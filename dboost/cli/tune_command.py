@@ -90,13 +90,14 @@ def run(arguments: argparse.Namespace) -> None:
     data, target = rows_of(arguments)
     division = FoldOptions(**fold_keywords(arguments))
     with cluster_at(arguments.scheduler, arguments.workers) as client:
-        options = DataOptions(**reading | {"client": client})
+        options = DataOptions(**reading | {"client": client, "group": arguments.group})
         with folded(data, target.get("target", ...), division, options, parameters) as rows:
             metrics = metric_names(arguments.metric, target_of(rows.targets, parameters))
             if len(metrics) != 1:
                 raise ParameterError(f"--metric {arguments.metric} must be one metric: a trial has one score")
             same = {name: repr(value) for name, value in learning.items()} | {name: repr(one) for name, one in space.items()}
             same |= {"--metric": metrics[0].name, "--pruner": arguments.pruner, "DATA or folds": _digest(rows)}
+            same |= {} if arguments.group is None else {"--group": arguments.group}
             study = _opened(path, same, _pruner(arguments.pruner, parameters.max_iter), metrics[0].greater_is_better)
             while (number := len(_ended(study))) < arguments.trials and perf_counter() < until:
                 # A sampler for each trial: a study that was killed makes the same trials as an undisturbed one.
@@ -273,9 +274,12 @@ def _best(study: optuna.Study) -> str:
 def train_command(arguments: argparse.Namespace, fixed: dict[str, Any], best: optuna.trial.FrozenTrial) -> str:
     """Return the command that trains with the parameters of a trial, for as many iterations as were best."""
     command = ["dboost", "train", arguments.data]
+    parameters = fixed | best.params | {"max_iter": best.user_attrs["best_iteration"]}
     if arguments.target is not None:
         command += ["--target", arguments.target]
-    for name, value in (fixed | best.params | {"max_iter": best.user_attrs["best_iteration"]}).items():
+    if arguments.group is not None and canonical(parameters).get("subsample", 1.0) < 1:  # otherwise only folds need it
+        command += ["--group", arguments.group]
+    for name, value in parameters.items():
         if name not in ("early_stopping_rounds", "memory_limit"):  # no evaluation set; an option of its own
             command += ["--set", f"{name}={as_set(value)}"]
     for option in ("memory_limit", "scheduler", "workers"):

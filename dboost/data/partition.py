@@ -56,7 +56,7 @@ from dboost.data.chunk import (
 )
 from dboost.data.column import CategoryColumn, Column, apply, without_unused
 from dboost.data.labels import Names, items_of_labels, listed, text_of
-from dboost.data.roles import ROLES, RowRoles
+from dboost.data.roles import ROLES, RowRoles, keys_of
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.kernels.checksum import checksum
 from dboost.schema import MAX_LEVELS, NUMBERS, TRUTH_VALUES, Feature, Level, kinds_of
@@ -1069,9 +1069,12 @@ def role_column(values: Any, role: str, name: str | None, n_rows: int | None) ->
     values = one_column(values, role)
     if n_rows is not None and len(values) != n_rows:
         raise DataError(f"{role} has {len(values)} rows, the data have {n_rows}")
-    dtype = ROLES[role].dtype
-    spec = ColumnSpec(role if name is None else name, None if dtype is None else False, role=role)
+    dtype, is_key = ROLES[role].dtype, ROLES[role].kind == "key"
+    # Keys may have any number of categories.
+    spec = ColumnSpec(role if name is None else name, False if dtype is not None and not is_key else None, is_key, role=role)
     column = to_column(values, spec)
+    if is_key:
+        return keys_of(column, role if name in (None, role) else f"{role} {name!r}")
     if isinstance(column, CategoryColumn):
         return column
     # Kernels read the arrays of a fit without further copies.

@@ -1,27 +1,39 @@
-"""What rows carry beside their features: target, weight, offset.
+"""What rows carry beside their features: target, weight, offset, group.
 
 `RowRoles` holds them for some rows, and declares each role in one line; `ROLES` is the table of the declarations. Everything
 that reads, stores, moves, checks and bins rows loops over this table, so a new role is one more line here.
 
 A role's *kind* says how its column is read: "any" keeps the values in their own dtype or as categories, "number" makes float64
-of them.
+of them, and "key" makes an integer of each value (`keys_of`).
+
+**Keys.** The key of a whole number is the number itself, also of a text that is one; that of another text is a hash of 64 bits.
+So equal values have equal keys for every library, dtype, partition and worker, and no process needs a list of all values.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from hashlib import blake2b
 from typing import Any, Literal
 
 import numpy as np
 
 from dboost.data.column import CategoryColumn, Column
+from dboost.errors import DataError
+from dboost.schema import Level
 
-Kind = Literal["any", "number"]
+Kind = Literal["any", "number", "key"]
 #: Flags of invalid rows, what is wrong with them, and the remedy if it is not obvious.
 Flaw = tuple[np.ndarray, str, str]
 _NAN, _INFINITE = "contains NaN", "contains infinity"
 _MISSING = "contains NaN (a missing value)"
+
+#: The key of a missing value.
+MISSING_KEY = -(2**63)
+#: Text that is a whole number, as CSV files may have it.
+_WHOLE = re.compile(r"\s*([+-]?\d+)(\.0*)?\s*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -34,9 +46,14 @@ class Role:
     check: Callable[[Any], list[Flaw]]  # the flaws of a column
 
     @property
+    def stored_dtype(self) -> str:
+        """Of its field in block files; targets are numbers, or codes of categories."""
+        return "<i8" if self.kind == "key" else "<f8"
+
+    @property
     def dtype(self) -> np.dtype | None:
         """Of the array that is read; None for that of the values."""
-        return None if self.kind == "any" else np.dtype(np.float64)
+        return {"any": None, "number": np.dtype(np.float64), "key": np.dtype(np.int64)}[self.kind]
 
 
 def _check_target(target: Column) -> list[Flaw]:
@@ -53,6 +70,10 @@ def _check_number(values: np.ndarray) -> list[Flaw]:
     return [(np.isnan(values), _NAN, ""), (np.isinf(values), _INFINITE, "")]
 
 
+def _check_key(keys: np.ndarray) -> list[Flaw]:
+    return [(keys == MISSING_KEY, _MISSING, "")]
+
+
 def _role(name: str, kind: Kind, check: Callable[[Any], list[Flaw]]) -> dict[str, Any]:
     return {"name": name, "kind": kind, "check": check}
 
@@ -64,6 +85,8 @@ class RowRoles:
     target: Column | None = field(default=None, metadata=_role("target", "any", _check_target))
     weight: np.ndarray | None = field(default=None, metadata=_role("sample_weight", "number", _check_weight))  # float64[n]
     offset: np.ndarray | None = field(default=None, metadata=_role("offset", "number", _check_number))  # float64[n]
+
+    group: np.ndarray | None = field(default=None, metadata=_role("group", "key", _check_key))  # int64[n]
 
     @classmethod
     def of(cls, columns: Mapping[str, Column | None]) -> RowRoles:
@@ -106,6 +129,46 @@ class RowRoles:
 NO_ROLES = RowRoles()
 #: The roles by their names.
 ROLES: dict[str, Role] = {one.metadata["name"]: Role(field=one.name, **one.metadata) for one in fields(RowRoles)}
+
+
+def by_columns(roles: RowRoles, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return ``function(y, weight, offset, *arguments)``, for functions that use no other roles."""
+    return function(roles.numbers, roles.weight, roles.offset, *arguments)
+
+
+def keys_of(column: Column, what: str) -> np.ndarray:
+    """Return the key of each value: int64[n].
+
+    Raises
+    ------
+    DataError
+        For fractions and infinity. what : name of the column for messages.
+    """
+    if isinstance(column, CategoryColumn):
+        return np.array([*(_key_of(level, what) for level in column.categories), MISSING_KEY], np.int64)[column.codes]
+    if column.dtype.kind != "f":
+        return column.astype(np.uint64).view(np.int64) if column.dtype.kind == "u" else column.astype(np.int64)
+    missing = np.isnan(column)
+    values = np.where(missing, 0.0, column)
+    if not ((values == np.rint(values)) & (np.abs(values) < 2.0**63)).all():
+        raise _no_key(what)
+    return np.where(missing, MISSING_KEY, values.astype(np.int64))
+
+
+def _no_key(what: str) -> DataError:
+    return DataError(f"{what} holds fractions, or numbers of 2**63 or more: give whole numbers or text")
+
+
+def _key_of(level: Level, what: str) -> int:
+    if isinstance(level, str):
+        whole = _WHOLE.fullmatch(level)
+        if whole is None:
+            digest = blake2b(level.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+            return int.from_bytes(digest, "little", signed=True)
+        level = int(whole[1])
+    if int(level) != level:
+        raise _no_key(what)
+    return (int(level) + 2**63) % 2**64 - 2**63
 
 
 def rows_of(column: Column, some: slice | np.ndarray) -> Column:

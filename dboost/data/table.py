@@ -49,7 +49,7 @@ from dboost.data.partition import (
     slice_rows,
     used_columns,
 )
-from dboost.data.roles import ROLES, RowRoles, joined
+from dboost.data.roles import NO_ROLES, ROLES, RowRoles, joined
 from dboost.data.row_metadata import (
     DataIssue,
     MetadataRows,
@@ -705,6 +705,24 @@ class Table:
     def offset(self) -> np.ndarray | None:
         """The offsets of all rows, see `all_roles`."""
         return self.all_roles.offset
+
+    @property
+    def role_names(self) -> tuple[str, ...]:
+        """Names of the roles that the rows have."""
+        first = next((i for i, length in enumerate(self.lengths) if length), None)
+        return () if first is None else tuple(self.roles(first).by_name())
+
+    def draw_ids(self, i: int, start: int) -> np.ndarray:
+        """Return the numbers by which samples of rows are drawn: int64[n], of the rows of positive weight of partition `i`.
+
+        These are the keys of the groups, if there are any, so that samples take whole groups; otherwise the rows' global ids.
+        start : global id of the first of these rows.
+        """
+        roles = self.roles(i) if self.lengths[i] else NO_ROLES
+        kept = kept_rows(roles.weight)
+        if roles.group is not None:
+            return roles.group if kept is None else roles.group[kept]
+        return start + np.arange(self.lengths[i] if kept is None else len(kept))
 
     def drop_target(self) -> None:
         """Release the target, which has been encoded."""

@@ -23,7 +23,7 @@ from distributed import Client, Future
 
 from dboost.data import CategoryColumn, Chunk, Column, RowRoles
 from dboost.data.chunk import BinnedPartition
-from dboost.data.dask_collections import in_place, roles_in
+from dboost.data.dask_collections import in_place
 from dboost.data.partition import (
     ReadPlan,
     binned_plan,
@@ -34,6 +34,7 @@ from dboost.data.partition import (
     role_column,
     slice_rows,
 )
+from dboost.data.roles import ROLES
 from dboost.data.table import values_of
 from dboost.distributed.cluster_fit import ClusterTable
 from dboost.distributed.connection import Connection, address_of, current_client, submit, usable
@@ -57,6 +58,7 @@ from dboost.training.dataset_rows import (
     FoldScoresOfPartition,
     StoredDataset,
     check_thresholds,
+    joined_groups,
     joined_scores,
     joined_targets,
     new_version,
@@ -147,6 +149,9 @@ class ClusterRows:
 
     def targets(self) -> Column:
         return joined_targets(self._map(_target_of, [() for _ in self.futures]))
+
+    def groups(self) -> np.ndarray | None:
+        return joined_groups(self._map(_group_of, [() for _ in self.futures])) if "group" in self.filled else None
 
     def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
         starts = np.cumsum((0, *self.lengths)).tolist()
@@ -264,7 +269,7 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
             n_kept = table.n_kept
             starts, n_rows = starts_of(n_kept), sum(n_kept.values())
             plan = replace(raw.plan, known=features, extend_categories=False)
-            has = roles_in({*plan.roles, *raw.filled, *raw.whole})
+            has = raw.roles
             ends = np.cumsum([0, *(table.lengths[i] for i in range(raw.n_parts))]).tolist()
             token = uuid.uuid4().hex
             keys = [f"dboost-binned-{token}-{i}" for i in range(raw.n_parts)]
@@ -312,7 +317,7 @@ def _bin_part(
                 "with the same rows every time (no sample without a seed, no query without an order, no files that change)"
             )
         if not chunk.n_rows:  # roles of an empty partition are not read
-            roles = RowRoles.of({role: np.empty(0) for role in has})
+            roles = RowRoles.of({role: np.empty(0, ROLES[role].dtype) for role in has})
         else:
             separate = {role: role_column(values, role, None, length) for role, values in unpack(given).items()}
             roles = RowRoles.of(chunk.roles.by_name() | separate)
@@ -389,6 +394,10 @@ def _read_part(promise: bytes, root: str, name: str, checksum: str, n_rows: int)
 def _target_of(partition: BinnedPartition) -> Column:
     assert partition.roles.target is not None
     return partition.roles.target
+
+
+def _group_of(partition: BinnedPartition) -> np.ndarray | None:
+    return partition.roles.group
 
 
 def _scores_of(packed: bytes, partition: BinnedPartition, uses: list[np.ndarray]) -> FoldScoresOfPartition:

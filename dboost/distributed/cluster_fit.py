@@ -458,6 +458,10 @@ class ClusterTable:
         return self._partitions.source
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        return self.source.roles
+
+    @property
     def unit_weights(self) -> bool:
         if self._unit_weights is None:
             return all(stats.unit_weights for stats in self._partitions.partition_stats)

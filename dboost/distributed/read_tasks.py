@@ -166,6 +166,11 @@ class ReadTasks:
         return list(self._bundles)
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        """Names of the roles that the rows have."""
+        return roles_in({*self.plan.roles, *self._filled, *self.whole})
+
+    @property
     def filled(self) -> tuple[str, ...]:
         """The roles that are separate collections."""
         return self._filled

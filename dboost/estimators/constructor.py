@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from dboost.api import fit
+from dboost.data.roles import ROLES
 from dboost.errors import ParameterError
 from dboost.params import TreeParameters, documentation, entry, learning_keywords
 from dboost.training.callbacks import Callback
@@ -141,7 +142,7 @@ OWN = {
 }
 
 #: Keywords of `dboost.fit` that belong to the rows of one fit.
-_OF_ROWS = ("sample_weight", "offset", "eval_set")
+_OF_ROWS = (*ROLES, "eval_set")
 
 
 def _keywords() -> list[inspect.Parameter]:

@@ -82,6 +82,8 @@ class BiteStore:
         self._owned = rows.owned
         self._n_parts = 1 if is_small(self.n_rows // self._n_bites, len(spec.binning.features)) else n_parts
         self._bytes_before = 0
+        #: Number of rows of each partition in each section.
+        self._counts = {number: self._sections_of(rows, number) for number in self._owned}
         groups, sizes = bite_fields(spec.shard), self._sizes()
         place, piece_rows = None, _PIECE_ROWS
         if budget is not None:
@@ -100,7 +102,7 @@ class BiteStore:
         """Add each row to the section of its bite."""
         row_ids = np.arange(piece.first, piece.first + piece.codes.n_rows)
         fields = piece.fields | {"narrow": piece.codes.narrow, "wide": piece.codes.wide, "row_ids": row_ids}
-        sections = sections_of(self._spec.seed, self._n_bites, self._n_parts, row_ids)
+        sections = sections_of(self._spec.seed, self._n_bites, self._n_parts, row_ids, piece.fields.get("draw_id"))
         counts = np.bincount(sections, minlength=len(self._store.sizes))
         if len(counts) <= 2**16:
             sections = sections.astype(np.uint16)  # sorted ten times as fast
@@ -110,12 +112,19 @@ class BiteStore:
             n, end = int(counts[section]), int(ends[section])
             self._store.append(n, fields, order[end - n : end], section)
 
+    def _sections_of(self, rows: StartingRows, number: int) -> np.ndarray:
+        """Return the number of rows of a partition in each section."""
+        spec, n, start = self._spec, self._owned[number], self._spec.starts[number]
+        if not spec.shard.grouped:
+            return bite_sizes(spec.seed, self._n_bites, n, start, self._n_parts)
+        row_ids, draw_ids = np.arange(start, start + n), rows.draw_ids(number, start)
+        sections = sections_of(spec.seed, self._n_bites, self._n_parts, row_ids, draw_ids)
+        return np.bincount(sections, minlength=self._n_bites * self._n_parts)
+
     def _sizes(self) -> list[int]:
         """Return the number of rows of each section."""
-        sizes = np.zeros(self._n_bites * self._n_parts, np.int64)
-        for number, n in self._owned.items():
-            sizes += bite_sizes(self._spec.seed, self._n_bites, n, self._spec.starts[number], self._n_parts)
-        return sizes.tolist()
+        none = np.zeros(self._n_bites * self._n_parts, np.int64)
+        return sum((self._counts[number] for number in self._owned), none).tolist()
 
     @property
     def n_rows(self) -> int:

@@ -87,6 +87,10 @@ class BatchRows:
         """Number of rows of positive weight of each partition with such rows."""
         return {number: n for k, number in enumerate(self.table.numbers) if (n := self.kept_of(k))}
 
+    def draw_ids(self, number: int, start: int) -> np.ndarray:
+        """See `StartingRows`."""
+        return self.table.draw_ids(self.table.numbers.index(number), start)
+
     def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
         """See `StartingRows`."""
         return starting_pieces(self, spec, n_threads, piece_rows)
@@ -176,6 +180,14 @@ class BatchRows:
         """Whether start scores replace the offsets."""
         return self._has_start_scores
 
+    def draw_id_of(self, spec: BuildSpec, kept_range: slice) -> np.ndarray | None:
+        """Return the keys of the groups of a range of the rows of positive weight, in memory; None if no group is drawn."""
+        group = self.table.all_roles.group
+        if not spec.shard.grouped or group is None:
+            return None
+        kept = kept_rows(self.table.weight)
+        return group[kept_range] if kept is None else group[kept[kept_range]]
+
     def gather(self) -> None:
         """Load everything but the columns into memory."""
         table = self.table
@@ -204,6 +216,9 @@ class StartingRows(Protocol):
     def owned(self) -> dict[int, int]:
         """Number of rows of positive weight of each partition with such rows."""
 
+    def draw_ids(self, number: int, start: int) -> np.ndarray:
+        """Return what samples of the rows of a partition are drawn by, see `Table.draw_ids`."""
+
     def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
         """Yield the rows of positive weight in pieces of about `piece_rows` rows."""
 
@@ -224,7 +239,7 @@ class StartingPiece:
 
     first: int  # global id of the first row
     codes: BinnedColumns  # valid until the next piece
-    fields: dict[str, np.ndarray]  # target, weight (if the fit has weights) and first raw scores, by name
+    fields: dict[str, np.ndarray]  # target, weight and draw_id (if the fit has them), and first raw scores, by name
 
 
 def starting_pieces(rows: BatchRows, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
@@ -250,6 +265,9 @@ def starting_pieces(rows: BatchRows, spec: BuildSpec, n_threads: int, piece_rows
         fields = {"target": spec.in_unit(roles.numbers[here]), "raw": spec.in_unit(raw[0] if len(raw) == 1 else raw)}
         if spec.shard.weighted:
             fields["weight"] = np.ones(n) if roles.weight is None else roles.weight[here]
+        if spec.shard.grouped:
+            assert roles.group is not None
+            fields["draw_id"] = roles.group[here]
         yield StartingPiece(spec.starts[table.numbers[chunk]] + at, piece.codes, fields)
         at += n
 
@@ -388,11 +406,11 @@ class PartitionLoader:
         self._table_rows(batch).compute_start_scores(warm_start)
 
     def map_rows(self, batch: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
-        """Return ``function(y, weight, offset, *arguments)`` of each range of a table's rows of positive weight.
+        """Return ``function(roles, *arguments)`` of each range of a table's rows of positive weight.
 
         The start scores replace the offsets if the fit continues a model of other data.
         """
-        return [function(roles.target, roles.weight, roles.offset, *arguments) for roles in self._table_rows(batch).ranges()]
+        return [function(roles, *arguments) for roles in self._table_rows(batch).ranges()]
 
     def distinct(self, batch: str) -> list[np.ndarray]:
         """Return the distinct values of each numeric column in rows of positive weight, as float64[...]."""

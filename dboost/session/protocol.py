@@ -343,7 +343,7 @@ class Session(Protocol):
         """Compute the raw scores of the rows by an existing model."""
 
     def map_rows(self, batch: str, function: Callable[..., Any], arguments: tuple[Any, ...], /) -> list[Any]:
-        """Return ``function(y, weight, offset, *arguments)`` of ranges of the rows of positive weight."""
+        """Return ``function(roles, *arguments)`` (`data.roles.RowRoles`) of ranges of the rows of positive weight."""
 
     def distinct(self, batch: str, /) -> list[np.ndarray]:
         """Return the distinct values of each numeric column."""
@@ -471,6 +471,10 @@ class SessionTable(Protocol):
     @property
     def unit_weights(self) -> bool:
         """Whether all weights are 1 (or 0)."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Names of the roles that the rows have."""
 
     def target_scans(self) -> list[TargetScan]:
         """Return the target scans of all partitions."""

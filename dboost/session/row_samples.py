@@ -7,12 +7,16 @@ occurs among the hashes that start with the digits found so far. The sums of the
 finished when all hashes with the current prefix are selected, which takes about log(rows) / log(256) rounds. Sessions send
 counts only: 256 per class and round, independent of the number of rows. (A threshold of the hashes would need no rounds, but
 would hold out about as many rows: `validation_fraction=500` promises a number of rows, and a rare class its share.)
+
+**Whole groups.** If rows have groups, every row has the hash of its group, and the groups with the smallest hashes are drawn
+(`whole_groups`): about the same share of the rows, whatever their classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,7 +50,7 @@ class DrawnRows:
     bounds: tuple[int, ...]
 
     def selects(self, row_ids: np.ndarray, classes: np.ndarray | None = None) -> np.ndarray:
-        """Return whether rows (int64[n], global ids) are drawn: bool[n].
+        """Return whether rows are drawn, given their numbers (int64[n], see `Table.draw_ids`): bool[n].
 
         classes : int64[n]; not used if one bound applies to all rows.
         """
@@ -125,6 +129,15 @@ def find_bounds(
     return DrawnRows(draw.seed, tuple(bounds))
 
 
+def whole_groups(draw: Draw, counts: Sequence[int], other: Draw | None = None) -> DrawnRows:
+    """Return the selection of whole groups with about as many rows as a draw, of all classes together.
+
+    counts : number of available rows of each class; other : a draw of the other rows than these.
+    """
+    share = sum(draw.sizes) / max(sum(counts) - (0 if other is None else sum(other.sizes)), 1)
+    return DrawnRows(draw.seed, (min(int(share * 2.0**_BITS), 1 << _BITS),))
+
+
 def in_proportion(counts: Sequence[int], n: int, seed: int) -> tuple[int, ...]:
     """Divide n rows among classes with `counts` rows, in proportion, by the method of largest remainders.
 
@@ -188,6 +201,16 @@ class RowAssignment:
 ChosenRows = tuple[np.ndarray, np.ndarray | None]
 
 
+class _Piece(NamedTuple):
+    """Rows of positive weight of one chunk."""
+
+    first: int  # position of the chunk's first row in the table
+    rows: np.ndarray  # their positions in the chunk
+    first_id: int  # global id of the first of them
+    draw_ids: np.ndarray  # see `Table.draw_ids`
+    classes: np.ndarray | None
+
+
 class NumberedRows:
     """The rows of a table with their global ids (positions among all rows of positive weight) and their classes.
 
@@ -216,15 +239,16 @@ class NumberedRows:
     def class_counts(self) -> np.ndarray:
         """Return the number of rows of positive weight in each class, or in total: int64[n_classes or 1]."""
         found = np.zeros(self._n_classes or 1, np.int64)
-        for _, row_ids, classes, _ in self._pieces():
-            found += len(row_ids) if classes is None else np.bincount(classes, minlength=len(found))
+        for piece in self._pieces():
+            classes = piece.classes
+            found += len(piece.rows) if classes is None else np.bincount(classes, minlength=len(found))
         return found
 
     def digit_counts(self, digits: DigitRequest) -> np.ndarray:
         """See `DigitRequest.count`."""
         found = np.zeros((len(digits.prefixes), 1 << digits.n_bits), np.int64)
-        for _, row_ids, classes, _ in self._pieces():
-            found += digits.count(row_ids, classes)
+        for piece in self._pieces():
+            found += digits.count(piece.draw_ids, piece.classes)
         return found
 
     def apply(self, assignment: RowAssignment) -> tuple[ChosenRows | None, ChosenRows | None]:
@@ -243,15 +267,16 @@ class NumberedRows:
         def weights(k: int) -> np.ndarray:
             """Return the new weights of chunk k, and append its chosen rows to `found`."""
             weight = self._weights(k, assignment.class_weight)
-            for first, row_ids, classes, rows in self._pieces(k):
-                uses = None if fold is None else fold.of(row_ids)
+            for piece in self._pieces(k):
+                rows, drawn = piece.rows, (piece.draw_ids, piece.classes)
+                uses = None if fold is None else fold.of(piece.first_id + np.arange(len(rows)))
                 if uses is not None:
                     held = uses == TEST
                 else:
-                    held = np.zeros(len(rows), bool) if held_out is None else held_out.selects(row_ids, classes)
-                seen = np.zeros(len(rows), bool) if watched is None else watched.selects(row_ids, classes) & ~held
+                    held = np.zeros(len(rows), bool) if held_out is None else held_out.selects(*drawn)
+                seen = np.zeros(len(rows), bool) if watched is None else watched.selects(*drawn) & ~held
                 for is_held, own in ((True, rows[held]), (False, rows[seen])):
-                    found[is_held].append((first + own, weight[own]))
+                    found[is_held].append((piece.first + own, weight[own]))
                 weight[rows[held if uses is None else uses != TRAIN]] = 0.0
             return weight
 
@@ -273,11 +298,8 @@ class NumberedRows:
         of_rows = class_weight[self._target_of(k).astype(np.int64)]
         return of_rows if weight is None else of_rows * weight
 
-    def _pieces(self, k: int | None = None) -> Iterator[tuple[int, np.ndarray, np.ndarray | None, np.ndarray]]:
+    def _pieces(self, k: int | None = None) -> Iterator[_Piece]:
         """Yield the rows of positive weight (of chunk k only, if given) in pieces.
-
-        Each piece is the position of the chunk's first row in the table, and the rows' global ids, classes, and positions in
-        the chunk.
 
         Raises
         ------
@@ -295,9 +317,10 @@ class NumberedRows:
                         "first read: the data have changed meanwhile"
                     )
                 classes = None if self._n_classes is None else self._target_of(i)
+                draw_ids = table.draw_ids(i, self._starts[i])
                 for low in range(0, n, _PIECE_ROWS):
                     high = min(low + _PIECE_ROWS, n)
                     some = np.arange(low, high) if rows is None else rows[low:high]
                     of = None if classes is None else classes[some].astype(np.int64)
-                    yield first, np.arange(self._starts[i] + low, self._starts[i] + high), of, some
+                    yield _Piece(first, some, self._starts[i] + low, draw_ids[low:high], of)
             first += length

@@ -196,7 +196,8 @@ class WorkerSession(PartitionLoader):
         check_rows_in_memory(rows.n_kept if spec.is_whole else -(-rows.n_kept // self._n_threads))  # of a shard
         row_ids = global_row_ids(rows.table, spec.starts)
         for codes, target, weight, raw, kept_range in self._encoded(rows, batch, spec, 1 if spec.is_whole else None):
-            shard = Shard(codes, spec.shard, target, weight, raw, ranges=runs_of(row_ids[kept_range]))
+            draw_id = rows.draw_id_of(spec, kept_range)
+            shard = Shard(codes, spec.shard, target, weight, raw, ranges=runs_of(row_ids[kept_range]), draw_id=draw_id)
             in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
             runner = InMemoryRunner(shard, batch, spec, max(self._n_threads // spec.n_sharing, 1))
             _replay(runner, past)
@@ -237,8 +238,8 @@ class WorkerSession(PartitionLoader):
 
         def gather() -> Shard:
             rows.gather()
-            ((codes, target, weight, raw, _),) = self._encoded(rows, batch, spec, 1)
-            return Shard(codes, spec.shard, target, weight, raw)
+            ((codes, target, weight, raw, kept_range),) = self._encoded(rows, batch, spec, 1)
+            return Shard(codes, spec.shard, target, weight, raw, draw_id=rows.draw_id_of(spec, kept_range))
 
         def write() -> tuple[BlockStore, Callable[[], None]]:
             files = write_shard_files(rows, spec, ReplayState(), root=self._folder, n_threads=self._n_threads)

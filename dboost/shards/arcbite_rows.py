@@ -1,7 +1,8 @@
 """Bites: random subsets of the rows, of which one at a time is trained on.
 
 The bite of a row is a hash of the seed and of the row's number among all training rows. Bites are therefore random subsets of
-the whole data, however these are sorted, divided into partitions or spread over workers.
+the whole data, however these are sorted, divided into partitions or spread over workers. If rows belong to groups, it is a hash
+of the group, so that a bite has whole groups.
 
 Between visits a bite is a section of a `storage.row_store.RowStore`, in memory or in files: its codes, targets, weights and row
 ids, which never change, and its scores *as of the last visit's start*, with the number of iterations that these include. A
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dboost.data import RowRoles
 from dboost.kernels.histograms import BinLayout
 from dboost.shards.shard import BinnedColumns, Shard, TreeDelta, add_iterations, empty_binned_columns
 from dboost.shards.shard_spec import ShardSpec, code_rows
@@ -44,10 +46,19 @@ def bites_of(seed: int, n_bites: int, row_ids: np.ndarray) -> np.ndarray:
     )
 
 
-def sections_of(seed: int, n_bites: int, n_parts: int, row_ids: np.ndarray) -> np.ndarray:
-    """Return the section of each row (int64[n]): bite b has sections b * n_parts, … of about equally many rows."""
-    bites = bites_of(seed, n_bites, row_ids)
+def sections_of(seed: int, n_bites: int, n_parts: int, row_ids: np.ndarray, draw_id: np.ndarray | None = None) -> np.ndarray:
+    """Return the section of each row (int64[n]): bite b has sections b * n_parts, … of about equally many rows.
+
+    draw_id : what bites are drawn by, see `Table.draw_ids`; default: the row ids.
+    """
+    bites = bites_of(seed, n_bites, row_ids if draw_id is None else draw_id)
     return bites if n_parts == 1 else bites * n_parts + row_ids % n_parts
+
+
+def bites_with_rows(roles: RowRoles, seed: int, n_bites: int) -> np.ndarray:
+    """Return which bites have rows of the groups of some rows: bool[n_bites]."""
+    assert roles.group is not None
+    return np.bincount(bites_of(seed, n_bites, roles.group), minlength=n_bites) > 0
 
 
 def bite_sizes(seed: int, n_bites: int, n_rows: int, first: int = 0, n_parts: int = 1) -> np.ndarray:
@@ -64,6 +75,7 @@ def bite_fields(spec: ShardSpec) -> tuple[FieldGroup, FieldGroup]:
     codes, outputs = empty_binned_columns(spec.layout, 0), () if spec.n_outputs == 1 else (spec.n_outputs,)
     fields = [Field("narrow", "<u1", (len(codes.narrow),)), Field("wide", "<u2", (len(codes.wide),)), Field("target", "<f8")]
     fields += [Field("row_ids", "<i8"), *([Field("weight", "<f8")] if spec.weighted else [])]
+    fields += [Field("draw_id", "<i8")] if spec.grouped else []
     return FieldGroup("bites", fields, sealed=True), FieldGroup("scores", [Field("raw", "<f8", outputs)], sealed=False)
 
 
@@ -120,6 +132,8 @@ def joined_rows(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]
 def shard_of_bite(rows: dict[str, np.ndarray], spec: ShardSpec, spread: RunInRanges) -> Shard:
     """Return a shard of the rows of a bite, which takes over their scores."""
     codes = codes_of_bite(rows, spec.layout)
-    shard = Shard(codes, spec, rows["target"], rows.get("weight"), rows["raw"], row_ids=rows["row_ids"])
+    shard = Shard(
+        codes, spec, rows["target"], rows.get("weight"), rows["raw"], row_ids=rows["row_ids"], draw_id=rows.get("draw_id")
+    )
     spread(shard.fill_tiles, shard.n_rows)
     return shard

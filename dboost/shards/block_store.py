@@ -168,6 +168,7 @@ class BlockShard(Shard):
         self.target, self.weight = rows["target"], rows.get("weight")
         self.repeat_count, self.raw, self.leaf = state.get("repeat_count"), state["raw"], state["leaf"]
         self.gradient, self.hessian, self.loss_hessian = state["gradient"], state.get("hessian"), state.get("loss_hessian")
+        self.draw_id = state.get("draw_id")
         self.n_rows, self._blocks, self._block = n, blocks, block
 
     def set_block(self, block: int) -> None:
@@ -421,6 +422,8 @@ class _Tree:
         if spec.weights_as_hessian and task.least_influence:
             names.append("loss_hessian")
         fields = [self._of_output(name) for name in names] + (["repeat_count"] if spec.has_repeat_count else [])
+        if spec.grouped and task.sample is not None:
+            fields.append("draw_id")
         leaf = [self._of_output("leaf")]
         has_wide = layout.n_tiled < len(layout.first) - 1
         reads_codes = bool(splits or n_nodes) or not self._is_verified

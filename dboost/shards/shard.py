@@ -121,8 +121,11 @@ class Shard:
         (global number of the first row, number of rows) of each run of consecutive rows; default: rows 0, 1, 2, …
     row_ids : int64[n_rows], optional
         Instead of ranges, each row's global id: for scattered rows.
+    draw_id : int64[n_rows], optional
+        What samples of rows are drawn by, see `Table.draw_ids`. Default: the row ids.
     """
 
+    draw_id: np.ndarray | None = None
     _row_ids: np.ndarray | None = None
     #: Rows near the trimming threshold of the next trees; None for streamed blocks, whose rows are not kept.
     near: Near | None = None
@@ -137,6 +140,7 @@ class Shard:
         *,
         ranges: np.ndarray | None = None,
         row_ids: np.ndarray | None = None,
+        draw_id: np.ndarray | None = None,
     ) -> None:
         self.codes = codes
         self.spec = spec
@@ -155,6 +159,8 @@ class Shard:
         self.n_rows = n_rows
         if row_ids is not None:
             self._row_ids = row_ids
+        if draw_id is not None:
+            self.draw_id = draw_id
         self._ranges = [(0, n_rows)] if ranges is None else [(int(first), int(n)) for first, n in ranges]
         self.gradient = np.empty(raw.shape, np.float32)
         self.hessian = None if spec.constant_hessian else np.empty(raw.shape, np.float32)
@@ -182,6 +188,7 @@ class Shard:
             np.ascontiguousarray(self.raw[..., rows]),
             ranges=runs_of(self.row_ids(0, self.n_rows)[rows]) if self._row_ids is None else None,
             row_ids=None if self._row_ids is None else self._row_ids[rows],
+            draw_id=None if self.draw_id is None else self.draw_id[rows],
         )
         shard.gradient[...] = self.gradient[..., rows]
         if self.hessian is not None and shard.hessian is not None:
@@ -200,8 +207,9 @@ class Shard:
         return np.flatnonzero(stays) if rows is None else rows[stays[rows]]
 
     def _sampled(self, sample: Sample) -> np.ndarray:
-        if self._row_ids is not None:
-            return np.flatnonzero(hash_rows(sample.seed, self._row_ids) < np.uint64(sample.threshold))
+        drawn_by = self._row_ids if self.draw_id is None else self.draw_id
+        if drawn_by is not None:
+            return np.flatnonzero(hash_rows(sample.seed, drawn_by) < np.uint64(sample.threshold))
         parts, at = [], 0
         for first, n in self._ranges:
             rows = np.empty(n, np.int64)

@@ -43,6 +43,7 @@ class ShardSpec:
     max_leaves: int
     n_channels: int  # of histograms: 2 (gradients and Hessians) or 3 (and counts)
     loss_unit: float  # unit of the exact sums of the loss
+    grouped: bool = False  # whether samples of rows take whole groups, so that rows have a `draw_id`
     speculates: bool = True  # whether nodes may be split that are not part of the finished tree
 
     @property
@@ -72,6 +73,8 @@ class ShardSpec:
             fields.append(Field("repeat_count", "<u1"))
         if self.weights_as_hessian:
             fields.append(Field("loss_hessian", "<f4", outputs))
+        if self.grouped:
+            fields.append(Field("draw_id", "<i8"))
         return fields
 
     def constant_state(self, weight: np.ndarray | None, shape: tuple[int, ...]) -> dict[str, np.ndarray]:

@@ -305,9 +305,10 @@ _ROWS_AT_A_TIME = 65_536
 
 
 def _row_fingerprint(shard: Shard, first: int, last: int) -> np.ndarray:
-    """Return sums of target, weight and the codes of each feature over rows first…last-1: uint64[2 + n_features]."""
+    """Return sums of target, weight, the codes of each feature, and groups if samples take whole ones, over rows
+    first…last-1: uint64[2 + n_features] or uint64[3 + n_features]."""
     n_features = len(shard.layout.n_bins)
-    sums, codes = np.zeros(2 + n_features, np.uint64), shard.columns()
+    sums, codes = np.zeros(2 + n_features + (shard.draw_id is not None), np.uint64), shard.columns()
     for start in range(first, last, _ROWS_AT_A_TIME):
         rows = slice(start, min(start + _ROWS_AT_A_TIME, last))
         number = random_numbers(shard.row_ids(rows.start, rows.stop))
@@ -316,6 +317,8 @@ def _row_fingerprint(shard: Shard, first: int, last: int) -> np.ndarray:
             sums[1] += (number * shard.weight[rows].view(np.uint64)).sum()
         for feature in range(n_features):
             sums[2 + feature] += (number * (codes.of(feature)[rows].astype(np.uint64) + np.uint64(1))).sum()
+        if shard.draw_id is not None:
+            sums[-1] += (number * shard.draw_id[rows].view(np.uint64)).sum()
     return sums
 
 

@@ -52,7 +52,8 @@ class _ArcbiteLoop:
     def run(self, assemble: Assemble, progress: Progress) -> None:
         loop, arcbites, stopping = self._loop, self._arcbites, self._loop.early_stopping
         seed = loop.parameters.random_state
-        self._parts = np.flatnonzero(bite_sizes(seed, arcbites.n_parts, loop.engine.n_rows)).tolist()
+        has_rows = bite_sizes(seed, arcbites.n_parts, loop.engine.n_rows) if loop.plan.bites is None else loop.plan.bites
+        self._parts = np.flatnonzero(has_rows).tolist()
         # Bites of several parts are composed anew in each cycle; a bite of one part may have no rows.
         bites = self._parts if arcbites.parts == 1 else list(range(-(-len(self._parts) // arcbites.parts)))
         resumed = None if loop.checkpoint is None else loop.checkpoint.visits
@@ -113,10 +114,10 @@ class _ArcbiteLoop:
 
     def _code_sums(self, parts: Sequence[int]) -> list[int]:
         """Return the sums of `checkpoint.merged_fingerprint` over all bites."""
-        n_features, totals = len(self._loop.binning.features), []
+        totals = []
         for part in parts:
             self._select_rows([part])
-            totals.append(merged_fingerprint(self._engine, n_features))
+            totals.append(merged_fingerprint(self._engine, self._loop.plan.shard))
         return [sum(of_all) % 2**64 for of_all in zip(*totals, strict=True)]
 
     def _boost(self, stats: GradientStats, began: float, assemble: Assemble, progress: Progress) -> bool:

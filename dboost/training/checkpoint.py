@@ -46,6 +46,7 @@ from dboost.schema import Feature
 from dboost.session.protocol import Engine
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, check_continues
+from dboost.shards.shard_spec import ShardSpec
 from dboost.shards.statistics import row_fingerprint
 from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, remove_own, try_writing, write_whole
 from dboost.storage.json_shape import ANY, OTHERS, PLAIN, Shape, Within, check_shape
@@ -429,8 +430,8 @@ CALLED = {
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SCORES: Shape = {"train_loss": float, OTHERS: float}
 _DATA: Shape = {
-    "rows": Within(1), "target": Within(0), "sample_weight": Within(0), "n_bites?": Within(1), "order": [str],
-    "columns": {OTHERS: _SHA256}, "loss": {"name": str, OTHERS: PLAIN},
+    "rows": Within(1), "target": Within(0), "sample_weight": Within(0), "group?": Within(0), "n_bites?": Within(1),
+    "order": [str], "columns": {OTHERS: _SHA256}, "loss": {"name": str, OTHERS: PLAIN},
 }  # fmt: skip
 #: Of version 1: under the words of messages, see `in_names`.
 _DATA_1: Shape = {"rows": Within(1), "the order of columns": [str], OTHERS: ANY}
@@ -496,13 +497,16 @@ def describe_data(binning: Binning, loss: Loss, n_rows: int, n_bites: int | None
     n_bites : number of arcbites, None without them; sums : see `merged_fingerprint`.
     """
     columns: dict[str, str] = {}
-    for feature, edges, code_sum in zip(binning.features, binning.edges, sums[2:], strict=True):
+    n_features = len(binning.features)
+    for feature, edges, code_sum in zip(binning.features, binning.edges, sums[2 : 2 + n_features], strict=True):
         cut = [repr(level) for level in feature.categories or ()] if edges is None else [edge.hex() for edge in edges.tolist()]
         columns[feature.name] = hashlib.sha256(json.dumps([cut, code_sum]).encode()).hexdigest()
     # The weights come first, because they change other entries (e.g. split points), which the error should not name.
     rows: dict[str, Any] = {"rows": n_rows, "target": sums[0], "sample_weight": sums[1]}
     if n_bites is not None:
         rows["n_bites"] = n_bites
+    if len(sums) > 2 + n_features:
+        rows["group"] = sums[-1]
     return rows | {"order": list(columns), "columns": columns, "loss": plain(loss.to_dict())}
 
 
@@ -517,11 +521,10 @@ def in_names(stored: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
     return {"rows": stored["rows"], **known, "order": [keys.get(key, key) for key in known["order"]], "columns": columns}
 
 
-def merged_fingerprint(engine: Engine, n_features: int) -> list[int]:
-    """Return the fingerprints over all rows: of target, weight, and the bin codes of each feature."""
-    answers = engine.map_shards(row_fingerprint)
-    total = reduce(np.add, answers, np.zeros(n_features + 2, np.uint64))
-    return [int(number) for number in total]
+def merged_fingerprint(engine: Engine, spec: ShardSpec) -> list[int]:
+    """Return the fingerprints over all rows, see `shards.shard.row_fingerprint`."""
+    none = np.zeros(2 + len(spec.layout.n_bins) + spec.grouped, np.uint64)
+    return [int(number) for number in reduce(np.add, engine.map_shards(row_fingerprint), none)]
 
 
 def first_difference(stored: dict[str, Any], current: dict[str, Any]) -> tuple[str, Any, Any] | None:

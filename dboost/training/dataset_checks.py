@@ -96,8 +96,9 @@ def parse_binning(content: dict[str, Any]) -> Binning:
 def parse_settings(value: Any) -> dict[str, Any]:
     """Return the parameters of `dboost.prepare` in a description."""
     refuse(not isinstance(value, dict), "settings is not a mapping")
+    refuse(not {"target", "sample_weight", "offset"} <= value.keys(), "settings lack a role")
     for name in ROLES:
-        refuse(not isinstance(value[name], str | int | float | list | None), f"{name} in settings is no name")
+        refuse(not isinstance(value.get(name), str | int | float | list | None), f"{name} in settings is no name")
     count(value["max_bins"], "max_bins in settings", 2, 255)
     model = value.get("start_from")
     refuse(model is not None and (type(model) is not str or not re.fullmatch("[0-9a-f]{64}", model)), "start_from is no digest")
@@ -152,11 +153,13 @@ def check_layout(fields: Mapping[str, Sequence[Field]], binning: Binning, contin
     refuse(
         names != roles or ("start" in names) != continues or ("begun" in names and not continues), f"rows have fields {names}"
     )
+    dtypes = {role.field: role.stored_dtype for role in ROLES.values()}
     for one in fields["rows"]:
         outputs = one.before if one.name in ("begun", "start") else ()
         is_plain = one.before == () or (len(outputs) == 1 and type(outputs[0]) is int and outputs[0] > 2)
         refuse(
-            one.dtype != "<f8" or not is_plain or one.after != (), f"the field {one.name!r} of rows has another shape or type"
+            one.dtype != dtypes.get(one.name, "<f8") or not is_plain or one.after != (),
+            f"the field {one.name!r} of rows has another shape or type",
         )
     refuse(len({one.before for one in fields["rows"] if one.name in ("begun", "start")}) > 1, "scores differ in shape")
     if "portrait" in fields:
@@ -456,7 +459,8 @@ def decode_part(content: bytes, n_rows: int, promise: PartPromise) -> tuple[tupl
         Saying what is wrong.
     """
     types = {f"b{j}": "uint8" if n <= NARROW_BINS else "uint16" for j, n in enumerate(promise.n_bins.tolist())}
-    others = {ROLES[role].field: "double" for role in promise.filled if role != "target"}
+    of_kind = {"number": "double", "key": "int64"}
+    others = {ROLES[role].field: of_kind[ROLES[role].kind] for role in promise.filled if role != "target"}
     columns, target = decoded(content, n_rows, types | others, promise.has_categories)
     roles = RowRoles(target, **{name: columns.pop(name) for name in others})
     codes = tuple(columns.values())

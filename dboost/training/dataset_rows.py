@@ -119,7 +119,7 @@ class DatasetRows(SessionRows):
         n_kept = self._table.n_kept
         return RowsDescription(
             sum(n_kept.values()), self._table.most_rows(), not self._table.unit_weights, self._data.named,
-            self._data.reference(self._target),
+            self._data.reference(self._target), "group" in self._table.roles,
         )  # fmt: skip
 
 
@@ -206,6 +206,9 @@ class LocalRows:
     def targets(self) -> Column:
         return joined_targets([partition.roles.target for partition in self._partitions()])
 
+    def groups(self) -> np.ndarray | None:
+        return joined_groups([partition.roles.group for partition in self._partitions()])
+
     def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
         parts, first = [], 0
         for partition in self._partitions():
@@ -257,6 +260,12 @@ def joined_targets(parts: Sequence[Column | None]) -> Column:
     codes = [apply(index.translate(part.categories), part.codes) for part in filled if isinstance(part, CategoryColumn)]
     categories, final = index.finish()
     return CategoryColumn(apply(final, np.concatenate(codes)), categories)
+
+
+def joined_groups(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Join the keys of the groups of partitions; None if the rows have none."""
+    filled = [part for part in parts if part is not None]
+    return np.concatenate(filled) if filled else None
 
 
 NAME, VERSION = "dataset.json", 1
@@ -380,7 +389,7 @@ def write_description(
         "settings": settings,
         "files": files,
         "lengths": list(lengths),
-        "filled": [role in filled for role in ROLES],
+        "filled": [role in filled for role in ROLES][: max(3, *(k + 1 for k, role in enumerate(ROLES) if role in filled))],
         "sample": sample[:2],
     }
     text = json.dumps(content, ensure_ascii=False, sort_keys=True)
@@ -431,8 +440,8 @@ def _stored(root: str, content: dict[str, Any]) -> StoredDataset:
     lengths = tuple(count(n, "the number of rows of a part") for n in content["lengths"])
     n_rows = count(sum(lengths), "the number of rows", 1)
     filled = content["filled"]
-    wrong = len(filled) != len(ROLES) or any(type(one) is not bool for one in filled) or not filled[0]
-    refuse(wrong, f"filled is not {len(ROLES)} truth values")
+    wrong = not 3 <= len(filled) <= len(ROLES) or any(type(one) is not bool for one in filled) or not filled[0]
+    refuse(wrong, f"filled is not 3 to {len(ROLES)} truth values")
     files = [(name, checksum) for name, checksum in content["files"]]
     refuse(len(files) != len(lengths), f"there are {len(files)} parts for {len(lengths)} numbers of rows")
     (sample, checksum) = content["sample"]
@@ -457,7 +466,7 @@ def _stored(root: str, content: dict[str, Any]) -> StoredDataset:
         settings,
         tuple(files),
         lengths,
-        tuple(role for role, there in zip(ROLES, filled, strict=True) if there),
+        tuple(role for role, there in zip(ROLES, filled, strict=False) if there),
         count(content["n_bytes"], "n_bytes"),
     )
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.binning import Binning, columns_at_once, distinct_values, exact_binning, propose_all
+from dboost.data.roles import by_columns
 from dboost.errors import DBoostError, FitInterrupted, warn
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import find_metrics
@@ -53,6 +54,7 @@ from dboost.session.row_samples import DigitRequest
 from dboost.session.target import Target, TargetScan, choose_target, continued, name_of_target, target_for, target_of
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.session.worker_session import WorkerSession
+from dboost.shards.arcbite_rows import bites_with_rows
 from dboost.training.arcbites import run_arcbites
 from dboost.training.callbacks import Callback, Progress
 from dboost.training.fit_result import OBSERVERS, FitResult
@@ -64,6 +66,7 @@ from dboost.training.plan import (
     RowsDescription,
     ValidationPlan,
     check_columns,
+    check_whole_groups,
     fine_bins_of,
     held_out_rows_of,
     make_plan,
@@ -133,9 +136,12 @@ def _prepare(
     binning = rows.propose_bins(warm_start, parameters)
     if warm_start.is_new_source:
         rows.compute_start_scores(warm_start)
-    stats = target_stats(target.loss, rows.map_rows, continues=warm_start.is_new_source)
+    stats = target_stats(target.loss, partial(rows.map_rows, by_columns), continues=warm_start.is_new_source)
     description = rows.describe(parameters.random_state)
     plan = make_plan(request, parameters, target, binning, stats, description, (metrics, stopping), warm_start)
+    if plan.shard.grouped and plan.parameters.arcbites is not None:
+        seed, n_bites = plan.parameters.random_state, plan.parameters.arcbites.n_parts
+        plan = replace(plan, bites=reduce(np.logical_or, rows.map_rows(bites_with_rows, seed, n_bites)))
     model_file.check(plan.empty)  # now rather than after hours of training
     engine = rows.build(plan, chosen)
     clock.lap("bin")
@@ -253,7 +259,7 @@ class TrainingRows(Protocol):
         """Compute the raw scores of the model that is continued."""
 
     def map_rows(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Return ``function(y, weight, offset, *arguments)`` of each row subset.
+        """Return ``function(roles, *arguments)`` of each row subset.
 
         The raw scores of a model that is continued replace the offset.
         """
@@ -321,7 +327,8 @@ class SessionRows:
                     table.refuse_values(metric.name)
         holds_out_test_set = needs_test_set(parameters, validation, request.eval_sets)
         test_rows = held_out_rows_of(n_rows, parameters.random_state) if holds_out_test_set else None
-        assignment = validation.assign(counts, digit_counts, test_rows)
+        has_groups = "group" in table.roles
+        assignment = validation.assign(counts, None if has_groups else digit_counts, test_rows)
 
         def assigned(numbers: Sequence[int]) -> tuple[Any, ...]:
             fold = assignment.fold
@@ -334,6 +341,8 @@ class SessionRows:
         n_held_out = n_rows - sum(after.values())
         if holds_out_test_set:
             warn_held_out(n_held_out, n_rows)
+        elif has_groups and validation.held_out is not None:
+            check_whole_groups(n_held_out, n_rows)
         elif after.keys() != before.keys() or n_held_out != validation.n_held_out:
             raise DBoostError(f"{n_held_out} of {n_rows} rows in {len(after)} of {len(before)} partitions were held out")
         table.note_assigned(after, all(is_unit for *_, is_unit in found))
@@ -396,7 +405,8 @@ class SessionRows:
         sample = ReferenceSample(np.empty((0, len(self._features))), np.empty(0))
         if ordered:
             sample = ReferenceSample(*(np.concatenate(of) for of in zip(*ordered, strict=True)))
-        return RowsDescription(n_rows, table.most_rows(), not table.unit_weights, table.named, sample)
+        has_groups = "group" in table.roles
+        return RowsDescription(n_rows, table.most_rows(), not table.unit_weights, table.named, sample, has_groups)
 
     def build(self, plan: FitPlan, chosen: Chosen) -> Engine:
         self._spec = plan.build_spec(self._numbering[0])
@@ -469,6 +479,10 @@ class LocalTable:
     @cached_property
     def _eval_sets(self) -> SessionEvalSets:
         return SessionEvalSets(self._team)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return self._table.role_names
 
     def target_scans(self) -> list[TargetScan]:
         return scan_targets(self._table)

@@ -58,6 +58,9 @@ class BinnedRows(Protocol):
     def targets(self) -> Column:
         """Return the targets of all rows, as they were given."""
 
+    def groups(self) -> np.ndarray | None:
+        """Return the key of each row's group (int64[n]), see `data.roles`; None if the rows have no groups."""
+
     def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return, for each fold, the positions of its held-out rows and their raw scores [n, n_outputs] by the fold's model."""
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
+from dboost.data.roles import by_columns
 from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.losses import Loss
 from dboost.metrics.exact import unit_for
@@ -82,7 +83,7 @@ def refit_leaves(
             target = rows.learn_target()
             check_continues(model, features, target)
             rows.compute_start_scores(start)
-            stats = target_stats(target.loss, rows.map_rows, continues=True)
+            stats = target_stats(target.loss, partial(rows.map_rows, by_columns), continues=True)
             description = rows.describe(parameters[-1].random_state)
             refit = _RefitRows(
                 table, RefitOrder(model, stats.loss.in_unit(stats.unit), stats.loss_unit, stats.unit), description.n_rows

@@ -191,7 +191,7 @@ class BoostingLoop:
 
     def _data(self) -> dict[str, Any]:
         """Return the identity of the data for the checkpoint."""
-        sums = merged_fingerprint(self.engine, len(self.binning.features)) if self.code_sums is None else self.code_sums
+        sums = merged_fingerprint(self.engine, self.plan.shard) if self.code_sums is None else self.code_sums
         arcbites = self.parameters.arcbites
         return describe_data(self.binning, self.loss, self.engine.n_rows, None if arcbites is None else arcbites.n_bites, sums)
 

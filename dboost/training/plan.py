@@ -56,7 +56,17 @@ from dboost.session.evaluation import is_table, named_sets
 from dboost.session.memory import Budget, TreeNeeds, check_proposal, format_bytes, histogram_bytes, resident_bytes
 from dboost.session.protocol import BuildSpec, NamedSet
 from dboost.session.reference_sample import ReferenceSample
-from dboost.session.row_samples import HELD_OUT, TRAIN, DigitRequest, Draw, DrawnRows, FoldRows, RowAssignment, find_bounds
+from dboost.session.row_samples import (
+    HELD_OUT,
+    TRAIN,
+    DigitRequest,
+    Draw,
+    DrawnRows,
+    FoldRows,
+    RowAssignment,
+    find_bounds,
+    whole_groups,
+)
 from dboost.session.target import Target
 from dboost.session.warm_start import COLD_START, WarmStart, checked_source_name
 from dboost.shards.shard_spec import ShardSpec, plan_layout
@@ -87,12 +97,16 @@ class ValidationPlan:
         return sum(self.held_out.sizes) if self.held_out is not None else 0
 
     def assign(
-        self, counts: Sequence[int], ask: Callable[[DigitRequest], np.ndarray], test_share: DrawnRows | None = None
+        self, counts: Sequence[int], ask: Callable[[DigitRequest], np.ndarray] | None, test_share: DrawnRows | None = None
     ) -> RowAssignment:
         """Select the rows.
 
-        counts, ask : see `find_bounds`; test_share : rows to hold out if `held_out` is None.
+        counts, ask : see `find_bounds`, ask is None to draw whole groups; test_share : rows to hold out if `held_out` is None.
         """
+        if ask is None:
+            held_out = test_share if self.held_out is None else whole_groups(self.held_out, counts)
+            watched = None if self.watched is None else whole_groups(self.watched, counts, self.held_out)
+            return RowAssignment(self.class_weight, held_out, watched, self.fold)
         held_out = test_share if self.held_out is None else find_bounds(self.held_out, counts, ask)
         watched = None
         if self.watched is not None:
@@ -118,10 +132,33 @@ def needs_test_set(parameters: Parameters, plan: ValidationPlan, sets: Sequence[
     return arcbites is not None and arcbites.is_watched and not sets and plan.early_stopping is None
 
 
+def draws_rows(parameters: Parameters) -> bool:
+    """Whether trees grow from samples of rows."""
+    return parameters.subsample < 1 or parameters.arcbites is not None
+
+
+def check_group(parameters: Parameters) -> None:
+    """Raise a ParameterError if nothing in a fit depends on groups of rows."""
+    if not draws_rows(parameters):
+        raise ParameterError(
+            "group has no effect on this fit, because no rows are drawn: give subsample or arcbites too, or give group to "
+            "dboost.cv or dboost.prepare"
+        )
+
+
 def held_out_rows_of(n_rows: int, seed: int) -> DrawnRows:
     """Return the selection of the rows to hold out among `n_rows` rows of positive weight."""
     fraction = min(TEST_SHARE, MOST_TEST_ROWS / n_rows)
     return DrawnRows(derive_seed(seed, HOLD_OUT), (int(fraction * 2.0**64),))
+
+
+def check_whole_groups(n_held_out: int, n_rows: int) -> None:
+    """Raise a ParameterError if the groups are so few that none is held out, or that none is left to train on."""
+    if not 0 < n_held_out < n_rows:
+        raise ParameterError(
+            f"the groups are too few to hold some of them out for validation: {n_held_out} of {n_rows} rows would be; give "
+            "another validation_fraction or random_state, or an eval_set"
+        )
 
 
 def warn_held_out(n_held_out: int, n_rows: int) -> None:
@@ -476,6 +513,7 @@ class RowsDescription:
     weighted: bool  # False when all weights are 1
     named: bool  # whether the features' names are the user's
     reference: ReferenceSample | None
+    grouped: bool = False  # whether rows belong to groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -500,6 +538,7 @@ class FitPlan:
     stopping: StoppingRule | None
     warm_start: WarmStart
     reference: ReferenceSample | None  # rows that the model's summary of the data is computed from
+    bites: np.ndarray | None = None  # bool[n_bites]: which stored bites have rows; None unless bites have whole groups
 
     @property
     def damping_notes(self) -> dict[str, Any]:
@@ -607,6 +646,7 @@ def make_plan(
         n_channels=precision.n_channels,
         loss_unit=stats.loss_unit,
         speculates=policy.order != ANY_ORDER,
+        grouped=rows.grouped and draws_rows(parameters),
     )
     if parameters.arcbites is not None:
         arcbites = with_bite_count(parameters.arcbites, shard, request.budget, rows.n_rows, rows.most_rows)

@@ -34,7 +34,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,7 @@ from dboost.training.dataset_checks import (
     parse_target,
     refuse,
     sample_problem,
+    stored_roles,
 )
 from dboost.training.fit import learn_target
 from dboost.training.plan import FitPlan, FitRequest, RowsDescription, ValidationPlan, needs_test_set
@@ -143,7 +144,7 @@ class PreparedDataset:
         return self.codes.n_rows
 
     def has(self, name: str) -> bool:
-        """Whether the rows have a field: "weight", "offset" or "start"."""
+        """Whether the rows have a field, such as "weight" or "start"."""
         return any(one.name == name for one in self.rows.fields)
 
     def blocks_of_rows(self) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
@@ -234,7 +235,7 @@ def write_binned(
     flat = None if model is None else FlatEnsemble(model)
     outputs = () if model is None or model.n_outputs == 1 else (model.n_outputs,)
     resumes = warm_start.is_new_source and warm_start.n_before > warm_start.n_earlier
-    fields = [Field(ROLES[role].field, "<f8") for role in scan.stored]
+    fields = [Field(ROLES[role].field, ROLES[role].stored_dtype) for role in scan.stored]
     fields += [Field(name, "<f8", outputs) for name, there in (("begun", resumes), ("start", flat is not None)) if there]
     tiles = code_fields(layout)
     block_rows = rows_that_fit(tiles, scan.n_rows)
@@ -293,17 +294,14 @@ class PreparedTargets:
         self.data, self._target, self._continues, self._missing = data, target, continues, missing
 
     def map_rows(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Return ``function(y, weight, offset, *arguments)`` of each block."""
-        offsets = ("begun", "start") if self._continues else ("offset",)
-        return [
-            function(
-                self.encode(rows["target"], block),
-                rows.get("weight"),
-                next((rows[name] for name in offsets if name in rows), None),
-                *arguments,
-            )
-            for block, rows in self.data.blocks_of_rows()
-        ]
+        """Return ``function(roles, *arguments)`` of each block."""
+        scores = ("begun", "start") if self._continues else ()
+        found = []
+        for block, rows in self.data.blocks_of_rows():
+            roles = replace(stored_roles(rows), target=self.encode(rows["target"], block))
+            name = next((name for name in scores if name in rows), None)
+            found.append(function(roles if name is None else replace(roles, offset=rows[name]), *arguments))
+        return found
 
     def encode(self, values: np.ndarray, block: int) -> np.ndarray:
         """Return targets encoded for the loss: float64[n]."""
@@ -319,6 +317,16 @@ class PreparedTargets:
     def owned(self) -> dict[int, int]:
         """See `session.partition_loader.StartingRows`; all rows form one partition."""
         return {0: self.data.n_rows}
+
+    def draw_ids(self, number: int, start: int) -> np.ndarray:
+        """See `session.partition_loader.StartingRows`."""
+        if not self.data.has("group"):
+            return start + np.arange(self.data.n_rows)
+        return np.concatenate([rows["group"].copy() for _, rows in self.data.blocks_of_rows()])
+
+    def draw_id(self, spec: BuildSpec) -> np.ndarray | None:
+        """Return the keys of the groups of all rows; None if no group is drawn."""
+        return self.draw_ids(0, 0) if spec.shard.grouped else None
 
     def pieces(self, spec: BuildSpec, n_threads: int = 1, piece_rows: int = 0) -> Iterator[StartingPiece]:
         """Yield the rows block by block, with their bin codes."""
@@ -351,6 +359,8 @@ class PreparedTargets:
             found = {"target": spec.in_unit(self.encode(rows["target"], block)), "raw": spec.in_unit(raw)}
             if spec.shard.weighted:
                 found["weight"] = rows["weight"]
+            if spec.shard.grouped:
+                found["draw_id"] = rows["group"]
             yield found
 
     def _values(self, block: int, layout: BinLayout) -> np.ndarray:
@@ -419,7 +429,8 @@ class PreparedRows:
 
     def describe(self, seed: int) -> RowsDescription:
         data = self._data
-        return RowsDescription(data.n_rows, data.n_rows, data.has("weight"), data.named, self._rows.reference)
+        grouped = data.has("group")
+        return RowsDescription(data.n_rows, data.n_rows, data.has("weight"), data.named, self._rows.reference, grouped)
 
     def build(self, plan: FitPlan, chosen: Chosen) -> Engine:
         data, rows, n_threads = self._data, self._rows, self._request.n_threads
@@ -457,7 +468,7 @@ def gather_pieces(rows: PreparedTargets, spec: BuildSpec) -> Shard:
         target[here], raw[..., here] = piece.fields["target"], piece.fields["raw"]
         if weight is not None:
             weight[here] = piece.fields["weight"]
-    return Shard(codes, spec.shard, target, weight, raw)
+    return Shard(codes, spec.shard, target, weight, raw, draw_id=rows.draw_id(spec))
 
 
 def open_blocks(rows: PreparedTargets, spec: BuildSpec) -> tuple[BlockStore, Callable[[], None]]:
