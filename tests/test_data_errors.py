@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -355,3 +356,15 @@ def test_rows_and_partitions_have_names() -> None:
     )
     whole = open_table(FRAME, "y")
     assert (whole.partition_name(0), whole.row_name(3)) == ("rows 0 to 9", "row 3")
+
+
+@pytest.mark.parametrize("role", ["target", "sample_weight"])
+def test_several_columns_for_one_role_are_named(role: str) -> None:
+    frame = pd.DataFrame({"x": np.arange(6.0), "a": np.arange(6.0), "b": np.arange(6.0)})
+    roles = {"target": "x"} | {role: ["a", "b"]}
+    message = f"{role} names 2 columns, 'a', 'b', but a model has one: fit a model for each column"
+    for data in (frame, dd.from_pandas(frame, npartitions=2)):
+        with pytest.raises(DataError, match=re.escape(message)):
+            read(data, **roles)
+    labels = ["a", "b", "a", "b", "a", "b"]  # one for each row
+    assert read(frame, labels).target_dtype == "object"

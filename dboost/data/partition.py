@@ -565,6 +565,12 @@ def _role(role: str, value: Any, names: Names | None) -> str | None:
             return None
         raise DataError(f"{role} is {value!r}, but an array has no column names: pass the values themselves")
     if not names.is_label(value):
+        is_list = isinstance(value, list) and 1 < len(value) <= len(names)
+        if is_list and all(isinstance(one, str) and names.find(one) == one for one in value):
+            raise DataError(
+                f"{role} names {len(value)} columns, {listed(value)}, but a model has one: fit a model for each column, or "
+                "make one column of them"
+            )
         return None
     name = names.find(value)
     if name is None:
