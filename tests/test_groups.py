@@ -27,6 +27,7 @@ from dboost.data.partition import role_column
 from dboost.session.memory import Budget
 from dboost.session.row_samples import TEST
 from dboost.shards import shard_spec
+from dboost.training.dataset_rows import joined_groups
 from tests.helpers.clusters import Processes, at, threads_cluster
 from tests.helpers.examples import examples
 from tests.helpers.fits import cut
@@ -300,6 +301,15 @@ def test_a_group_without_effect_is_an_error() -> None:
         pytest.raises(ParameterError, match=r"group belongs to dboost\.prepare"),
     ):
         dboost.cv(data, group="g")
+
+
+def test_rows_without_groups_are_not_read_again_for_them() -> None:
+    def partitions() -> Iterator[np.ndarray | None]:
+        yield None
+        raise AssertionError("the second partition is read")
+
+    assert joined_groups(partitions()) is None
+    assert joined_groups([np.arange(2), np.arange(0), np.arange(1)]).tolist() == [0, 1, 0]  # type: ignore[union-attr]
 
 
 def test_missing_groups_are_named() -> None:

@@ -207,7 +207,7 @@ class LocalRows:
         return joined_targets([partition.roles.target for partition in self._partitions()])
 
     def groups(self) -> np.ndarray | None:
-        return joined_groups([partition.roles.group for partition in self._partitions()])
+        return joined_groups(partition.roles.group for partition in self._partitions())
 
     def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
         parts, first = [], 0
@@ -262,10 +262,14 @@ def joined_targets(parts: Sequence[Column | None]) -> Column:
     return CategoryColumn(apply(final, np.concatenate(codes)), categories)
 
 
-def joined_groups(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """Join the keys of the groups of partitions; None if the rows have none."""
-    filled = [part for part in parts if part is not None]
-    return np.concatenate(filled) if filled else None
+def joined_groups(parts: Iterable[np.ndarray | None]) -> np.ndarray | None:
+    """Join the keys of the groups of partitions; None if the rows have none, which the first partition tells."""
+    found = []
+    for part in parts:
+        if part is None:
+            return None
+        found.append(part)
+    return np.concatenate(found)
 
 
 NAME, VERSION = "dataset.json", 1
