@@ -13,7 +13,6 @@ on the partitions. `training.prepared_dataset.PreparedRows` implements it for pr
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -78,8 +77,6 @@ from dboost.training.plan import (
 )
 from dboost.training.split_limits import why_no_split
 from dboost.trees.tree_task import GrowthPolicy
-
-_log = logging.getLogger("dboost")
 
 
 def fit(request: FitRequest, rows: TrainingRows) -> FitResult:

@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,6 +53,14 @@ from dboost.trees.tree_task import (
 
 #: Returns the ensemble with the trees grown so far.
 Assemble = Callable[[], Ensemble]
+
+
+class IterationEnd(NamedTuple):
+    """What the loop knows after an iteration."""
+
+    stats: GradientStats  # of the scores with the new trees
+    has_waited: bool  # whether early stopping stops the fit, or the visit to an arcbite
+    is_ended: bool  # whether a callback or the time limit ends the fit
 
 
 class BoostingLoop:
@@ -154,8 +162,8 @@ class BoostingLoop:
         self.engine.report()  # discard the times before the first iteration
         is_over = self.early_stopping is not None and self.early_stopping.has_waited(self.n_before)
         while not is_over and self.n_done < self.n_iterations:
-            stats, has_waited, is_ended = self.iterate(stats, assemble, progress)
-            is_over = has_waited or is_ended
+            end = self.iterate(stats, assemble, progress)
+            stats, is_over = end.stats, end.has_waited or end.is_ended
         if self.checkpoint is not None:
             self.checkpoint.write(self.history, self.n_done, self.trees)
 
@@ -212,16 +220,8 @@ class BoostingLoop:
         """Return the metrics, and the loss of the current training rows."""
         return self._evaluate() | {"train_loss": self.loss_of(stats, self.n_done)}
 
-    def iterate(
-        self, stats: GradientStats, assemble: Assemble, progress: Progress, began: float | None = None
-    ) -> tuple[GradientStats, bool, bool]:
-        """Run one iteration.
-
-        began : start time in seconds (`time.perf_counter`), default now.
-
-        Return the gradient statistics afterwards, whether early stopping stops, and whether a callback or the time limit ends
-        the fit.
-        """
+    def iterate(self, stats: GradientStats, assemble: Assemble, progress: Progress, began: float | None = None) -> IterationEnd:
+        """Run one iteration. began : start time in seconds (`time.perf_counter`), default now."""
         grows_from = time.perf_counter()
         began = grows_from if began is None else began
         iteration, n_iterations = self.n_done + 1, self.n_iterations
@@ -263,7 +263,7 @@ class BoostingLoop:
             is_ended = time.perf_counter() - self.plan.request.began + record["seconds"] > limit or is_ended
         if self.checkpoint is not None and self.valued is None:  # with arcbites it is written between visits
             self.checkpoint.note(self.history, self.n_done, self.trees)
-        return stats, has_waited, is_ended
+        return IterationEnd(stats, has_waited, is_ended)
 
     def _check_defined(self, iteration: int, record: dict[str, Any]) -> None:
         """Warn once if the metric of early stopping is undefined; raise a DataError if arcbites depend on it.
