@@ -49,7 +49,7 @@ from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.session.partition_loader import BatchRows, starting_pieces
 from dboost.session.protocol import BuildSpec, RefitStep, ReplayState
-from dboost.shards.block_store import BlockStore, BlockWriter, StreamedShard
+from dboost.shards.block_store import BlockStore, StreamedShard
 from dboost.shards.encode import in_ranges, tiles_of
 from dboost.shards.shard import (
     Shard,
@@ -64,8 +64,7 @@ from dboost.shards.shard import (
 from dboost.shards.shard_grower import ShardGrower
 from dboost.shards.shard_spec import ShardSpec, code_fields, plan_layout, rows_that_fit
 from dboost.shards.statistics import Statistic
-from dboost.storage.block_file import BlockFile
-from dboost.storage.spool import PrivateDirectory
+from dboost.storage.row_store import InFiles
 from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.fused_grower import (
     EXCLUDED_FRACTION,
@@ -161,7 +160,7 @@ class StreamedRunner(ShardRunner):
 
     Parameters
     ----------
-    files : ShardFiles
+    blocks : BlockStore
         Several runners may use the same files.
     first, last : int
         Range of blocks, without `last`.
@@ -172,9 +171,9 @@ class StreamedRunner(ShardRunner):
 
     shard: StreamedShard
 
-    def __init__(self, files: ShardFiles, first: int, last: int, batch: str, applied: int, n_staying: int) -> None:
-        super().__init__(StreamedShard(files.blocks, first, last, n_staying=n_staying), batch, applied)
-        self._files, self._bounds, self._n_staying = files, (first, last), n_staying
+    def __init__(self, blocks: BlockStore, first: int, last: int, batch: str, applied: int, n_staying: int) -> None:
+        super().__init__(StreamedShard(blocks, first, last, n_staying=n_staying), batch, applied)
+        self._blocks, self._bounds, self._n_staying = blocks, (first, last), n_staying
 
     def unload(self) -> None:
         """Release the memory of resident blocks, for rows that are added to the session."""
@@ -182,9 +181,9 @@ class StreamedRunner(ShardRunner):
         self._n_staying = 0
 
     def keep_only(self, numbers: Sequence[int]) -> StreamedRunner | None:
-        blocks = self._files.blocks
-        first = self._bounds[0] * blocks.state.block_rows
-        owned = self._files.owned_of(first, first + self.n_rows)
+        blocks = self._blocks
+        first = self._bounds[0] * blocks.block_rows
+        owned = blocks.owned_of(first, first + self.n_rows)
         kept = [(number, n) for number, n in owned if number in numbers]
         if kept == owned:
             return self
@@ -194,66 +193,23 @@ class StreamedRunner(ShardRunner):
         row_ids = np.concatenate([np.arange(a, a + n) for k in range(*self._bounds) for a, n in blocks.ranges_of(k)])
         ranges = runs_of(row_ids[is_kept])
         del row_ids
-        files = ShardFiles.new(self._files.folder.path.parent, blocks.spec, kept, ranges, blocks.state.block_rows)
-        writer = BlockWriter(files.blocks.files)
-        names = [field.name for file in blocks.files for field in file.fields]
-        axes = {field.name: len(field.before) for file in blocks.files for field in file.fields}
-        at = 0
-        for block in self.shard.walk(codes=True, rows=True, reads=[field.name for field in blocks.state.fields]):
+        assert blocks.place is not None
+        some, at = BlockStore(blocks.spec, kept, ranges, blocks.place), 0
+        for block in self.shard.walk(blocks.names):
             rows = np.flatnonzero(is_kept[at : at + block.n_rows])
             at += block.n_rows
-            views = {name: block.codes.wide if name == "wide" else getattr(block, name) for name in names}
-            writer.append(len(rows), {name: np.take(view, rows, axis=axes[name]) for name, view in views.items()})
-        writer.finish()
-        return StreamedRunner(files, 0, files.blocks.n_blocks, self.batch, self.applied, self._n_staying)
+            some.append(len(rows), block.fields, rows)
+        some.check_filled()
+        return StreamedRunner(some, 0, some.n_blocks, self.batch, self.applied, self._n_staying)
 
     def close(self) -> None:
         super().close()
-        self._files.close()
+        self._blocks.close()
 
 
-class ShardFiles:
-    """The files of a batch's rows, in a private directory that is removed with the last runner that uses it.
-
-    owned : partition and number of rows of each run of consecutive rows of one partition.
-    """
-
-    def __init__(self, folder: PrivateDirectory, blocks: BlockStore, owned: list[tuple[int, int]]) -> None:
-        self.folder, self.blocks, self._owned = folder, blocks, owned
-
-    @classmethod
-    def new(
-        cls, root: Path | None, spec: ShardSpec, owned: list[tuple[int, int]], ranges: np.ndarray, block_rows: int
-    ) -> ShardFiles:
-        """Create empty files in a new `PrivateDirectory`."""
-        n_rows = sum(n for _, n in owned)
-        folder = PrivateDirectory(root)
-        try:
-            fields = code_fields(spec.layout)
-            codes = BlockFile(folder.path / "codes", fields, n_rows, sealed=True, block_rows=block_rows)
-            return cls(folder, BlockStore.around(folder.path, "", spec, codes, ranges), owned)
-        except BaseException:
-            folder.close()
-            raise
-
-    def owned_of(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the partitions of rows first…last-1, and the number of these rows in each."""
-        found, at = [], 0
-        for number, n in self._owned:
-            low, high = max(first, at), min(last, at + n)
-            if low < high:
-                found.append((number, high - low))
-            at += n
-        return found
-
-    def close(self) -> None:
-        self.blocks.close()
-        self.folder.close()
-
-
-def write_shard_files(
+def write_blocks(
     rows: BatchRows, spec: BuildSpec, past: ReplayState, *, root: Path | None, n_threads: int
-) -> ShardFiles | None:
+) -> BlockStore | None:
     """Write the rows of positive weight of a batch, with scores that include the trees so far; return None without rows."""
     layout, table = spec.shard.layout, rows.table
     owned = [(number, n) for k, number in enumerate(table.numbers) if (n := rows.kept_of(k))]
@@ -262,27 +218,24 @@ def write_shard_files(
     if not n_rows:
         return None
     block_rows = rows_that_fit(code_fields(layout), n_rows)
-    files = ShardFiles.new(root, spec.shard, owned, ranges, block_rows)
+    blocks = BlockStore(spec.shard, owned, ranges, InFiles(block_rows, root))
     try:
-        writer = BlockWriter(files.blocks.files)
         for piece in starting_pieces(rows, spec, n_threads, block_rows):
             n, raw = piece.codes.n_rows, piece.fields["raw"]
-            fields = piece.fields | {"tiles": tiles_of(piece.codes, layout)}
+            fields = piece.fields | {"tiles": tiles_of(piece.codes, layout), "wide": piece.codes.wide}
             fields |= spec.shard.constant_state(fields.get("weight"), raw.shape)
-            if len(piece.codes.wide):
-                fields["wide"] = piece.codes.wide
             add_iterations(piece.codes, layout, past.iterations, raw, 0, n)
             if past.pending:
                 leaf = np.zeros(raw.shape, spec.shard.leaf_type)
                 for tree in past.pending:
                     (leaf if raw.ndim == 1 else leaf[tree.output])[:] = leaves_of(piece.codes, layout, tree.grown)
                 fields["leaf"] = leaf
-            writer.append(n, fields)
-        writer.finish()
+            blocks.append(n, fields)
+        blocks.check_filled()
     except BaseException:
-        files.close()
+        blocks.close()
         raise
-    return files
+    return blocks
 
 
 def streamed_runners(
@@ -292,15 +245,15 @@ def streamed_runners(
 
     staying_bytes : memory for the histograms of a pass and for resident blocks.
     """
-    files = write_shard_files(rows, spec, past, root=root, n_threads=n_threads)
-    if files is None:
+    blocks = write_blocks(rows, spec, past, root=root, n_threads=n_threads)
+    if blocks is None:
         return []
     try:
-        n_blocks = files.blocks.n_blocks
+        n_blocks = blocks.n_blocks
         n_runners = min(n_threads, n_blocks)
-        n_staying = blocks_that_stay(files.blocks, staying_bytes, spec.shard.max_leaves, n_runners)
+        n_staying = blocks_that_stay(blocks, staying_bytes, spec.shard.max_leaves, n_runners)
         bounds = [n_blocks * k // n_runners for k in range(n_runners + 1)]
-        runners = [StreamedRunner(files, first, last, batch, past.applied, n_staying) for first, last in pairwise(bounds)]
+        runners = [StreamedRunner(blocks, first, last, batch, past.applied, n_staying) for first, last in pairwise(bounds)]
         if past.applied >= 0:
             # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
             zeros = np.zeros((spec.shard.n_outputs, spec.shard.max_leaves))
@@ -308,7 +261,7 @@ def streamed_runners(
                 runner.advance_rows(past.terms, zeros)
         return runners
     except BaseException:
-        files.close()
+        blocks.close()
         raise
 
 
@@ -735,8 +688,6 @@ class StreamedEngine(TeamEngine):
         Memory for the histograms of the nodes that are opened together.
     staying_bytes : int
         Memory for these histograms and for cached blocks.
-    release : callable
-        Called by `close`, to remove the folder of the files.
     """
 
     def __init__(
@@ -747,10 +698,9 @@ class StreamedEngine(TeamEngine):
         n_threads: int,
         histogram_bytes: int,
         staying_bytes: int = 0,
-        release: Callable[[], None],
     ) -> None:
         n_threads = max(min(n_threads, blocks.n_blocks), 1)
-        self._blocks, self._terms, self._release = blocks, loss_terms, release
+        self._blocks, self._terms = blocks, loss_terms
         self.team = Team(n_threads)
         n = blocks.n_blocks
         self.width = nodes_per_pass(blocks, histogram_bytes, n_threads)
@@ -805,7 +755,6 @@ class StreamedEngine(TeamEngine):
         for shard in self.shards:
             shard.close()
         self._blocks.close()
-        self._release()
 
 
 def nodes_per_pass(blocks: BlockStore, n_bytes: int, n_threads: int) -> int:

@@ -24,13 +24,13 @@ def open_local_engine(
     policy: GrowthPolicy,
     n_threads: int,
     gather: Callable[[], Shard],
-    write: Callable[[], tuple[BlockStore, Callable[[], None]]],
+    write: Callable[[], BlockStore],
     root: Path | None = None,
 ) -> Engine:
     """Return the engine that trains on the rows.
 
-    gather : returns the rows as a shard, whose tiles are not filled; write : writes the rows to files, and returns them and a
-    function that removes their folder. root : parent of the folder for bites in files.
+    gather : returns the rows as a shard, whose tiles are not filled; write : writes the rows to files. root : parent of the
+    folder for bites in files.
     """
     n_rows, terms = sum(rows.owned.values()), spec.target.loss.terms()
     limit = spec.exceeded_limit(n_rows, n_threads)
@@ -47,13 +47,13 @@ def open_local_engine(
         return FusedEngine(shard, terms, policy=policy, n_threads=n_threads)
     else:
         memory = limit.histograms(spec.shard, n_rows, n_threads)
-        blocks, remove = write()
+        blocks = write()
         try:
             engine = StreamedEngine(
-                blocks, terms, n_threads=n_threads, histogram_bytes=memory, staying_bytes=memory - limit.reserve, release=remove
+                blocks, terms, n_threads=n_threads, histogram_bytes=memory, staying_bytes=memory - limit.reserve
             )
         except BaseException:
-            remove()
+            blocks.close()
             raise
     if limit is not None:
         how = "streamed from" if spec.n_bites is None else "divided into bites in"

@@ -40,7 +40,7 @@ from dboost.session.engines import (
     Team,
     is_small,
     streamed_runners,
-    write_shard_files,
+    write_blocks,
 )
 from dboost.session.evaluation import EvalRows, SessionEvalSets
 from dboost.session.local_engine import open_local_engine
@@ -241,10 +241,10 @@ class WorkerSession(PartitionLoader):
             ((codes, target, weight, raw, kept_range),) = self._encoded(rows, batch, spec, 1)
             return Shard(codes, spec.shard, target, weight, raw, draw_id=rows.draw_id_of(spec, kept_range))
 
-        def write() -> tuple[BlockStore, Callable[[], None]]:
-            files = write_shard_files(rows, spec, ReplayState(), root=self._folder, n_threads=self._n_threads)
-            assert files is not None
-            return files.blocks, files.folder.close
+        def write() -> BlockStore:
+            blocks = write_blocks(rows, spec, ReplayState(), root=self._folder, n_threads=self._n_threads)
+            assert blocks is not None
+            return blocks
 
         engine = open_local_engine(rows, spec, policy, self._n_threads, gather, write, self._folder)
         rows.close()

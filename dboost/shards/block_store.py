@@ -26,9 +26,8 @@ would be added outside the histogram; each of the 256 codes of a byte has a buck
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -44,53 +43,53 @@ from dboost.shards.shard import BinnedColumns, Shard, advance_rows, empty_binned
 from dboost.shards.shard_spec import ShardSpec, code_rows
 from dboost.shards.statistics import Statistic
 from dboost.storage.block_file import BlockFile, FieldRef
+from dboost.storage.row_store import FieldGroup, InFiles, RowStore
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import GradientStats, TreeTask
 
 
-class BlockStore:
-    """The block files of one process.
+class BlockStore(RowStore):
+    """The training rows of one process in files.
 
     Parameters
     ----------
     spec : ShardSpec
-    codes, rows, state : BlockFile
-    ranges : int64[n_ranges, 2] or None
+    owned : sequence of (int, int)
+        Partition and number of rows of each run of consecutive rows of one partition.
+    ranges : int64[n_ranges, 2]
         As of `Shard`.
+    place : InFiles
+    codes : BlockFile, optional
+        Existing bin codes.
     """
 
     def __init__(
-        self, spec: ShardSpec, codes: BlockFile, rows: BlockFile, state: BlockFile, ranges: np.ndarray | None = None
+        self,
+        spec: ShardSpec,
+        owned: Sequence[tuple[int, int]],
+        ranges: np.ndarray,
+        place: InFiles,
+        codes: BlockFile | None = None,
     ) -> None:
-        self.spec, self.codes, self.rows, self.state = spec, codes, rows, state
-        self.n_rows, self.n_blocks = state.n_rows, state.n_blocks
-        self._ranges = np.array([[0, self.n_rows]], np.int64) if ranges is None else np.asarray(ranges, np.int64)
-        self._ends = np.cumsum(self._ranges[:, 1])
-        self._row_of = code_rows(spec.layout)
+        groups = [
+            FieldGroup("codes", spec.code_fields(), sealed=True),
+            FieldGroup("rows", spec.row_fields(), sealed=True),
+            FieldGroup("state", spec.state_fields(), sealed=False),
+        ]
+        super().__init__(groups, [sum(n for _, n in owned)], place, None if codes is None else {"codes": codes})
+        self.spec, self.block_rows, self.n_blocks = spec, place.block_rows, self.files[0].n_blocks
+        self.state_names = [field.name for field in spec.state_fields()]
+        self._owned, self._ranges = owned, ranges
+        self._ends = np.cumsum(ranges[:, 1])
 
-    @classmethod
-    def around(cls, folder: Path, name: str, spec: ShardSpec, codes: BlockFile, ranges: np.ndarray | None = None) -> BlockStore:
-        """Make new files of rows and state in an existing folder, for existing codes; a `BlockWriter` fills them."""
-        made: dict[str, BlockFile] = {}
-        kinds = (("rows", spec.row_fields(), True), ("state", spec.state_fields(), False))
-        try:
-            for kind, fields, sealed in kinds:
-                path = folder / f"{name}{kind}"
-                made[kind] = BlockFile(path, fields, codes.n_rows, sealed=sealed, block_rows=codes.block_rows)
-        except BaseException:
-            for file in made.values():
-                file.remove()
-            raise
-        return cls(spec, codes, made["rows"], made["state"], ranges)
-
-    @property
-    def files(self) -> tuple[BlockFile, BlockFile, BlockFile]:
-        return self.codes, self.rows, self.state
+    def rows_of(self, block: int) -> int:
+        """Return the number of rows of a block."""
+        return self.files[0].rows_of(block)
 
     def ranges_of(self, block: int) -> list[tuple[int, int]]:
         """Return the global row ids of a block, as runs (first, length)."""
-        first = block * self.state.block_rows
-        last = first + self.state.rows_of(block)
+        first = block * self.block_rows
+        last = first + self.rows_of(block)
         found = []
         for k in range(int(np.searchsorted(self._ends, first, "right")), len(self._ends)):
             begin = int(self._ends[k] - self._ranges[k, 1])
@@ -100,80 +99,59 @@ class BlockStore:
             found.append((int(self._ranges[k, 0]) + low - begin, high - low))
         return found
 
-    def close(self) -> None:
-        """Close the files."""
-        for file in self.files:
-            file.close()
+    def owned_of(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the partitions of rows first…last-1, and the number of these rows in each."""
+        found, at = [], 0
+        for number, n in self._owned:
+            low, high = max(first, at), min(last, at + n)
+            if low < high:
+                found.append((number, high - low))
+            at += n
+        return found
 
-    def remove(self) -> None:
-        """Remove the files."""
-        for file in self.files:
-            file.remove()
 
-
-class BlockBuffer:
-    """Buffers for one block.
+class BlockShard(Shard):
+    """Buffers for one block of rows, as a shard. One-byte codes are in tiles only.
 
     Attributes
     ----------
+    buffers : list of uint8[...]
+    fields : dict
+        Their views.
     is_resident : bool
         Whether they hold all of a resident block: then the content of its files is out of date.
     """
 
     def __init__(self, blocks: BlockStore) -> None:
-        self._blocks, self.is_resident = blocks, False
-        self.codes, self.rows, self.state = blocks.codes.buffer(), blocks.rows.buffer(), blocks.state.buffer()
-        self._shard: BlockShard | None = None
-
-    def fill(self, block: int, *, codes: bool, rows: bool, state: Sequence[FieldRef], verify: bool = True) -> int:
-        """Read the wanted parts of a block; return the number of bytes. verify : see `BlockFile.read`, of the codes."""
-        n_bytes = 0
-        if codes:
-            n_bytes += self._blocks.codes.read(block, self.codes, verify=verify)
-        if rows:
-            n_bytes += self._blocks.rows.read(block, self.rows)
-        if state:
-            n_bytes += self._blocks.state.read(block, self.state, state)
-        return n_bytes
+        self._blocks, self.buffers, self.is_resident = blocks, blocks.buffers(), False
+        self.spec, self.layout, self.bin_layout = blocks.spec, blocks.spec.layout, blocks.spec.layout
+        self._row_of = code_rows(self.layout)
+        self.n_rows = -1
 
     def load(self, block: int) -> int:
         """Read all of a resident block; return the number of bytes, 0 if it is loaded already."""
         if self.is_resident:
             return 0
-        everything = [field.name for field in self._blocks.state.fields]
-        n_bytes = self.fill(block, codes=True, rows=True, state=everything)
+        n_bytes = self._blocks.read(block, self.buffers, self._blocks.names)
         self.is_resident = True
         return n_bytes
 
-    def shard(self, block: int) -> BlockShard:
-        """Return the block as a shard, valid until the buffer is reused; fields that were not read are uninitialised."""
-        if self._shard is None or self._shard.n_rows != self._blocks.state.rows_of(block):
-            self._shard = BlockShard(self._blocks, self, block)
-        self._shard.set_block(block)
-        return self._shard
-
-
-class BlockShard(Shard):
-    """A block of rows in its buffer. One-byte codes are in tiles only."""
-
-    def __init__(self, blocks: BlockStore, buffer: BlockBuffer, block: int) -> None:
-        spec, n = blocks.spec, blocks.state.rows_of(block)
-        codes, rows = blocks.codes.views(buffer.codes, block), blocks.rows.views(buffer.rows, block)
-        state = blocks.state.views(buffer.state, block)
-        wide = codes.get("wide", np.empty((0, n), np.uint16))
-        self.codes = BinnedColumns(np.empty((0, n), np.uint8), wide, blocks._row_of)
-        self.spec, self.layout = spec, spec.layout
-        self.bins, self.bin_layout = self.codes, self.layout
-        self.tiles = codes["tiles"]
-        self.target, self.weight = rows["target"], rows.get("weight")
-        self.repeat_count, self.raw, self.leaf = state.get("repeat_count"), state["raw"], state["leaf"]
-        self.gradient, self.hessian, self.loss_hessian = state["gradient"], state.get("hessian"), state.get("loss_hessian")
-        self.draw_id = state.get("draw_id")
-        self.n_rows, self._blocks, self._block = n, blocks, block
-
-    def set_block(self, block: int) -> None:
-        """Set the number of the block; blocks of equal length use the same views."""
+    def set_block(self, block: int) -> BlockShard:
+        """Return the shard as this block, valid until the buffers are reused; fields that were not read are uninitialised."""
         self._block = block
+        n = self._blocks.rows_of(block)
+        if n != self.n_rows:  # blocks of equal length use the same views
+            self.n_rows = n
+            self.fields = fields = self._blocks.views(self.buffers, block)
+            wide = fields.get("wide", np.empty((0, n), np.uint16))
+            self.codes = self.bins = BinnedColumns(np.empty((0, n), np.uint8), wide, self._row_of)
+            self.tiles, self.target, self.weight = fields["tiles"], fields["target"], fields.get("weight")
+            self.repeat_count, self.raw, self.leaf = fields.get("repeat_count"), fields["raw"], fields["leaf"]
+            self.gradient, self.hessian = fields["gradient"], fields.get("hessian")
+            self.loss_hessian, self.draw_id = fields.get("loss_hessian"), fields.get("draw_id")
+            for of_views in ("histogram_rows", "gradient_rows"):
+                vars(self).pop(of_views, None)
+        return self
 
     def columns(self) -> BinnedColumns:
         """Compute the codes of all features by columns from tiles, for a block whose codes have been read."""
@@ -185,50 +163,6 @@ class BlockShard(Shard):
     def _ranges(self) -> list[tuple[int, int]]:  # type: ignore[override]
         """Computed only when row ids are needed."""
         return self._blocks.ranges_of(self._block)
-
-
-class BlockWriter:
-    """Fills new files, whose blocks have equally many rows, with rows that arrive in chunks of any length.
-
-    Parameters
-    ----------
-    files : sequence of BlockFile
-    """
-
-    def __init__(self, files: Sequence[BlockFile]) -> None:
-        self._files = [(file, file.buffer()) for file in files]
-        self._axes = {field.name: len(field.before) for file in files for field in file.fields}
-        self._block, self._filled = 0, 0
-        self._views: dict[str, np.ndarray] = {}
-        self._clear()
-
-    def _clear(self) -> None:
-        for file, buffer in self._files:
-            buffer[:] = 0
-            if self._block < file.n_blocks:
-                self._views |= file.views(buffer, self._block)
-
-    def append(self, n: int, fields: Mapping[str, np.ndarray]) -> None:
-        """Append n rows: the fields' arrays as in the files, but of n rows. Missing fields are 0."""
-        done = 0
-        while done < n:
-            free = self._files[0][0].rows_of(self._block) - self._filled
-            n_copied = min(free, n - done)
-            for name, values in fields.items():
-                axis = (slice(None),) * self._axes[name]
-                here, there = slice(done, done + n_copied), slice(self._filled, self._filled + n_copied)
-                self._views[name][(*axis, there)] = values[(*axis, here)]
-            done += n_copied
-            self._filled += n_copied
-            if n_copied == free:
-                for file, buffer in self._files:
-                    file.write(self._block, buffer)
-                self._block, self._filled = self._block + 1, 0
-                self._clear()
-
-    def finish(self) -> None:
-        """Assert that all rows have arrived."""
-        assert self._block == self._files[0][0].n_blocks and not self._filled, "fewer rows than were promised"
 
 
 class Halted(Exception):
@@ -261,61 +195,57 @@ class StreamedShard:
         self.blocks, self._halted = blocks, halted
         all_blocks = range(first, blocks.n_blocks if last is None else last)
         self._resident_blocks, self._blocks = all_blocks[:n_staying], all_blocks[n_staying:]
-        self._resident = [BlockBuffer(blocks) for _ in self._resident_blocks]
-        self.n_rows = sum(blocks.state.rows_of(block) for block in all_blocks)
+        self._resident = [BlockShard(blocks) for _ in self._resident_blocks]
+        self.n_rows = sum(blocks.rows_of(block) for block in all_blocks)
         self.layout = blocks.spec.layout
         self.bytes_read = 0
-        self._buffers = (BlockBuffer(blocks), BlockBuffer(blocks))
+        self._buffers = (BlockShard(blocks), BlockShard(blocks))
         self._scratch = new_pass_scratch()
         self._sums = _HistogramBuffers(blocks.spec)
         self._trees: dict[int, _Tree] = {}  # growing trees, by output
-        self._records = np.empty((2, blocks.state.block_rows), np.uint64)  # scratch
+        self._records = np.empty((2, blocks.block_rows), np.uint64)  # scratch
 
-    def walk(
-        self,
-        *,
-        codes: bool = False,
-        rows: bool = False,
-        reads: Sequence[FieldRef] = (),
-        writes: Sequence[FieldRef] = (),
-        verify: bool = True,
-    ) -> Iterator[BlockShard]:
-        """Yield the blocks one after the other, with the fields in `reads`; write the fields in `writes` after each."""
-        empty: SimpleQueue[BlockBuffer | None] = SimpleQueue()
-        full: SimpleQueue[tuple[BlockBuffer, int] | BaseException] = SimpleQueue()
+    def walk(self, reads: Sequence[FieldRef], writes: Sequence[FieldRef] = (), *, verify: bool = True) -> Iterator[BlockShard]:
+        """Yield the blocks one after the other, with the fields in `reads`; write the fields in `writes` after each.
+
+        verify : see `BlockFile.read`, of the codes.
+        """
+        empty: SimpleQueue[BlockShard | None] = SimpleQueue()
+        full: SimpleQueue[tuple[BlockShard, int] | BaseException] = SimpleQueue()
+        unverified = () if verify else ("codes",)
 
         def read() -> None:
             try:
                 for block in self._blocks:
-                    buffer = empty.get()
-                    if buffer is None:
+                    shard = empty.get()
+                    if shard is None:
                         return
-                    full.put((buffer, buffer.fill(block, codes=codes, rows=rows, state=reads, verify=verify)))
+                    full.put((shard, self.blocks.read(block, shard.buffers, reads, unverified)))
             except BaseException as error:
                 full.put(error)
 
         reader = Thread(target=read, name="dboost-read", daemon=True)
-        for buffer in self._buffers:
-            empty.put(buffer)
+        for shard in self._buffers:
+            empty.put(shard)
         reader.start()
         try:
             for resident, block in zip(self._resident, self._resident_blocks, strict=True):
                 if self._halted():
                     raise Halted
                 self.bytes_read += resident.load(block)
-                yield resident.shard(block)
+                yield resident.set_block(block)
             for block in self._blocks:
                 if self._halted():
                     raise Halted
                 found = full.get()
                 if isinstance(found, BaseException):
                     raise found
-                buffer, n_bytes = found
+                shard, n_bytes = found
                 self.bytes_read += n_bytes
-                yield buffer.shard(block)
+                yield shard.set_block(block)
                 if writes:
-                    self.blocks.state.write(block, buffer.state, writes)
-                empty.put(buffer)
+                    self.blocks.write(block, shard.buffers, writes)
+                empty.put(shard)
         finally:
             # The reader has ended, waits for a buffer, or has one or two more blocks to read.
             empty.put(None)
@@ -328,15 +258,14 @@ class StreamedShard:
         if spec.weights_as_hessian or not spec.constant_hessian:
             writes.append("loss_hessian" if spec.weights_as_hessian else "hessian")
         found: GradientStats | None = None
-        for shard in self.walk(rows=True, reads=("raw", "leaf"), writes=writes):
+        for shard in self.walk(["target", "raw", "leaf"], writes):
             stats = advance_rows(shard, terms, values, spec.loss_unit, self._scratch, 0, shard.n_rows)
             found = stats if found is None else found.merge(stats)
         return found
 
     def map_ranges(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the statistic of every block, or of all blocks as a list of one item if results can be merged."""
-        all_fields = [field.name for field in self.blocks.state.fields]
-        blocks = self.walk(codes=statistic.reads_codes, rows=True, reads=all_fields)
+        blocks = self.walk([*(["tiles"] if statistic.reads_codes else []), "target", *self.blocks.state_names])
         results = (statistic.compute(shard, 0, shard.n_rows, *arguments) for shard in blocks)
         return list(results) if statistic.merge is None or not self.n_rows else [reduce(statistic.merge, results)]
 
@@ -353,10 +282,9 @@ class StreamedShard:
 
     def unload(self) -> None:
         """Write resident blocks to the files, and stream them from now on."""
-        everything = [field.name for field in self.blocks.state.fields]
-        for buffer, block in zip(self._resident, self._resident_blocks, strict=True):
-            if buffer.is_resident:
-                self.blocks.state.write(block, buffer.state, everything)
+        for shard, block in zip(self._resident, self._resident_blocks, strict=True):
+            if shard.is_resident:
+                self.blocks.write(block, shard.buffers, self.blocks.state_names)
         self._blocks = range(self._resident_blocks.start, self._blocks.stop)
         self._resident, self._resident_blocks = [], self._blocks[:0]
 
@@ -429,12 +357,9 @@ class _Tree:
         reads_codes = bool(splits or n_nodes) or not self._is_verified
         self._is_verified = has_wide or sums is not None or n_nodes < self._n_last_nodes
         self._n_last_nodes = n_nodes
-        for block in shard.walk(
-            codes=reads_codes,
-            verify=self._is_verified,
-            reads=fields if is_first else [*fields, *leaf],
-            writes=leaf if is_first or splits or sums is not None else (),
-        ):
+        reads = [*(["tiles"] if reads_codes else []), *fields, *([] if is_first else leaf)]
+        writes = leaf if is_first or splits or sums is not None else []
+        for block in shard.walk(reads, writes, verify=self._is_verified):
             gradient, hessian, slots = block.output_arrays(task.output)
             rows = block.sampled_rows(*task.row_subset)
             n = block.n_rows if rows is None else len(rows)

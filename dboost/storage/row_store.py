@@ -12,14 +12,14 @@ checksums; other groups change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from dboost.storage.block_file import BlockFile, Field
+from dboost.storage.block_file import BlockFile, Field, FieldRef
 from dboost.storage.spool import PrivateDirectory
 
 
@@ -32,10 +32,11 @@ class FieldGroup(NamedTuple):
 
 
 class InFiles(NamedTuple):
-    """Rows are in files, in blocks, in a private directory."""
+    """Rows are in files, in blocks, in a private directory or in a folder that the caller has made and removes."""
 
     block_rows: int
-    root: Path | None  # parent of the directory; None for the one of `PrivateDirectory`
+    root: Path | None  # parent of the private directory; None for the one of `PrivateDirectory`
+    folder: Path | None = None  # the caller's folder
 
 
 class RowRange(NamedTuple):
@@ -61,15 +62,30 @@ class RowStore:
         Number of rows of each section.
     place : InFiles, optional
         Default: in memory.
+    existing : dict, optional
+        Files of groups whose rows exist already, by the name of the group; they are read only.
+
+    Attributes
+    ----------
+    files : list of BlockFile
+        Of the groups; empty in memory.
     """
 
-    def __init__(self, groups: Sequence[FieldGroup], sizes: Sequence[int], place: InFiles | None = None) -> None:
+    def __init__(
+        self,
+        groups: Sequence[FieldGroup],
+        sizes: Sequence[int],
+        place: InFiles | None = None,
+        existing: Mapping[str, BlockFile] | None = None,
+    ) -> None:
         self.groups, self.sizes, self.place = tuple(groups), tuple(sizes), place
         self.n_rows = sum(self.sizes)
         self._fields = {field.name: field for group in groups for field in group.fields}
+        self._names = [{field.name for field in group.fields} for group in groups]
+        self._refs: dict[tuple[FieldRef, ...], list[list[FieldRef]]] = {}
         self._filled = [0] * len(self.sizes)
         self._arrays: list[dict[str, np.ndarray]] = []
-        self._files: list[BlockFile] = []
+        self.files: list[BlockFile] = []
         if place is None:
             self._arrays = [self._new_arrays(n) for n in self.sizes]
             return
@@ -77,14 +93,28 @@ class RowStore:
         # A single section has a last block as short as its rows.
         n_rows = self.n_rows if len(self.sizes) == 1 else self._first_block[-1] * place.block_rows
         self._open: dict[int, list[np.ndarray]] = {}  # the block of each section that is filled
-        self._folder = PrivateDirectory(place.root)
+        self._folder = PrivateDirectory(place.root) if place.folder is None else None
+        folder = place.folder if self._folder is None else self._folder.path
+        assert folder is not None
+        existing = {} if existing is None else existing
+        self._new_files: list[BlockFile] = []
         try:
             for name, fields, sealed in self.groups:
-                path = self._folder.path / name
-                self._files.append(BlockFile(path, fields, n_rows, sealed=sealed, block_rows=place.block_rows))
+                file = existing.get(name)
+                if file is None:
+                    file = BlockFile(folder / name, fields, n_rows, sealed=sealed, block_rows=place.block_rows)
+                    self._new_files.append(file)
+                self.files.append(file)
         except BaseException:
+            for file in self._new_files:
+                file.remove()
             self.close()
             raise
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all fields."""
+        return list(self._fields)
 
     def _new_arrays(self, n: int, make: Callable[..., np.ndarray] = np.zeros) -> dict[str, np.ndarray]:
         return {name: make((*of.before, n, *of.after), of.dtype) for name, of in self._fields.items()}
@@ -97,7 +127,7 @@ class RowStore:
     @property
     def bytes_read(self) -> int:
         """Bytes read from files so far."""
-        return sum(file.bytes_read for file in self._files)
+        return sum(file.bytes_read for file in self.files)
 
     def append(self, n: int, fields: Mapping[str, np.ndarray], rows: np.ndarray | None = None, section: int = 0) -> None:
         """Append n rows to a section: those of arrays of n rows, or these rows (int64[n]) of longer arrays.
@@ -115,7 +145,7 @@ class RowStore:
                     view[self._at(name, slice(first, first + n_copied))] = fields[name][self._at(name, some)]
             done += n_copied
             self._filled[section] += n_copied
-            if self._files and n_copied == free:
+            if self.place is not None and n_copied == free:
                 self._write_filled(section)
 
     def _at(self, name: str, rows: slice | np.ndarray) -> tuple[slice | np.ndarray, ...]:
@@ -128,30 +158,65 @@ class RowStore:
         if self.place is None:
             return self._arrays[section], filled, size - filled
         if section not in self._open:
-            self._open[section] = [file.buffer() for file in self._files]
+            self._open[section] = [file.buffer() for file in self._new_files]
         block_rows = self.place.block_rows
         block, first = divmod(filled, block_rows)
-        if not first:
-            for buffer in self._open[section]:
+        views: dict[str, np.ndarray] = {}
+        for file, buffer in zip(self._new_files, self._open[section], strict=True):
+            if not first:
                 buffer[:] = 0
-        return self._views(self._files, self._open[section], section, block), first, min(block_rows - first, size - filled)
+            views |= file.views(buffer, self._first_block[section] + block)
+        return views, first, min(block_rows - first, size - filled)
 
     def _write_filled(self, section: int) -> None:
         """Write the block to which rows were appended last, which is full or the last one."""
         assert self.place is not None
         block = self._first_block[section] + (self._filled[section] - 1) // self.place.block_rows
-        for file, buffer in zip(self._files, self._open[section], strict=True):
+        for file, buffer in zip(self._new_files, self._open[section], strict=True):
             file.write(block, buffer)
         if self._filled[section] == self.sizes[section]:
             del self._open[section]
 
-    def _views(
-        self, files: Sequence[BlockFile], buffers: Sequence[np.ndarray], section: int, block: int
-    ) -> dict[str, np.ndarray]:
-        """Return the fields of a block of a section."""
+    def check_filled(self, section: int = 0) -> None:
+        """Assert that all rows of a section have arrived."""
+        assert self._filled[section] == self.sizes[section], "fewer rows than were promised"
+
+    def buffers(self) -> list[np.ndarray]:
+        """Return buffers for one block of files."""
+        return [file.buffer() for file in self.files]
+
+    def read(
+        self, block: int, buffers: Sequence[np.ndarray], reads: Sequence[FieldRef], unverified: Collection[str] = ()
+    ) -> int:
+        """Read fields of a block of the files into its buffers, sealed groups as a whole; return the number of bytes.
+
+        unverified : names of groups whose checksum is not compared, see `BlockFile.read`.
+        """
+        n_bytes = 0
+        for group, file, buffer, refs in zip(self.groups, self.files, buffers, self._by_group(reads), strict=True):
+            if refs:
+                n_bytes += file.read(block, buffer, None if group.sealed else refs, verify=group.name not in unverified)
+        return n_bytes
+
+    def write(self, block: int, buffers: Sequence[np.ndarray], writes: Sequence[FieldRef]) -> None:
+        """Write fields of a block, which are not sealed, to the files."""
+        for file, buffer, refs in zip(self.files, buffers, self._by_group(writes), strict=True):
+            if refs:
+                file.write(block, buffer, refs)
+
+    def _by_group(self, refs: Sequence[FieldRef]) -> list[list[FieldRef]]:
+        """Return the fields of each group, which are looked up for every block."""
+        found = self._refs.get(key := tuple(refs))
+        if found is None:
+            found = [[ref for ref in refs if (ref if isinstance(ref, str) else ref[0]) in names] for names in self._names]
+            self._refs[key] = found
+        return found
+
+    def views(self, buffers: Sequence[np.ndarray], block: int) -> dict[str, np.ndarray]:
+        """Return the fields of a block of the files as views of its buffers; those that were not read are uninitialised."""
         views: dict[str, np.ndarray] = {}
-        for file, buffer in zip(files, buffers, strict=True):
-            views |= file.views(buffer, self._first_block[section] + block)
+        for file, buffer in zip(self.files, buffers, strict=True):
+            views |= file.views(buffer, block)
         return views
 
     def walk(
@@ -163,29 +228,19 @@ class RowStore:
         read must be.
         """
         n = self.sizes[section]
-        assert self._filled[section] == n, "fewer rows than were promised"
+        self.check_filled(section)
         if self.place is None:
             first, last = n * thread // n_threads, n * (thread + 1) // n_threads
             yield RowRange(self._arrays[section], first, last, first)
             return
-        files, refs = [], []
-        for file, group in zip(self._files, self.groups, strict=True):
-            names = {field.name for field in group.fields}
-            read, written = [name for name in reads if name in names], [name for name in writes if name in names]
-            if read or written:
-                files.append(file)
-                refs.append((None if group.sealed else read, written))
-        buffers = [file.buffer() for file in files]
-        block_rows, first_block = self.place.block_rows, self._first_block[section]
+        buffers, block_rows, first_block = self.buffers(), self.place.block_rows, self._first_block[section]
         n_blocks = self._first_block[section + 1] - first_block
-        for block in range(n_blocks * thread // n_threads, n_blocks * (thread + 1) // n_threads):
-            for file, buffer, (read_refs, _) in zip(files, buffers, refs, strict=True):
-                file.read(first_block + block, buffer, read_refs)
-            start = block * block_rows
-            yield RowRange(self._views(files, buffers, section, block), 0, min(block_rows, n - start), start)
-            for file, buffer, (_, written) in zip(files, buffers, refs, strict=True):
-                if written:
-                    file.write(first_block + block, buffer, written)
+        for k in range(n_blocks * thread // n_threads, n_blocks * (thread + 1) // n_threads):
+            block, start = first_block + k, k * block_rows
+            self.read(block, buffers, reads)
+            yield RowRange(self.views(buffers, block), 0, min(block_rows, n - start), start)
+            if writes:
+                self.write(block, buffers, writes)
 
     def load(self, section: int = 0) -> dict[str, np.ndarray]:
         """Return all rows of a section: the arrays themselves if they are in memory, else new ones."""
@@ -220,9 +275,9 @@ class RowStore:
         return found
 
     def close(self) -> None:
-        """Release the memory, and remove the files; may be called repeatedly."""
+        """Release the memory, close the files and remove the private directory; may be called repeatedly."""
         self._arrays = []
-        for file in self._files:
+        for file in self.files:
             file.close()
-        if self.place is not None:
+        if self.place is not None and self._folder is not None:
             self._folder.close()

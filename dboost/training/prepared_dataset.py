@@ -60,14 +60,14 @@ from dboost.session.protocol import BuildSpec, Chosen, Engine, EvalSets, NamedSe
 from dboost.session.reference_sample import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_values
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
-from dboost.shards.block_store import BlockStore, BlockWriter
+from dboost.shards.block_store import BlockStore
 from dboost.shards.encode import codes_of, encoded_pieces, sampled, tiles_of
 from dboost.shards.shard import Shard, empty_binned_columns
 from dboost.shards.shard_spec import code_fields, plan_layout, rows_that_fit
 from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field, StorageError
 from dboost.storage.lease import Lease
 from dboost.storage.paths import path_text
-from dboost.storage.spool import PrivateDirectory
+from dboost.storage.row_store import FieldGroup, InFiles, RowStore
 from dboost.training.callbacks import Callback
 from dboost.training.dataset_checks import (
     MALFORMED,
@@ -239,11 +239,9 @@ def write_binned(
     fields += [Field(name, "<f8", outputs) for name, there in (("begun", resumes), ("start", flat is not None)) if there]
     tiles = code_fields(layout)
     block_rows = rows_that_fit(tiles, scan.n_rows)
-    files: dict[str, BlockFile] = {}
+    groups = FieldGroup("codes", tiles, sealed=True), FieldGroup("rows", fields, sealed=True)
+    store = RowStore(groups, [scan.n_rows], InFiles(block_rows, None, folder))
     try:
-        for name, of_file in (("codes", tiles), ("rows", fields)):
-            files[name] = BlockFile(folder / name, of_file, scan.n_rows, sealed=True, block_rows=block_rows)
-        writer = BlockWriter(list(files.values()))
         sampled_rows: list[tuple[np.ndarray, np.ndarray]] = []
         first = 0
         for piece in encoded_pieces(table, binning, layout, n_threads, block_rows):
@@ -256,7 +254,7 @@ def write_binned(
             first += piece.codes.n_rows
             written: dict[str, np.ndarray | None] = {
                 "tiles": tiles_of(piece.codes, layout),
-                "wide": piece.codes.wide if len(piece.codes.wide) else None,
+                "wide": piece.codes.wide,
             } | {ROLES[role].field: roles[role] for role in scan.stored}
             if flat is not None:
                 matrix = matrix_of(piece.chunk)
@@ -268,16 +266,15 @@ def write_binned(
                     written["begun"] = scores.copy() if outputs else scores[0].copy()
                 add_block(scores, flat, matrix, (n_earlier, warm_start.n_before), n_threads)
                 written["start"] = scores if outputs else scores[0]
-            writer.append(piece.codes.n_rows, {name: values for name, values in written.items() if values is not None})
-        writer.finish()
+            store.append(piece.codes.n_rows, {name: values for name, values in written.items() if values is not None})
+        store.check_filled()
     except BaseException:
-        for file in files.values():
+        for file in store.files:
             file.remove()
         raise
     reference = ReferenceSample(*(np.concatenate(parts) for parts in zip(*sampled_rows, strict=True)))
-    return PreparedDataset(
-        table.named, binning, scan.target, scan.categories, files["codes"], files["rows"], reference=reference
-    )
+    codes, stored = store.files
+    return PreparedDataset(table.named, binning, scan.target, scan.categories, codes, stored, reference=reference)
 
 
 class PreparedTargets:
@@ -471,20 +468,22 @@ def gather_pieces(rows: PreparedTargets, spec: BuildSpec) -> Shard:
     return Shard(codes, spec.shard, target, weight, raw, draw_id=rows.draw_id(spec))
 
 
-def open_blocks(rows: PreparedTargets, spec: BuildSpec) -> tuple[BlockStore, Callable[[], None]]:
-    """Open the files of a fit that streams bin codes from the prepared folder; return them, and what removes its own files."""
-    folder = PrivateDirectory()
+def open_blocks(rows: PreparedTargets, spec: BuildSpec) -> BlockStore:
+    """Return the files of a fit that streams bin codes from the prepared folder; its own files are in a private directory."""
+    data = rows.data
+    ranges = np.array([[0, data.n_rows]], np.int64)
+    place = InFiles(data.codes.block_rows, None)
+    blocks = BlockStore(spec.shard, [(0, data.n_rows)], ranges, place, data.codes)
     try:
-        blocks = BlockStore.around(folder.path, "fit-", spec.shard, rows.data.codes)
-        writer = BlockWriter((blocks.rows, blocks.state))
         for fields in rows.starting(spec):
-            writer.append(len(fields["target"]), fields | spec.shard.constant_state(fields.get("weight"), fields["raw"].shape))
-        writer.finish()
-        rows.data.rows.close()
+            constant = spec.shard.constant_state(fields.get("weight"), fields["raw"].shape)
+            blocks.append(len(fields["target"]), fields | constant)
+        blocks.check_filled()
+        data.rows.close()
     except BaseException:
-        folder.close()
+        blocks.close()
         raise
-    return blocks, folder.close
+    return blocks
 
 
 VERSION = 1
@@ -675,11 +674,10 @@ def _write_reference(folder: Path, reference: ReferenceSample | None) -> BlockFi
     assert reference is not None
     n, n_features = reference.values.shape
     fields = [Field("values", "<f8", (), (n_features,)), Field("target", "<f8")]
-    file = BlockFile(folder / "portrait", fields, n, sealed=True, block_rows=n)
-    writer = BlockWriter([file])
-    writer.append(n, vars(reference))
-    writer.finish()
-    return file
+    store = RowStore([FieldGroup("portrait", fields, sealed=True)], [n], InFiles(n, None, folder))
+    store.append(n, vars(reference))
+    store.check_filled()
+    return store.files[0]
 
 
 def _read_reference(file: BlockFile) -> ReferenceSample:
