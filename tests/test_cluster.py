@@ -47,29 +47,6 @@ def on_cluster(client: Client, data: Any, target: Any, **options: Any) -> dboost
     return in_process(data, target, client=client, **options)
 
 
-KINDS = {
-    "regression": ("y", ["a", "b", "e"], {}),
-    "weights": ("y", ["a", "b", "e", "w"], {"sample_weight": "w"}),
-    "two classes, weights": ("z", ["a", "b", "c", "e", "w"], {"sample_weight": "w", "min_samples_leaf": 1}),
-    "three classes": ("t", ["a", "b", "d"], {}),
-    "depth-wise": ("y", ["a", "b", "c", "d", "e"], {"growth": "depth_wise", "max_depth": 4}),
-    "a sample of rows": ("z", ["a", "b", "c", "e", "w"], {"sample_weight": "w", "subsample": 0.5}),
-    "samples of features": ("t", ["a", "b", "c", "d", "e"], {"max_features": 0.5}),
-    "monotonic": ("y", ["a", "b", "c", "e"], {"monotonic_cst": {"a": 1, "b": -1}}),
-    "constraints": ("y", ["a", "b", "c", "e"], {"monotonic_cst": {"a": 1, "b": -1}, "interaction_cst": [["a", "e"]]}),
-    "count": ("y", ["a", "e"], {"loss": "poisson"}),
-}
-
-
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow if k == "constraints" else ()) for k in KINDS])
-def test_the_model_is_that_of_one_process(client: Client, kind: str) -> None:
-    target, columns, options = KINDS[kind]
-    frame = FRAME[[*columns, target]].assign(**{target: FRAME[target].abs()} if kind == "count" else {})
-    booster = on_cluster(client, dd.from_pandas(frame, npartitions=5), target, **options)
-    assert booster.sha256 == in_process(frame, target, **options).sha256
-    assert booster.n_iter_ == 8
-
-
 @given(cuts=st.lists(st.integers(0, 600), max_size=9), weighted=st.booleans())
 @examples(12)
 def test_however_the_rows_are_divided(client: Client, cuts: list[int], weighted: bool) -> None:
@@ -92,7 +69,7 @@ def test_whatever_the_cluster(n_workers: int, n_threads: int) -> None:
     assert booster.sha256 == in_process(big, "z", max_iter=3).sha256
 
 
-@pytest.mark.parametrize("bytes_per_owner", [1, 400_000, 10**9], ids=["each an owner", "some", "one owner"])
+@pytest.mark.parametrize("bytes_per_owner", [400_000, 10**9], ids=["some", "one owner"])
 def test_histograms_that_never_come_together(client: Client, bytes_per_owner: int) -> None:
     """Scheduler and workers are in this process, so the test can set the limit of wide histograms. Some owners find none."""
     rare = {f"rare {i}": np.where(np.arange(len(FRAME)) % 15 == i, np.arange(len(FRAME)), 0.0) for i in range(9)}
@@ -102,7 +79,7 @@ def test_histograms_that_never_come_together(client: Client, bytes_per_owner: in
         booster = on_cluster(client, dd.from_pandas(frame, npartitions=5), "t", **options)
     assert booster.sha256 == in_process(frame, "t", **options).sha256
     owners = {event["owners"] for _, event in client.get_events("dboost") if event["action"] == "tree"}
-    assert {1: 3, 400_000: 2, 10**9: 1}[bytes_per_owner] in owners
+    assert {400_000: 2, 10**9: 1}[bytes_per_owner] in owners
 
 
 def test_data_of_any_kind(client: Client, tmp_path: Any) -> None:
@@ -127,23 +104,6 @@ def test_data_of_any_kind(client: Client, tmp_path: Any) -> None:
     array, values = da.from_array(NUMBERS, chunks=(700, 2)), da.from_array(FRAME["y"].to_numpy(), chunks=500)
     for data, target in [(array, values), (client.persist(array), values), (array, FRAME["y"]), (NUMBERS, FRAME["y"])]:
         assert on_cluster(client, data, target).sha256 == expected
-
-
-def test_evaluation_sets_and_early_stopping(client: Client) -> None:
-    frame, held = FRAME[["a", "b", "e", "z"]].iloc[:2000], FRAME[["a", "b", "e", "z"]].iloc[2000:]
-    options: dict[str, Any] = {
-        "eval_metric": ["accuracy", "roc_auc", "log_loss"],
-        "early_stopping_rounds": 3,
-        "learning_rate": 0.9,
-        "max_iter": 60,
-    }
-    expected = in_process(frame, "z", eval_set={"near": held, "far": held.iloc[:100]}, **options)
-    sets = {"near": divided(held, [0, 300, 301]), "far": held.iloc[:100]}
-    booster = on_cluster(client, dd.from_pandas(frame, npartitions=3), "z", eval_set=sets, **options)
-    assert booster.sha256 == expected.sha256
-    assert booster.best_iteration == expected.best_iteration < 60
-    columns = [name for name in expected.history if name != "seconds"]
-    pd.testing.assert_frame_equal(booster.history[columns], expected.history[columns])
 
 
 def test_the_current_client_is_used_for_lazy_data_only(client: Client) -> None:

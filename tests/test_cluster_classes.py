@@ -87,24 +87,11 @@ def test_trees_grow_one_after_the_other_where_the_memory_is_short(client: Client
     assert [n > 0 for n in rounds] == [True, False, False, True, False]
 
 
-@pytest.mark.parametrize("options", [{"split_proposal": "tree", "max_bins": 16}, {"split_proposal": "node", "max_bins": 16}])
-def test_bins_of_their_own(client: Client, options: dict[str, Any]) -> None:
-    """A shard has one set of bins, so trees with bins of their own grow alone."""
-    found, rounds = on_cluster(client, **options)
-    assert found == in_process(**options)
-    assert all(rounds) == (options["split_proposal"] == "tree")
-
-
 def test_histograms_are_exchanged_among_owners(client: Client) -> None:
     with dask.config.set({"dboost.gather-bytes": "0B", "dboost.owner-bytes": 1}):
         found, rounds = on_cluster(client)
     assert found == in_process()
     assert [n > 0 for n in rounds] == 3 * [True, False, False, False, False]
-
-
-def test_arcbites(client: Client) -> None:
-    options = {"arcbites": dboost.ArcBites(n_bites=3, trees_per_visit=1), "max_iter": 4}
-    assert on_cluster(client, **options)[0] == in_process(**options)
 
 
 @pytest.mark.slow

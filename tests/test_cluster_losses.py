@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,7 +12,7 @@ from distributed import Client
 import dboost
 from dboost.losses import Loss
 from tests.helpers.clusters import threads_cluster
-from tests.helpers.fits import cut, saved
+from tests.helpers.fits import cut
 
 rng = np.random.default_rng(0)
 N = 900
@@ -45,54 +43,10 @@ class Fair(Loss):
         return 1 / (1 + np.abs(raw - y)) ** 2
 
 
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "absolute_error": ("number", {"loss": "absolute_error"}),
-    "quantile": ("number", {"loss": "quantile", "quantile": 0.9}),
-    "huber": ("number", {"loss": "huber"}),
-    "gamma": ("amount", {"loss": "gamma"}),
-    "tweedie": ("amount", {"loss": "tweedie", "tweedie_power": 1.7}),
-    "exponential": ("late", {"loss": "exponential"}),
-    "own": ("number", {"loss": Fair()}),
-    "TreeBoost": ("late", {"loss": "log_loss", "criterion": "gradient", "l2_regularization": 0.0}),
-    "TreeBoost of classes": ("grade", {"criterion": "gradient"}),
-    "trimmed": ("grade", {"influence_trimming": 0.2, "learning_rate": 0.5}),
-    "sampled medians": ("number", {"loss": "absolute_error", "subsample": 0.6}),
-    "sampled TreeBoost": ("late", {"loss": "log_loss", "criterion": "gradient", "subsample": 0.6}),
-    "Algorithm 1": ("number", {"loss": "huber", "criterion": "gradient", "step": "line_search"}),
-}
-
-
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with threads_cluster() as client:
         yield client
-
-
-#: With weights and offsets; the other pairs are slow tests.
-WEIGHTED = ("quantile", "gamma", "own", "TreeBoost of classes")
-SLOW = ("sampled medians", "sampled TreeBoost")
-
-
-@pytest.mark.parametrize(
-    ("case", "roles"),
-    [
-        pytest.param(case, roles, id=f"{case}, {name}", marks=() if is_fast else pytest.mark.slow)
-        for case in CASES
-        for name, roles, is_fast in (
-            ("plain", {}, case not in SLOW),
-            ("weight and offset", {"sample_weight": "w", "offset": "o"}, case in WEIGHTED),
-        )
-    ],
-)
-def test_the_model_is_that_of_one_process(client: Client, case: str, roles: dict[str, str]) -> None:
-    target, options = CASES[case]
-    common: dict[str, Any] = {"features": ["a", "b", "c"], "max_iter": 4, "max_leaf_nodes": 6, **options, **roles}
-    alone = dboost.fit(FRAME, target, eval_set=FRAME[:90], **common)
-    together = dboost.fit(
-        cut(FRAME, [1, 1, 300, 620]), target, eval_set=dd.from_pandas(FRAME[:90], npartitions=2), client=client, **common
-    )
-    assert saved(together) == saved(alone)
-    assert np.array_equal(together.predict(FRAME), alone.predict(FRAME))
 
 
 @pytest.mark.parametrize(

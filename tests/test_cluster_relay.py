@@ -80,9 +80,8 @@ def branches_of(client: Client) -> set[int]:
     return {event["branches"] for event in events if event["action"] == "tree" and event["fit"] == last}
 
 
-@pytest.mark.parametrize("target", ["y", "z", "t"])
-@pytest.mark.parametrize("fan_in", [2, 3])
-def test_the_model_is_that_of_one_process(target: str, fan_in: int) -> None:
+def test_a_relay_of_relays_and_an_evaluation_set() -> None:
+    target, fan_in = "t", 2
     held_out = FRAME[::3].drop(columns=sorted({"y", "z", "t"} & set(FRAME) - {target}))
     table = FRAME.drop(columns=sorted({"y", "z", "t"} & set(FRAME) - {target}))
     here = dboost.fit(table, target, eval_set=held_out, **OPTIONS)

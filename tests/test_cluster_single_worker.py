@@ -52,33 +52,6 @@ def fitted(data: Any, target: str, **options: Any) -> dboost.Booster:
     return dboost.fit(data, target, progress=False, **{"max_iter": 6} | options)
 
 
-KINDS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
-    "regression": ("y", ["a", "b", "e"], {}),
-    "two classes, weights": ("z", ["a", "b", "c", "e", "w"], {"sample_weight": "w", "min_samples_leaf": 1}),
-    "three classes": ("t", ["a", "b", "d"], {}),
-    "medians": ("y", ["a", "b", "e"], {"loss": "absolute_error"}),
-    "Huber": ("y", ["a", "b", "e"], {"loss": "huber"}),
-    "a sample of rows": ("z", ["a", "b", "c", "e", "w"], {"sample_weight": "w", "subsample": 0.5}),
-    "samples of features": ("t", ["a", "b", "c", "d", "e"], {"max_features": 0.5}),
-    "trimming": ("z", ["a", "b", "c", "e"], {"influence_trimming": 0.3}),
-    "many trimmed": ("z", ["a", "b", "c", "e"], {"influence_trimming": 0.9, "learning_rate": 1.0}),
-    "monotonic": ("y", ["a", "b", "c", "e"], {"monotonic_cst": {"a": 1, "b": -1}}),
-    "bins of each tree": ("z", ["a", "b"], {"split_proposal": "tree", "max_bins": 15}),
-    "bins of each node": ("z", ["a", "b"], {"split_proposal": "node", "max_bins": 15}),
-    "depth-wise": ("y", ["a", "b", "c", "d", "e"], {"growth": "depth_wise", "max_depth": 4}),
-}
-
-
-@pytest.mark.usefixtures("no_rounds")
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_model_is_that_of_one_process(client: Client, kind: str) -> None:
-    target, columns, options = KINDS[kind]
-    frame = FRAME[[*columns, target]]
-    booster = fitted(dd.from_pandas(frame, npartitions=5), target, client=client, **options)
-    assert booster.sha256 == fitted(frame, target, **options).sha256
-    assert set(booster.history["workers"]) == {1}
-
-
 @pytest.mark.usefixtures("no_rounds")
 @given(cuts=st.lists(st.integers(0, 600), max_size=6), weighted=st.booleans())
 @examples(8)

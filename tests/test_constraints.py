@@ -22,7 +22,7 @@ from dboost.session import engines
 from dboost.trees.split_finder import mark_children, mark_root, new_feature_paths
 from dboost.trees.tree_task import FeatureConstraints
 from tests.helpers.examples import examples
-from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
 from tests.helpers.naive import bounded as naive
 from tests.helpers.tables import CodedTable, make_table
@@ -145,31 +145,6 @@ def test_a_share_of_the_features_is_taken_at_every_node() -> None:
 
 
 # Whole fits.
-
-
-@EVERY_KERNEL
-@given(
-    cuts=st.lists(st.integers(0, len(FRAME)), max_size=8),
-    n_threads=st.integers(1, 3),
-    target=st.sampled_from(TARGETS),
-    options=st.sampled_from(
-        [
-            {"max_features": 0.4},
-            {"interaction_cst": [["x", "town"], ["size", "age"]], "max_features": 0.6},
-            {"interaction_cst": "pairwise"},
-            {"monotonic_cst": {"x": 1, "age": -1}},
-        ]
-    ),
-)
-@examples(20)
-def test_partitions_and_threads_do_not_matter(
-    every_kernel: bool, cuts: list[int], n_threads: int, target: str, options: dict[str, Any]
-) -> None:
-    target = "late" if target == "y" and not every_kernel else target
-    if target == "grade":
-        options = {name: value for name, value in options.items() if name != "monotonic_cst"}
-    expected = dboost.fit(FRAME, target, n_threads=1, **SETTINGS, **options)
-    assert saved(dboost.fit(cut(FRAME, cuts), target, n_threads=n_threads, **SETTINGS, **options)) == saved(expected)
 
 
 GROUPS = {

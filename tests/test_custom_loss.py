@@ -7,14 +7,12 @@ import warnings
 from typing import Any, ClassVar
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.losses import Loss, register
 from dboost.losses import base as custom_loss
-from tests.helpers.fits import cut, saved
 
 rng = np.random.default_rng(0)
 N = 1200
@@ -98,15 +96,6 @@ def test_it_learns_what_a_built_in_one_does(weighted: bool) -> None:
         assert own_model.ensemble.baseline == pytest.approx(built_in.ensemble.baseline, abs=1e-9)
         assert own_model.predict(X, raw_score=True) == pytest.approx(built_in.predict(X, raw_score=True), abs=1e-4)
     assert own_model.predict_proba(X) == pytest.approx(built_in.predict_proba(X), abs=1e-4)
-
-
-def test_partitions_and_threads_make_no_difference() -> None:
-    frame = pd.DataFrame(np.tile(X, (1, 2)), columns=list("abcdef")).assign(y=COUNTS, w=1.0 + (np.arange(N) % 3))
-    frame = pd.concat([frame] * 80, ignore_index=True)
-    common: dict[str, Any] = {"loss": OwnPoisson(), "sample_weight": "w", "max_iter": 2, "eval_set": frame[:50]}
-    whole = dboost.fit(frame, "y", n_threads=1, **common)
-    pieces = dboost.fit(cut(frame, [7, 7, 40_001]), "y", n_threads=2, **common)
-    assert saved(whole) == saved(pieces)
 
 
 def test_a_loaded_model_says_what_is_missing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

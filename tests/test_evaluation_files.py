@@ -59,26 +59,6 @@ def same(target: str, sets: Any, **options: Any) -> dboost.Booster:
     return filed
 
 
-@pytest.mark.parametrize(
-    ("target", "options"),
-    [
-        ("y", {"sample_weight": "w", "eval_metric": ["mean_absolute_error", "squared_error"], "n_threads": 3}),
-        ("late", {"eval_metric": ["roc_auc", "log_loss", "accuracy"], "early_stopping_rounds": 1, "max_iter": 20}),
-        ("grade", {"max_iter": 2, "learning_rate": 0.5}),
-        ("y", {"offset": "x", "features": ["age", "town"]}),
-    ],
-)
-def test_evaluated_from_files(made: list[str], target: str, options: dict[str, Any]) -> None:
-    other = OTHER.copy()
-    other["x"] = other["x"].fillna(0.0)
-    other.loc[3, "town"] = "nowhere"
-    frame = FRAME if options.get("offset") is None else FRAME.fillna({"x": 0.0})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(globals(), "FRAME", frame)
-        same(target, {"whole": other, "parts": cut(other, [100, 100, 170])}, **options)
-    assert made == ["whole", "parts"]
-
-
 def gap_of_rows(y: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> float:
     return float(np.average(np.abs(y - prediction.reshape(len(y), -1)[:, 0]), weights=weight))
 
@@ -101,12 +81,6 @@ def test_rows_that_a_metric_keeps_are_not_overwritten(made: list[str], target: s
         counted = OTHER if weight is None else OTHER[OTHER["w"] > 0]
         expected = math.fsum([*counted["y"], *filed.predict(counted)])
         assert filed.history["eval_kept"].iloc[-1] == pytest.approx(expected, rel=1e-12)
-    assert made == ["eval"]
-
-
-def test_a_model_that_goes_on(made: list[str]) -> None:
-    old = dboost.fit(OTHER, "late", features=FEATURES, max_iter=2)
-    same("late", cut(OTHER, [150]), start_from=old, features=None)
     assert made == ["eval"]
 
 

@@ -93,19 +93,30 @@ def test_every_kind_of_table_with_categories(kind: str, tmp_path: Path) -> None:
     assert saved(fit(data, column)) == saved(expected)
 
 
+SHAPING: list[dict[str, Any]] = [
+    {},
+    {"subsample": 0.6},
+    {"interaction_cst": [["x", "town"], ["size", "age"]], "max_features": 0.6},
+    {"monotonic_cst": {"x": 1, "age": -1}},
+]
+
+
 @given(
     cuts=st.lists(st.integers(0, len(FRAME)), max_size=40),
     n_threads=st.integers(1, 3),
     target=st.sampled_from(TARGETS),
     weighted=st.booleans(),
     watched=st.booleans(),
+    shaping=st.sampled_from(SHAPING),
 )
 @examples(40)
 def test_partitions_and_threads_do_not_matter(
-    cuts: list[int], n_threads: int, target: str, weighted: bool, watched: bool
+    cuts: list[int], n_threads: int, target: str, weighted: bool, watched: bool, shaping: dict[str, Any]
 ) -> None:
     def options(held_out: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {"features": FEATURES}
+        found: dict[str, Any] = {"features": FEATURES, **shaping}
+        if target == "grade":
+            found.pop("monotonic_cst", None)
         if weighted:
             found["sample_weight"] = "w"
         if watched:

@@ -13,7 +13,6 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.losses import by_name
-from tests.helpers.fits import cut, saved
 from tests.helpers.loss_fits import OPTIONS, SIGNAL, TARGET, N, X, fit
 
 EVERY = pytest.mark.parametrize("name", TARGET)
@@ -51,21 +50,6 @@ def test_training_loss_is_that_of_the_predictions_and_falls(name: str) -> None:
     assert booster.history["train_loss"].iloc[-1] == pytest.approx(booster.loss.value(TARGET[name], raw).mean(), rel=1e-6)
     assert booster.history[f"eval_{name}"].iloc[-1] == pytest.approx(booster.history["train_loss"].iloc[-1], rel=1e-5)
     assert (np.diff(booster.history["train_loss"]) < 0).all()
-
-
-@EVERY
-@pytest.mark.parametrize("settings", [{}, {"weight": True, "offset": True}], ids=["plain", "weight and offset"])
-def test_partitions_and_threads_make_no_difference(name: str, settings: dict[str, bool]) -> None:
-    frame = pd.DataFrame(X, columns=list("abcd")).assign(
-        y=TARGET[name], w=np.random.default_rng(2).integers(0, 4, N) / 2, o=np.random.default_rng(3).normal(size=N) / 5
-    )
-    columns: dict[str, Any] = {"features": list("abcd")}
-    if settings:
-        columns |= {"sample_weight": "w", "offset": "o"}
-    common = {"loss": name, "max_iter": 4, "eval_set": frame[:100], **OPTIONS.get(name, {}), **columns}
-    whole = dboost.fit(frame, "y", n_threads=1, **common)
-    pieces = dboost.fit(cut(frame, [1, 1, 700, 1100]), "y", n_threads=2, **common)
-    assert saved(whole) == saved(pieces)
 
 
 @EVERY

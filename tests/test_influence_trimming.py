@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +17,6 @@ from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS, count_inf
 from dboost.metrics.exact import find_cut
 from dboost.shards.shard import Near
 from tests.helpers.compiled import compiled
-from tests.helpers.fits import cut, saved
 
 add_influence = compiled(quantile_keys.add_influence)
 
@@ -174,31 +172,6 @@ def test_little_is_lost() -> None:
     assert scores[0.1] < 1.02 * scores[None]
     assert kept_rows.iloc[0] == half, "at first all rows count alike"
     assert kept_rows.iloc[-1] < 0.75 * half
-
-
-@pytest.mark.parametrize(
-    ("y", "settings"),
-    [
-        pytest.param(TWO, {}, id="two"),
-        pytest.param(TWO, {"criterion": "gradient"}, id="two, gradients"),
-        pytest.param(THREE, {"sample_weight": "w"}, id="three, weights"),
-        pytest.param(TWO, {"sample_weight": "w"}, id="two, weights", marks=pytest.mark.slow),
-        pytest.param(TWO, {"subsample": 0.7}, id="two, sampled", marks=pytest.mark.slow),
-        pytest.param(THREE, {}, id="three", marks=pytest.mark.slow),
-        pytest.param(THREE, {"criterion": "gradient"}, id="three, gradients", marks=pytest.mark.slow),
-        pytest.param(THREE, {"subsample": 0.7}, id="three, sampled", marks=pytest.mark.slow),
-    ],
-)
-def test_partitions_and_threads_make_no_difference(y: np.ndarray, settings: dict[str, Any]) -> None:
-    frame = pd.DataFrame(X, columns=list("abcd")).assign(y=y, w=np.random.default_rng(1).integers(0, 9, N) / 8)
-    common: dict[str, Any] = {
-        "features": list("abcd"), "loss": "log_loss", "influence_trimming": 0.15, "max_iter": 8, "learning_rate": 0.5,
-        **settings,
-    }  # fmt: skip
-    whole = dboost.fit(frame, "y", n_threads=1, **common)
-    pieces = dboost.fit(cut(frame, [1, 1, 1500, 3100]), "y", n_threads=2, **common)
-    assert saved(whole) == saved(pieces)
-    assert whole.history["rows_kept"].equals(pieces.history["rows_kept"])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from dboost.params import Parameters
 from dboost.session import engines
 from dboost.trees.tree_task import Sample
 from tests.helpers.examples import examples
-from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.helpers.fits import FEATURES, TARGETS, mixed_frame, saved
 from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
 from tests.helpers.tables import CodedTable, make_table
 
@@ -73,27 +73,6 @@ def test_samples_differ_between_iterations_and_seeds_and_are_fair() -> None:
             both = len(np.intersect1d(rows, drawn[b]))
             assert abs(both - 1800) < 5 * np.sqrt(20_000 * 0.09 * 0.91)
     assert shard.sampled_rows(Sample.of(1.0, 0, 1)) is None
-
-
-@EVERY_KERNEL
-@given(
-    cuts=st.lists(st.integers(0, len(FRAME)), max_size=8),
-    n_threads=st.integers(1, 3),
-    target=st.sampled_from(TARGETS),
-    weighted=st.booleans(),
-)
-@examples(12)
-def test_partitions_and_threads_do_not_matter(
-    every_kernel: bool, cuts: list[int], n_threads: int, target: str, weighted: bool
-) -> None:
-    weighted = weighted or (target == "y" and not every_kernel)
-    options = SETTINGS | {"subsample": 0.6} | ({"sample_weight": "w"} if weighted else {})
-    expected = dboost.fit(FRAME, target, n_threads=1, **options)
-    assert saved(dboost.fit(cut(FRAME, cuts), target, n_threads=n_threads, **options)) == saved(expected)
-    n_rows = int((FRAME["w"] > 0).sum()) if weighted else len(FRAME)
-    kept = expected.history["rows_kept"]
-    assert (abs(kept - 0.6 * n_rows) < 5 * np.sqrt(n_rows * 0.24)).all()
-    assert kept.nunique() > 1
 
 
 @pytest.mark.parametrize("target", TARGETS)

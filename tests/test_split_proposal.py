@@ -27,7 +27,7 @@ from dboost.trees.bin_proposal import FINE_BINS_PER_BIN, BinMerge
 from dboost.trees.tree_task import RowSubset, Sample
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.compiled import compiled
-from tests.helpers.fits import FEATURES, cut, mixed_frame, saved
+from tests.helpers.fits import FEATURES, mixed_frame, saved
 from tests.helpers.tables import spec_of
 
 PROPOSALS = ("global", "tree", "node", "exact")
@@ -195,43 +195,6 @@ def test_with_few_distinct_values_all_proposals_are_one(proposal: str) -> None:
             for which in ("global", proposal)
         )
         pd.testing.assert_frame_equal(other.to_frame(), plain.to_frame())
-
-
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "numbers": ("y", {}),
-    "classes": ("grade", {}),
-    "weights": ("late", {"sample_weight": "w", "min_samples_leaf": 1}),
-    "sampled": ("late", {"subsample": 0.5}),
-    "trimmed": ("late", {"influence_trimming": 0.2, "learning_rate": 0.5}),
-    "gradients": ("late", {"criterion": "gradient"}),
-    "medians": ("y", {"loss": "absolute_error", "subsample": 0.7}),
-    "constrained": ("y", {"monotonic_cst": {"x": 1}, "max_features": 0.7, "interaction_cst": [["x", "size", "town"]]}),
-    "deep": ("y", {"growth": "depth_wise", "max_depth": 4, "max_leaf_nodes": None}),
-}
-
-
-#: Some cases with one proposal, one with the others; the rest are slow tests.
-OFTEN = {(case, "tree") for case in ("numbers", "classes", "weights", "constrained")} | {("weights", p) for p in PROPOSALS}
-PAIRS = [
-    pytest.param(case, proposal, marks=() if (case, proposal) in OFTEN else pytest.mark.slow)
-    for case in CASES
-    for proposal in ("tree", "node", "exact")
-]
-
-
-@pytest.mark.parametrize(("case", "proposal"), PAIRS)
-def test_rows_threads_and_workers_do_not_matter(client: Client, case: str, proposal: str) -> None:
-    target, options = CASES[case]
-    bins = {} if proposal == "exact" else {"max_bins": 12}
-    settings: dict[str, Any] = {
-        "features": FEATURES, "max_iter": 4, "max_leaf_nodes": 7, "split_proposal": proposal, "progress": False,
-    } | bins | options  # fmt: skip
-    evaluation = FRAME[:200]
-    alone = dboost.fit(FRAME, target, n_threads=1, eval_set=evaluation, **settings)
-    parts = cut(FRAME, [0, 10, 700, 1490])
-    assert saved(dboost.fit(parts, target, n_threads=3, eval_set=evaluation, **settings)) == saved(alone)
-    remote = dd.from_pandas(evaluation, npartitions=2)
-    assert saved(dboost.fit(parts, target, client=client, eval_set=remote, **settings)) == saved(alone)
 
 
 @pytest.mark.parametrize(

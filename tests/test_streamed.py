@@ -43,37 +43,6 @@ def both(frame: Any, target: Any, **settings: Any) -> tuple[dboost.Booster, dboo
     return dboost.fit(frame, target, **settings), dboost.fit(frame, target, memory_limit=LIMIT, **settings)
 
 
-OPTIONS: list[Any] = [
-    ("y", {}),
-    ("late", {}),
-    ("grade", {"max_iter": 2}),
-    ("y", {"sample_weight": "w", "min_samples_leaf": 1}),
-    ("late", {"sample_weight": "w", "subsample": 0.6}),
-    ("y", {"loss": "absolute_error"}),
-    ("y", {"loss": "huber", "sample_weight": "w"}),
-    ("y", {"loss": "quantile", "quantile": 0.9, "offset": "x"}),
-    pytest.param("late", {"loss": "poisson", "step": "line_search"}, marks=pytest.mark.slow),
-    ("late", {"criterion": "gradient", "sample_weight": "w"}),
-    pytest.param("grade", {"criterion": "gradient", "max_iter": 2}, marks=pytest.mark.slow),
-    ("late", {"influence_trimming": 0.2}),
-    pytest.param("late", {"criterion": "gradient", "influence_trimming": 0.2}, marks=pytest.mark.slow),
-    pytest.param("grade", {"influence_trimming": 0.1, "subsample": 0.8, "max_iter": 2}, marks=pytest.mark.slow),
-    ("y", {"growth": "depth_wise", "max_leaf_nodes": 12}),
-    pytest.param("y", {"max_depth": 3, "max_leaf_nodes": None, "max_features": 0.5}, marks=pytest.mark.slow),
-    ("y", {"max_leaf_nodes": None, "min_samples_leaf": 2, "max_iter": 2}),
-    ("late", {"monotonic_cst": {"x": 1}, "interaction_cst": [["x", "size"], ["age", "town"]]}),
-]
-
-
-@pytest.mark.parametrize(("target", "options"), OPTIONS)
-def test_the_model_is_that_of_rows_in_memory(folder: Path, target: str, options: dict[str, Any]) -> None:
-    frame = mixed_frame(500)
-    features = [name for name in FEATURES if name != options.get("offset")]
-    kept, streamed = both(frame, target, features=features, **options)
-    assert saved(kept) == saved(streamed)
-    assert list(folder.iterdir()) == []
-
-
 @examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     n=st.integers(40, 400),
@@ -89,30 +58,6 @@ def test_however_rows_are_divided(folder: Path, n: int, at: list[int], block: in
         kept = dboost.fit(frame, "y", max_iter=2, **options)
         streamed = dboost.fit(cut(frame, at), "y", max_iter=2, n_threads=n_threads, memory_limit=LIMIT, **options)
     assert saved(kept) == saved(streamed)
-
-
-def test_many_columns_and_wide_ones(folder: Path) -> None:
-    """More than one tile, columns that share a byte, and a category with more than 255 levels."""
-    rng = np.random.default_rng(0)
-    frame = mixed_frame(700)
-    for k in range(40):
-        frame[f"n{k}"] = rng.normal(size=700)
-    for k in range(10):
-        frame[f"b{k}"] = rng.integers(0, 2, 700)
-    frame["code"] = [f"level {k}" for k in rng.integers(0, 400, 700)]
-    frame["y"] += (frame["code"].str[-1] == "3") * 2.0
-    kept, streamed = both(frame.drop(columns=["late", "grade", "w"]), "y", min_category_hessian=1.0, max_leaf_nodes=20)
-    assert saved(kept) == saved(streamed)
-    assert kept.importance().index[0] == "code" or "code" in kept.importance()[kept.importance() > 0].index
-
-
-def test_early_stopping_and_history(folder: Path) -> None:
-    frame, other = mixed_frame(400), mixed_frame(200, seed=1)
-    options = {"features": NUMERIC, "eval_set": other, "early_stopping_rounds": 2, "max_iter": 30, "learning_rate": 0.5}
-    kept, streamed = both(frame, "late", **options)
-    assert saved(kept) == saved(streamed)
-    assert (kept.history["bytes_read"] == 0).all()
-    assert (streamed.history["bytes_read"] > 400 * len(NUMERIC)).all()
 
 
 @pytest.mark.parametrize("n_staying", [None, 1])
@@ -146,19 +91,6 @@ def test_small_tables_are_left_to_the_system(folder: Path) -> None:
 def test_a_limit_that_holds_the_rows_leaves_them_in_memory() -> None:
     booster = dboost.fit(mixed_frame(300), "y", features=NUMERIC, max_iter=2, memory_limit="1GiB")
     assert (booster.history["bytes_read"] == 0).all()
-
-
-@pytest.mark.parametrize("target", ["y", "late", "grade"])
-def test_targets_in_files_too(folder: Path, target: str) -> None:
-    """A lazy frame leaves nothing in memory for all rows."""
-    frame = mixed_frame(300)
-    features = ["x", "town", "kind"]
-    options = {"features": features, "sample_weight": "w", "offset": "rooms" if target == "y" else None, "max_iter": 2}
-    frame["rooms"] = frame["rooms"].fillna(0.0)
-    kept = dboost.fit(frame, target, **options)
-    streamed = dboost.fit(cut(frame, [100, 100, 170]), target, memory_limit=LIMIT, **options)
-    assert saved(kept) == saved(streamed)
-    assert list(folder.iterdir()) == []
 
 
 def test_a_lazy_frame_that_fits_is_gathered() -> None:

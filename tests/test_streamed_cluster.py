@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dask.dataframe as dd
@@ -50,27 +49,6 @@ def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lazily(n_partitions: int = 5) -> dd.DataFrame:
     return dd.from_pandas(FRAME, npartitions=n_partitions)
-
-
-@pytest.mark.parametrize(
-    ("target", "options"),
-    [
-        ("y", {"sample_weight": "w", "subsample": 0.7}),
-        ("z", {"loss": "log_loss", "influence_trimming": 0.2}),
-        ("t", {"criterion": "gradient", "sample_weight": "w", "max_iter": 2}),
-        ("y", {"loss": "huber"}),
-    ],
-)
-def test_the_model_is_that_of_rows_in_memory(client: Client, streaming: None, target: str, options: dict[str, Any]) -> None:
-    settings = OPTIONS | options
-    booster = dboost.fit(lazily(), target, client=client, memory_limit="64MiB", **settings)
-    assert booster.sha256 == dboost.fit(FRAME, target, **settings).sha256
-    assert (booster.history["bytes_read"] > 0).all()
-    folders = [Path(folder) for folder in client.run(lambda dask_worker: dask_worker.local_directory).values()]
-    assert all(folder.is_dir() for folder in folders)
-    client.sync(client.scheduler.identity)  # everything that belongs to the fit is released by then
-    left = [path for folder in folders for path in folder.glob("dboost-*")]
-    assert left == [] or all(not any(path.glob("codes")) for path in left)
 
 
 @pytest.mark.parametrize("n_staying", [None, 1])
