@@ -377,9 +377,7 @@ FEW_BINS: dict[str, Any] = {"features": ["a", "b", "c", "level"], "max_bins": 15
     [
         ("y", {"arcbites": ArcBites(8, 1, visits=2)}),
         ("y", {"arcbites": ArcBites(6, order="adaptive", early_stopping_rounds=1), "sample_weight": "w", "learning_rate": 1.0}),
-        ("t", {"arcbites": ArcBites(9, 2), "sample_weight": "v", "loss": "log_loss", "subsample": 0.5}),
         ("t", {"arcbites": ArcBites(8, 1, parts=3, visits=2), "sample_weight": "v", "loss": "log_loss"}),
-        ("y", {"arcbites": ArcBites(7, 1), "loss": "huber", "offset": "v", "criterion": "gradient", "step": "line_search"}),
     ],
 )
 def test_bites_in_files_give_the_same_model(target: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""A model trained on a cluster equals the model of one process, to the last bit."""
+"""Fits on a cluster: rows divided in any way, tables of every kind, and what is refused."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
+from dboost.losses import Loss
 from tests.helpers.clusters import a_table, held_fits, held_rows, scheduler_plugin, threads_cluster
 from tests.helpers.examples import examples
 
@@ -193,6 +194,21 @@ def test_predictions_are_lazy_and_the_model_travels_once(client: Client) -> None
     assert client.submit(lambda model: model.sha256, scattered).result() == booster.sha256
 
 
+class Unfair(Loss):
+    """Squared error with a gradient that is twice as large."""
+
+    name = "unfair"
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return 0.5 * (raw - y) ** 2
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return 2 * (raw - y)
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.ones_like(raw)
+
+
 BAD: dict[str, tuple[Any, str, dict[str, Any], str]] = {
     "NaN in the target": (
         lambda f: f.assign(y=f.y.where(f.a > 0)),
@@ -208,6 +224,19 @@ BAD: dict[str, tuple[Any, str, dict[str, Any], str]] = {
     "one class": (lambda f: f.assign(y="only"), "y", {}, "class"),
     "fractions as classes": (lambda f: f, "y", {"loss": "log_loss"}, "continuous"),
     "early stopping on nothing": (lambda f: f, "y", {"early_stopping_rounds": 3}, "eval_set"),
+    "zero for gamma": (
+        lambda f: f.map_partitions(lambda part: part.assign(y=np.where(part.index == 1700, 0.0, part.y.abs()))),
+        "y",
+        {"loss": "gamma"},
+        "strictly positive y: the target is 0.* row 200 of partition 2",
+    ),
+    "a negative count": (
+        lambda f: f.map_partitions(lambda part: part.assign(y=np.where(part.index == 1700, -1.0, part.y.abs()))),
+        "y",
+        {"loss": "poisson"},
+        "non-negative y.* row 200 of partition 2",
+    ),
+    "a loss that is wrong": (lambda f: f, "y", {"loss": Unfair()}, "gradient of loss 'unfair' is not the derivative"),
     "unknown metric": (lambda f: f, "y", {"eval_metric": "roc_auc"}, "roc_auc"),
 }
 

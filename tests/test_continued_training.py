@@ -80,15 +80,6 @@ def test_the_model_is_the_same_for_any_partitioning(at: list[int], n_threads: in
     assert saved(dboost.fit(cut(STRANGE, at), target, n_threads=n_threads, **options)) == saved(whole)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_the_model_is_the_same_on_a_cluster(client: Client, target: str) -> None:
-    old = first(target)
-    options: dict[str, Any] = {"start_from": old, "max_iter": 4, "offset": "w", "eval_set": {"old": OLD}}
-    whole = dboost.fit(STRANGE, target, **options)
-    spread = dboost.fit(cut(STRANGE, [50, 50, 170, 300]), target, client=client, **options)
-    assert saved(spread) == saved(whole)
-
-
 @pytest.mark.parametrize("loss", ["absolute_error", "huber", "quantile", "poisson", "exponential"])
 def test_losses_go_on(client: Client, loss: str) -> None:
     target = "late" if loss == "exponential" else "y"

@@ -82,30 +82,13 @@ def same(client: Client, target: str, sets: Any, n_filed: int, data: Any = None,
     return there
 
 
-@pytest.mark.parametrize(
-    ("target", "options"),
-    [
-        ("y", {"sample_weight": "w", "eval_metric": ["mean_absolute_error", "squared_error"]}),
-        ("late", {"eval_metric": ["roc_auc", "log_loss", "accuracy"], "early_stopping_rounds": 1, "max_iter": 20}),
-        ("grade", {"max_iter": 2, "learning_rate": 0.5}),
-    ],
-)
-def test_evaluated_from_files(client: Client, filing: None, target: str, options: dict[str, Any]) -> None:
+def test_evaluated_from_files(client: Client, filing: None) -> None:
+    options: dict[str, Any] = {"sample_weight": "w", "eval_metric": ["mean_absolute_error", "squared_error"]}
     other = OTHER.copy()
     other.loc[3, "town"] = "nowhere"
     sets = {"whole": cut(other, [100, 100, 170]), "here": other.iloc[:80], "parts": dd.from_pandas(other[50:], npartitions=2)}
-    counted = len(other) + len(other[50:])
-    if "sample_weight" in options:
-        counted = int((other["w"] > 0).sum() + (other["w"][50:] > 0).sum())
-    same(client, target, sets, counted, **options)
-
-
-def test_offsets_and_a_model_that_goes_on(client: Client, filing: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    frame, other = FRAME.fillna({"x": 0.0}), OTHER.fillna({"x": 0.0})
-    monkeypatch.setitem(globals(), "FRAME", frame)
-    same(client, "y", cut(other, [170]), 300, offset="x", features=["age", "town"])
-    old = dboost.fit(OTHER, "late", features=FEATURES, max_iter=2)
-    same(client, "late", cut(other, [170]), 300, start_from=old, features=None)
+    counted = int((other["w"] > 0).sum() + (other["w"][50:] > 0).sum())
+    same(client, "y", sets, counted, **options)
 
 
 def test_rows_that_an_estimator_holds_out(client: Client, filing: None) -> None:

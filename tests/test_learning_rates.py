@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +12,6 @@ from sklearn.base import clone
 
 import dboost
 from dboost import DBoostRegressor
-from tests.helpers.clusters import threads_cluster
 
 RNG = np.random.default_rng(4)
 FRAME = pd.DataFrame(RNG.normal(size=(400, 3)), columns=list("abc"))
@@ -69,11 +67,8 @@ def test_a_callback_sets_the_rate_of_the_following_iterations() -> None:
     assert booster.sha256 == fit(learning_rate=[*RATES, RATES[-1]], max_iter=5).sha256
 
 
-def test_on_a_cluster_and_from_a_checkpoint(tmp_path: Path) -> None:
+def test_from_a_checkpoint(tmp_path: Path) -> None:
     expected = fit(learning_rate=RATES, max_iter=4).sha256
-    with threads_cluster(2, 1) as client:
-        data = dd.from_pandas(FRAME, npartitions=3)
-        assert dboost.fit(data, "y", client=client, learning_rate=RATES, max_iter=4, **OPTIONS).sha256 == expected
     place = str(tmp_path / "state")
     stop = {"callbacks": lambda now: now.iteration == 2, "checkpoint": place, "checkpoint_every": 1}
     fit(learning_rate=RATES, max_iter=4, **stop)

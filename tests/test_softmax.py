@@ -172,21 +172,6 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
     engines[0].close()
 
 
-def test_threads_and_partitions_make_no_difference() -> None:
-    import dask.array as da
-
-    X, y = blobs(60_000, 4)
-    X = np.repeat(X, 2, axis=1)  # enough for two threads
-    settings = {"loss": "log_loss", "max_iter": 3, "eval_set": (X[:500], y[:500])}
-    one = dboost.fit(X, y, n_threads=1, **settings)
-    two = dboost.fit(X, y, n_threads=2, **settings)
-    cut = dboost.fit(
-        da.from_array(X, chunks=((7, 20_000, 39_993), -1)), da.from_array(y, chunks=((7, 20_000, 39_993),)), n_threads=2,
-        **settings,
-    )  # fmt: skip
-    assert one.sha256 == two.sha256 == cut.sha256
-
-
 def test_a_model_of_classes(tmp_path) -> None:  # type: ignore[no-untyped-def]
     X, codes = blobs(2000, 5)
     y = np.array(["ash", "birch", "cedar", "dogwood", "elm"])[codes]

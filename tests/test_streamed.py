@@ -1,4 +1,4 @@
-"""Rows in files give the model of rows in memory, to the last bit, and leave no files behind."""
+"""Rows in files: blocks that stay in memory, prepared data, and memory limits that are too small or mean nothing."""
 
 from __future__ import annotations
 

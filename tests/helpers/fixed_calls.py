@@ -67,6 +67,8 @@ class Fixed:
             found.add("own loss")
         if self.first is not None:
             found.add("refitted" if self.refits else "continued")
+        if isinstance(self.options.get("learning_rate"), list):
+            found.add("learning_rate")
         if self.frame.shape[1] > 32:
             found.add("many columns")
         if self.target in ("grade", "level"):
@@ -98,6 +100,7 @@ CASES: dict[str, Fixed] = {name: Fixed(target, options) for name, (target, optio
 CASES |= {name: Fixed(target, then, first, LATER) for name, (target, first, then) in CONTINUED.items()}
 CASES |= {name: Fixed(target, how, first, LATER, refits=True) for name, (target, first, how) in REFITTED.items()}
 CASES["many columns"] = _wide()
+CASES["learning rates"] = Fixed("y", {"learning_rate": [0.5, 0.3, 0.2, 0.1, 0.1, 0.05]})
 CASES |= {
     f"{name}, proposal {proposal}": Fixed(
         target, {"split_proposal": proposal, **options, **({} if proposal == "exact" else {"max_bins": 12})}
