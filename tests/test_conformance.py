@@ -1,8 +1,8 @@
 """Every fit gives the same model, history and predictions at every place, to the last bit: `CASES` × `PLACES`.
 
 The reference is the case in the memory of this process, with one thread. The fast cells are chosen so that each place trains
-each kind of case that it may treat in its own way (`Fixed.kinds`), and that each case is trained somewhere; all others are slow
-tests.
+each kind of case that it may treat in its own way (`Fixed.kinds`), and that each case is trained somewhere. The others of the
+square, without cases that are of the same kinds as another one, are slow tests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ Proof = Callable[[pd.DataFrame, list[dict[str, Any]]], Any]
 EVERYWHERE = PLACES | CLUSTER_PLACES | CHANGING_PLACES
 #: Places of plain tables; at all others the rows are in partitions, of which one is empty.
 PLAIN = ("saved start",)
-CELLS = {place: [name for name, fixed in CASES.items() if EVERYWHERE[place].can(fixed)] for place in EVERYWHERE}
+
+
+def _cells(place: str) -> list[str]:
+    """Return the cases that a place can train: in threads all of them, elsewhere one of each set of kinds."""
+    able = [name for name, fixed in CASES.items() if EVERYWHERE[place].can(fixed)]
+    return able if place == "threads" else list({frozenset(CASES[name].kinds): name for name in reversed(able)}.values())[::-1]
+
+
+CELLS = {place: _cells(place) for place in EVERYWHERE}
 
 
 #: What a session of a fit holds or computes.
