@@ -3,7 +3,7 @@
 The steps of a fit are those of `training.fit`. On a cluster, Dask tasks read the partitions, and the client merges the features
 that the workers found in them. The workers also load evaluation sets that are Dask collections or files. Events report the fit
 to the scheduler. Rows that leave the workers are samples: those that propose the split points, and the reference sample
-(and what some metrics need, see `docs/architecture.md`).
+(and what some metrics need, see `docs/method/promises.md`).
 
 **Events** of a fit are logged by the client under Dask's topic "dboost", see `monitoring.py`. The client does not wait for
 events: they travel with the next message to the scheduler, and failing to send one does not end the fit.
