@@ -78,7 +78,9 @@ def test_an_engine_asks_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def shard(rows: slice) -> Shard:
         codes = table.stored().part(rows)
-        return Shard(codes, spec_of(table.layout, constant_hessian=True, n_channels=2), y[rows], None, np.zeros(len(y[rows])))
+        return Shard(
+            codes, spec_of(table.layout, constant_hessian=True, n_channels=2), y[rows], None, np.zeros((1, len(y[rows])))
+        )
 
     policy: Any = GrowthPolicy(4, 9, BEST_FIRST)
     terms = SquaredError().terms()

@@ -96,15 +96,16 @@ def test_a_tree_s_bins_follow_from_the_hessians_of_its_rows(sampled: bool, weigh
     weight = rng.integers(1, 4, n).astype(float) if weighted else None
     codes = BinnedColumns(narrow, wide, np.array([-1, 0, 1, -2]))
     shard = Shard(
-        codes, spec_of(layout, bin_layout=bins, weighted=weighted, integer_weights=weighted), np.zeros(n), weight, np.zeros(n),
+        codes, spec_of(layout, bin_layout=bins, weighted=weighted, integer_weights=weighted), np.zeros(n), weight,
+        np.zeros((1, n)),
     )  # fmt: skip
-    shard.hessian = rng.gamma(0.5, size=n).astype(np.float32)
+    shard.hessian = rng.gamma(0.5, size=(1, n)).astype(np.float32)
     part = RowSubset(Sample(1, 2**63) if sampled else None, 0, 0)
     found = fine_bin_hessians.compute(shard, 0, 1100, part, 100.0) + fine_bin_hessians.compute(shard, 1100, n, part, 100.0)
 
     taken = np.arange(n) if not sampled else shard.sampled_rows(*part)
     assert taken is not None and (len(taken) < n) == sampled
-    mass = np.maximum(np.rint(shard.hessian * np.float32(100)), 1) * (1 if weight is None else weight)
+    mass = np.maximum(np.rint(shard.hessian[0] * np.float32(100)), 1) * (1 if weight is None else weight)
     cells = BinMerge.propose(found, layout, bins)
     merge_into_bins(shard, cells, 0, 1500)
     merge_into_bins(shard, cells, 1500, n)

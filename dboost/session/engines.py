@@ -228,7 +228,7 @@ def write_blocks(
             if past.pending:
                 leaf = np.zeros(raw.shape, spec.shard.leaf_type)
                 for tree in past.pending:
-                    (leaf if raw.ndim == 1 else leaf[tree.output])[:] = leaves_of(piece.codes, layout, tree.grown)
+                    leaf[tree.output] = leaves_of(piece.codes, layout, tree.grown)
                 fields["leaf"] = leaf
             blocks.append(n, fields)
         blocks.check_filled()
@@ -275,7 +275,7 @@ class LeafRefitRows:
         The rows' values in consecutive blocks (see `session.warm_start.row_matrices`).
     y : float64[n_rows]
     weight : float64[n_rows] or None
-    raw : float64[n_rows] or float64[n_outputs, n_rows]
+    raw : float64[n_outputs, n_rows]
         Scores before the first tree; updated in place.
     loss : Loss
     loss_unit : float

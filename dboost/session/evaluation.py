@@ -32,6 +32,7 @@ from dboost.losses import Loss
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import FlatEnsemble
+from dboost.model.outputs import scores
 from dboost.session.engines import Team
 from dboost.session.memory import Budget
 from dboost.session.protocol import BuildSpec
@@ -160,7 +161,7 @@ class EvalRows:
                 "wide": piece.codes.wide,
                 "target": y[piece.rows],
                 "weight": np.ones(n) if weight is None else weight,
-                "raw": raw if len(baseline) > 1 else raw[0],
+                "raw": raw,
             }
             at += n
 
@@ -220,8 +221,7 @@ class EvalSet:
         def work(thread: int) -> None:
             for fields, first, last, _ in self._share(thread, ["narrow", "wide", "raw"], ["raw"]):
                 codes = BinnedColumns(fields["narrow"], fields["wide"], self._row_of)
-                raw = fields["raw"] if fields["raw"].ndim == 1 else fields["raw"][output]
-                add_grown_tree(codes, self._layout, grown, values, raw, first, last)
+                add_grown_tree(codes, self._layout, grown, values, fields["raw"][output], first, last)
 
         self._team.run(work)
         self.n_trees += 1
@@ -248,7 +248,9 @@ class EvalSet:
         return reduce(lambda a, b: _merged(metrics, a, b), of_threads)
 
     def _scored(self, fields: dict[str, np.ndarray]) -> ScoredRows:
-        return ScoredRows(fields["target"], fields["raw"].T, fields.get("weight"), self.loss, self._size, block=self._block)
+        return ScoredRows(
+            fields["target"], scores(fields["raw"].T), fields.get("weight"), self.loss, self._size, block=self._block
+        )
 
     def save_state(self) -> None:
         """Save the current raw scores."""
@@ -302,11 +304,11 @@ def _merged(metrics: Sequence[MetricReduction], a: list[Any], b: list[Any]) -> l
 
 def eval_fields(layout: BinLayout, n_outputs: int, weighted: bool) -> tuple[FieldGroup, FieldGroup]:
     """Return the fields of an evaluation set."""
-    codes, outputs = empty_binned_columns(layout, 0), () if n_outputs == 1 else (n_outputs,)
+    codes, outputs = empty_binned_columns(layout, 0), (n_outputs,)
     rows = [Field("narrow", "<u1", (len(codes.narrow),)), Field("target", "<f8"), Field("wide", "<u2", (len(codes.wide),))]
     rows += [Field("weight", "<f8")] if weighted else []
-    scores = [Field("raw", "<f8", outputs), Field("saved", "<f8", outputs)]
-    return FieldGroup("eval-rows", rows, sealed=True), FieldGroup("eval-scores", scores, sealed=False)
+    state = [Field("raw", "<f8", outputs), Field("saved", "<f8", outputs)]
+    return FieldGroup("eval-rows", rows, sealed=True), FieldGroup("eval-scores", state, sealed=False)
 
 
 class SessionEvalSets:

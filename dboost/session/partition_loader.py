@@ -60,7 +60,7 @@ class BatchRows:
     ----------
     y : float64[n_rows]
         Encoded targets of all rows; empty if they are in files.
-    start_scores : float64[n_kept] or float64[n_outputs, n_kept], or None
+    start_scores : float64[n_outputs, n_kept], or None
         Raw scores of the rows of positive weight by a model of other data; None without such a model or if they are in files.
     """
 
@@ -136,7 +136,7 @@ class BatchRows:
                         add_block(here, flat, matrix, iterations, self._n_threads)
                         scores[:, at : at + len(matrix)] = here
                         at += len(matrix)
-                self._scores.put(k, [scores[0] if len(scores) == 1 else scores])
+                self._scores.put(k, [scores])
 
     def ranges(self) -> Iterator[RowRoles]:
         """Yield the roles of ranges that together are the rows of positive weight: encoded targets, and start scores for
@@ -256,13 +256,13 @@ def starting_pieces(rows: BatchRows, spec: BuildSpec, n_threads: int, piece_rows
         here = slice(at, at + n)
         if rows.has_start_scores:
             assert roles.offset is not None
-            raw = np.atleast_2d(roles.offset)[:, here].copy()
+            raw = roles.offset[:, here].copy()
         else:
             raw = np.repeat(spec.baseline[:, None], n, axis=1)
             raw += 0.0 if roles.offset is None else roles.offset[here]
         if flat is not None:
             add_block(raw, flat, matrix_of(piece.chunk), seen, n_threads)
-        fields = {"target": spec.in_unit(roles.numbers[here]), "raw": spec.in_unit(raw[0] if len(raw) == 1 else raw)}
+        fields = {"target": spec.in_unit(roles.numbers[here]), "raw": spec.in_unit(raw)}
         if spec.shard.weighted:
             fields["weight"] = np.ones(n) if roles.weight is None else roles.weight[here]
         if spec.shard.grouped:

@@ -182,14 +182,14 @@ def starting_scores(
 
     Returns
     -------
-    float64[n], or float64[n_outputs, n] for several outputs
+    float64[n_outputs, n]
     """
     n = table.n_rows if rows is None else len(rows)
     scores = np.repeat(baseline[:, None], n, axis=1)
     if table.offset is not None:
         scores += table.offset if rows is None else table.offset[rows]
     add_trees(scores, warm_start, table, rows, n_threads, iterations)
-    return scores[0] if len(baseline) == 1 else scores
+    return scores
 
 
 def add_trees(
@@ -205,7 +205,6 @@ def add_trees(
     if warm_start.model is None or first == last:
         return
     flat = FlatEnsemble(warm_start.model)
-    scores = np.atleast_2d(scores)
     start = 0
     for block in row_matrices(table, rows):
         add_block(scores[:, start : start + len(block)], flat, block, (first, last), n_threads)

@@ -72,11 +72,12 @@ def bite_sizes(seed: int, n_bites: int, n_rows: int, first: int = 0, n_parts: in
 
 def bite_fields(spec: ShardSpec) -> tuple[FieldGroup, FieldGroup]:
     """Return the fields of a store of bites."""
-    codes, outputs = empty_binned_columns(spec.layout, 0), () if spec.n_outputs == 1 else (spec.n_outputs,)
+    codes = empty_binned_columns(spec.layout, 0)
     fields = [Field("narrow", "<u1", (len(codes.narrow),)), Field("wide", "<u2", (len(codes.wide),)), Field("target", "<f8")]
     fields += [Field("row_ids", "<i8"), *([Field("weight", "<f8")] if spec.weighted else [])]
     fields += [Field("draw_id", "<i8")] if spec.grouped else []
-    return FieldGroup("bites", fields, sealed=True), FieldGroup("scores", [Field("raw", "<f8", outputs)], sealed=False)
+    scores = [Field("raw", "<f8", (spec.n_outputs,))]
+    return FieldGroup("bites", fields, sealed=True), FieldGroup("scores", scores, sealed=False)
 
 
 #: Smallest number of rows of a block.

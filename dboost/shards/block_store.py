@@ -380,7 +380,7 @@ class _Tree:
         return RoundHistograms(histograms, np.array(n_rows, np.int64).reshape(-1, 2), sums)
 
     def _of_output(self, name: str) -> FieldRef:
-        return name if self._shard.blocks.spec.n_outputs == 1 else (name, self._task.output)
+        return name, self._task.output
 
 
 class _SplitTables:

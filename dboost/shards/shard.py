@@ -115,7 +115,7 @@ class Shard:
     spec : ShardSpec
     target : float64[n_rows]
     weight : float64[n_rows] or None
-    raw : float64[n_rows] or float64[n_outputs, n_rows]
+    raw : float64[n_outputs, n_rows]
         Initial raw scores; the shard owns and updates them.
     ranges : int64[n_ranges, 2], optional
         (global number of the first row, number of rows) of each run of consecutive rows; default: rows 0, 1, 2, …
@@ -173,7 +173,7 @@ class Shard:
 
     @property
     def n_outputs(self) -> int:
-        return 1 if self.raw.ndim == 1 else len(self.raw)
+        return len(self.raw)
 
     def some_rows(self, rows: np.ndarray) -> Shard:
         """Return a shard of some of the rows (int64), in their current state; its tiles must still be filled."""
@@ -245,12 +245,10 @@ class Shard:
         (int32[n_rows])."""
         influence = self.hessian if self.loss_hessian is None else self.loss_hessian
         assert influence is not None
-        return (influence if influence.ndim == 1 else influence[output]).view(np.int32)
+        return influence[output].view(np.int32)
 
     def output_arrays(self, output: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
         """Return gradients, Hessians and leaves of one output, each [n_rows]."""
-        if self.raw.ndim == 1:
-            return self.gradient, self.hessian, self.leaf
         return self.gradient[output], None if self.hessian is None else self.hessian[output], self.leaf[output]
 
     @cached_property
@@ -261,16 +259,20 @@ class Shard:
     @cached_property
     def gradient_rows(self) -> GradientRows:
         """What `advance_rows` reads and writes."""
-        hessian = or_empty(self.hessian if self.loss_hessian is None else self.loss_hessian, "float32")
+        raw, leaf, gradient = self.raw, self.leaf, self.gradient
+        hessian = self.hessian if self.loss_hessian is None else self.loss_hessian
+        if self.n_outputs == 1:  # `update_gradients` has no loop over outputs
+            raw, leaf, gradient, hessian = raw[0], leaf[0], gradient[0], None if hessian is None else hessian[0]
+        hessian = or_empty(hessian, "float32")
         return GradientRows(
-            self.raw,
-            self.leaf,
+            raw,
+            leaf,
             self.target,
             or_empty(self.weight, "float64"),
             or_empty(self.repeat_count, "uint8"),
-            self.gradient,
+            gradient,
             hessian,
-            self.gradient.view(np.int32),
+            gradient.view(np.int32),
             hessian.view(np.int32),
         )
 
@@ -342,7 +344,7 @@ def advance_rows(
         sums = np.zeros((shard.n_outputs, LANES, N_DIGITS), np.int64)
         influence = InfluencePass(sums, near.expected, near.rows, near.n)
     loss, maxima = np.zeros(2), np.zeros((2, shard.n_outputs), np.int32)
-    if shard.raw.ndim == 1:
+    if shard.n_outputs == 1:
         totals = PassTotals(loss, maxima.ravel())
         update_gradients(loss_terms, rows, values[0], first, last, loss_unit, scratch, totals, influence)
     else:
@@ -357,9 +359,11 @@ def advance_rows(
 
 def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, loss_unit: float, first: int, last: int) -> GradientStats:
     """Advance rows first…last-1 (see `advance_rows`) with the methods of a custom loss, in Python."""
-    raw, y = shard.raw[first:last], shard.target[first:last]
-    kept = shard.hessian if shard.loss_hessian is None else shard.loss_hessian
-    raw += values[shard.leaf[first:last]]
+    (of_rows,), (leaf,), (kept_gradient,) = shard.raw, shard.leaf, shard.gradient
+    raw, y = of_rows[first:last], shard.target[first:last]
+    kept_hessian = shard.hessian if shard.loss_hessian is None else shard.loss_hessian
+    kept = None if kept_hessian is None else kept_hessian[0]
+    raw += values[leaf[first:last]]
     with np.errstate(all="ignore"):
         value, gradient, hessian = (call_custom(loss, what, y, raw) for what in ("value", "gradient", "hessian"))
         if shard.weight is not None:
@@ -367,12 +371,12 @@ def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, loss_unit: float, 
             value = value * weight
             if shard.repeat_count is None:
                 gradient, hessian = gradient * weight, hessian * weight
-        shard.gradient[first:last] = gradient
+        kept_gradient[first:last] = gradient
         if kept is not None:
             kept[first:last] = np.maximum(hessian, 0.0)
         in_units = np.nan_to_num(np.clip(value * loss_unit, -LARGEST, LARGEST))
     loss_sum = ExactSum.of(in_units, 1.0)
-    tops = [0.0 if of is None or first == last else np.abs(of[first:last]).max() for of in (shard.gradient, kept)]
+    tops = [0.0 if of is None or first == last else np.abs(of[first:last]).max() for of in (kept_gradient, kept)]
     if kept is None:
         tops[1] = 1.0
     return GradientStats(np.array(tops[:1], np.float64), np.array(tops[1:], np.float64), loss_sum.coarse, loss_sum.fine)
@@ -478,13 +482,13 @@ def add_grown_tree(
 def add_iterations(
     codes: BinnedColumns, layout: BinLayout, iterations: Sequence[Sequence[TreeDelta]], raw: np.ndarray, first: int, last: int
 ) -> None:
-    """Add whole iterations to the raw scores (float64[n_rows] or float64[n_outputs, n_rows]) of rows first…last-1.
+    """Add whole iterations to the raw scores (float64[n_outputs, n_rows]) of rows first…last-1.
 
     Block by block, so that a block's codes and scores stay in the cache while all trees are applied to it.
     """
     trees = [tree for of_iteration in iterations for tree in of_iteration]
     for at in range(0, len(trees), _TREES):
-        some = [(tree.grown, tree.values, raw if raw.ndim == 1 else raw[tree.output]) for tree in trees[at : at + _TREES]]
+        some = [(tree.grown, tree.values, raw[tree.output]) for tree in trees[at : at + _TREES]]
         for begin in range(first, last, _BLOCK):
             end = min(begin + _BLOCK, last)
             for grown, values, of_output in some:

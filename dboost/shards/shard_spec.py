@@ -65,7 +65,7 @@ class ShardSpec:
     def state_fields(self) -> list[Field]:
         """Return the fields in the order in which they are read together: growth reads those in the middle, score updates
         all."""
-        outputs = () if self.n_outputs == 1 else (self.n_outputs,)
+        outputs = (self.n_outputs,)
         fields = [Field("raw", "<f8", outputs), Field("leaf", self.leaf_type, outputs), Field("gradient", "<f4", outputs)]
         if not self.constant_hessian:
             fields.append(Field("hessian", "<f4", outputs))

@@ -74,13 +74,13 @@ def _residuals_by_leaf(shard: Shard, subset: RowSubset, first: int, last: int) -
     """Return the residuals of the rows that take part in a tree, grouped by leaf."""
     rows, begin, end = shard.sampled_range(subset, first, last)
     weight = or_empty(shard.weight, "float64")
-    return Residuals(shard.target, shard.raw, weight, shard.leaf, False, or_empty(rows, "int64"), begin, end)
+    return Residuals(shard.target, shard.raw[0], weight, shard.leaf[0], False, or_empty(rows, "int64"), begin, end)
 
 
 def _residual_sizes(shard: Shard, first: int, last: int) -> Residuals:
     """Return the absolute residuals of rows first…last-1."""
     weight, ungrouped, all_rows = or_empty(shard.weight, "float64"), or_empty(None, "uint8"), or_empty(None, "int64")
-    return Residuals(shard.target, shard.raw, weight, ungrouped, True, all_rows, first, last)
+    return Residuals(shard.target, shard.raw[0], weight, ungrouped, True, all_rows, first, last)
 
 
 def _leaf_digits(
@@ -225,7 +225,7 @@ def _loss_hessian_sums(shard: Shard, first: int, last: int, subset: RowSubset, n
     sums = np.zeros(n_leaves)
     leaf = shard.output_arrays(subset.output)[2]
     assert shard.loss_hessian is not None
-    loss_hessian = shard.loss_hessian if shard.loss_hessian.ndim == 1 else shard.loss_hessian[subset.output]
+    loss_hessian = shard.loss_hessian[subset.output]
     rows, begin, end = shard.sampled_range(subset, first, last)
     repeat_count = or_empty(shard.repeat_count, "uint8")
     sum_by_leaf(leaf, loss_hessian, repeat_count, or_empty(rows, "int64"), begin, end, unit, sums)
@@ -266,8 +266,8 @@ def _line_slopes(
     output = subset.output
     direction, y = values[shard.output_arrays(output)[2][rows]], shard.target[rows]
     with np.errstate(all="ignore"):
-        if shard.raw.ndim == 1:
-            raw = shard.raw[rows] + at * direction
+        if shard.n_outputs == 1:
+            raw = shard.raw[0][rows] + at * direction
             gradient, hessian = loss.gradient(y, raw), loss.hessian(y, raw)
         else:
             raw = shard.raw[:, rows].T.copy()

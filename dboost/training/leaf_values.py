@@ -403,7 +403,7 @@ def _largest_loss(
 
 
 def _raw_scores(y: np.ndarray, offset: np.ndarray | None, at: float) -> np.ndarray:
-    return np.full(len(y), at) if offset is None else offset + at
+    return np.full(len(y), at) if offset is None else offset.reshape(len(y)) + at  # start scores are [1, n]
 
 
 def _sizes(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None) -> Sizes:

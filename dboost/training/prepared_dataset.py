@@ -343,16 +343,15 @@ class PreparedTargets:
         for block, rows in self.data.blocks_of_rows():
             n = len(rows["target"])
             if "start" in rows:
-                raw = np.array(rows["start"])
+                raw = np.atleast_2d(rows["start"]).copy()
             else:
                 raw = np.repeat(spec.baseline[:, None], n, axis=1)
                 raw += rows.get("offset", 0.0)
-                raw = raw[0] if len(raw) == 1 else raw
             if self._missing is not None:
                 model, iterations = self._missing
                 flat = FlatEnsemble(model) if flat is None else flat
                 matrix = self._values(block, spec.shard.layout)
-                add_block(np.atleast_2d(raw), flat, matrix, iterations, 1)
+                add_block(raw, flat, matrix, iterations, 1)
             found = {"target": spec.in_unit(self.encode(rows["target"], block)), "raw": spec.in_unit(raw)}
             if spec.shard.weighted:
                 found["weight"] = rows["weight"]
@@ -457,12 +456,12 @@ def gather_pieces(rows: PreparedTargets, spec: BuildSpec) -> Shard:
     """Read all rows into memory; return a shard whose tiles are not filled."""
     n, n_outputs = rows.data.n_rows, len(spec.baseline)
     codes, target = empty_binned_columns(spec.shard.layout, n), np.empty(n)
-    raw = np.empty(n if n_outputs == 1 else (n_outputs, n))
+    raw = np.empty((n_outputs, n))
     weight = np.empty(n) if spec.shard.weighted else None
     for piece in rows.pieces(spec):
         here = slice(piece.first, piece.first + piece.codes.n_rows)
         codes.narrow[:, here], codes.wide[:, here] = piece.codes.narrow, piece.codes.wide
-        target[here], raw[..., here] = piece.fields["target"], piece.fields["raw"]
+        target[here], raw[:, here] = piece.fields["target"], piece.fields["raw"]
         if weight is not None:
             weight[here] = piece.fields["weight"]
     return Shard(codes, spec.shard, target, weight, raw, draw_id=rows.draw_id(spec))

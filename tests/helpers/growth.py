@@ -154,7 +154,7 @@ class Problem:
         tree = self.finished(next(engine.grow([self.task])))
         n_requests = engine.n_requests
         assert_equal(self.finished(next(engine.grow([self.task]))), tree)
-        return tree, np.concatenate([shard.leaf for shard in shards]).astype(np.int64), n_requests
+        return tree, np.concatenate([shard.leaf[0] for shard in shards]).astype(np.int64), n_requests
 
     def naive(self) -> tuple[Tree, np.ndarray]:
         grower = NaiveGrower(
@@ -177,7 +177,7 @@ class Problem:
 
 def _leaves(shard: Shard, first: int, last: int) -> np.ndarray:
     """Return the leaf of each row; called by `Engine.map_shards`."""
-    return shard.leaf[first:last]
+    return shard.leaf[0, first:last]
 
 
 def assert_equal(found: Tree, expected: Tree) -> None:

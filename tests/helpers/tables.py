@@ -67,7 +67,7 @@ class CodedTable:
             spec,
             target,
             None if times is None else times[rows].astype(np.float64),
-            target.copy(),
+            target[None].copy(),
             ranges=np.array([[rows.start or 0, codes.n_rows]]),
         )
         shard.gradient[:] = gradient[rows]
