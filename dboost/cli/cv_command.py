@@ -21,7 +21,7 @@ from rich.table import Table
 
 import dboost
 from dboost.cli import arguments as settings
-from dboost.cli import outputs
+from dboost.cli import output_paths
 from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_keywords, rows_of
 from dboost.distributed.client import cluster_at
 from dboost.errors import ParameterError
@@ -37,7 +37,9 @@ ELSEWHERE = {
 def run(arguments: argparse.Namespace) -> None:
     check_output(arguments.output, "--output", (".csv", ".parquet", ".json"))
     check_output(arguments.predictions, "--predictions", (".csv", ".parquet"))
-    outputs.check_separate({"--output": arguments.output, "--predictions": arguments.predictions}, {"DATA": arguments.data})
+    output_paths.check_separate(
+        {"--output": arguments.output, "--predictions": arguments.predictions}, {"DATA": arguments.data}
+    )
     known = settings.keywords(dboost.cv, ELSEWHERE)
     parameters = settings.gather(arguments.params, arguments.set, known, ELSEWHERE)
     if arguments.memory_limit is not None:
@@ -64,7 +66,7 @@ def check_output(path: str | None, option: str, endings: Sequence[str]) -> None:
         return
     if not path.lower().endswith(tuple(endings)):
         raise ParameterError(f"{option} {path}: the name must end in {' or '.join(endings)}")
-    outputs.check(path, option)
+    output_paths.check(path, option)
 
 
 def _line(result: dboost.CVResult) -> str:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 import dboost
 from dboost._lazy_import import pd
-from dboost.cli import outputs
+from dboost.cli import output_paths
 from dboost.errors import ModelFileError, ParameterError
 from dboost.params import Parameters
 
@@ -65,11 +65,11 @@ def _print(console: Console, table: Table) -> None:
 def _check(arguments: argparse.Namespace) -> None:
     """Raise a ParameterError for options that cannot work together or have no effect."""
     if arguments.html:
-        outputs.check(arguments.html, "--html")
+        output_paths.check(arguments.html, "--html")
         if arguments.html.endswith("/"):
             raise ParameterError(f"--html {arguments.html} is a folder: name a file")
         read = {"MODEL": arguments.model, "--data": arguments.data, "--drift": arguments.drift}
-        outputs.check_separate({"--html": arguments.html}, read)
+        output_paths.check_separate({"--html": arguments.html}, read)
     if arguments.json and arguments.html:
         raise ParameterError("--json prints, and --html writes a report: use one of them")
     if arguments.data and not (arguments.html or arguments.dependence):

@@ -16,7 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 import dboost
-from dboost.cli import outputs
+from dboost.cli import output_paths
 from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, ParameterError
 
@@ -33,8 +33,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise ParameterError(
             f"--output {arguments.output}: predictions are written as Parquet or CSV, so name it …parquet or …csv"
         )
-    outputs.check(arguments.output, "--output")
-    outputs.check_separate({"--output": arguments.output}, {"MODEL": arguments.model, "DATA": arguments.data})
+    output_paths.check(arguments.output, "--output")
+    output_paths.check_separate({"--output": arguments.output}, {"MODEL": arguments.model, "DATA": arguments.data})
     booster = dboost.load(arguments.model)
     if arguments.proba and booster.classes_ is None:
         raise ParameterError(f"--proba needs a model of classes; {arguments.model} predicts numbers")
@@ -85,7 +85,7 @@ def _write_file(tables: Iterator[pa.Table], path: str) -> int:
     first = next(tables)
     rows = first.num_rows
     create = pyarrow.csv.CSVWriter if path.lower().endswith(".csv") else pq.ParquetWriter
-    with outputs.whole(path) as file, create(file, first.schema) as writer:
+    with output_paths.whole(path) as file, create(file, first.schema) as writer:
         writer.write_table(first)
         for table in tables:
             writer.write_table(table)
@@ -95,7 +95,7 @@ def _write_file(tables: Iterator[pa.Table], path: str) -> int:
 
 def _write_folder(tables: Iterator[pa.Table], path: str) -> int:
     rows = 0
-    with outputs.whole_folder(path) as create:
+    with output_paths.whole_folder(path) as create:
         for i, table in enumerate(tables):
             with create(f"part-{i:05d}.parquet") as file:
                 pq.write_table(table, file)

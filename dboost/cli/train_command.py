@@ -14,7 +14,7 @@ from typing import Any
 
 import dboost
 from dboost.cli import arguments as settings
-from dboost.cli import outputs
+from dboost.cli import output_paths
 from dboost.cli.data_arguments import check_target
 from dboost.cli.ledger import model_settings, open_ledger
 from dboost.data.files import no_files_error
@@ -33,10 +33,10 @@ def run(arguments: argparse.Namespace) -> None:
         if value and not arguments.only_new:
             raise ParameterError(f"{option} needs --only-new")
     arguments.output = _output(arguments, parameters)
-    outputs.check(arguments.output, "--output")
+    output_paths.check(arguments.output, "--output")
     if arguments.history:
-        outputs.check(arguments.history, "--history")
-    outputs.check_separate(
+        output_paths.check(arguments.history, "--history")
+    output_paths.check_separate(
         {"--output": arguments.output, "--history": arguments.history}, {"DATA": arguments.data, "--eval": arguments.eval}
     )
     if check_target(arguments) and arguments.only_new:
@@ -56,7 +56,7 @@ def _output(arguments: argparse.Namespace, parameters: dict[str, Any]) -> str:
     default = settings.DEFAULT_MODEL
     bases = [str(parameters[name]) for name in ("start_from", "init_model") if name in parameters]
     continued = arguments.only_new or os.path.abspath(default) in map(os.path.abspath, bases)
-    return default if arguments.overwrite or continued else outputs.not_existing(default, "--output")
+    return default if arguments.overwrite or continued else output_paths.not_existing(default, "--output")
 
 
 def _train(

@@ -25,7 +25,7 @@ import numpy as np
 
 import dboost
 from dboost.cli import arguments as settings
-from dboost.cli import outputs
+from dboost.cli import output_paths
 from dboost.cli.arguments import key_and_value, literal
 from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_columns, fold_keywords, rows_of
 from dboost.cross_validation import DataOptions, FoldedRows, FoldOptions, FoldSettings, cross_validate, folded, target_of
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ParameterError(f"{twice} is given twice, by two of its names")
     path = _study_path(arguments.output)
-    outputs.check_separate({"--output": path}, {"DATA": arguments.data})
+    output_paths.check_separate({"--output": path}, {"DATA": arguments.data})
     if arguments.memory_limit is not None:
         given["memory_limit"] = arguments.memory_limit
     limit = None if given.get("memory_limit") is None else parse_memory_limit(given["memory_limit"])
