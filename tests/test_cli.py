@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.cli import arguments as settings
-from dboost.cli import main, outputs
+from dboost.cli import main, output_paths
 from dboost.errors import ParameterError
 from tests.helpers.clusters import ROOT
 
@@ -112,12 +112,12 @@ def test_a_parameter_file_that_cannot_be_used(tmp_path: Path) -> None:
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"before")
-    with pytest.raises(RuntimeError), outputs.whole(str(path)) as file:
+    with pytest.raises(RuntimeError), output_paths.whole(str(path)) as file:
         file.write(b"half")
         raise RuntimeError
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
-    with outputs.whole(str(path)) as file:
+    with output_paths.whole(str(path)) as file:
         file.write(b"after")
     assert path.read_bytes() == b"after"
     assert list(tmp_path.iterdir()) == [path]
@@ -125,13 +125,13 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    with pytest.raises(RuntimeError), outputs.whole_folder(f"{path}/") as create:
+    with pytest.raises(RuntimeError), output_paths.whole_folder(f"{path}/") as create:
         with create("a") as file:
             file.write(b"half")
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
     path.mkdir()
-    with outputs.whole_folder(f"{path}/") as create, create("a") as file:
+    with output_paths.whole_folder(f"{path}/") as create, create("a") as file:
         file.write(b"whole")
     assert (path / "a").read_bytes() == b"whole"
     assert list(tmp_path.iterdir()) == [path]
@@ -182,9 +182,9 @@ def test_outputs_are_checked_before_the_work(tmp_path: Path) -> None:
         ("file/", "there is a file of that name"),
     ]:
         with pytest.raises(ParameterError, match=f"--output .*{complaint}"):
-            outputs.check(f"{tmp_path}/{wrong}", "--output")
+            output_paths.check(f"{tmp_path}/{wrong}", "--output")
     for right in ("file", "new", "new/", "empty/"):
-        outputs.check(f"{tmp_path}/{right}", "--output")
+        output_paths.check(f"{tmp_path}/{right}", "--output")
 
 
 WITHOUT_PERMISSION = """
@@ -233,7 +233,7 @@ def test_trying_an_output_leaves_nothing_and_changes_nothing(tmp_path: Path) -> 
     (tmp_path / "link.json").symlink_to(tmp_path / "elsewhere" / "model.json")
     before = (tmp_path / "model.json").stat().st_mtime_ns
     for name in ("model.json", "link.json", "new.json", "folder/"):
-        outputs.check(f"{tmp_path}/{name}", "--output")
+        output_paths.check(f"{tmp_path}/{name}", "--output")
     assert (tmp_path / "model.json").stat().st_mtime_ns == before
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["elsewhere", "link.json", "model.json"]
 

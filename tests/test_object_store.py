@@ -18,7 +18,7 @@ import pytest
 
 import dboost
 from dboost import errors
-from dboost.cli import main, outputs
+from dboost.cli import main, output_paths
 from dboost.data.paths import open_path
 from dboost.errors import DataError, ModelFileError
 from dboost.storage import atomic_write
@@ -295,13 +295,13 @@ def test_names_that_look_like_patterns_are_names(root: str, name: str, neighbour
     assert every_file(root) == sorted([*theirs, *own])
     remove_checkpoint(f"{root}/{name}")
     assert every_file(root) == sorted(theirs)
-    with outputs.whole(f"{root}/{name}.csv") as file:
+    with output_paths.whole(f"{root}/{name}.csv") as file:
         file.write(b"x")
-    with pytest.raises(ZeroDivisionError), outputs.whole(f"{root}/{name}.csv") as file:
+    with pytest.raises(ZeroDivisionError), output_paths.whole(f"{root}/{name}.csv") as file:
         _ = 1 / 0
-    with outputs.whole_folder(f"{root}/{name}/") as create, create("part-00000.parquet") as file:
+    with output_paths.whole_folder(f"{root}/{name}/") as create, create("part-00000.parquet") as file:
         file.write(b"x")
-    with pytest.raises(dboost.ParameterError, match="not empty"), outputs.whole_folder(f"{root}/{name}/"):
+    with pytest.raises(dboost.ParameterError, match="not empty"), output_paths.whole_folder(f"{root}/{name}/"):
         pass
     assert every_file(root) == sorted([*theirs, f"{name}.csv", f"{name}/part-00000.parquet"])
     assert atomic_write.read_whole(f"{root}/{name}.csv") == b"x"
@@ -330,12 +330,12 @@ def test_a_data_set_removes_its_own_files_only(root: str) -> None:
 
 
 def test_two_runs_write_no_folder_of_predictions_together(root: str) -> None:
-    with dask.config.set({"dboost.lease": "1s"}), outputs.whole_folder(f"{root}/many/") as create:
+    with dask.config.set({"dboost.lease": "1s"}), output_paths.whole_folder(f"{root}/many/") as create:
         with create("part-00000.parquet") as file:
             file.write(b"first")
         with (
             pytest.raises(BusyError, match=r"another run .* is writing .*many/: try again"),
-            outputs.whole_folder(f"{root}/many/"),
+            output_paths.whole_folder(f"{root}/many/"),
         ):
             pytest.fail("it was not refused")
     assert every_file(root) == ["many/part-00000.parquet"]
