@@ -7,6 +7,7 @@ import logging
 import pickle
 import sys
 from collections.abc import Iterator
+from functools import wraps
 from pathlib import Path
 
 import cloudpickle
@@ -208,7 +209,7 @@ def test_a_place_that_cannot_be_written_is_noticed_before_the_work(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError("Forbidden")
 
-    monkeypatch.setattr(dboost, "fit", lambda *_, **__: pytest.fail("it was trained"))
+    monkeypatch.setattr(dboost, "fit", wraps(dboost.fit)(lambda *_, **__: pytest.fail("it was trained")))
     with monkeypatch.context() as patch:
         patch.setattr(type(store), denied, refuse)
         type(store).clear_instance_cache()  # fsspec sets methods of an instance when it is made
