@@ -149,7 +149,7 @@ def use(booster: Booster) -> None:
 
 
 @pytest.mark.parametrize("form", [in_json, in_arrays])
-@pytest.mark.parametrize("n", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [30, pytest.param(300, marks=pytest.mark.slow)])
 def test_own_models(n: int, form: Callable[[Any], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng, matrix, found = random.Random(n), rows()[:40], Counter[str]()
     path = tmp_path / "model.json"
@@ -180,7 +180,7 @@ def test_own_models(n: int, form: Callable[[Any], bytes], tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("kind", ["plain", "arcbites"])
-@pytest.mark.parametrize("n", [25, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [25, pytest.param(200, marks=pytest.mark.slow)])
 def test_checkpoints(n: int, kind: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "max_iter": 4, "max_leaf_nodes": 4, "max_bins": 6, "eval_set": frame(), "early_stopping_rounds": 3, "progress": False,
@@ -307,20 +307,20 @@ def compare(peers: Peers, path: Path, whole: bytes, change: Callable[[random.Ran
     assert found["refused"] > n / 10 and found["accepted"] > n / 20, found
 
 
-@pytest.mark.parametrize("n", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [30, pytest.param(300, marks=pytest.mark.slow)])
 def test_models_of_xgboost_in_json(n: int, peers: Peers, tmp_path: Path) -> None:
     whole = bytes(of_xgboost().save_raw("json"))
     content = json.loads(whole)
     compare(peers, tmp_path / "m.json", whole, lambda rng: json.dumps(mutant(content, rng)).encode(), n)
 
 
-@pytest.mark.parametrize("n", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [30, pytest.param(300, marks=pytest.mark.slow)])
 def test_models_of_xgboost_in_binary_form(n: int, peers: Peers, tmp_path: Path) -> None:
     whole = bytes(of_xgboost().save_raw("ubj"))
     compare(peers, tmp_path / "m.ubj", whole, lambda rng: of_bytes(whole, rng), n)
 
 
-@pytest.mark.parametrize("n", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [30, pytest.param(300, marks=pytest.mark.slow)])
 def test_models_of_lightgbm(n: int, peers: Peers, tmp_path: Path) -> None:
     text = of_lightgbm()
     compare(peers, tmp_path / "m.txt", text.encode(), lambda rng: of_text(text, rng).encode(), n)

@@ -125,8 +125,8 @@ class _Clock(ShardedEngine):
 
     def __init__(self, shard: Any, terms: tuple, *, policy: Any, n_threads: int) -> None:
         super().__init__([shard], terms)
-        self.clocked = _Clocked(self._rounds[0])
-        self._rounds = [self.clocked]
+        self.clocked = _Clocked(self._growers[0])
+        self._growers = [self.clocked]
         self.team = Team(1, in_caller=True)
         self.advances: list[float] = []
         self.engines.append(self)
@@ -146,7 +146,7 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
     _Clock.engines.clear()
     _ClockedFinder.searched.clear()
     with (
-        patch("dboost.session.worker_session.FusedEngine", _Clock),
+        patch("dboost.session.local_engine.FusedEngine", _Clock),
         patch("tests.helpers.sharded_engine.SplitFinder", _ClockedFinder),
     ):
         dboost.fit(X, y, loss="log_loss", max_iter=8, min_samples_leaf=1, n_threads=1, progress=False)
