@@ -254,6 +254,8 @@ class RowStore:
 
     def save(self, name: str, values: np.ndarray, section: int = 0) -> None:
         """Set the values of a field that is not sealed, for all rows of a section."""
+        if self.place is None and values is self._arrays[section][name]:
+            return  # `load` has returned the array itself, and it was changed in place
         for some in self.walk([], [name], section=section):
             here, there = slice(some.first, some.last), slice(some.start, some.start + some.n_rows)
             some.fields[name][self._at(name, here)] = values[self._at(name, there)]
