@@ -180,7 +180,7 @@ def _features(
         raise ValueError(f"num_feature is {n}, and there are {len(names)} names")
     names = names or [f"f{j}" for j in range(n)]
     has_sets = {
-        int(tree["split_indices"][node]) for tree in forest["trees"] for node in np.flatnonzero(tree.get("split_type", []))
+        int(tree["split_indices"][node]) for tree in forest["trees"] for node in np.flatnonzero(_flags(tree, "split_type"))
     }
     stored = forest.get("cats", {}).get("enc", [])
     categorical = [j for j in range(n) if (types and types[j] == "c") or j in has_sets]
@@ -222,6 +222,14 @@ def _integers(tree: dict[str, Any], entry: str) -> np.ndarray:
     return values.astype(np.int64)
 
 
+def _flags(tree: dict[str, Any], entry: str) -> np.ndarray:
+    """Return an entry of zeros and ones as bool[n]; `split_type` may be absent, then bool[0]."""
+    values = np.asarray(tree.get(entry, []) if entry == "split_type" else tree[entry])
+    if not np.isin(values, (0, 1)).all():
+        raise ValueError(f"{entry} holds other numbers than 0 and 1")
+    return values.astype(bool)
+
+
 def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature], link: str, name: str) -> Tree:
     if int(tree["tree_param"].get("size_leaf_vector", 1)) > 1:
         raise ParameterError(f"{name} has trees whose leaves hold several values, ours hold one")
@@ -229,12 +237,9 @@ def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature],
     feature = _integers(tree, "split_indices")
     left = _integers(tree, "left_children")
     cover = np.asarray(tree["sum_hessian"], np.float64)
-    default_left = np.asarray(tree["default_left"])
-    if not np.isin(default_left, (0, 1)).all():
-        raise ValueError("default_left holds other numbers than 0 and 1")
     sets = {}
     nodes = tree.get("categories_nodes", [])
-    if sorted(map(int, nodes)) != np.flatnonzero(tree.get("split_type", [])).tolist():
+    if sorted(map(int, nodes)) != np.flatnonzero(_flags(tree, "split_type")).tolist():
         raise ValueError("categories are not those of the nodes whose split_type is categorical")
     categories = _integers(tree, "categories") if nodes else np.empty(0, np.int64)
     segments = zip(nodes, tree.get("categories_segments", []), tree.get("categories_sizes", []), strict=True)
@@ -255,7 +260,7 @@ def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature],
             feature=feature,
             threshold=threshold,
             categories=sets,
-            missing_left=default_left.astype(bool),
+            missing_left=_flags(tree, "default_left"),
             left=left,
             right=_integers(tree, "right_children"),
             gain=np.asarray(tree["loss_changes"], np.float64),

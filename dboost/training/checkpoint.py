@@ -465,6 +465,8 @@ def _parsed(content: bytes, version: int) -> State:
     asks_bites = state.identity["asked"].get("arcbites") is not None
     if (state.visits is None) == asks_bites and (state.parts or state.history):
         raise ValueError("its visits and the parameter arcbites do not fit")
+    if version > 1 and ("n_bites" in state.identity["data"]) != asks_bites:
+        raise ValueError("its number of arcbites and the parameter arcbites do not fit")
     numbers = [record["iteration"] for record in state.history]
     first = state.parts[0]["first_iteration"] if state.parts else 1
     if state.visits is None and numbers != list(range(first, 1 + (last or 0))):
