@@ -19,7 +19,7 @@ from dboost.data import ReadOptions, open_table
 from dboost.kernels.rows import select_rows
 from dboost.model.ensemble import Ensemble
 from dboost.params import make_parameters, read_arcbites
-from dboost.session import engines
+from dboost.session import thread_team
 from dboost.session.warm_start import WarmStart
 from dboost.shards.arcbite_rows import bite_sizes, bites_of
 from dboost.training.arcbites import order_of_visits
@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {"max_iter": 12, "max_leaf_nodes": 6, "min_samples_le
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "SMALL", 0)
+    monkeypatch.setattr(thread_team, "SMALL", 0)
 
 
 def fit(data: Any = FRAME, target: Any = "y", **changed: Any) -> dboost.Booster:

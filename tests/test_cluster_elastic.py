@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 
 import dboost
 from dboost.distributed.messages import pack
-from dboost.session import engines
+from dboost.session import memory
 from tests.helpers.clusters import a_table, held_fits, held_rows, session_names, threads_cluster, until
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]
@@ -159,7 +159,7 @@ def test_a_cluster_without_workers_gets_one_for_a_fit(adaptive: Client, expected
 
 @pytest.mark.slow
 def test_a_cluster_grows_until_all_rows_are_in_memory(adaptive: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "WORTH_KEEPING", 0)
+    monkeypatch.setattr(memory, "WORTH_KEEPING", 0)
     rows = a_table(60_000)[["a", "b", "e", "z"]]
     lazy = adaptive.persist(dd.from_pandas(rows, npartitions=24))  # nothing is left to do for Dask
     adaptive.cluster.adapt(minimum=1, maximum=8, target_duration="1h")  # tasks want no further worker

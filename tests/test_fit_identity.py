@@ -16,7 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.session import engines, worker_session
+from dboost.session import thread_team, worker_session
 from dboost.shards.shard import Shard
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, NUMERIC, TARGETS, cut, mixed_frame, saved
@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 8, "min_samples_lea
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "SMALL", 0)
+    monkeypatch.setattr(thread_team, "SMALL", 0)
 
 
 def fit(data: Any, target: Any, **changed: Any) -> dboost.Booster:

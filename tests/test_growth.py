@@ -12,7 +12,7 @@ from dboost.distributed.worker_calls import RoundSums
 from dboost.kernels.histograms import TILE_COLUMNS, rows_in_32_bits
 from dboost.kernels.rows import STRIPE
 from dboost.params import Parameters
-from dboost.session import engines
+from dboost.session import thread_team
 from dboost.session.protocol import SessionRef
 from dboost.training.plan import Precision, precision_of
 from dboost.trees.grower import RoundHistograms
@@ -25,7 +25,7 @@ from tests.helpers.tables import CodedTable, make_table
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without this, small tables are processed by one thread."""
-    monkeypatch.setattr(engines, "SMALL", 0)
+    monkeypatch.setattr(thread_team, "SMALL", 0)
 
 
 @st.composite

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, SquaredError
-from dboost.session import engines
+from dboost.session import thread_team
 from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Shard
 from dboost.shards.statistics import Statistic
@@ -72,7 +72,7 @@ def seen(shard: Shard, first: int, last: int, factor: int) -> tuple[int, int]:
 
 
 def test_an_engine_asks_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "SMALL", 0)
+    monkeypatch.setattr(thread_team, "SMALL", 0)
     table = make_table([5, 9], 101)
     y = np.arange(101.0)
 

@@ -19,7 +19,7 @@ import dboost
 from dboost.data import binning
 from dboost.errors import DataError, ParameterError
 from dboost.kernels.bins import quantile_fine_bins
-from dboost.session import engines
+from dboost.session import thread_team
 from dboost.shards.shard import BinnedColumns, Shard, merge_into_bins
 from dboost.shards.shard_spec import plan_layout
 from dboost.shards.statistics import fine_bin_hessians
@@ -36,7 +36,7 @@ FRAME = mixed_frame(1500)
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "SMALL", 0)
+    monkeypatch.setattr(thread_team, "SMALL", 0)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from numba import njit
 
 from dboost.kernels.simd import ABORT, CONTROL_SIZE, barrier
-from dboost.session.engines import Team
+from dboost.session.thread_team import Team
 
 
 @njit(nogil=True)

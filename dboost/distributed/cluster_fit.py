@@ -43,7 +43,6 @@ from dboost.errors import ColumnKindsError, DataError, DBoostError, InputTypeErr
 from dboost.metrics.metric import MetricReduction
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
-from dboost.session.engines import Team
 from dboost.session.evaluation import SessionEvalSets, log_streamed_eval_set
 from dboost.session.protocol import (
     BiteVisit,
@@ -60,6 +59,7 @@ from dboost.session.protocol import (
     Session,
 )
 from dboost.session.target import TargetScan
+from dboost.session.thread_team import Team
 from dboost.shards.shard import TreeDelta
 from dboost.shards.shard_grower import BYTES_PER_ROW
 from dboost.shards.statistics import Statistic

@@ -1,40 +1,17 @@
-"""The engines of this process and the team of threads that they run on.
+"""The engines of this process.
 
 `FusedEngine` has its rows in memory: one shard, a team of threads, one compiled call per tree.
 
 `StreamedEngine` has its rows in files: one streamed shard per thread, and all threads process a request at the same time. It
 runs the generator `trees.grower.grow_tree`, as the reducer of a cluster does, but each request is a pass over the files. So it
 opens as many nodes per pass as the memory for their histograms allows. The remaining memory caches blocks.
-
-**Threads.** A `Team` runs one kernel in all its threads, which stop together. If calls take a fraction of a second
-(`QUICK`), the calling thread is one of them, which saves up to a tenth of a millisecond a call. In longer calls all threads
-are those of a pool, even if there is only one, while the caller waits in Python. So Ctrl+C is handled promptly: it sets the
-abort flag, and the threads return at their next barrier. The caller waits in intervals of `LOOK_UP_SECONDS`. The operating
-system may deliver a signal to any thread of the process, and Python runs the handler only when the main thread executes
-bytecode; a wait without a timeout might never return.
-
-**Shard runners** are a range of a session's rows as one shard, with its state between calls, for trees that are grown in
-rounds. `InMemoryRunner` has a shard in memory, a `ShardGrower`, and `StreamedRunner` blocks of files, a `StreamedShard`; both
-kinds of shards have the same methods. Rows are streamed if they exceed the memory limit of the fit. The files are in the
-worker's local directory and are removed together with the last runner that uses them. A runner that is built after training has
-started replays the trees so far. A runner can drop the rows of partitions that another session has now. Both give the same sums
-as an uninterrupted fit.
-
-`LeafRefitRows` are the rows of a session during the re-estimation of leaf values (see `training.leaf_refit`): one shard without
-features. It assigns the rows to the leaves of an iteration's trees, by their raw values, and computes the statistics that
-`LeafEstimator` needs, as from any shard. When the new leaf values are known, `advance` adds them to the scores and recomputes
-gradients and Hessians. The state of the rows is determined by the list of these steps. Rows that are loaded later, because a
-worker was lost, replay the list.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from functools import reduce
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,29 +19,19 @@ import numpy as np
 from dboost.kernels import or_empty
 from dboost.kernels.histograms import TILE_COLUMNS, PackedSums
 from dboost.kernels.rows import STRIPE
-from dboost.kernels.simd import ABORT, CONTROL_SIZE
+from dboost.kernels.simd import ABORT
 from dboost.kernels.splits import SPLIT_SIZE, new_search_scratch
-from dboost.losses import Loss
 from dboost.losses.gradient_pass import new_pass_scratch
-from dboost.model.ensemble import Ensemble, FlatEnsemble
-from dboost.session.partition_loader import BatchRows, starting_pieces
-from dboost.session.protocol import BuildSpec, RefitStep, ReplayState
+from dboost.session.memory import blocks_that_stay, nodes_per_pass
+from dboost.session.thread_team import Team, team_for
 from dboost.shards.block_store import BlockStore, StreamedShard
-from dboost.shards.encode import in_ranges, tiles_of
 from dboost.shards.shard import (
     Shard,
-    add_iterations,
     advance_rows,
     assign_leaves,
-    empty_binned_columns,
-    leaves_of,
     merge_into_bins,
-    runs_of,
 )
-from dboost.shards.shard_grower import ShardGrower
-from dboost.shards.shard_spec import ShardSpec, code_fields, plan_layout, rows_that_fit
 from dboost.shards.statistics import Statistic
-from dboost.storage.row_store import InFiles
 from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.fused_grower import (
     EXCLUDED_FRACTION,
@@ -75,354 +42,10 @@ from dboost.trees.fused_grower import (
     TreeRows,
     grow_whole_tree,
 )
-from dboost.trees.grower import MOST_OPENED, RoundRequest, RoundResult, grow_tree
+from dboost.trees.grower import RoundRequest, RoundResult, grow_tree
 from dboost.trees.split_finder import FeaturePaths, SplitFinder, new_feature_paths
 from dboost.trees.tree_task import ANY_ORDER, GradientStats, GrownTree, GrowthPolicy, TreeTask, new_node_arrays
 
-
-class ShardRunner(ABC):
-    """A shard with its state between calls.
-
-    Parameters
-    ----------
-    shard : ShardGrower or StreamedShard
-    batch : str
-    applied : int
-        Number of the last `advance`, -1 before the first.
-    """
-
-    def __init__(self, shard: ShardGrower | StreamedShard, batch: str, applied: int = -1) -> None:
-        self.shard, self.batch, self.applied = shard, batch, applied
-        self.stats: GradientStats | None = None
-
-    @property
-    def n_rows(self) -> int:
-        return self.shard.n_rows
-
-    def advance_rows(self, terms: tuple, values: np.ndarray) -> None:
-        """Add leaf values to the scores, recompute the gradients, and store their statistics."""
-        self.stats = self.shard.advance_rows(terms, values)
-
-    @abstractmethod
-    def keep_only(self, numbers: Sequence[int]) -> ShardRunner | None:
-        """Return a runner without the rows of other partitions; None if no rows remain."""
-
-    def close(self) -> None:
-        """Release memory and files."""
-        self.shard.close()
-
-
-class InMemoryRunner(ShardRunner):
-    """A shard in memory, with rows of one batch."""
-
-    shard: ShardGrower
-
-    def __init__(self, shard: Shard, batch: str, spec: BuildSpec, n_threads: int, applied: int = -1) -> None:
-        super().__init__(ShardGrower(shard), batch, applied)
-        self._spec, self._n_threads = spec, n_threads
-        self._engine: FusedEngine | None = None  # grows whole trees
-
-    def grow_trees(self, tasks: Sequence[TreeTask]) -> list[GrownTree]:
-        """Grow whole trees on the rows, if they are all rows of the fit."""
-        if self._engine is None:
-            terms = self._spec.target.loss.terms()
-            self._engine = FusedEngine(self.shard.shard, terms, policy=tasks[0].policy, n_threads=self._n_threads)
-        trees = [grown.copy() for grown in self._engine.grow(tasks)]
-        self._engine.route_excluded()
-        return trees
-
-    def advance_rows(self, terms: tuple, values: np.ndarray) -> None:
-        if self._engine is None:
-            super().advance_rows(terms, values)
-        else:
-            self.stats = self._engine.advance(values, terms)
-
-    def close(self) -> None:
-        if self._engine is not None:
-            self._engine.close()
-        super().close()
-
-    def keep_only(self, numbers: Sequence[int]) -> InMemoryRunner | None:
-        kept = self._spec.are_of(self.shard.shard.row_ids(0, self.n_rows), numbers)
-        if kept.all():
-            return self
-        if not kept.any():
-            return None
-        shard = self.shard.shard.some_rows(np.flatnonzero(kept))
-        in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
-        self.close()
-        # The new runner has no `GradientStats`: they describe the old row set, and the next `advance` recomputes them.
-        return InMemoryRunner(shard, self.batch, self._spec, self._n_threads, self.applied)
-
-
-class StreamedRunner(ShardRunner):
-    """A range of the blocks of a batch's files.
-
-    Parameters
-    ----------
-    blocks : BlockStore
-        Several runners may use the same files.
-    first, last : int
-        Range of blocks, without `last`.
-    batch, applied : as of `ShardRunner`
-    n_staying : int
-        Number of blocks that are resident in memory.
-    """
-
-    shard: StreamedShard
-
-    def __init__(self, blocks: BlockStore, first: int, last: int, batch: str, applied: int, n_staying: int) -> None:
-        super().__init__(StreamedShard(blocks, first, last, n_staying=n_staying), batch, applied)
-        self._blocks, self._bounds, self._n_staying = blocks, (first, last), n_staying
-
-    def unload(self) -> None:
-        """Release the memory of resident blocks, for rows that are added to the session."""
-        self.shard.unload()
-        self._n_staying = 0
-
-    def keep_only(self, numbers: Sequence[int]) -> StreamedRunner | None:
-        blocks = self._blocks
-        first = self._bounds[0] * blocks.block_rows
-        owned = blocks.owned_of(first, first + self.n_rows)
-        kept = [(number, n) for number, n in owned if number in numbers]
-        if kept == owned:
-            return self
-        if not kept:
-            return None
-        is_kept = np.repeat([number in numbers for number, _ in owned], [n for _, n in owned])
-        row_ids = np.concatenate([np.arange(a, a + n) for k in range(*self._bounds) for a, n in blocks.ranges_of(k)])
-        ranges = runs_of(row_ids[is_kept])
-        del row_ids
-        assert blocks.place is not None
-        some, at = BlockStore(blocks.spec, kept, ranges, blocks.place), 0
-        for block in self.shard.walk(blocks.names):
-            rows = np.flatnonzero(is_kept[at : at + block.n_rows])
-            at += block.n_rows
-            some.append(len(rows), block.fields, rows)
-        some.check_filled()
-        return StreamedRunner(some, 0, some.n_blocks, self.batch, self.applied, self._n_staying)
-
-    def close(self) -> None:
-        super().close()
-        self._blocks.close()
-
-
-def write_blocks(
-    rows: BatchRows, spec: BuildSpec, past: ReplayState, *, root: Path | None, n_threads: int
-) -> BlockStore | None:
-    """Write the rows of positive weight of a batch, with scores that include the trees so far; return None without rows."""
-    layout, table = spec.shard.layout, rows.table
-    owned = [(number, n) for k, number in enumerate(table.numbers) if (n := rows.kept_of(k))]
-    ranges = np.array([(spec.starts[number], n) for number, n in owned], np.int64).reshape(-1, 2)
-    n_rows = sum(n for _, n in owned)
-    if not n_rows:
-        return None
-    block_rows = rows_that_fit(code_fields(layout), n_rows)
-    blocks = BlockStore(spec.shard, owned, ranges, InFiles(block_rows, root))
-    try:
-        for piece in starting_pieces(rows, spec, n_threads, block_rows):
-            n, raw = piece.codes.n_rows, piece.fields["raw"]
-            fields = piece.fields | {"tiles": tiles_of(piece.codes, layout), "wide": piece.codes.wide}
-            fields |= spec.shard.constant_state(fields.get("weight"), raw.shape)
-            add_iterations(piece.codes, layout, past.iterations, raw, 0, n)
-            if past.pending:
-                leaf = np.zeros(raw.shape, spec.shard.leaf_type)
-                for tree in past.pending:
-                    leaf[tree.output] = leaves_of(piece.codes, layout, tree.grown)
-                fields["leaf"] = leaf
-            blocks.append(n, fields)
-        blocks.check_filled()
-    except BaseException:
-        blocks.close()
-        raise
-    return blocks
-
-
-def streamed_runners(
-    rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, *, root: Path | None, n_threads: int, staying_bytes: int
-) -> list[StreamedRunner]:
-    """Write a batch to files, and return one runner per thread.
-
-    staying_bytes : memory for the histograms of a pass and for resident blocks.
-    """
-    blocks = write_blocks(rows, spec, past, root=root, n_threads=n_threads)
-    if blocks is None:
-        return []
-    try:
-        n_blocks = blocks.n_blocks
-        n_runners = min(n_threads, n_blocks)
-        n_staying = blocks_that_stay(blocks, staying_bytes, spec.shard.max_leaves, n_runners)
-        bounds = [n_blocks * k // n_runners for k in range(n_runners + 1)]
-        runners = [StreamedRunner(blocks, first, last, batch, past.applied, n_staying) for first, last in pairwise(bounds)]
-        if past.applied >= 0:
-            # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
-            zeros = np.zeros((spec.shard.n_outputs, spec.shard.max_leaves))
-            for runner in runners:
-                runner.advance_rows(past.terms, zeros)
-        return runners
-    except BaseException:
-        blocks.close()
-        raise
-
-
-class LeafRefitRows:
-    """Rows whose leaf values are re-estimated.
-
-    Parameters
-    ----------
-    model : Ensemble
-    matrices : sequence of float32 or float64 [n, n_features]
-        The rows' values in consecutive blocks (see `session.warm_start.row_matrices`).
-    y : float64[n_rows]
-    weight : float64[n_rows] or None
-    raw : float64[n_outputs, n_rows]
-        Scores before the first tree; updated in place.
-    loss : Loss
-    loss_unit : float
-        Unit of exact loss sums.
-    n_threads : int
-    """
-
-    def __init__(
-        self,
-        model: Ensemble,
-        matrices: Sequence[np.ndarray],
-        y: np.ndarray,
-        weight: np.ndarray | None,
-        raw: np.ndarray,
-        loss: Loss,
-        loss_unit: float,
-        n_threads: int,
-    ) -> None:
-        layout = plan_layout(np.ones(1, np.int64), np.zeros(1, bool))
-        spec = ShardSpec(
-            layout=layout,
-            bin_layout=layout,
-            n_outputs=model.n_outputs,
-            weighted=weight is not None,
-            integer_weights=False,
-            constant_hessian=loss.constant_hessian and weight is None,
-            weights_as_hessian=False,
-            max_leaves=max(tree.n_leaves for tree in model.trees),
-            n_channels=2,
-            loss_unit=loss_unit,
-        )
-        self._shard = Shard(
-            empty_binned_columns(layout, len(y)),
-            spec,
-            y,
-            weight,
-            raw,
-        )
-        self._flat, self._matrices, self._n_threads = FlatEnsemble(model), matrices, n_threads
-        self._loss_unit, self._scratch = loss_unit, new_pass_scratch()
-        self._n_outputs, self._iteration = model.n_outputs, -1
-        self._n_advanced = 0
-        self._stats: GradientStats | None = None
-
-    @property
-    def n_rows(self) -> int:
-        return len(self._shard.target)
-
-    def _assign_leaves(self, iteration: int) -> None:
-        """Assign each row to its leaf in each tree of an iteration; do nothing for iteration -1."""
-        if iteration == self._iteration or iteration < 0:
-            return
-        at, which = 0, (iteration, iteration + 1)
-        for matrix in self._matrices:
-            leaves = self._flat.leaves(matrix, which, self._n_threads)
-            for output in range(self._n_outputs):
-                self._shard.output_arrays(output)[2][at : at + len(matrix)] = leaves[:, output]
-            at += len(matrix)
-        self._iteration = iteration
-
-    def take_step(self, number: int, step: RefitStep) -> GradientStats:
-        """Apply step `number` unless it has been applied; return the gradient statistics after it."""
-        if number == self._n_advanced:
-            self._assign_leaves(step.iteration)
-            n = len(self._shard.target)
-            self._stats = advance_rows(self._shard, step.terms, step.values, self._loss_unit, self._scratch, 0, n)
-            self._n_advanced += 1
-        assert number == self._n_advanced - 1 and self._stats is not None
-        return self._stats
-
-    def map_ranges(self, iteration: int, statistic: Statistic, *arguments: Any) -> Any:
-        """Return a statistic of the rows, assigned to the leaves of an iteration's trees."""
-        self._assign_leaves(iteration)
-        return statistic.compute(self._shard, 0, len(self._shard.target), *arguments)
-
-
-LOOK_UP_SECONDS = 0.2
-
-
-class Team:
-    """A team of `n_threads` threads; use it as a context manager or call `close`.
-
-    Parameters
-    ----------
-    n_threads : int
-    in_caller : bool
-        The calling thread is one of them: for calls that take a fraction of a second.
-    """
-
-    def __init__(self, n_threads: int, *, in_caller: bool = False) -> None:
-        self.n_threads = n_threads
-        self.control = np.zeros(CONTROL_SIZE, np.int64)
-        self._first_error: BaseException | None = None
-        self._in_caller = in_caller
-        n_others = n_threads - in_caller
-        self._pool = ThreadPoolExecutor(n_others, "dboost") if n_others else None
-
-    def run(self, work: Callable[[int], Any]) -> list[Any]:
-        """Return ``[work(0), work(1), …]``, each computed in its own thread at the same time.
-
-        If one call fails, the others abort with errors of their own; the first error is raised.
-        """
-        if self._pool is None:
-            return [work(0)]
-        futures = []
-        self._first_error = None
-        try:
-            for thread in range(int(self._in_caller), self.n_threads):
-                futures.append(self._pool.submit(self._guarded, work, thread))
-            results = [self._guarded(work, 0)] if self._in_caller else []
-            while wait(futures, LOOK_UP_SECONDS).not_done:
-                pass
-            if self._first_error is not None:
-                raise self._first_error
-            return results + [future.result() for future in futures]
-        except BaseException as error:
-            first = self._first_error or error
-            self.control[ABORT] = 1
-            for future in futures:
-                future.exception()
-            if first is error:
-                raise
-            raise first from None
-
-    def _guarded(self, work: Callable[[int], Any], thread: int) -> Any:
-        try:
-            return work(thread)
-        except BaseException as error:
-            self._first_error = self._first_error or error  # before the flag that aborts the other threads
-            self.control[ABORT] = 1
-            raise
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
-
-    def __enter__(self) -> Team:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-#: Below this many cells (rows times features) one thread is faster than two.
-SMALL = 400_000
-#: Below this many cells a pass over all of them takes less than a tenth of a second.
-QUICK = 50_000_000
 #: With ANY_ORDER the number of open leaves is at most the logarithm of the sum of the Hessians.
 _SLOTS_ANY_ORDER = 64
 
@@ -612,16 +235,6 @@ class FusedEngine(TeamEngine):
         self.team.close()
 
 
-def is_small(n_rows: int, n_features: int) -> bool:
-    return n_rows * n_features < SMALL
-
-
-def team_for(n_rows: int, n_features: int, n_threads: int) -> Team:
-    """Return a team for passes over a table of this size, of at most `n_threads` threads."""
-    n_threads = 1 if is_small(n_rows, n_features) else n_threads
-    return Team(n_threads, in_caller=n_rows * n_features < QUICK)
-
-
 def _team_buffers(shard: Shard, policy: GrowthPolicy, team: Team, by_unit: bool) -> TeamBuffers:
     layout, n, p = shard.bin_layout, shard.n_rows, team.n_threads
     n_buckets = int(layout.offset[-1])
@@ -669,10 +282,6 @@ def _thread_scratch(shard: Shard, policy: GrowthPolicy, n_threads: int, n_slots:
         best=np.zeros(SPLIT_SIZE),
         total=np.zeros(3),
     )
-
-
-#: Files smaller than this (bytes) are not cached here: the page cache of the operating system has them.
-WORTH_KEEPING = 32 * 2**20
 
 
 class StreamedEngine(TeamEngine):
@@ -755,28 +364,3 @@ class StreamedEngine(TeamEngine):
         for shard in self.shards:
             shard.close()
         self._blocks.close()
-
-
-def nodes_per_pass(blocks: BlockStore, n_bytes: int, n_threads: int) -> int:
-    """Return how many nodes may be opened in one pass, with `n_bytes` of memory for histograms.
-
-    Each thread has packed buckets and a histogram for each of them, and the summed histograms of leaves are kept.
-    """
-    layout, spec = blocks.spec.layout, blocks.spec
-    histogram_bytes = 8 * spec.n_channels * int(layout.offset[-1])
-    kept = histogram_bytes * spec.max_leaves  # a lower bound: speculation keeps more histograms
-    each = n_threads * (histogram_bytes + 8 * int(layout.start[-1])) + histogram_bytes
-    return int(min(max((n_bytes - kept) // each, 1), max(spec.max_leaves, 1)))
-
-
-def blocks_that_stay(blocks: BlockStore, n_bytes: int, width: int, n_threads: int) -> int:
-    """Return how many blocks of each thread may stay in memory, in addition to the histograms of `width` nodes."""
-    layout, spec = blocks.spec.layout, blocks.spec
-    if sum(file.stride * file.n_blocks for file in blocks.files) < WORTH_KEEPING:
-        return 0
-    histogram_bytes = 8 * spec.n_channels * int(layout.offset[-1])
-    # `kept`: summed histograms of all opened nodes, twice while the buffer grows. `each`: a node in one pass, threads and sum.
-    kept = 2 * histogram_bytes * spec.max_leaves * (MOST_OPENED if spec.speculates else 1)
-    each = n_threads * (histogram_bytes + 8 * int(layout.start[-1])) + 2 * histogram_bytes
-    spare = n_bytes - kept - width * each
-    return max(spare, 0) // (n_threads * sum(file.stride for file in blocks.files))

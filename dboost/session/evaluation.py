@@ -33,10 +33,10 @@ from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import FlatEnsemble
 from dboost.model.outputs import scores
-from dboost.session.engines import Team
 from dboost.session.memory import Budget
 from dboost.session.protocol import BuildSpec
 from dboost.session.target import encode_chunk
+from dboost.session.thread_team import Team
 from dboost.session.warm_start import add_block, matrix_of, row_matrix
 from dboost.shards.encode import encoded_pieces
 from dboost.shards.shard import BinnedColumns, TreeDelta, add_grown_tree, empty_binned_columns

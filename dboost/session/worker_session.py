@@ -32,16 +32,6 @@ from dboost.data.chunk import plain
 from dboost.data.table import kept_rows
 from dboost.metrics.metric import LossMagnitude
 from dboost.session.bites import BiteStore, Iterations, SessionBites
-from dboost.session.engines import (
-    InMemoryRunner,
-    LeafRefitRows,
-    ShardRunner,
-    StreamedRunner,
-    Team,
-    is_small,
-    streamed_runners,
-    write_blocks,
-)
 from dboost.session.evaluation import EvalRows, SessionEvalSets
 from dboost.session.local_engine import open_local_engine
 from dboost.session.memory import Budget
@@ -59,6 +49,9 @@ from dboost.session.protocol import (
     pack_round,
     unpack,
 )
+from dboost.session.refit_rows import LeafRefitRows
+from dboost.session.shard_runners import InMemoryRunner, ShardRunner, StreamedRunner, streamed_runners, write_blocks
+from dboost.session.thread_team import Team, is_small
 from dboost.session.warm_start import add_trees, row_matrices, starting_scores
 from dboost.shards.arcbite_rows import Bite, shard_of_bite
 from dboost.shards.block_store import BlockStore

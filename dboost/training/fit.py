@@ -32,7 +32,6 @@ from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import Parameters
 from dboost.schema import Feature
-from dboost.session.engines import Team, team_for
 from dboost.session.evaluation import EvalRows, SessionEvalSets, log_streamed_eval_set
 from dboost.session.memory import Budget
 from dboost.session.partition_loader import scan_targets
@@ -51,6 +50,7 @@ from dboost.session.protocol import (
 from dboost.session.reference_sample import ReferenceSample, warn_of_drift, with_summary
 from dboost.session.row_samples import DigitRequest
 from dboost.session.target import Target, TargetScan, choose_target, continued, name_of_target, target_for, target_of
+from dboost.session.thread_team import Team, team_for
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.session.worker_session import WorkerSession
 from dboost.shards.arcbite_rows import bites_with_rows

@@ -51,7 +51,6 @@ from dboost.kernels.histograms import BinLayout
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
 from dboost.params import Parameters
 from dboost.schema import Feature, Level
-from dboost.session.engines import team_for
 from dboost.session.evaluation import SessionEvalSets
 from dboost.session.local_engine import open_local_engine
 from dboost.session.memory import Budget
@@ -59,6 +58,7 @@ from dboost.session.partition_loader import StartingPiece, scan_targets
 from dboost.session.protocol import BuildSpec, Chosen, Engine, EvalSets, NamedSet
 from dboost.session.reference_sample import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_values
+from dboost.session.thread_team import team_for
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
 from dboost.shards.block_store import BlockStore
 from dboost.shards.encode import codes_of, encoded_pieces, sampled, tiles_of

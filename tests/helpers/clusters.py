@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from distributed import Client, LocalCluster, Scheduler
 
-from dboost.session import engines
+from dboost.session import memory
 from dboost.session.memory import Budget
 from dboost.shards import shard_spec
 
@@ -186,7 +186,7 @@ def stream_everything() -> None:
 
 def keep_blocks(stay: bool) -> None:
     """Run on workers: blocks of streamed rows stay in memory however small the table, or not at all."""
-    engines.WORTH_KEEPING = 0 if stay else 2**60
+    memory.WORTH_KEEPING = 0 if stay else 2**60
 
 
 def at(iterations: int | set[int], action: Callable[[], Any]) -> Callable[[Any], None]:

@@ -22,7 +22,7 @@ from distributed import Client
 
 import dboost
 from dboost import Booster
-from dboost.session import engines
+from dboost.session import thread_team
 from dboost.session.memory import Budget
 from dboost.shards import arcbite_rows, shard_spec
 from tests.helpers.clusters import impatient, lines_cluster
@@ -84,7 +84,7 @@ def rows_in_files() -> Iterator[None]:
 def small_things(block_rows: int = 32) -> Iterator[None]:
     """Use several threads for small tables, and short blocks in files."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "SMALL", 0)
+        patch.setattr(thread_team, "SMALL", 0)
         patch.setattr(shard_spec, "BLOCK_ROWS", block_rows)
         patch.setattr(arcbite_rows, "_LEAST_BLOCK_ROWS", block_rows)
         patch.setattr(arcbite_rows, "BLOCK_ROWS", block_rows)
