@@ -20,9 +20,9 @@ from dboost.data.labels import CONSTRAINTS, column_named, with_named_constraints
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
+from dboost.input_data import TableInput, input_of
 from dboost.model import model_file
 from dboost.params import EarlyStopping, LearningParameters, canonical, shows_parameters
-from dboost.rows import TableRows, rows_of
 from dboost.session.memory import Budget
 from dboost.session.target import check_categories, name_of_target
 from dboost.session.warm_start import WarmStart, check_options, keywords_for, without_model
@@ -175,7 +175,7 @@ def fit(
     start_from, continue_steps = learning.pop("start_from"), learning.pop("continue_steps")
     if CONSTRAINTS & learning.keys():
         learning = with_named_constraints(learning, data)
-    rows = rows_of(
+    rows = input_of(
         data,
         target,
         sample_weight=sample_weight,
@@ -336,7 +336,7 @@ def prepare(
     warm_start = without_model(continue_bins) if model is None else WarmStart.continuation(model, continue_bins)
     shaping = {"features": features, "categorical_features": categorical_features}
     roles = {"target": target, "sample_weight": sample_weight, "offset": offset} | ({} if group is None else {"group": group})
-    table = TableRows(data, roles | shaping, client, workers)
+    table = TableInput(data, roles | shaping, client, workers)
     request = FitRequest.of(
         {"max_bins": max_bins, "random_state": random_state},
         n_threads=n_threads,
@@ -371,7 +371,7 @@ def prepare(
         raise
 
 
-def _write_prepared(source: TableRows, request: FitRequest, settings: dict[str, Any], folder: Path) -> PreparedDataset:
+def _write_prepared(source: TableInput, request: FitRequest, settings: dict[str, Any], folder: Path) -> PreparedDataset:
     """Read a table and write its bins to a folder. settings : the keywords of `prepare` that shape the data, as JSON."""
     parameters, n_threads = request.parameters, request.n_threads
     options = replace(request.reading, spool_roles=True)
@@ -397,7 +397,7 @@ def _write_prepared(source: TableRows, request: FitRequest, settings: dict[str, 
 
 
 def _prepared_on(
-    client: Any, table: TableRows, request: FitRequest, settings: dict[str, Any], path: str | None, publish: str | None
+    client: Any, table: TableInput, request: FitRequest, settings: dict[str, Any], path: str | None, publish: str | None
 ) -> Dataset:
     """Prepare a data set on a cluster. settings : as of `_write_prepared`."""
     from dboost.distributed.cluster_dataset import ClusterRows, prepare_on_cluster

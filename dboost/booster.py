@@ -24,13 +24,13 @@ from dboost.data.partition import is_lazy, is_path
 from dboost.data.predict_io import predict_from
 from dboost.data.predictor import like_input
 from dboost.errors import InputTypeError, ParameterError
+from dboost.input_data import input_of
 from dboost.losses import Loss
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, FlatEnsemble, drop_source, to_frame, truncate
 from dboost.model.outputs import OutputForm, Outputs
 from dboost.model.row_predictor import RowPredictor
 from dboost.params import Parameters
-from dboost.rows import rows_of
 from dboost.schema import Feature, Level
 from dboost.session.warm_start import checked_decay, checked_source_name
 from dboost.storage.atomic_write import write_whole
@@ -489,7 +489,7 @@ class Booster:
             If columns or target do not match the model.
         """
         decay, threads = checked_decay(decay), available_threads(n_threads)
-        rows = rows_of(data, ... if target is None else target, sample_weight=sample_weight, offset=offset, client=client)
+        rows = input_of(data, ... if target is None else target, sample_weight=sample_weight, offset=offset, client=client)
         return self._derived(
             rows.refit(
                 self.ensemble,

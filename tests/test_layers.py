@@ -34,7 +34,7 @@ LAYERS: list[set[str]] = [
     {"distributed"},
     {"inspection", "interop", "sizing"},
     {"dataset"},
-    {"rows"},
+    {"input_data"},
     {"booster"},
     {"api"},
     {"cross_validation"},

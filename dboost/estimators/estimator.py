@@ -35,9 +35,9 @@ from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.estimators.constructor import EstimatorParameters, check_settings, constructor, is_count
 from dboost.estimators.validation import EarlyStoppingPolicy
+from dboost.input_data import input_of
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters, canonical, check_removed
-from dboost.rows import rows_of
 from dboost.session.evaluation import named_sets
 from dboost.session.row_samples import HELD_OUT, WATCHED
 from dboost.session.warm_start import WarmStart, check_options
@@ -193,7 +193,7 @@ def outline(X: Any) -> Any:
 
 Range = tuple[int, int]
 
-#: Arguments that `rows_of` and `FitRequest.of` take as they are.
+#: Arguments that `input_of` and `FitRequest.of` take as they are.
 _OF_ROWS = ("features", "categorical_features", "client", "workers")
 _OF_FIT = (
     "n_threads", "eval_metric", "progress", "memory_limit", "time_limit", "checkpoint", "checkpoint_every", "source_name",
@@ -369,7 +369,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         policy = EarlyStoppingPolicy(self, seeds.split, validation_set=list(sets)[-1] if sets else None)
         learning = {field.name: settings[field.name] for field in fields(Parameters)}
         learning = with_named_constraints(learning | {"loss": self._loss(), "random_state": seeds.learning}, X)
-        rows = rows_of(X, ... if isinstance(X, Dataset) else y, **{name: settings[name] for name in _OF_ROWS}, **roles)
+        rows = input_of(X, ... if isinstance(X, Dataset) else y, **{name: settings[name] for name in _OF_ROWS}, **roles)
         request = FitRequest.of(
             rows.shaped(learning),
             **{name: settings[name] for name in _OF_FIT},

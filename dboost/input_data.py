@@ -1,7 +1,7 @@
-"""The rows that a call names: one door for `dboost.fit`, the estimators, `prepare` and `Booster.refit_leaves`.
+"""The data that a call names: `dboost.fit`, the estimators, `prepare` and `Booster.refit_leaves` all begin with `input_of`.
 
-`rows_of` returns a table (`TableRows`), which is read when a fit begins, in this process or on a cluster, or the rows of a
-prepared data set (`PreparedData`), which are trained on where they are. Callers need not know which.
+It returns a table (`TableInput`), which is read when a fit begins, in this process or on a cluster, or the rows of a
+prepared data set (`PreparedInput`), which are trained on where they are. Callers need not know which.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dboost.distributed.read_tasks import ReadTasks
 
 
-class Rows(Protocol):
+class InputData(Protocol):
     """Rows to train on."""
 
     @property
@@ -55,7 +55,7 @@ class Rows(Protocol):
         """Return a model with leaf values estimated from the rows; options : of `training.leaf_refit.refit_leaves`."""
 
 
-def rows_of(
+def input_of(
     data: Any,
     target: Any = ...,
     *,
@@ -64,7 +64,7 @@ def rows_of(
     features: Any = None,
     categorical_features: Any = "from_dtype",
     **roles: Any,
-) -> Rows:
+) -> InputData:
     """Return the rows of data of any kind; nothing is read yet.
 
     Parameters
@@ -86,15 +86,15 @@ def rows_of(
         given = roles | {"target": None if target is ... else target, "features": features}
         if not (isinstance(categorical_features, str) and categorical_features == "from_dtype"):
             given["categorical_features"] = categorical_features
-        return PreparedData(prepared, {name: value for name, value in given.items() if value is not None}, client, workers)
+        return PreparedInput(prepared, {name: value for name, value in given.items() if value is not None}, client, workers)
     if target is ...:
         raise InputTypeError("the target is missing: give the name of a column, or one value per row")
     reading = {"target": target, **roles, "features": features, "categorical_features": categorical_features}
-    return TableRows(data, reading, client, workers)
+    return TableInput(data, reading, client, workers)
 
 
 @dataclass(frozen=True, eq=False)
-class TableRows:
+class TableInput:
     """A table of any kind.
 
     Attributes
@@ -162,7 +162,7 @@ class TableRows:
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedData:
+class PreparedInput:
     """The rows of a data set.
 
     Attributes
