@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.distributed import tree_rounds
 from dboost.distributed.rebalance import is_for_one_worker, is_held
 from dboost.estimators import DBoostClassifier
 from dboost.session.worker_session import WorkerSession
+from dboost.trees import tree_rounds
 from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
 from tests.helpers.examples import examples
 

@@ -147,7 +147,7 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
     _ClockedFinder.searched.clear()
     with (
         patch("dboost.session.local_engine.FusedEngine", _Clock),
-        patch("tests.helpers.sharded_engine.SplitFinder", _ClockedFinder),
+        patch("dboost.trees.tree_rounds.SplitFinder", _ClockedFinder),
     ):
         dboost.fit(X, y, loss="log_loss", max_iter=8, min_samples_leaf=1, n_threads=1, progress=False)
     (clock,) = _Clock.engines

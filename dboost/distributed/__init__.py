@@ -13,7 +13,7 @@ picks the splits of one tree at a time.
     connection.py           calls to the reducer; limit of repeated losses of workers               client
     messages.py             statuses, exceptions and serialization of messages                      client, scheduler, worker
     reducer.py              scheduler plugin: call workers, merge histograms, pick splits           scheduler
-    tree_rounds.py          the rounds of a tree: merged histograms in, splits and next nodes out    scheduler
+    session_rounds.py       the rounds of trees as calls of all sessions                            scheduler
     worker_calls.py         call the sessions, directly or through others; sums of their answers    scheduler, worker
     line.py                 connections of a fit without an event loop                              scheduler, worker
     plugin_factory.py       install the worker plugin, also on workers without dboost               scheduler

@@ -37,7 +37,7 @@ from dboost.distributed.messages import LostWorkers, Timing
 from dboost.distributed.monitoring import PHASES
 from dboost.distributed.partitioned_table import PartitionedTable
 from dboost.distributed.read_tasks import ReadTasks
-from dboost.distributed.tree_rounds import GrowOrder, check_rows
+from dboost.distributed.session_rounds import check_rows
 from dboost.distributed.worker_choice import WorkerChoice
 from dboost.errors import ColumnKindsError, DataError, DBoostError, InputTypeError, ParameterError
 from dboost.metrics.metric import MetricReduction
@@ -69,6 +69,7 @@ from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.loop import metrics_of
 from dboost.training.plan import FitRequest
+from dboost.trees.tree_rounds import GrowOrder
 from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeRoutes, TreeTask
 
 
@@ -212,13 +213,10 @@ class ClusterEngine:
     def _grow(self, tasks: tuple[TreeTask, ...]) -> list[GrownTree]:
         max_leaves = tasks[0].policy.max_leaves
         n_leaves_per_round = max_leaves if self.streams else leaves_per_round(max_leaves)
+        order = GrowOrder(tasks, self.layout, self._is_identity_bin_map, self.n_rows, n_leaves_per_round)
 
         def ask() -> tuple[list[GrownTree], Timing]:
-            order = GrowOrder(
-                tasks, self.layout, self._is_identity_bin_map, self.n_rows, n_leaves_per_round,
-                self._training.rows_of_sessions(),
-            )  # fmt: skip
-            return self.connection.grow_trees(self._training.sessions, order)
+            return self.connection.grow_trees(self._training.sessions, order, self._training.rows_of_sessions())
 
         trees, timing = self._with_recovery("grow", ask)
         self.timing += timing

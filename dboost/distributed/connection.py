@@ -14,7 +14,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import count
 from types import TracebackType
@@ -29,12 +29,12 @@ from dboost.config import liveness_timeout, uses_lines, without_graph_warning, w
 from dboost.distributed.line import Line
 from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack
 from dboost.distributed.reducer import Reducer
-from dboost.distributed.tree_rounds import GrowOrder
 from dboost.distributed.worker_calls import open_line, run_on
 from dboost.distributed.worker_choice import WorkerChoice, WorkerRecord
 from dboost.errors import DBoostError, InputTypeError, is_out_of_descriptors, out_of_descriptors, warn
 from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
 from dboost.storage.block_file import StorageError
+from dboost.trees.tree_rounds import GrowOrder
 from dboost.trees.tree_task import GrownTree
 from dboost.version import __version__
 
@@ -502,10 +502,12 @@ class Connection:
         reply = self._call("dboost_move", batch=batch, plan=plan, moves=moves, lost=self.lost_sessions)
         return self._results(reply)
 
-    def grow_trees(self, refs: Sequence[SessionRef], order: GrowOrder) -> tuple[list[GrownTree], Timing]:
-        """Grow trees. Raises like `ask`."""
+    def grow_trees(
+        self, refs: Sequence[SessionRef], order: GrowOrder, rows_of: Mapping[SessionRef, int]
+    ) -> tuple[list[GrownTree], Timing]:
+        """Grow trees. rows_of : number of rows of each session. Raises like `ask`."""
         self._check_not_lost(refs)
-        return unpack(self._call("dboost_grow", sessions=list(refs), order=pack(order))["trees"])
+        return unpack(self._call("dboost_grow", sessions=list(refs), order=pack((order, rows_of)))["trees"])
 
     def remove_unresponsive(self) -> tuple[list[str], dict[str, tuple[int, int]], dict[str, str]]:
         """Remove unresponsive workers that this fit waits for.

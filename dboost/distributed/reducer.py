@@ -10,9 +10,9 @@ if it does not answer within the same time, the reducer removes it from the clus
 worker answers pings, because calls do not run on its event loop. The reducer pings only workers that a fit waits for.
 
 **Latency.** A fit has thousands of rounds. Each fit has a thread, which calls the sessions on lines (`worker_calls`), merges
-their histograms and picks the splits (`tree_rounds`), so the scheduler's event loop serves all clients. Everything before the
-first tree, and fits on connections without lines, use Dask's messages: `wait_for_replies` waits for all calls with one future
-and one timer.
+their histograms and picks the splits (`session_rounds`), so the scheduler's event loop serves all clients. Everything before
+the first tree, and fits on connections without lines, use Dask's messages: `wait_for_replies` waits for all calls with one
+future and one timer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from dboost.distributed.messages import (
 )
 from dboost.distributed.monitoring import FitRegistry, publish, show
 from dboost.distributed.plugin_factory import WorkerPluginFactory
-from dboost.distributed.tree_rounds import GrowOrder, TreeRounds
+from dboost.distributed.session_rounds import SessionRounds
 from dboost.distributed.worker_calls import (
     FitCalls,
     FitGuard,
@@ -70,6 +70,7 @@ from dboost.distributed.worker_calls import (
 )
 from dboost.session.memory import keep_freed_memory
 from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
+from dboost.trees.tree_rounds import GrowOrder
 from dboost.version import __version__
 
 #: Seconds between two pings of a worker whose plugin has not started yet.
@@ -170,7 +171,7 @@ class Reducer(SchedulerPlugin):
         return await self._outcome(self._move(fit, batch, plan, moves, list(lost)))
 
     async def grow_trees(self, fit: str, sessions: Sequence[Any], order: bytes) -> dict[str, Any]:
-        """Grow trees. order : packed `GrowOrder`."""
+        """Grow trees. order : packed `GrowOrder` and number of rows of each session."""
         return await self._outcome(self._in_thread(fit, self._grow, session_refs(sessions), order))
 
     async def line(self, comm: Any, fit: str) -> Any:
@@ -498,7 +499,8 @@ class Reducer(SchedulerPlugin):
 
     def _grow(self, name: str, refs: list[SessionRef], order: bytes) -> dict[str, Any]:
         """See `grow_trees`; in the thread of the fit."""
-        asked: GrowOrder = unpack(order)
+        asked: GrowOrder
+        asked, rows_of = unpack(order)
         fit = self._fit(name)
         self._use(fit, refs)
         exchange = choose_exchange(refs, asked.tasks[0], asked.layout, asked.n_leaves_per_round)
@@ -509,7 +511,7 @@ class Reducer(SchedulerPlugin):
             calls = lines
         else:
             calls, branches = MessageCalls(partial(self._call, name), self._loop), flat(refs)
-        grown, timing = fit.rounds.grow_trees(calls, branches, asked, exchange)
+        grown, timing = fit.rounds.grow_trees(calls, branches, asked, rows_of, exchange)
         how = {
             "action": "tree",
             "fit": name,
@@ -587,7 +589,7 @@ class Fit:
     #: Futures of pending `wait_for_replies` calls. Resolved when all replies arrived, one failed, the fit changed, or the
     #: liveness timeout expired.
     waiting_calls: set[asyncio.Future[bool]] = field(default_factory=set)
-    rounds: TreeRounds = field(default_factory=TreeRounds)
+    rounds: SessionRounds = field(default_factory=SessionRounds)
     client_line: Line | None = None  # on which the client calls `ask` and `grow`, if its connection allows one
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dboost-fit"))
 

@@ -2,15 +2,15 @@
 
 `FusedEngine` has its rows in memory: one shard, a team of threads, one compiled call per tree.
 
-`StreamedEngine` has its rows in files: one streamed shard per thread, and all threads process a request at the same time. It
-runs the generator `trees.grower.grow_tree`, as the reducer of a cluster does, but each request is a pass over the files. So it
-opens as many nodes per pass as the memory for their histograms allows. The remaining memory caches blocks.
+`StreamedEngine` has its rows in files: one streamed shard per thread, and all threads process a request at the same time. Trees
+grow in rounds (`trees.tree_rounds`), each of which is a pass over the files. So a round opens as many nodes as the memory for
+their histograms allows. The remaining memory caches blocks.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -42,8 +42,9 @@ from dboost.trees.fused_grower import (
     TreeRows,
     grow_whole_tree,
 )
-from dboost.trees.grower import RoundRequest, RoundResult, grow_tree
-from dboost.trees.split_finder import FeaturePaths, SplitFinder, new_feature_paths
+from dboost.trees.grower import Round, RoundHistograms, RoundRequest
+from dboost.trees.split_finder import FeaturePaths, new_feature_paths
+from dboost.trees.tree_rounds import GrowOrder, TreeRounds
 from dboost.trees.tree_task import ANY_ORDER, GradientStats, GrownTree, GrowthPolicy, TreeTask, new_node_arrays
 
 #: With ANY_ORDER the number of open leaves is at most the logarithm of the sum of the Hessians.
@@ -318,7 +319,7 @@ class StreamedEngine(TeamEngine):
             StreamedShard(blocks, n * t // n_threads, n * (t + 1) // n_threads, n_staying=staying, halted=self._halted)
             for t in range(n_threads)
         ]
-        self._split_finder: SplitFinder | None = None
+        self._rounds = TreeRounds()
         self._reported = 0
 
     def _halted(self) -> bool:
@@ -336,20 +337,18 @@ class StreamedEngine(TeamEngine):
         return self.team.run(lambda t: self.shards[t].map_ranges(statistic, *arguments))
 
     def _grow(self, task: TreeTask) -> GrownTree:
-        for shard in self.shards:
-            shard.begin([task])
         layout = self._blocks.spec.layout
-        grower = grow_tree(task, layout, self.n_rows, self.width)
-        split_finder = SplitFinder(task, layout, after=self._split_finder)
-        self._split_finder = split_finder
-        request, pairs = next(grower)
-        while True:
-            merged = reduce(lambda a, b: a.merge(b), self._histograms(task.output, request))
-            found = split_finder.find_best_splits(pairs, merged.histograms)
-            try:
-                request, pairs = grower.send(RoundResult(found, merged.n_rows, merged.leaf_sums))
-            except StopIteration as end:
-                return end.value
+        order = GrowOrder((task,), layout, np.ones(len(layout.n_bins), bool), self.n_rows, self.width)
+        return self._rounds.grow_trees(self, order)[0]
+
+    def run_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> tuple[Mapping[int, RoundHistograms], None]:
+        """See `RoundCalls`."""
+        if tasks:
+            for shard in self.shards:
+                shard.begin(tasks)
+        return {
+            output: reduce(RoundHistograms.merge, self._histograms(output, ask)) for output, (ask, _) in rounds.items()
+        }, None
 
     def _histograms(self, output: int, request: RoundRequest) -> Sequence[Any]:
         return self.team.run(lambda t: self.shards[t].sum_histograms(output, request))

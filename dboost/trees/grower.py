@@ -2,9 +2,8 @@
 
 The generator does no I/O and does not depend on an engine. A `RoundRequest` carries the splits that were chosen last and the
 sibling pairs whose histograms are needed next, so a level of the tree costs one round trip. The driver of the generator
-(`session/engines.py` in this process, the reducer on a cluster) sends the request to all shards, adds up their
-`RoundHistograms`, passes the sums and the sibling pairs to a `SplitFinder`, and sends the best split of each node back as a
-`RoundResult`.
+(`trees/tree_rounds.py`) has the request sent to all shards and their `RoundHistograms` added up, passes the sums and the
+sibling pairs to a `SplitFinder`, and sends the best split of each node back as a `RoundResult`.
 
 **Speculation.** Strict best-first growth would need a round per split. Each request therefore splits several promising leaves
 at once, and the grower afterwards replays best-first order over the results: it *commits* a split when that split is the best

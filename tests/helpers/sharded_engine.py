@@ -1,11 +1,11 @@
-"""An engine for several shards in this process: drives the grower's generator round by round and merges the shards' histograms.
+"""An engine for several shards in this process, which grow trees in rounds.
 
-It proves that a model does not depend on how rows are divided; the engine of a cluster does the same with shards on workers.
+It proves that a model does not depend on how rows are divided.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -14,9 +14,8 @@ import numpy as np
 from dboost.shards.shard import Shard
 from dboost.shards.shard_grower import ShardGrower
 from dboost.shards.statistics import Statistic
-from dboost.trees.bin_proposal import in_fine_bins
-from dboost.trees.grower import RoundResult, grow_tree
-from dboost.trees.split_finder import SplitFinder
+from dboost.trees.grower import Round, RoundHistograms, RoundRequest
+from dboost.trees.tree_rounds import GrowOrder, TreeRounds
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 
@@ -35,7 +34,7 @@ class ShardedEngine:
         self._growers = [ShardGrower(shard) for shard in shards]
         self._terms = loss_terms
         self._width = width
-        self._split_finder: SplitFinder | None = None
+        self._rounds = TreeRounds()
         self.n_requests = 0
 
     @property
@@ -54,25 +53,19 @@ class ShardedEngine:
         return map(self._grow, tasks)
 
     def _grow(self, task: TreeTask) -> GrownTree:
-        for shard_grower in self._growers:
-            shard_grower.begin([task])
         shard = self._growers[0].shard
-        layout = shard.bin_layout
-        grower = grow_tree(task, layout, self.n_rows, self._width)
-        split_finder = SplitFinder(task, layout, after=self._split_finder, n_rows=self.n_rows)
-        self._split_finder = split_finder
-        request, pairs = next(grower)
-        while True:
-            self.n_requests += 1
-            merged = reduce(
-                lambda a, b: a.merge(b), (shard_grower.sum_histograms(task.output, request) for shard_grower in self._growers)
-            )
-            found = split_finder.find_best_splits(pairs, merged.histograms)
-            try:
-                request, pairs = grower.send(RoundResult(found, merged.n_rows, merged.leaf_sums))
-            except StopIteration as end:
-                in_fine_bins(end.value, task.bin_merge, shard.is_identity_bin_map)
-                return end.value
+        order = GrowOrder((task,), shard.bin_layout, shard.is_identity_bin_map, self.n_rows, self._width)
+        return self._rounds.grow_trees(self, order)[0]
+
+    def run_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> tuple[Mapping[int, RoundHistograms], None]:
+        self.n_requests += 1
+        if tasks:
+            for shard_grower in self._growers:
+                shard_grower.begin(tasks)
+        return {output: self._sum(output, request) for output, (request, _) in rounds.items()}, None
+
+    def _sum(self, output: int, request: RoundRequest) -> RoundHistograms:
+        return reduce(RoundHistograms.merge, [grower.sum_histograms(output, request) for grower in self._growers])
 
     def report(self) -> dict[str, float]:
         """Return nothing: no time is spent waiting."""

@@ -1,0 +1,120 @@
+"""The rounds of trees: the only driver of `trees.grower.grow_tree`.
+
+`grow_tree` decides which splits to apply and which histograms it needs next. `TreeRounds` passes its requests to all shards of
+a fit (`RoundCalls`), searches the summed histograms, and returns the best splits to the grower. Where the shards are, and how
+requests reach them, is up to the implementation of `RoundCalls`: shards of this process are called with objects, sessions of
+workers by messages.
+
+The trees of an iteration (one for each output) may share rounds: one call has the requests of all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from dboost.kernels.histograms import BinLayout
+from dboost.trees.bin_proposal import in_fine_bins
+from dboost.trees.grower import Round, RoundHistograms, RoundResult, grow_tree
+from dboost.trees.split_finder import BestSplits, SplitFinder
+from dboost.trees.tree_task import GrownTree, TreeTask
+
+
+@dataclass(frozen=True)
+class GrowOrder:
+    """Trees that share rounds."""
+
+    tasks: tuple[TreeTask, ...]  # of different outputs
+    layout: BinLayout  # of the bins that trees are grown with
+    #: bool[n_features]: whether these are the fine bins that finished trees refer to.
+    is_identity_bin_map: np.ndarray
+    n_rows: int  # over all shards
+    n_leaves_per_round: int  # leaves that a round splits in each tree
+
+
+class RoundCalls(Protocol):
+    """Calls of all shards of a fit during a round."""
+
+    def run_round(
+        self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]
+    ) -> tuple[Mapping[int, RoundHistograms], Mapping[int, BestSplits] | None]:
+        """Return the summed histograms and row counts of all shards, and the best splits, both by output.
+
+        The best splits are None if the caller has to search the histograms. Results are valid until the next round.
+
+        Parameters
+        ----------
+        tasks : sequence of TreeTask
+            Trees to start, which replace all earlier ones; empty to continue.
+        rounds : {output: (RoundRequest, tuple of SiblingPair)}
+        """
+
+
+class TreeRounds:
+    """Grows the trees of a fit in rounds. Keeps the memory of histograms from one tree to the next.
+
+    Trees that share rounds are searched in parallel, because the shards wait meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._split_finders: list[SplitFinder] = []
+        self._threads: ThreadPoolExecutor | None = None
+
+    def grow_trees(self, calls: RoundCalls, order: GrowOrder) -> list[GrownTree]:
+        """Grow the trees of an order, in the order of its tasks; their splits refer to fine bins."""
+        tasks, layout = order.tasks, order.layout
+        growers = {task.output: grow_tree(task, layout, order.n_rows, order.n_leaves_per_round) for task in tasks}
+        finders = self._new_finders(order)
+        rounds: dict[int, Round] = {output: next(grower) for output, grower in growers.items()}
+        new_tasks, grown = tasks, dict[int, GrownTree]()  # new tasks are passed with the first request
+        while rounds:
+            sums, best = calls.run_round(new_tasks, rounds)
+            new_tasks = ()
+            running = dict(rounds)
+            found = self._find_best_splits(finders, running, sums) if best is None else [best[output] for output in running]
+            for output, splits in zip(running, found, strict=True):
+                of_tree = sums[output]
+                try:
+                    rounds[output] = growers[output].send(RoundResult(splits, of_tree.n_rows, of_tree.leaf_sums))
+                except StopIteration as end:
+                    grown[output] = end.value
+                    del rounds[output]
+        for task in tasks:
+            in_fine_bins(grown[task.output], task.bin_merge, order.is_identity_bin_map)
+        return [grown[task.output] for task in tasks]
+
+    def close(self) -> None:
+        """Release the threads."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    def _find_best_splits(
+        self, finders: Mapping[int, SplitFinder], rounds: Mapping[int, Round], sums: Mapping[int, RoundHistograms]
+    ) -> Iterable[BestSplits]:
+        """Return the best splits of the nodes of a round, tree by tree.
+
+        The splits of the first trees are available while others are searched, so their growers can continue.
+        """
+
+        def search(output: int) -> BestSplits:
+            return finders[output].find_best_splits(rounds[output][1], sums[output].histograms)
+
+        if len(rounds) == 1:
+            return map(search, rounds)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(min(len(finders), os.cpu_count() or 1), "dboost-search")
+        return self._threads.map(search, rounds)
+
+    def _new_finders(self, order: GrowOrder) -> dict[int, SplitFinder]:
+        """Return a split finder for each tree, with the memory of earlier ones."""
+        free: list[SplitFinder | None] = [*self._split_finders, *[None] * len(order.tasks)]
+        self._split_finders = [
+            SplitFinder(task, order.layout, after=earlier, n_rows=order.n_rows)
+            for task, earlier in zip(order.tasks, free, strict=False)
+        ]
+        return {task.output: finder for task, finder in zip(order.tasks, self._split_finders, strict=True)}
