@@ -46,6 +46,18 @@ def test_a_few_integers_may_be_classes(n: int, kind: type) -> None:
         assert f"{n} different integers" in text and "loss='squared_error'" in text and "loss='log_loss'" in text
 
 
+@pytest.mark.parametrize("values", [(-1, 1), (1, 2), (1.0, 2.0), (0.5, 3.25)])
+def test_two_numbers_may_be_classes(values: tuple[float, float]) -> None:
+    y = np.array(values)[np.arange(200) % 2]
+    with pytest.warns(UserWarning, match=f"two different numbers, {values[0]:g} and {values[1]:g}, which are taken as numbers"):
+        booster = dboost.fit(X, y, max_iter=2, progress=False)
+    assert booster.loss.name == "squared_error"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dboost.fit(X, y, max_iter=2, progress=False, loss="squared_error")
+        DBoostRegressor(max_iter=2).fit(X, y)
+
+
 @pytest.mark.parametrize("kind", [int, float])
 @pytest.mark.parametrize("value", [0, 1])
 def test_one_class_is_taken_as_a_number_with_a_warning(value: int, kind: type) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import decimal
 import random
+import warnings
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -15,6 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+import dboost
 from dboost.data import open_table
 from dboost.schema import Feature
 
@@ -266,3 +269,24 @@ def test_integers_of_128_bits(kind: Any) -> None:
     gap = open_table(pl.DataFrame({"x": pl.Series([1, None, 3], dtype=kind)}), pl.Series([1, 5, 6], dtype=kind))
     np.testing.assert_array_equal(gap.chunk(0).columns[0], [1.0, np.nan, 3.0])
     assert (gap.target_dtype, gap.target.tolist()) == ("int64", [1.0, 5.0, 6.0])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["Unnamed: 0", "__index_level_0__", ""])
+def test_the_index_of_a_written_frame_is_no_feature(name: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({name: np.arange(200), "a": rng.normal(size=200), "y": np.arange(200.0)})
+    sources: list[Any] = [frame, dd.from_pandas(frame, npartitions=2)]
+    if name != "__index_level_0__":
+        frame.drop(columns=name).to_csv(tmp_path / "rows.csv")
+        sources.append(tmp_path / "rows.csv")
+    for data in sources:
+        with pytest.warns(
+            UserWarning, match=f"column '{'Unnamed: 0' if isinstance(data, Path) else name}' is taken for the index"
+        ):
+            booster = dboost.fit(data, "y", max_iter=2)
+        assert booster.feature_names_in_.tolist() == ["a"]
+        assert len(booster.predict(frame)) == 200  # as an unused column
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chosen = dboost.fit(frame, "y", features=[name, "a"], max_iter=2)
+        assert chosen.feature_names_in_.tolist() == [name, "a"]

@@ -99,10 +99,18 @@ def test_the_distance_is_kolmogorovs_on_the_grid() -> None:
 def test_numbers_in_groups() -> None:
     known = of_numbers(np.array([1.0, 1.0, 2.0, np.nan, 3.0]))
     assert known.counts.tolist() == [2, 1, 1] and known.missing == 1 and (known.low, known.high) == (1.0, 3.0)
-    assert known.tally(np.array([0.0, 1.4, 2.0, 9.0, np.nan, np.inf])).tolist() == [2, 1, 2, 1, 3, 0]
+    assert known.tally(np.array([0.0, 1.4, 2.0, 9.0, np.nan, np.inf])).tolist() == [1, 1, 0, 1, 1, 2, 0]
     nothing = of_numbers(np.full(3, np.nan))
     assert nothing.compare(nothing.tally(np.full(30, np.nan)))["drift"] == "none"
     assert nothing.compare(nothing.tally(np.arange(300.0)))["drift"] == "strong", "values where there were none"
+
+
+def test_values_outside_the_range_are_a_group() -> None:
+    """As of a column that is constant in one batch and another constant in the next, such as the month."""
+    constant = of_numbers(np.full(500, 4.0))
+    for values, drift in ((4.0, "none"), (5.0, "strong"), (3.0, "strong")):
+        found = constant.compare(constant.tally(np.full(400, values)))
+        assert (found["drift"], found["outside"], found["distance"]) == (drift, float(values != 4.0), float(values != 4.0))
 
 
 def test_levels_in_groups() -> None:
@@ -115,7 +123,7 @@ def test_levels_in_groups() -> None:
     }
     assert frequent <= set(known.codes.tolist())
     tally = known.tally(np.array([known.codes[3], 499.0, 500.0, 700.0, np.nan]))
-    assert tally[3] == 1 and tally[LEVELS] == 1 - (499 in known.codes) and tally[-3:].tolist() == [1, 0, 2]
+    assert tally[3] == 1 and tally[LEVELS] == 1 - (499 in known.codes) and tally[-4:].tolist() == [1, 0, 0, 2]
     few = Distribution.of_codes(np.array([2.0, 2.0, np.nan]), 4)
     assert few.codes is not None and few.codes.tolist() == [2] and few.counts.tolist() == [2, 0]
 

@@ -95,6 +95,35 @@ def test_a_limit_that_is_over_leaves_one_iteration_and_a_late_one_all() -> None:
     assert len(fit(max_iter=3, time_limit="10min").history) == 3
 
 
+# The direction of functions.
+
+
+def gain(y: np.ndarray, prediction: np.ndarray, weight: Any) -> float:
+    return -float(np.abs(y - prediction).mean())
+
+
+def test_a_function_that_stops_a_fit_says_which_values_are_better() -> None:
+    assert len(fit(eval_set=ONE, eval_metric=gain, max_iter=4).history) == 4
+    message = "eval_metric 'gain' is a function, and which values are better is not known: set gain.greater_is_better = True"
+    for rule in ({"early_stopping_rounds": 1}, {"early_stopping": dboost.EarlyStopping(1)}):
+        with pytest.raises(dboost.ParameterError, match=message):
+            fit(eval_set=ONE, eval_metric=gain, max_iter=4, **rule)
+    with pytest.raises(dboost.ParameterError, match=message):
+        dboost.cv(ONE, "y", folds=2, eval_metric=gain, max_iter=2)
+    other = dboost.EarlyStopping(1, metric="logloss")
+    assert len(fit(eval_set=ONE, eval_metric=["logloss", gain], max_iter=4, early_stopping=other).history)
+
+
+@pytest.mark.parametrize(("name", "is_greater"), [("gain_score", True), ("gain_loss", False), ("gain_error", False)])
+def test_names_of_functions_follow_the_rule_of_scikit_learn(name: str, is_greater: bool) -> None:
+    def metric(y: np.ndarray, prediction: np.ndarray, weight: Any) -> float:
+        return gain(y, prediction, weight) * (1 if is_greater else -1)
+
+    metric.__name__ = name
+    booster = fit(eval_set=ONE, eval_metric=metric, max_iter=10, early_stopping_rounds=2)
+    assert booster.best_iteration > 2
+
+
 # Undefined metrics.
 
 
@@ -115,6 +144,8 @@ def correlation(y: np.ndarray, prediction: np.ndarray, weight: Any) -> float:
     return float("nan") if np.ptp(prediction) == 0 else -float(np.corrcoef(y, prediction)[0, 1])
 
 
+for smaller_is_better in (sometimes_nan, infinite, correlation):
+    smaller_is_better.greater_is_better = False  # type: ignore[attr-defined]
 largest = Metric("largest", lambda y, p, w: np.nan, max, float)
 
 
@@ -145,6 +176,7 @@ def test_early_stopping_begins_when_the_metric_is_defined() -> None:
             call = next(calls)  # 0 is before the first iteration
             return float("nan") if call < 5 else float(call)
 
+        score.greater_is_better = False  # type: ignore[attr-defined]
         return score
 
     with pytest.warns(UserWarning, match="metric 'score' of evaluation set 'eval' is nan in iteration 1"):
@@ -159,6 +191,7 @@ def test_a_metric_that_is_lost_counts_as_no_improvement() -> None:
         call = next(calls)
         return float("nan") if call > 6 else -float(call)
 
+    lost.greater_is_better = False  # type: ignore[attr-defined]
     with pytest.warns(UserWarning, match="metric 'lost' of evaluation set 'eval' is nan in iteration 7"):
         booster = fit(eval_set=ONE, eval_metric=lost, max_iter=30, early_stopping_rounds=3)
     assert (booster.best_iteration, len(booster.history)) == (6, 9)

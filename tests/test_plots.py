@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -215,3 +216,23 @@ else:
     raise SystemExit("drawn without matplotlib")
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_figures_of_the_user_are_shown_after_a_plot(tmp_path: Path) -> None:
+    """The backend of notebooks turns the interactive mode on when it is loaded, and shows figures in that mode only."""
+    (tmp_path / "notebook_backend.py").write_text(
+        "import matplotlib\nfrom matplotlib.backends.backend_agg import *\nmatplotlib.interactive(True)\n"
+    )
+    code = """
+import matplotlib, matplotlib.pyplot
+import dboost
+from tests.helpers.forests import random_ensemble
+dboost.Booster(random_ensemble(0)).plot_importance()
+assert matplotlib.is_interactive()
+assert matplotlib.rcParams["axes.spines.top"]
+"""
+    environment = os.environ | {
+        "MPLBACKEND": "module://notebook_backend",
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+    }
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -57,7 +57,7 @@ from dboost.data.chunk import (
 from dboost.data.column import CategoryColumn, Column, apply, without_unused
 from dboost.data.labels import Names, items_of_labels, listed, text_of
 from dboost.data.roles import ROLES, RowRoles, keys_of
-from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.kernels.checksum import checksum
 from dboost.schema import MAX_LEVELS, NUMBERS, TRUTH_VALUES, Feature, Level, kinds_of
 
@@ -401,7 +401,7 @@ def make_read_plan(
         _check_kinds(categorical_features, of_spec if own is None else own.only(of_spec), named, like)
         specs = tuple(column_spec(feature, extend_categories=extend_categories) for feature in like)
     else:
-        chosen = free if features is None else chosen_features(features, own, given.get("target"))
+        chosen = _without_index(free) if features is None else chosen_features(features, own, given.get("target"))
         if not chosen:
             raise DataError("no features are left: every column of the data is target, weight or offset")
         columns = chosen if named else tuple(range(len(chosen)))
@@ -417,6 +417,22 @@ def make_read_plan(
         all_names=tuple(names) if named and features is None and like is None else None,
         extend_categories=extend_categories,
     )
+
+
+#: What columns are called that hold the index of a frame which was written to a file: by pandas for CSV, by Arrow, by polars.
+_INDEX_NAMES = ("Unnamed: 0", "__index_level_0__", "")
+
+
+def _without_index(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of columns without that of an index, which would be a feature by which rows are recognised; warn."""
+    found = [name for name in names if name in _INDEX_NAMES]
+    if not found:
+        return names
+    warn(
+        f"column {found[0]!r} is taken for the index of a frame that was written to a file, and is no feature: drop it, or "
+        "name it in features=[…] if it is one"
+    )
+    return tuple(name for name in names if name not in _INDEX_NAMES)
 
 
 def _check_roles(given: Mapping[str, str], like: tuple[Feature, ...]) -> None:

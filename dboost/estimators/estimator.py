@@ -32,7 +32,7 @@ from dboost.booster import Booster, as_booster, trained
 from dboost.data.labels import Names, names_of_table, with_named_constraints
 from dboost.data.partition import chosen_features, is_lazy, is_path, no_table
 from dboost.dataset import Dataset
-from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.estimators.constructor import EstimatorParameters, check_settings, constructor, is_count
 from dboost.estimators.validation import EarlyStoppingPolicy
 from dboost.input_data import input_of
@@ -386,6 +386,8 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         check_lengths(X, y, sample_weight)
         self._set_features(X)
         fitted = rows.fit(request)
+        if settings["eval_metric"] is not None and not sets and not policy.stops:
+            warn("eval_metric has no effect without an eval_set and without early stopping")
         if start.model is None:
             before = fitted.before
         else:  # the scores before the first tree are unknown for the model of `start_from`

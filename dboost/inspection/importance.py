@@ -168,7 +168,7 @@ def permutation_importance(
             for repeat in range(n_repeats):
                 order = np.random.default_rng([random_state, j, repeat]).permutation(len(column))
                 worse[j] += scorer.score(j, column[order]) - score
-    worse *= (-1.0 if scored_by.greater_is_better else 1.0) / n_repeats
+    worse *= (-1.0 if scored_by.larger_is_better else 1.0) / n_repeats
     series = _ranked(worse, [feature.name for feature in ensemble.features], "permutation")
     series.attrs |= {"metric": scored_by.name, "score": score}
     return series

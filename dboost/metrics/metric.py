@@ -62,7 +62,7 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class MetricReduction:
-    """A named metric. `greater_is_better` decides what early stopping counts as an improvement.
+    """A named metric. `greater_is_better` decides what early stopping counts as an improvement; None if the user has not said.
 
     spec : by which a worker finds the same metric (`named.find_metrics`); default: the name. Workers do not need the function
         of a metric of all rows (see `on_workers`).
@@ -71,7 +71,7 @@ class MetricReduction:
     """
 
     name: str
-    greater_is_better: bool
+    greater_is_better: bool | None
     chunk: Callable[[ScoredRows], Any]
     merge: Callable[[Any, Any], Any]
     finish: Callable[[Any], float]
@@ -83,6 +83,16 @@ class MetricReduction:
     def on_workers(self) -> Any:
         """By which workers find what they compute of the metric."""
         return RowsOf(self.name) if self.wants_rows else self.spec
+
+    @property
+    def larger_is_better(self) -> bool:
+        """Return the direction of improvement; raise ParameterError if it is not known."""
+        if self.greater_is_better is None:
+            raise ParameterError(
+                f"eval_metric {self.name!r} is a function, and which values are better is not known: set "
+                f"{self.name}.greater_is_better = True or False"
+            )
+        return self.greater_is_better
 
 
 @dataclass(frozen=True)
@@ -156,8 +166,8 @@ class Metric:
 def of_function(function: Callable[..., Any]) -> MetricReduction:
     """Return the metric ``function(y, prediction, weight)`` of all rows of an evaluation set, see `Metric`.
 
-    It is called with the rows in the order of target, prediction and weight. Its name is that of the function, and smaller
-    values are better unless it has an attribute ``greater_is_better = True``.
+    It is called with the rows in the order of target, prediction and weight. Its name is that of the function. Its attribute
+    ``greater_is_better`` says which values are better; without one, its name does if it follows the rule of scikit-learn.
     """
     name = getattr(function, "__name__", type(function).__name__).strip("<>")
     if not isinstance(function, type):  # a class is no function, which `find_metrics` tells
@@ -168,7 +178,9 @@ def of_function(function: Callable[..., Any]) -> MetricReduction:
         y, prediction, *weight = (column[order] for column in columns)
         return _number(name, function(y, prediction, weight[0] if weight else None))
 
-    greater = bool(getattr(function, "greater_is_better", False))
+    by_name = True if name.endswith("_score") else False if name.endswith(("_error", "_loss", "_deviance")) else None
+    greater = getattr(function, "greater_is_better", by_name)
+    greater = greater if greater is None else bool(greater)
     return MetricReduction(name, greater, _rows_chunk, _merge_rows, finish, wants_rows=True, spec=function)
 
 

@@ -41,8 +41,8 @@ from dboost.storage.json_shape import Shape, Within, check_shape
 GROUPS = 20
 #: Largest number of levels with a group of their own.
 LEVELS = 100
-#: Further counts of other rows: missing values, values outside the training range, unknown levels.
-EXTRAS = 3
+#: Further counts of other rows: missing values, values below and above the training range, unknown levels.
+EXTRAS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,15 +81,18 @@ class Distribution:
         return cls(counts.astype(np.int64), len(values) - len(present), codes=codes, n_levels=n_levels)
 
     def tally(self, values: np.ndarray) -> np.ndarray:
-        """Count other values: int64[g + EXTRAS], rows per group, missing values, values outside the range, unknown levels.
+        """Count other values: int64[g + EXTRAS], rows per group, missing values, values below and above the range, unknown
+        levels.
 
-        Unknown levels, with codes from `n_levels` on, belong to no group.
+        Values outside the range and unknown levels, which have codes from `n_levels` on, belong to no group.
         """
         present = values[~np.isnan(values)]
-        outside = unknown = 0
+        n_missing = len(values) - len(present)
+        below = above = unknown = 0
         if self.cuts is not None:
-            groups = np.searchsorted(self.cuts, present, side="left")
-            outside = int(((present < self.low) | (present > self.high)).sum())
+            is_below, is_above = present < self.low, ~(present <= self.high)  # all are above if training had no value
+            below, above = int(is_below.sum()), int(is_above.sum())
+            groups = np.searchsorted(self.cuts, present[~(is_below | is_above)], side="left")
         else:
             assert self.codes is not None
             known = present[present < self.n_levels].astype(np.int64)
@@ -99,24 +102,27 @@ class Distribution:
                 at = np.minimum(np.searchsorted(self.codes, known), len(self.codes) - 1)
                 groups = np.where(self.codes[at] == known, at, groups)
         counts = np.bincount(groups, minlength=len(self.counts))
-        return np.append(counts, [len(values) - len(present), outside, unknown]).astype(np.int64)
+        return np.append(counts, [n_missing, below, above, unknown]).astype(np.int64)
 
     def compare(self, tally: np.ndarray) -> dict[str, Any]:
         """Return statistics of the difference, see `Summary.compare`."""
-        after, (missing, outside, unknown), n = tally[:-EXTRAS], tally[-EXTRAS:], n_rows_of(tally)
+        after, (missing, below, above, unknown), n = tally[:-EXTRAS], tally[-EXTRAS:], n_rows_of(tally)
         n_before = int(self.counts.sum()) + self.missing
-        # Missing values and unknown levels are groups like the others.
-        both = [np.append(self.counts, [self.missing, 0]), np.append(after, [missing, unknown])]
-        index, by_chance = stability_index(*both), chance(*both)
         ordered = self.cuts is not None
-        sides = [self.counts, after] if ordered else [np.append(self.counts, 0), np.append(after, unknown)]
+        # Values outside the range, unknown levels and missing values are groups like the others.
+        if ordered:
+            sides = np.concatenate(([0], self.counts, [0])), np.concatenate(([below], after, [above]))
+        else:
+            sides = np.append(self.counts, 0), np.append(after, unknown)
+        both = np.append(sides[0], self.missing), np.append(sides[1], missing)
+        index, by_chance = stability_index(*both), chance(*both)
         return {
             "psi": index,
             "chance": by_chance,
             "distance": distance(*sides, ordered=ordered),
             "missing_before": self.missing / n_before if n_before else math.nan,
             "missing": int(missing) / n if n else math.nan,
-            "outside": int(outside) / n if n and ordered else math.nan,
+            "outside": int(below + above) / n if n and ordered else math.nan,
             "unseen": int(unknown) / n if n and not ordered else math.nan,
             "drift": verdict(index - by_chance),
         }
@@ -156,8 +162,7 @@ class Distribution:
 
 def n_rows_of(tally: np.ndarray) -> int:
     """Return the number of counted rows."""
-    missing, _, unknown = tally[-EXTRAS:]
-    return int(tally[:-EXTRAS].sum() + missing + unknown)
+    return int(tally.sum())
 
 
 def _ascending(values: list[Any], kind: type, *, strictly: bool | None) -> np.ndarray:

@@ -288,7 +288,7 @@ def merge_target_scans(a: TargetScan, b: TargetScan) -> TargetScan:
     return TargetScan(None, distinct[:MAX_CLASSES], too_many, result_dtype((a.dtype, b.dtype)), a.is_bool and b.is_bool)
 
 
-#: Numbers of distinct integers that are as likely classes as they are numbers.
+#: Numbers of distinct integers that are as likely classes as they are numbers; two distinct numbers of any kind are, too.
 _LIKE_CLASSES = range(3, 51)
 
 
@@ -304,9 +304,11 @@ def _tell_choice(loss_name: str, classes: tuple[Level, ...] | None, values: np.n
         if how:
             warn(f"the target holds text and is taken as {n} classes: give loss='log_loss' to say so{how}")
         return
-    if loss_name == "squared_error" and n in _LIKE_CLASSES and np.issubdtype(np.dtype(dtype), np.integer):
+    is_integer = np.issubdtype(np.dtype(dtype), np.integer)
+    if loss_name == "squared_error" and (n == 2 or (n in _LIKE_CLASSES and is_integer)):
+        which = f"two different numbers, {values[0]:g} and {values[1]:g}" if n == 2 else f"{n} different integers"
         warn(
-            f"the target holds {n} different integers, which are taken as numbers: give loss='squared_error' to say so, or "
+            f"the target holds {which}, which are taken as numbers: give loss='squared_error' to say so, or "
             "loss='log_loss' if they are classes"
         )
     elif loss_name == "squared_error" and values.tolist() in ([0.0], [1.0]):

@@ -549,10 +549,12 @@ class MetricName:
 
     column: str  # of the history of a fit
     name: str
-    greater_is_better: bool
+    greater_is_better: bool = False  # of the last metric, which selects the best iteration
 
 
 def metric_names(eval_metric: Any, target: Target) -> list[MetricName]:
-    """Return the metrics of the held-out rows."""
-    found = find_metrics(eval_metric, target.loss)
-    return [MetricName(f"validation_{metric.name}", metric.name, metric.greater_is_better) for metric in found]
+    """Return the metrics of the held-out rows. The last one selects the best iteration, so its direction must be known."""
+    *others, last = find_metrics(eval_metric, target.loss)
+    return [MetricName(f"validation_{one.name}", one.name) for one in others] + [
+        MetricName(f"validation_{last.name}", last.name, last.larger_is_better)
+    ]

@@ -725,7 +725,7 @@ def stopping_rule(
         return StoppingRule(
             column,
             rounds,
-            larger_is_better=metric.greater_is_better,
+            larger_is_better=metric.larger_is_better,
             tolerance=asked.min_delta,
             pooled=None if request.fold is None else request.fold.pooled,
         )

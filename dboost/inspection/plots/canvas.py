@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 from dboost.errors import MissingExtraError
@@ -69,6 +70,9 @@ WIDTH = 5.0
 def style() -> Any:
     """Return a context in which matplotlib uses the style.
 
+    A backend changes settings when it is loaded: that of notebooks turns the interactive mode on. So it is loaded before the
+    context, which restores all settings at its end; otherwise a notebook would show no figure afterwards.
+
     Raises
     ------
     DBoostError
@@ -78,7 +82,17 @@ def style() -> Any:
         import matplotlib
     except ImportError:
         raise MissingExtraError("pictures need matplotlib: pip install 'dboost[plots]'") from None
+    if _uses_pyplot():
+        _load_backend()
     return matplotlib.rc_context(STYLE)
+
+
+@cache
+def _load_backend() -> None:
+    import matplotlib.pyplot
+
+    if not matplotlib.pyplot.get_fignums():  # otherwise it is loaded
+        matplotlib.pyplot.switch_backend(matplotlib.pyplot.get_backend())
 
 
 _detached = ContextVar("_detached", default=False)
@@ -94,9 +108,13 @@ def detached() -> Iterator[None]:
         _detached.reset(token)
 
 
+def _uses_pyplot() -> bool:
+    return not _detached.get() and ("IPython" in sys.modules or "matplotlib.pyplot" in sys.modules)
+
+
 def new_axes(n_rows: int = 1, n_columns: int = 1, *, width: float = WIDTH, height: float = 3.1, **how: Any) -> Any:
     """Return a grid of axes [n_rows, n_columns] on a new figure; to be called within `style()`."""
-    if not _detached.get() and ("IPython" in sys.modules or "matplotlib.pyplot" in sys.modules):
+    if _uses_pyplot():
         import matplotlib.pyplot
 
         figure = matplotlib.pyplot.figure(figsize=(width, height), layout="constrained")
