@@ -684,7 +684,8 @@ class Booster:
                 "strong" if ``psi`` is at least 0.25 above ``chance``, "moderate" from 0.1 on, else "none".
             ``psi``
                 Population stability index over about 20 groups of values and one each for values below and above the training
-                range (or the 100 most frequent levels and unknown ones), and one group for missing values: the sum of (q - p) ln(q / p) over the fractions p before and q now.
+                range (or the 100 most frequent levels and unknown ones), and one group for missing values: the sum of
+                (q - p) ln(q / p) over the fractions p before and q now.
             ``chance``
                 The 99.9 % quantile of the index for rows of the same population; large for few rows.
             ``distance``
