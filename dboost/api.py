@@ -17,6 +17,7 @@ from typing import Any, Unpack
 
 from dboost.booster import Booster, as_booster, trained
 from dboost.data.labels import CONSTRAINTS, column_named, with_named_constraints
+from dboost.data.table import GivenTable
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
@@ -97,7 +98,8 @@ def fit(
     categorical_features : "from_dtype", None, mask, indices or names, default "from_dtype"
         Which features are categorical. "from_dtype": columns of text and of categories.
     eval_set : frame, (X, y), (X, y, weight), (X, y, weight, offset), dict or list of these, optional
-        Evaluation sets; their metrics are computed after every iteration. Default: none.
+        Evaluation sets; their metrics are computed after every iteration. A frame or a path has the columns of the training
+        data, also those of weights, offsets and groups. Default: none.
     eval_metric : str, callable, dboost.metrics.Metric, or sequence of these, optional
         Metrics by scikit-learn's names or short ones ("rmse", "mae", "auc"). A callable ``f(y, prediction, weight) -> float``
         gets all rows of an evaluation set, sorted; its columns are described at `dboost.metrics.Metric`, which is merged over
@@ -336,7 +338,7 @@ def prepare(
     warm_start = without_model(continue_bins) if model is None else WarmStart.continuation(model, continue_bins)
     shaping = {"features": features, "categorical_features": categorical_features}
     roles = {"target": target, "sample_weight": sample_weight, "offset": offset} | ({} if group is None else {"group": group})
-    table = TableInput(data, roles | shaping, client, workers)
+    table = TableInput(GivenTable(data, roles, shaping), client, workers)
     request = FitRequest.of(
         {"max_bins": max_bins, "random_state": random_state},
         n_threads=n_threads,
@@ -375,7 +377,7 @@ def _write_prepared(source: TableInput, request: FitRequest, settings: dict[str,
     """Read a table and write its bins to a folder. settings : the keywords of `prepare` that shape the data, as JSON."""
     parameters, n_threads = request.parameters, request.n_threads
     options = replace(request.reading, spool_roles=True)
-    with interruptible_reading(), source.open(options, **request.warm_start.like) as table:
+    with interruptible_reading(), source.table.open(options, **request.warm_start.like) as table:
         census = scan_table(table)
         check_categories([census.target], name_of_target(request.roles["target"]))
         start = request.warm_start.widened(table.features)

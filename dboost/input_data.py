@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dboost.data import ReadOptions, Table, open_table
-from dboost.data.partition import is_source
-from dboost.data.roles import ROLES
+from dboost.data import ReadOptions
+from dboost.data.table import GivenTable
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
 from dboost.errors import InputTypeError, ParameterError
@@ -89,8 +88,8 @@ def input_of(
         return PreparedInput(prepared, {name: value for name, value in given.items() if value is not None}, client, workers)
     if target is ...:
         raise InputTypeError("the target is missing: give the name of a column, or one value per row")
-    reading = {"target": target, **roles, "features": features, "categorical_features": categorical_features}
-    return TableInput(data, reading, client, workers)
+    shaping = {"features": features, "categorical_features": categorical_features}
+    return TableInput(GivenTable(data, {"target": target, **roles}, shaping), client, workers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,28 +98,18 @@ class TableInput:
 
     Attributes
     ----------
-    data : as in `dboost.fit`
-    reading : dict
-        The keywords that describe the table: those of `open_table`, without `like` and options.
+    table : GivenTable
     client, workers
         Where to train; without both, Dask collections and paths are read by the current client, if there is one.
     """
 
-    data: Any
-    reading: dict[str, Any]
+    table: GivenTable
     client: Any = None
     workers: Any = None
 
-    def __post_init__(self) -> None:
-        shape: tuple[Any, ...] = getattr(self.reading["target"], "shape", ())
-        if isinstance(self.data, str) and len(shape) == 2 and shape[1] > 1:
-            raise InputTypeError(
-                f"the data come first and the target second: (data, target); the target is a table, data={self.data!r}"
-            )
-
     @property
     def roles(self) -> Mapping[str, Any]:
-        return {name: value for name, value in self.reading.items() if name in ROLES}
+        return self.table.roles
 
     def shaped(self, learning: dict[str, Any]) -> dict[str, Any]:
         return learning
@@ -129,7 +118,7 @@ class TableInput:
         like = request.warm_start.like
         with self.place() as cluster:
             if cluster is None:
-                return fit_table(request, partial(self.open, request.reading, **like))
+                return fit_table(request, partial(self.table.open, request.reading, **like))
             from dboost.distributed.cluster_fit import fit_on_cluster
 
             return fit_on_cluster(cluster, request, partial(self.tasks, cluster, request.budget, **like))
@@ -138,7 +127,7 @@ class TableInput:
         n_threads, like = options["n_threads"], {"like": model.features}
         with self.place() as cluster:
             if cluster is None:
-                table = LocalTable(partial(self.open, ReadOptions(n_threads), **like), n_threads, None)
+                table = LocalTable(partial(self.table.open, ReadOptions(n_threads), **like), n_threads, None)
                 return refit_leaves(model, table, **options)
             from dboost.distributed.cluster_fit import refit_on_cluster
 
@@ -146,19 +135,15 @@ class TableInput:
 
     def place(self) -> AbstractContextManager[Any]:
         """Return a context with the client of the cluster that reads the table; None for this process."""
-        is_here = self.client is None and self.workers is None and not is_source(self.data)
-        return nullcontext() if is_here else client_for(self.data, self.client, self.workers)
-
-    def open(self, options: ReadOptions, **like: Any) -> Table:
-        """Read the table in this process; like : of `open_table`, as is ``extend_categories``."""
-        return open_table(self.data, **self.reading, **like, options=options)
+        is_here = self.client is None and self.workers is None and not self.table.is_source
+        return nullcontext() if is_here else client_for(self.table.data, self.client, self.workers)
 
     def tasks(self, cluster: Any, budget: Budget | None, **like: Any) -> ReadTasks:
-        """Return the tasks that read the table on a cluster; like : as in `open`."""
+        """Return the tasks that read the table on a cluster; like : of `open_table`."""
         from dboost.distributed.cluster_fit import n_parts_of
         from dboost.distributed.read_tasks import ReadTasks
 
-        return ReadTasks(self.data, n_parts=n_parts_of(cluster), budget=budget, **self.reading, **like)
+        return ReadTasks(self.table.data, n_parts=n_parts_of(cluster), budget=budget, **self.table.reading, **like)
 
 
 @dataclass(frozen=True, eq=False)

@@ -322,6 +322,38 @@ def test_missing_groups_are_named() -> None:
         fitted(group=[1, 2, 3])
 
 
+@pytest.mark.parametrize("place", ["here", "workers"])
+@pytest.mark.parametrize("form", ["frame", "collection", "path", "frame and target", "path and target"])
+def test_evaluation_sets_have_the_groups_of_their_column(form: str, place: str, client: Client, tmp_path: Path) -> None:
+    def given(frame: pd.DataFrame) -> Any:
+        frame.to_parquet(tmp_path / "eval.parquet")
+        forms = {"frame": frame, "collection": cut(frame, [10]), "path": tmp_path / "eval.parquet"}
+        table = forms[form.partition(" ")[0]]
+        return (table, "y") if form.endswith("target") else table
+
+    options = {"group": "g", "client": client if place == "workers" else None, "max_iter": 2}
+    without = FRAME.drop(columns="g")
+    expected = fitted(eval_set=without, group=FRAME["g"].to_numpy(), max_iter=2)  # then sets have no group
+    assert fitted(eval_set=given(FRAME), **options) == expected
+    flawed = FRAME.assign(g=FRAME["g"].where(FRAME.index != 17))
+    with pytest.raises(
+        DataError, match=r"evaluation set 'eval': group 'g' contains NaN \(a missing value\) in 1 row, first in"
+    ):
+        fitted(eval_set=given(flawed), **options)
+    if form == "frame and target":  # X of (X, y) may lack it
+        assert fitted(eval_set=given(without), **options) == expected
+    else:
+        with pytest.raises(DataError, match=r"evaluation set 'eval': the data have no column 'g', which was given as group"):
+            fitted(eval_set=given(without), **options)
+
+
+def test_the_groups_of_an_evaluation_set_may_be_a_feature() -> None:
+    options = OPTIONS | {"features": ["a", "g"], "group": "g", "max_iter": 2}
+    booster = dboost.fit(FRAME, "y", eval_set=FRAME, **options)
+    assert booster.feature_names_in_.tolist() == ["a", "g"]
+    assert booster.sha256 == dboost.fit(FRAME, "y", eval_set=(FRAME[["a", "g"]].to_numpy(), FRAME["y"]), **options).sha256
+
+
 def test_a_table_reads_groups_once_for_all_partitions() -> None:
     with open_table(cut(FRAME, [400, 401]), "y", group="text") as table:
         keys = np.concatenate([table.roles(i).group for i in range(table.n_chunks)])  # type: ignore[arg-type]

@@ -381,7 +381,7 @@ def make_read_plan(
     Raises
     ------
     DataError
-        If a column is missing, no feature is left, or a role names a feature of `like`.
+        If a column is missing, no feature is left, or a role other than a key names a feature of `like`.
     ParameterError
         If `features` or `categorical_features` do not match the table.
     """
@@ -389,6 +389,9 @@ def make_read_plan(
     named_roles = {role: _role(role, value, own) for role, value in roles.items()}
     given = {role: name for role, name in named_roles.items() if name is not None}
     taken = set(given.values())
+    if like is not None:  # as in training, where `features` may name the column of a key
+        keys = {name for role, name in given.items() if ROLES[role].kind == "key"}
+        taken -= keys.intersection(feature.name for feature in like)
     free = tuple(name for name in names if name not in taken)
     columns: tuple[str, ...] | tuple[int, ...]
     if like is not None:
@@ -436,12 +439,12 @@ def _without_index(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_roles(given: Mapping[str, str], like: tuple[Feature, ...]) -> None:
-    """Raise a DataError if the target, the weights or the offsets are a feature of the model."""
+    """Raise a DataError if the target, the weights or the offsets are a feature of the model; a key may be one."""
     wanted = tuple(feature.name for feature in like)
     if wanted == array_names(len(wanted)):  # the columns may be selected by position
         return
     for role, name in given.items():
-        if name in wanted:
+        if name in wanted and ROLES[role].kind != "key":
             raise DataError(f"{role}={name!r} is a feature of the model")
 
 

@@ -17,7 +17,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
@@ -41,6 +41,7 @@ from dboost.data.partition import (
     fingerprint,
     is_lazy,
     is_path,
+    is_source,
     joined_fingerprint,
     make_read_plan,
     read_partition,
@@ -62,7 +63,7 @@ from dboost.data.row_metadata import (
     join_target,
     raise_for_issues,
 )
-from dboost.errors import ColumnKindsError, DataError, DBoostError
+from dboost.errors import ColumnKindsError, DataError, DBoostError, InputTypeError
 from dboost.schema import Feature, Level
 from dboost.storage.spool import Spool, remove_stale
 
@@ -556,6 +557,40 @@ def open_table(
     if like is None:
         warn_of_text(table.features, table.named)
     return table
+
+
+@dataclass(frozen=True, eq=False)
+class GivenTable:
+    """A table as a call names it, with its roles, before it is read.
+
+    It is read in this process (`open`), or its fields are arguments of the tasks by which workers read it.
+    """
+
+    data: Any
+    roles: Mapping[str, Any]  # as the user gave them, by the names of `ROLES`
+    #: Keywords of `open_table` that choose the features: `features` and `categorical_features`.
+    shaping: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shape: tuple[Any, ...] = getattr(self.roles["target"], "shape", ())
+        if isinstance(self.data, str) and len(shape) == 2 and shape[1] > 1:
+            raise InputTypeError(
+                f"the data come first and the target second: (data, target); the target is a table, data={self.data!r}"
+            )
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The keywords of `open_table` that describe the table."""
+        return {**self.roles, **self.shaping}
+
+    @property
+    def is_source(self) -> bool:
+        """Whether rows are still to be read, by a cluster if there is one."""
+        return is_source(self.data)
+
+    def open(self, options: ReadOptions, **like: Any) -> Table:
+        """Read the table in this process; like : of `open_table`, as is ``extend_categories``."""
+        return open_table(self.data, **self.reading, **like, options=options)
 
 
 def warn_of_text(features: Sequence[Feature], named: bool) -> None:

@@ -28,7 +28,8 @@ from distributed import Client
 
 from dboost.config import metric_rows
 from dboost.data.chunk import CategoryIndex
-from dboost.data.partition import ReadPlan, is_source
+from dboost.data.eval_tables import EvalTable, named_in_messages
+from dboost.data.partition import ReadPlan
 from dboost.data.row_metadata import check_max_weight, raise_for_issues
 from dboost.data.table import disagree, mixes_kinds, warn_of_text
 from dboost.distributed.connection import Connection
@@ -39,7 +40,7 @@ from dboost.distributed.partitioned_table import PartitionedTable
 from dboost.distributed.read_tasks import ReadTasks
 from dboost.distributed.session_rounds import check_rows
 from dboost.distributed.worker_choice import WorkerChoice
-from dboost.errors import ColumnKindsError, DataError, DBoostError, InputTypeError, ParameterError
+from dboost.errors import ColumnKindsError, DataError, DBoostError, ParameterError
 from dboost.metrics.metric import MetricReduction
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
@@ -51,7 +52,6 @@ from dboost.session.protocol import (
     Chosen,
     Engine,
     EvalSets,
-    NamedSet,
     P,
     PartitionStats,
     ReplayState,
@@ -534,27 +534,23 @@ class ClusterTable:
         if n_held:
             self._connection.need_workers(-(-n_rows // n_held))
 
-    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[NamedSet], *, with_block: bool) -> EvalSets:
+    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
         """Load the evaluation sets: Dask collections and files on the workers, tables in memory in this process."""
         found = ClusterEvalSets(self._engine)
         for name, (n_rows, _) in chosen.items():
             found.add_on_workers(name, n_rows)
-        for name, data, target, weight, offset in sets:
-            columns = target, weight, offset
-            if not is_source(data):
-                found.add_table(name, data, columns, spec, None, with_block=with_block)
+        for one in sets:
+            if not one.table.is_source:
+                found.add_table(one, spec, None, with_block=with_block)
                 continue
-            try:
-                found.add_on_workers(name, self._load_eval_set(spec, name, data, columns, with_block))
-            except (DataError, InputTypeError) as error:
-                raise type(error)(f"evaluation set {name!r}: {error}") from error
+            with named_in_messages(one.name):
+                found.add_on_workers(one.name, self._load_eval_set(spec, one, with_block))
         return found
 
-    def _load_eval_set(self, spec: BuildSpec, name: str, data: Any, columns: Sequence[Any], with_block: bool) -> int:
+    def _load_eval_set(self, spec: BuildSpec, given: EvalTable, with_block: bool) -> int:
         """Load an evaluation set on the workers; return its number of rows of positive weight."""
-        target, weight, offset = columns
-        features = spec.binning.features
-        tasks = ReadTasks(data, target, sample_weight=weight, offset=offset, like=features, budget=spec.budget)
+        name = given.name
+        tasks = ReadTasks(given.table.data, **given.table.reading, like=spec.binning.features, budget=spec.budget)
         table = PartitionedTable(self._connection, f"evaluation set {name!r}", tasks)
         load_partitions(table)
         table.encode_target(spec.target)

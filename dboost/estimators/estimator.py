@@ -29,6 +29,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dboost._lazy_import import is_a, pd
 from dboost.booster import Booster, as_booster, trained
+from dboost.data.eval_tables import named_sets
 from dboost.data.labels import Names, names_of_table, with_named_constraints
 from dboost.data.partition import chosen_features, is_lazy, is_path, no_table
 from dboost.dataset import Dataset
@@ -38,7 +39,6 @@ from dboost.estimators.validation import EarlyStoppingPolicy
 from dboost.input_data import input_of
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters, canonical, check_removed
-from dboost.session.evaluation import named_sets
 from dboost.session.row_samples import HELD_OUT, WATCHED
 from dboost.session.warm_start import WarmStart, check_options
 from dboost.training.callbacks import Callback, Iteration
@@ -604,10 +604,10 @@ def _check_roles(X: Any, y: Any, **roles: Any) -> None:
         raise InputTypeError("estimators need X and y themselves; dboost.fit accepts paths and names of columns")
 
 
-def _evaluation_sets(eval_set: Any, validation: tuple[Any, Any, Any, Any], offset: Any) -> dict[str, tuple[Any, ...]]:
+def _evaluation_sets(eval_set: Any, validation: tuple[Any, Any, Any, Any], offset: Any) -> dict[str, Any]:
     """The evaluation sets by name, the validation pair last."""
     X_val, y_val, sample_weight_val, offset_val = validation
-    sets: dict[str, tuple[Any, ...]] = {name: tuple(given) for name, *given in named_sets(eval_set)}
+    sets = named_sets(eval_set)
     if HELD_OUT in sets or WATCHED in sets:
         raise ParameterError(f"an evaluation set may not be called {HELD_OUT!r} or {WATCHED!r}: these are the estimator's")
     if X_val is not None:

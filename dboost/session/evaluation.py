@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data import ReadOptions, Table, open_table
+from dboost.data import ReadOptions, Table
+from dboost.data.eval_tables import EvalTable, named_in_messages
 from dboost.data.table import kept_rows
-from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.kernels.histograms import BinLayout
 from dboost.losses import Loss
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
@@ -53,40 +53,9 @@ _LEAST_BLOCK_ROWS = 1024
 _PIECE_ROWS = 65_536
 
 
-def named_sets(eval_set: Any) -> Iterator[tuple[str, Any, Any, Any, Any]]:
-    """Yield (name, data, target, weight, offset) of each evaluation set; target None means the training target's column.
-
-    `eval_set` is a frame, (X, y), (X, y, weight), (X, y, weight, offset), a dict of these by name, or a list of them.
-    """
-    if eval_set is None:
-        return
-    if isinstance(eval_set, dict):
-        items = [(str(name), one) for name, one in eval_set.items()]
-        if len(dict(items)) < len(items):
-            raise ParameterError(f"names of evaluation sets must differ as text: {', '.join(map(repr, eval_set))}")
-    elif isinstance(eval_set, list) and all(isinstance(one, tuple) or is_table(one) for one in eval_set):
-        items = [("eval" if len(eval_set) == 1 else f"eval_{i}", one) for i, one in enumerate(eval_set)]
-    else:
-        items = [("eval", eval_set)]
-    for name, one in items:
-        if isinstance(one, tuple):
-            if len(one) not in (2, 3, 4):
-                raise InputTypeError(
-                    f"evaluation set {name!r} must be (X, y), (X, y, weight) or (X, y, weight, offset), not {len(one)} things"
-                )
-            yield name, *one, *(None,) * (4 - len(one))
-        else:
-            yield name, one, None, None, None
-
-
 def log_streamed_eval_set(name: str) -> None:
     """Log that a set, or some of its rows, exceed the memory limit."""
     _log.info("rows of evaluation set %r exceed the memory limit and are streamed from files", name)
-
-
-def is_table(data: Any) -> bool:
-    """Return whether an object has named columns; a list of such objects is no table itself."""
-    return any(hasattr(type(data), name) for name in ("columns", "column_names", "__arrow_c_stream__"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,30 +302,22 @@ class SessionEvalSets:
         self._parts: dict[str, list[EvalSet]] = {}
         self._n_bytes = 0  # of the sets in memory that a limit allows
 
-    def add_table(
-        self, name: str, data: Any, columns: tuple[Any, Any, Any], spec: BuildSpec, budget: Budget | None, *, with_block: bool
-    ) -> None:
+    def add_table(self, given: EvalTable, spec: BuildSpec, budget: Budget | None, *, with_block: bool) -> None:
         """Add a set that is a table of its own, with targets encoded like the training target.
-
-        columns : target, weight and offset, as names or values.
 
         Raises
         ------
         DataError, InputTypeError
             If the table is invalid; the message names the evaluation set.
         """
-        target, weight, offset = columns
-        like, options = spec.binning.features, ReadOptions(self._team.n_threads)
+        options = ReadOptions(self._team.n_threads)
         if budget is not None:
             options = replace(budget.reading, limit=None)  # of the training rows
-        try:
-            with open_table(data, target, sample_weight=weight, offset=offset, like=like, options=options) as table:
-                rows = EvalRows(table, lambda k: encode_chunk(table, k, spec.target))
-                self.add(name, rows, spec, budget, with_block=with_block)
-        except (DataError, InputTypeError) as error:
-            raise type(error)(f"evaluation set {name!r}: {error}") from error
-        if self.in_files(name=name):
-            log_streamed_eval_set(name)
+        with named_in_messages(given.name), given.table.open(options, like=spec.binning.features) as table:
+            rows = EvalRows(table, lambda k: encode_chunk(table, k, spec.target))
+            self.add(given.name, rows, spec, budget, with_block=with_block)
+        if self.in_files(name=given.name):
+            log_streamed_eval_set(given.name)
 
     def add(
         self,

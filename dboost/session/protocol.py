@@ -33,6 +33,7 @@ from dboost.shards.statistics import Statistic
 from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
 
 if TYPE_CHECKING:
+    from dboost.data.eval_tables import EvalTable
     from dboost.data.row_metadata import DataIssue
     from dboost.losses import Loss
     from dboost.model.ensemble import Ensemble
@@ -448,8 +449,6 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 #: Returns the arguments of a call, given the partitions of the session.
 ByPartitions = Callable[[Sequence[int]], tuple[Any, ...]]
-#: (name, data, target, weight, offset) of an evaluation set.
-NamedSet = tuple[str, Any, Any, Any, Any]
 #: Number of rows and largest weight of the evaluation sets that are chosen from the training rows, by name.
 Chosen = dict[str, tuple[int, float]]
 
@@ -503,7 +502,7 @@ class SessionTable(Protocol):
     def open_engine(self, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
         """Build the shards, and return the engine that trains on them."""
 
-    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[NamedSet], *, with_block: bool) -> EvalSets:
+    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
         """Return the evaluation sets: those of chosen rows (number and largest weight by name), then the given ones."""
 
     def hold_out_chosen(self, spec: BuildSpec, chosen: Chosen, *, with_block: bool) -> None:

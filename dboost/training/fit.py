@@ -24,6 +24,7 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.binning import Binning, columns_at_once, distinct_values, exact_binning, propose_all
+from dboost.data.eval_tables import EvalTable
 from dboost.data.roles import by_columns
 from dboost.errors import DBoostError, FitInterrupted, warn
 from dboost.metrics.metric import MetricReduction
@@ -41,7 +42,6 @@ from dboost.session.protocol import (
     Chosen,
     Engine,
     EvalSets,
-    NamedSet,
     P,
     Result,
     Session,
@@ -124,7 +124,7 @@ def _prepare(
     stopping = stopping_rule(parameters, validation.early_stopping, request, metrics)
     metrics = with_own_metrics(metrics, validation.metrics)
     if has_eval_sets:
-        check_columns([*chosen, *(name for name, *_ in request.eval_sets)], [metric.name for metric in metrics])
+        check_columns([*chosen, *(one.name for one in request.eval_sets)], [metric.name for metric in metrics])
     if request.checkpoint is not None:
         settings = requested(parameters, request, metrics, stopping)
         warm_start = request.checkpoint.resume(warm_start, features, target, parameters, settings)
@@ -145,7 +145,7 @@ def _prepare(
     eval_sets: EvalSets | None = None
     if has_eval_sets:
         try:
-            eval_sets = rows.eval_sets(plan, chosen, request.named_columns())
+            eval_sets = rows.eval_sets(plan, chosen, request.eval_sets)
         except BaseException:
             engine.close()
             raise
@@ -267,7 +267,7 @@ class TrainingRows(Protocol):
     def build(self, plan: FitPlan, chosen: Chosen) -> Engine:
         """Encode the rows and open the engine that trains on them."""
 
-    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[NamedSet]) -> EvalSets:
+    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> EvalSets:
         """Return the evaluation sets, those chosen from the training rows first."""
 
     def observers(self, plan: FitPlan) -> list[Callback]:
@@ -411,7 +411,7 @@ class SessionRows:
             self._table.hold_out_chosen(self._spec, chosen, with_block=plan.needs_values)
         return self._table.open_engine(self._spec, plan.policy)
 
-    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[NamedSet]) -> EvalSets:
+    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> EvalSets:
         return self._table.eval_sets(self._spec, chosen, sets, with_block=plan.needs_values)
 
     def observers(self, plan: FitPlan) -> list[Callback]:
@@ -516,10 +516,9 @@ class LocalTable:
     def open_engine(self, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
         return self._session.open_engine(self._BATCH, spec, policy)
 
-    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[NamedSet], *, with_block: bool) -> EvalSets:
-        for name, data, target, weight, offset in sets:
-            columns = target, weight, offset
-            self._eval_sets.add_table(name, data, columns, spec, self._budget, with_block=with_block)
+    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
+        for one in sets:
+            self._eval_sets.add_table(one, spec, self._budget, with_block=with_block)
         return self._eval_sets
 
     def observers(self, loss_name: str, n_rows: int, n_features: int) -> list[Callable[[Any], Any]]:

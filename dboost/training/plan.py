@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
@@ -41,8 +41,7 @@ import numpy as np
 
 from dboost.data import ReadOptions
 from dboost.data.binning import MAX_FINE_BINS, Binning
-from dboost.data.labels import column_named
-from dboost.data.partition import is_path
+from dboost.data.eval_tables import EvalTable, eval_tables
 from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
 from dboost.losses import Loss
@@ -52,9 +51,8 @@ from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
 from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, EarlyStopping, Parameters, make_parameters
 from dboost.schema import Feature, Level
-from dboost.session.evaluation import is_table, named_sets
 from dboost.session.memory import Budget, TreeNeeds, check_proposal, format_bytes, histogram_bytes, resident_bytes
-from dboost.session.protocol import BuildSpec, NamedSet
+from dboost.session.protocol import BuildSpec
 from dboost.session.reference_sample import ReferenceSample
 from dboost.session.row_samples import (
     HELD_OUT,
@@ -416,9 +414,9 @@ class FitRequest:
 
     parameters: Parameters
     n_threads: int
-    eval_sets: tuple[NamedSet, ...] = ()
+    eval_sets: tuple[EvalTable, ...] = ()
     eval_metric: Any = None
-    #: Roles of the training table as the user gave them, by name; column names also apply to evaluation sets.
+    #: Roles of the training table as the user gave them, by name.
     roles: Mapping[str, Any] = field(default_factory=dict)
     callbacks: tuple[Callback, ...] = ()
     progress: bool | None = None
@@ -473,7 +471,7 @@ class FitRequest:
         return cls(
             parameters,
             threads,
-            eval_sets=() if eval_set is None else tuple(named_sets(eval_set)),
+            eval_sets=() if eval_set is None else eval_tables(eval_set, settings["roles"]),
             callbacks=checked_callbacks(callbacks),
             early_stopping=early_stopping,
             learning_rates=learning_rates,
@@ -490,7 +488,7 @@ class FitRequest:
         _check_early_stopping(self)
         checked_source_name(self.source_name)
         if self.eval_sets or self.eval_metric is not None:
-            check_columns([name for name, *_ in self.eval_sets], names_of(self.eval_metric, self.parameters.loss_name))
+            check_columns([one.name for one in self.eval_sets], names_of(self.eval_metric, self.parameters.loss_name))
         if not isinstance(self.keep_summary, bool):
             raise ParameterError(f"keep_summary={self.keep_summary!r} must be True or False")
         if self.parameters.arcbites is not None and self.warm_start.model is not None and not self.warm_start.is_new_source:
@@ -498,10 +496,6 @@ class FitRequest:
             raise ParameterError("arcbites do not go together with a warm start: leave one of them out")
         if self.budget is not None:
             check_proposal(self.parameters)
-
-    def named_columns(self) -> list[NamedSet]:
-        """Return the evaluation sets, tables with the column names of the training table."""
-        return list(_with_columns(self.eval_sets, self.roles))
 
 
 @dataclass(frozen=True, eq=False)
@@ -684,7 +678,7 @@ def requested(
         "start_from": None if warm_start.model is None else model_file.digest(warm_start.model),
         "continue_bins": "kept" if warm_start.keeps_bins else "new",
         "continue_steps": "damped" if warm_start.damps else "full",
-        "eval_set": [name for name, *_ in request.eval_sets],
+        "eval_set": [one.name for one in request.eval_sets],
         "eval_metric": [metric.name for metric in metrics],
         "early_stopping": None if stopping is None else stopping.rule,
     }
@@ -709,7 +703,7 @@ def stopping_rule(
         if rounds is None:
             return None
         asked = EarlyStopping(rounds) if request.early_stopping is None else request.early_stopping
-        names = [name for name, *_ in request.eval_sets] or [HELD_OUT]
+        names = [one.name for one in request.eval_sets] or [HELD_OUT]
         eval_set = names[-1] if asked.eval_set is None else asked.eval_set
         if eval_set not in names:
             raise ParameterError(f"early_stopping: there is no evaluation set {eval_set!r}, but {', '.join(map(repr, names))}")
@@ -837,29 +831,6 @@ def with_own_metrics(metrics: Sequence[MetricReduction], own: Sequence[MetricRed
                 "another name"
             )
     return [*metrics, *(metric for metric in own if metric.name not in known)]
-
-
-def _with_columns(
-    sets: Sequence[tuple[str, Any, Any, Any, Any]], roles: Mapping[str, Any]
-) -> Iterator[tuple[str, Any, Any, Any, Any]]:
-    """Yield the evaluation sets, tables without a target with the names of the training table's columns."""
-    weight_name, offset_name = roles.get("sample_weight"), roles.get("offset")
-    for name, data, target, weight, offset in sets:
-        if target is None:
-            target = column_named(roles.get("target"), data)
-            if target is None:
-                raise ParameterError(
-                    f"evaluation set {name!r} is a table without a target: give (X, y), or name the target column in fit"
-                )
-            weight = column_named(weight_name, data) if weight is None else weight
-        if offset is None and offset_name is not None:
-            offset = column_named(offset_name, data) if is_path(data) or is_table(data) else None
-            if offset is None:
-                raise ParameterError(
-                    f"evaluation set {name!r} has no offsets, but the training data have: give (X, y, weight, offset), with "
-                    "None for no weight, or name a column of both in fit"
-                )
-        yield name, data, target, weight, offset
 
 
 def checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:

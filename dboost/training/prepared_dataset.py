@@ -43,6 +43,7 @@ import numpy as np
 from dboost.data import CategoryColumn, Column, RowRoles, Table
 from dboost.data.binning import Binning, columns_at_once, propose_all, sample_rows
 from dboost.data.chunk import BinnedPartition
+from dboost.data.eval_tables import EvalTable
 from dboost.data.labels import Names, text_of
 from dboost.data.roles import ROLES
 from dboost.data.table import kept_rows, values_of
@@ -55,7 +56,7 @@ from dboost.session.evaluation import SessionEvalSets
 from dboost.session.local_engine import open_local_engine
 from dboost.session.memory import Budget
 from dboost.session.partition_loader import StartingPiece, scan_targets
-from dboost.session.protocol import BuildSpec, Chosen, Engine, EvalSets, NamedSet
+from dboost.session.protocol import BuildSpec, Chosen, Engine, EvalSets
 from dboost.session.reference_sample import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_values
 from dboost.session.thread_team import team_for
@@ -438,10 +439,9 @@ class PreparedRows:
             rows, spec, plan.policy, n_threads, lambda: gather_pieces(rows, spec), lambda: open_blocks(rows, spec)
         )
 
-    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[NamedSet]) -> EvalSets:
-        for name, data, target, weight, offset in sets:
-            columns, budget = (target, weight, offset), self._request.budget
-            self._eval_sets.add_table(name, data, columns, self._spec, budget, with_block=plan.needs_values)
+    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> EvalSets:
+        for one in sets:
+            self._eval_sets.add_table(one, self._spec, self._request.budget, with_block=plan.needs_values)
         return self._eval_sets
 
     def observers(self, plan: FitPlan) -> list[Callback]:
