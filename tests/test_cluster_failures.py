@@ -381,7 +381,7 @@ main()
 @pytest.mark.slow
 def test_a_worker_that_starts_slowly_is_waited_for(cluster: Processes, expected: str) -> None:
     before = cluster.addresses()
-    with impatient(cluster.client, "3s"):  # on a busy machine the new worker imports for seconds without answering
+    with impatient(cluster.client, "6s"):  # on a busy machine the new worker imports for seconds without answering
         worker = subprocess.Popen(
             [sys.executable, "-c", SLOW_START, cluster.address, "--no-nanny", "--no-dashboard"],
             stdout=subprocess.DEVNULL,

@@ -233,12 +233,12 @@ def test_a_scheduler_that_is_stopped() -> None:
         dboost.fit(frame, "y", max_iter=1, client=client)
 
         def stop() -> None:
-            scheduler.send_signal(signal.SIGSTOP)
-            after(5, lambda: scheduler.send_signal(signal.SIGCONT))
+            os.kill(scheduler.pid, signal.SIGSTOP)
+            after(5, lambda: os.kill(scheduler.pid, signal.SIGCONT))
 
         def stop_and(end: Callable[[], Any]) -> Callable[[], None]:
             def stopping() -> None:
-                scheduler.send_signal(signal.SIGSTOP)
+                os.kill(scheduler.pid, signal.SIGSTOP)
                 after(4, end)
 
             return stopping
@@ -254,7 +254,7 @@ def test_a_scheduler_that_is_stopped() -> None:
             interrupt = stop_and(lambda: os.kill(os.getpid(), signal.SIGINT))
             with pytest.warns(UserWarning, match=waits), pytest.raises(FitInterrupted):
                 dboost.fit(frame, "y", max_iter=5, client=client, callbacks=[at(2, interrupt)])
-            scheduler.send_signal(signal.SIGCONT)
+            os.kill(scheduler.pid, signal.SIGCONT)
             processes.wait_for(lambda: client.run_on_scheduler(scheduler_plugin) == {"fits": 0})
             processes.wait_for(lambda: set(client.run(held_fits).values()) == {0})
             close = stop_and(lambda: client.close(timeout=1))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import multiprocessing
 import os
 import random
 import resource
+import runpy
 import signal
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -55,22 +58,45 @@ def lines_cluster(n_workers: int = 3) -> Iterator[Client]:
         yield client
 
 
+#: Processes of clusters are forked from one that has imported what all of them need. It starts with the first of them.
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload([
+    "distributed.cli.dask_scheduler", "distributed.cli.dask_worker", "dask.dataframe", "dboost.distributed.worker_plugin",
+    "dboost.distributed.reducer", "dboost.training.fit", "numba.np.arrayobj", "tests.helpers.clusters",
+])  # fmt: skip
+
+
+def _become(command: str, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+    """Run a command of Dask in this process, without output."""
+    os.environ.clear()
+    os.environ.update(environment)
+    dask.config.refresh()
+    for output in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    sys.argv = [command, *arguments]
+    runpy.run_module(f"distributed.cli.{command}", run_name="__main__", alter_sys=True)
+
+
 class Processes:
     """A scheduler and workers, each a process that a test can kill. Use as a context manager."""
 
     def __init__(self, n_workers: int, *, nanny: bool = False, environment: dict[str, str] | None = None) -> None:
         self._nanny = nanny
         self._environment = os.environ | ENVIRONMENT | (environment or {})
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self.scheduler = self._start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
-        self.address = self._address()
+        self._processes: list[Any] = []
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "scheduler.json"
+            options = ("--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
+            self.scheduler = self._start("dask_scheduler", *options)
+            self.wait_for(lambda: file.exists() and file.read_text().endswith("}"))
+            self.address: str = json.loads(file.read_text())["address"]
         for _ in range(n_workers):
             self.add_worker()
         self.client = Client(self.address, set_as_default=False)
         self.client.wait_for_workers(n_workers, timeout=60)
 
-    def add_worker(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start one more worker. arguments : of `dask worker`."""
+    def add_worker(self, *arguments: str) -> Any:
+        """Start one more worker, and return its process. arguments : of `dask worker`."""
         nanny = [] if self._nanny else ["--no-nanny"]
         return self._start("dask_worker", self.address, "--nthreads", "1", "--no-dashboard", *nanny, *arguments)
 
@@ -112,38 +138,24 @@ class Processes:
         """Return the process ids of the workers by address."""
         return self.client.run(os.getpid)
 
-    def _start(self, command: str, *arguments: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", f"distributed.cli.{command}", *arguments],
-            env=self._environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE if command == "dask_scheduler" else subprocess.DEVNULL,
-        )
+    def _start(self, command: str, *arguments: str) -> Any:
+        # A nanny has a child process, which a daemon may not have.
+        daemon = not (self._nanny and command == "dask_worker")
+        process = _PROCESSES.Process(target=_become, args=(command, arguments, self._environment), daemon=daemon)
+        process.start()
         self._processes.append(process)
         return process
-
-    def _address(self) -> str:
-        """Return the address that the scheduler logs; discard the rest of its output."""
-        stderr = self.scheduler.stderr
-        assert stderr is not None
-        for line in stderr:
-            text = line.decode()
-            if "Scheduler at:" in text:
-                threading.Thread(target=stderr.read, daemon=True).start()
-                return text.split("Scheduler at:")[1].strip()
-        raise RuntimeError("the scheduler did not start")
 
     def __enter__(self) -> Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(Exception):
-            pids = list(self.pids().values()) if self._nanny and self.scheduler.poll() is None else []
+            pids = list(self.pids().values()) if self._nanny and self.scheduler.is_alive() else []
         self.client.close(timeout=2)
         for process in reversed(self._processes):
-            process.send_signal(signal.SIGCONT)
             process.kill()
-            process.wait()
+            process.join()
         for pid in pids if self._nanny else []:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
