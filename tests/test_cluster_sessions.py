@@ -28,7 +28,7 @@ from distributed.core import Status
 import dboost
 from dboost.distributed import connection as attempts
 from dboost.distributed import worker_plugin
-from dboost.distributed.cluster_fit import ClusterEngine
+from dboost.distributed.cluster_calls import ClusterCalls
 from dboost.distributed.connection import Connection
 from dboost.distributed.reducer import Reducer
 from tests.helpers.clusters import SABOTAGE, Processes, a_table, at, held_fits, held_rows, scheduler_plugin, session_names
@@ -161,15 +161,15 @@ def test_a_worker_is_lost_when_the_first_arcbite_begins(cluster: Processes, monk
     """The other workers receive its rows, and continue to train on their own rows of that bite."""
     options = OPTIONS | {"arcbites": dboost.ArcBites(n_bites=4, visits=2)}
     alone = dboost.fit(FRAME, "z", **options)
-    visit, victims = ClusterEngine.visit, [next(iter(cluster.pids().values()))]
+    switch, victims = ClusterCalls.switch_bite, [next(iter(cluster.pids().values()))]
 
-    def lossy(self: ClusterEngine, *arguments: Any) -> None:
+    def lossy(self: ClusterCalls, *arguments: Any) -> None:
         if victims:
             os.kill(victims.pop(), signal.SIGKILL)
             cluster.wait_for(lambda: len(cluster.addresses()) == 2)
-        visit(self, *arguments)
+        switch(self, *arguments)
 
-    monkeypatch.setattr(ClusterEngine, "visit", lossy)
+    monkeypatch.setattr(ClusterCalls, "switch_bite", lossy)
     assert dboost.fit(lazily(12), "z", client=cluster.client, **options).sha256 == alone.sha256
 
 

@@ -5,7 +5,8 @@ partition. Workers hold the rows, in sessions (`dboost.session`). The reducer in
 picks the splits of one tree at a time.
 
     client.py               select the Dask client and the workers of a fit                         client
-    cluster_fit.py          fit and leaf refit on a cluster: its table, engine, evaluation sets     client
+    cluster_fit.py          fit and leaf refit on a cluster: its table and evaluation sets          client
+    cluster_calls.py        calls of all sessions of a fit, and recovery when workers are lost      client
     cluster_dataset.py      data sets that stay on the workers                                      client
     read_tasks.py           the user's data as Dask tasks, one per partition                        client
     partitioned_table.py    partitions of each worker; recovery of lost partitions                  client

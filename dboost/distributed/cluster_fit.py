@@ -1,4 +1,4 @@
-"""Fit and leaf refit on a cluster: the table whose sessions are on the workers, and the `Engine` that trains on it.
+"""Fit and leaf refit on a cluster: the table whose sessions are on the workers, and its evaluation sets.
 
 The steps of a fit are those of `training.fit`. On a cluster, Dask tasks read the partitions, and the client merges the features
 that the workers found in them. The workers also load evaluation sets that are Dask collections or files. Events report the fit
@@ -7,18 +7,12 @@ to the scheduler. Rows that leave the workers are samples: those that propose th
 
 **Events** of a fit are logged by the client under Dask's topic "dboost", see `monitoring.py`. The client does not wait for
 events: they travel with the next message to the scheduler, and failing to send one does not end the fit.
-
-**Engine.** The boosting loop runs in the client and makes two calls per tree and iteration: *grow* grows a tree, *advance* adds
-the leaf values to the scores. Each is one call to the reducer, which calls the workers. When workers are lost during a call,
-other workers read their partitions again, apply the trees grown so far, and the call is repeated. Calls are idempotent: a
-session that has already answered repeats its answer. So the loss of a worker does not change the model.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any, Concatenate
@@ -32,13 +26,11 @@ from dboost.data.eval_tables import EvalTable, named_in_messages
 from dboost.data.partition import ReadPlan
 from dboost.data.row_metadata import check_max_weight, raise_for_issues
 from dboost.data.table import disagree, mixes_kinds, warn_of_text
+from dboost.distributed.cluster_calls import ClusterCalls
 from dboost.distributed.connection import Connection
-from dboost.distributed.joined_workers import JoinedWorkers
-from dboost.distributed.messages import LostWorkers, Timing
 from dboost.distributed.monitoring import PHASES
 from dboost.distributed.partitioned_table import PartitionedTable
 from dboost.distributed.read_tasks import ReadTasks
-from dboost.distributed.session_rounds import check_rows
 from dboost.distributed.worker_choice import WorkerChoice
 from dboost.errors import ColumnKindsError, DataError, DBoostError, ParameterError
 from dboost.metrics.metric import MetricReduction
@@ -46,11 +38,10 @@ from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
 from dboost.session.evaluation import SessionEvalSets, log_streamed_eval_set
 from dboost.session.protocol import (
-    BiteVisit,
     BuildSpec,
     ByPartitions,
+    Calls,
     Chosen,
-    Engine,
     EvalSets,
     P,
     PartitionStats,
@@ -59,18 +50,14 @@ from dboost.session.protocol import (
     Session,
 )
 from dboost.session.target import TargetScan
-from dboost.session.thread_team import Team
 from dboost.shards.shard import TreeDelta
-from dboost.shards.shard_grower import BYTES_PER_ROW
-from dboost.shards.statistics import Statistic
 from dboost.training.callbacks import Iteration
 from dboost.training.fit import SessionRows, fit
 from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.loop import metrics_of
 from dboost.training.plan import FitRequest
-from dboost.trees.tree_rounds import GrowOrder
-from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeRoutes, TreeTask
+from dboost.trees.tree_task import GrownTree, GrowthPolicy, TreeRoutes
 
 
 class FitEvents:
@@ -107,190 +94,6 @@ class FitEvents:
         self._connection.record_event("holding", rows={worker: n for worker, n in sorted(rows.items()) if n})
 
 
-#: Bytes that trees which grow at the same time may use in a process, if the fit has no `memory_limit`.
-_TREE_BYTES = 128 * 2**20
-
-
-class ClusterEngine:
-    """Trains on the shards of all workers.
-
-    Parameters
-    ----------
-    connection : Connection
-    training : PartitionedTable
-    spec : BuildSpec
-    n_rows : int
-        Number of training rows.
-    n_threads : int
-        Threads of the client, for evaluation sets in its memory.
-    """
-
-    def __init__(
-        self, connection: Connection, training: PartitionedTable, spec: BuildSpec, n_rows: int, n_threads: int
-    ) -> None:
-        self.team = Team(n_threads)
-        self.timing = Timing()
-        self.n_lost = 0
-        self.n_rows = n_rows
-        self.connection = connection
-        self._training = training
-        self._tables = [training]
-        self.layout = spec.shard.bin_layout
-        #: Whether the bins that trees are grown with are the fine bins that finished trees refer to, for each feature.
-        self._is_identity_bin_map = spec.shard.layout.n_bins == self.layout.n_bins
-        self._terms = spec.target.loss.terms()
-        self._tree_bytes = _TREE_BYTES if spec.budget is None else spec.budget.limit // 16
-        self._iterations: list[tuple[TreeDelta, ...]] = []
-        self._pending: list[TreeDelta] = []
-        self._n_advanced = 0
-        self._visit: BiteVisit | None = None
-        self._joined: JoinedWorkers | None = None
-        #: Whether a round may be a pass over files; then a round opens as many leaves as the tree may have.
-        self.streams = False
-        self._bytes_read = 0
-
-    def past(self) -> ReplayState:
-        """Return the state that shards built now have to replay."""
-        return ReplayState(self._n_advanced - 1, tuple(self._iterations), tuple(self._pending), self._terms, self._visit)
-
-    def watch(self, table: PartitionedTable) -> None:
-        """Also repair this table when workers are lost."""
-        self._tables.append(table)
-
-    def visit(self, bite: Sequence[int], iterations: Sequence[Sequence[TreeDelta]]) -> None:
-        """Train on the rows of this arcbite from now on, starting with the scores of a model of these iterations."""
-        n_known = 0 if self._visit is None else self._visit.n_kept
-        number = 0 if self._visit is None else self._visit.number + 1
-        # Set the state before the call: partitions that are read again during it replay the new visit.
-        self._iterations, self._pending = [tuple(trees) for trees in iterations], []
-        self._visit = bite_visit = BiteVisit(number, tuple(bite), len(self._iterations))
-
-        def ask() -> None:
-            sessions, applied = self._training.sessions, self._n_advanced - 1
-            known = self.connection.ask(sessions, Session.switch_bite, bite_visit, n_known, self._iterations[n_known:], applied)
-            if not all(known.values()):
-                self.connection.ask(sessions, Session.switch_bite, bite_visit, 0, self._iterations, applied)
-
-        self._with_recovery("visit", ask)
-
-    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
-        """Add the last trees' leaf values (float64[n_outputs, n_leaves]) to the scores; compute gradients and Hessians."""
-        terms = self._terms if terms is None else terms
-        began = time.perf_counter()
-
-        def ask() -> list[Any]:
-            answers = self.connection.ask(self._training.sessions, Session.update_scores, self._n_advanced, values, terms)
-            try:
-                check_rows({ref: n_rows for ref, (*_, n_rows) in answers.items()}, self._training.rows_of_sessions())
-            except LostWorkers as lost:
-                self.connection.abandon(lost.sessions)
-                raise
-            return list(answers.values())
-
-        answers = self._with_recovery("advance", ask)
-        self.connection.attempts.reset(f"iteration {self._n_advanced}")
-        if self._pending:
-            self._iterations.append(
-                tuple(TreeDelta(tree.routes, row, tree.output) for tree, row in zip(self._pending, values, strict=True))
-            )
-        self._pending = []
-        self._n_advanced += 1
-        self._terms = terms
-        if self._joined is None:
-            self._joined = JoinedWorkers(self.connection, self._training)
-        self._joined.update()
-        compute = max(seconds for _, seconds, *_ in answers)
-        self._bytes_read += sum(n_bytes for *_, n_bytes, _ in answers)
-        self.timing += Timing(1, compute, 0.0, time.perf_counter() - began - compute)
-        return reduce(GradientStats.merge, (stats for stats, *_ in answers if stats is not None))
-
-    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        """Grow trees from the current gradients and Hessians; several of them share rounds if the memory suffices."""
-        together = self._trees_together(tasks)
-        for first in range(0, len(tasks), together):
-            yield from self._grow(tuple(tasks[first : first + together]))
-
-    def _grow(self, tasks: tuple[TreeTask, ...]) -> list[GrownTree]:
-        max_leaves = tasks[0].policy.max_leaves
-        n_leaves_per_round = max_leaves if self.streams else leaves_per_round(max_leaves)
-        order = GrowOrder(tasks, self.layout, self._is_identity_bin_map, self.n_rows, n_leaves_per_round)
-
-        def ask() -> tuple[list[GrownTree], Timing]:
-            return self.connection.grow_trees(self._training.sessions, order, self._training.rows_of_sessions())
-
-        trees, timing = self._with_recovery("grow", ask)
-        self.timing += timing
-        for task, grown in zip(tasks, trees, strict=True):
-            routes = TreeRoutes.of(grown, self.layout.is_categorical)
-            self._pending.append(TreeDelta(routes, np.zeros(grown.n_leaves), task.output))
-        return trees
-
-    def _trees_together(self, tasks: Sequence[TreeTask]) -> int:
-        """Return how many trees may grow at the same time.
-
-        Each needs records of the rows in the sessions, and histograms in the scheduler's process. Trees with bins of their own
-        grow alone, because a shard has one set of bins; so do trees over files, each of which has its own passes.
-        """
-        if self.streams or any(task.bin_merge is not None for task in tasks):
-            return 1
-        of_rows = BYTES_PER_ROW * max(self._training.rows_of_sessions().values())
-        of_histograms = 16 * int(self.layout.offset[-1]) * 2 * tasks[0].policy.max_leaves
-        most = max(self._tree_bytes // max(of_rows, of_histograms), 1)
-        n_groups = -(-len(tasks) // most)
-        return -(-len(tasks) // n_groups)
-
-    def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
-        """Return one result for each shard."""
-        answers = self._with_recovery(
-            "map_shards", lambda: self.connection.ask(self._training.sessions, Session.shard_statistics, statistic, arguments)
-        )
-        return [answer for of_worker in answers.values() for answer in of_worker]
-
-    def evaluate(
-        self, trees: Sequence[TreeDelta], n_known: int, metrics: dict[str, list[Any]], mark: int, n_cuts: int
-    ) -> list[dict[str, Any]]:
-        """Return number and metric statistics of the rows of evaluation sets after these trees, from each worker with some.
-
-        n_known : number of trees that were sent before; sessions that read their partitions later get all of them.
-        mark, n_cuts : see `WorkerSession.evaluate`.
-        """
-
-        def ask() -> list[Any]:
-            sessions = sorted({ref for table in self._tables for ref in table.sessions})
-            answers = list(
-                self.connection.ask(sessions, Session.evaluate, n_known, trees[n_known:], metrics, mark, n_cuts).values()
-            )
-            if any(answer is None for answer in answers):
-                answers = list(self.connection.ask(sessions, Session.evaluate, 0, trees, metrics, mark, n_cuts).values())
-            return answers
-
-        return self._with_recovery("evaluate", ask)
-
-    def report(self) -> dict[str, float]:
-        """Return seconds since the last report (slowest worker's computation, reducer, waiting for messages), bytes read
-        and the number of workers with rows."""
-        spent, self.timing = self.timing, Timing()
-        report = {"seconds_compute": spent.compute, "seconds_reduce": spent.reduce, "seconds_wait": spent.wait}
-        n_bytes, self._bytes_read = self._bytes_read, 0
-        return report | {"bytes_read": n_bytes, "workers": len(self._training.sessions)}
-
-    def close(self) -> None:
-        self.team.close()
-
-    def _with_recovery(self, name: str, call: Callable[[], Any]) -> Any:
-        """Repeat a call until it completes without the loss of a worker. name : of the call, for error messages."""
-        while True:
-            for table in self._tables:
-                table.repair()
-            try:
-                return call()
-            except LostWorkers as lost:
-                self.n_lost += len(lost.sessions)
-                for table in self._tables:
-                    table.drop_workers(lost.sessions)
-                self.connection.attempts.note(name, lost)
-
-
 class ClusterEvalSets(SessionEvalSets):
     """The evaluation sets of a fit on a cluster: some in this process, the others on the workers.
 
@@ -298,12 +101,12 @@ class ClusterEvalSets(SessionEvalSets):
 
     Parameters
     ----------
-    engine : ClusterEngine
+    calls : ClusterCalls
     """
 
-    def __init__(self, engine: ClusterEngine) -> None:
-        super().__init__(engine.team)
-        self._engine = engine
+    def __init__(self, calls: ClusterCalls) -> None:
+        super().__init__(calls.team)
+        self._calls = calls
         self._sizes: dict[str, int] = {}  # rows of the sets on the workers
         self._trees: list[TreeDelta] = []
         self._n_sent = 0
@@ -317,7 +120,7 @@ class ClusterEvalSets(SessionEvalSets):
     def add_tree(self, grown: GrownTree, values: np.ndarray, output: int) -> None:
         super().add_tree(grown, values, output)
         if self._sizes:
-            self._trees.append(TreeDelta(TreeRoutes.of(grown, self._engine.layout.is_categorical), values, output))
+            self._trees.append(TreeDelta(TreeRoutes.of(grown, self._calls.layout.is_categorical), values, output))
 
     def save_state(self) -> None:
         super().save_state()
@@ -340,7 +143,7 @@ class ClusterEvalSets(SessionEvalSets):
             self._check_rows_wanted(metric)
         specs = [metric.on_workers for metric in metrics]
         wanted = {name: specs for name in self._sizes}
-        answers = self._engine.evaluate(self._trees, self._n_sent, wanted, self._mark, self._n_cuts)
+        answers = self._calls.evaluate(self._trees, self._n_sent, wanted, self._mark, self._n_cuts)
         self._n_sent = len(self._trees)
         found: dict[str, float] = {}
         for name, n_rows in self._sizes.items():
@@ -362,11 +165,6 @@ class ClusterEvalSets(SessionEvalSets):
                 f"dboost.metric-rows={metric_rows()} in Dask's configuration: raise it, or use dboost.metrics.Metric, which is "
                 "merged over the workers"
             )
-
-
-def leaves_per_round(max_leaves: int) -> int:
-    """Return the number of leaves opened per round: a tree of 31 leaves takes about ten rounds, with few unused leaves."""
-    return max(6, max_leaves // 8)
 
 
 _TRAINING = "training data"
@@ -499,25 +297,23 @@ class ClusterTable:
         if chosen and sum(self._partitions.ask(Session.eval_rows_in_files)):
             log_streamed_eval_set(" and ".join(chosen))
 
-    def open_engine(self, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
+    def open_calls(self, spec: BuildSpec, policy: GrowthPolicy) -> Calls:
         n_rows = sum(self.n_kept.values())
-        engine = ClusterEngine(self._connection, self._partitions, spec, n_rows, self._n_threads)
-        self._engine = engine
-
+        self._calls = calls = ClusterCalls(self._connection, self._partitions, spec, n_rows, self._n_threads)
         self._partitions.n_outputs = spec.shard.n_outputs
 
         def arguments() -> tuple[BuildSpec, ReplayState]:
             table = self._partitions
             n_sharing = table.n_sharing(len(self._connection.client.nthreads()))
-            return replace(spec, is_whole=table.has_single_worker, n_sharing=n_sharing), engine.past()
+            return replace(spec, is_whole=table.has_single_worker, n_sharing=n_sharing), calls.past()
 
         self._partitions.build(Session.build, arguments)
         self._connection.open_line()
         if spec.may_stream:
-            engine.streams = self._log_files(spec) and spec.n_bites is None
-            if engine.streams:
+            calls.streams = self._log_files(spec) and spec.n_bites is None
+            if calls.streams:
                 self._need_workers(spec, n_rows)
-        return engine
+        return calls
 
     def _log_files(self, spec: BuildSpec) -> bool:
         """Return whether rows are in files; if so, log it."""
@@ -536,7 +332,7 @@ class ClusterTable:
 
     def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
         """Load the evaluation sets: Dask collections and files on the workers, tables in memory in this process."""
-        found = ClusterEvalSets(self._engine)
+        found = ClusterEvalSets(self._calls)
         for name, (n_rows, _) in chosen.items():
             found.add_on_workers(name, n_rows)
         for one in sets:
@@ -557,7 +353,7 @@ class ClusterTable:
         n = sum(table.n_kept.values())
         size = spec.loss_magnitude(max(stats.max_weight for stats in table.partition_stats), n)
         table.build(Session.hold_out, lambda: (name, spec, size, with_block))
-        self._engine.watch(table)
+        self._calls.watch(table)
         if sum(table.ask(Session.eval_rows_in_files)):
             log_streamed_eval_set(name)
         return n

@@ -3,19 +3,49 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from dboost.session.bites import ArcbitesEngine, BiteStore
 from dboost.session.engines import FusedEngine, StreamedEngine
 from dboost.session.partition_loader import StartingRows
-from dboost.session.protocol import BuildSpec, Engine
+from dboost.session.protocol import BiteVisit, BuildSpec, Calls
 from dboost.shards.block_store import BlockStore
 from dboost.shards.encode import in_ranges
-from dboost.shards.shard import Shard, check_rows_in_memory
-from dboost.trees.tree_task import GrowthPolicy
+from dboost.shards.shard import Shard, TreeDelta, check_rows_in_memory
+from dboost.shards.statistics import Statistic
+from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
 
 _log = logging.getLogger("dboost")
+
+
+class LocalCalls:
+    """Calls of an engine of this process; implements `Calls`."""
+
+    def __init__(self, engine: FusedEngine | StreamedEngine | ArcbitesEngine) -> None:
+        self._engine = engine
+
+    def switch_bite(self, visit: BiteVisit, iterations: Sequence[Sequence[TreeDelta]], applied: int) -> None:
+        assert isinstance(self._engine, ArcbitesEngine)
+        self._engine.visit(visit.bite, iterations)
+
+    def update_scores(self, number: int, values: np.ndarray, terms: tuple) -> GradientStats:
+        return self._engine.advance(values, terms)
+
+    def grow_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        return self._engine.grow(tasks)
+
+    def shard_statistics(self, statistic: Statistic, arguments: tuple[Any, ...]) -> list[Any]:
+        return self._engine.map_shards(statistic, *arguments)
+
+    def report(self) -> dict[str, float]:
+        return self._engine.report()
+
+    def close(self) -> None:
+        self._engine.close()
 
 
 def open_local_engine(
@@ -26,15 +56,15 @@ def open_local_engine(
     gather: Callable[[], Shard],
     write: Callable[[], BlockStore],
     root: Path | None = None,
-) -> Engine:
-    """Return the engine that trains on the rows.
+) -> Calls:
+    """Return the calls of the engine that trains on the rows.
 
     gather : returns the rows as a shard, whose tiles are not filled; write : writes the rows to files. root : parent of the
     folder for bites in files.
     """
     n_rows, terms = sum(rows.owned.values()), spec.target.loss.terms()
     limit = spec.exceeded_limit(n_rows, n_threads)
-    engine: Engine
+    engine: FusedEngine | StreamedEngine | ArcbitesEngine
     if spec.n_bites is not None:
         store = BiteStore(rows, spec, limit, n_threads=n_threads, root=root)
         engine = ArcbitesEngine(
@@ -44,7 +74,7 @@ def open_local_engine(
         check_rows_in_memory(n_rows)
         shard = gather()
         in_ranges(shard.fill_tiles, shard.n_rows, n_threads)
-        return FusedEngine(shard, terms, policy=policy, n_threads=n_threads)
+        engine = FusedEngine(shard, terms, policy=policy, n_threads=n_threads)
     else:
         memory = limit.histograms(spec.shard, n_rows, n_threads)
         blocks = write()
@@ -58,4 +88,4 @@ def open_local_engine(
     if limit is not None:
         how = "streamed from" if spec.n_bites is None else "divided into bites in"
         _log.info("%d rows do not fit memory_limit=%s and are %s files", n_rows, limit, how)
-    return engine
+    return LocalCalls(engine)

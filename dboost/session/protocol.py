@@ -1,7 +1,7 @@
 """The typed protocols between the training code and the rows, and the records that their calls exchange.
 
-The boosting loop calls an `Engine`, which trains on the rows of this process or of all workers of a cluster. Everything else
-that happens to rows is a method of `Session`: one session does the work of one process for one fit.
+While trees are grown, the engine (`training.engine`) calls all sessions of a fit by `Calls`. What happens to rows is a method
+of `Session`: one session does the work of one process for one fit.
 
 A `SessionTable` calls methods of all sessions with rows of a table and returns their results; the coordinator
 (`training.fit.SessionRows`) merges them. A fit in this process has one session, which `training.fit.LocalTable` calls directly.
@@ -127,49 +127,36 @@ class ReplayState:
     visit: BiteVisit | None = None  # the current visit; None without arcbites
 
 
-class Engine(Protocol):
-    """Train on rows, in this process or on the workers of a cluster."""
+class Calls(Protocol):
+    """Calls of all sessions of a fit while trees are grown, in this process or on the workers of a cluster.
 
-    @property
-    def n_rows(self) -> int:
-        """Number of rows of positive weight."""
+    The results of all sessions are merged. Whether sessions can be lost and are replaced is known to the implementation only.
+    """
 
-    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
-        """Add the leaf values of the last tree of each output to the scores, and recompute gradients, Hessians and the loss.
+    def switch_bite(self, visit: BiteVisit, iterations: Sequence[Sequence[TreeDelta]], applied: int) -> None:
+        """Switch to the rows of a bite.
 
-        values : float64[n_outputs, n_leaves], padded for trees with fewer leaves.
-        terms : the loss's new record for kernels; None keeps the previous one.
+        iterations : all iterations of the truncated model, which the bite's scores include; applied : number of the last
+        `update_scores`.
         """
 
-    def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
-        """Return the statistic of ranges of rows that together cover all training rows.
+    def update_scores(self, number: int, values: np.ndarray, terms: tuple) -> GradientStats:
+        """Add leaf values (float64[n_outputs, n_leaves]) to the scores; compute gradients, Hessians and loss.
 
-        The engine chooses the ranges, and the merged result must not depend on them. On a cluster all calls are repeated when
-        a worker is lost.
+        number : of the call, from 0; terms : the loss's record for kernels.
         """
 
-    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        """Grow a tree for each task, from the current gradients and Hessians of its output; each task has another output.
+    def grow_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        """Grow a tree for each task; each is valid until the next one is requested."""
 
-        A tree is valid until the next one is requested. An engine may grow several trees together.
-        """
+    def shard_statistics(self, statistic: Statistic, arguments: tuple[Any, ...]) -> list[Any]:
+        """Return the statistic of ranges of rows that together are all training rows."""
 
     def report(self) -> dict[str, float]:
-        """Return statistics of the time since the last call (such as bytes read) for the history. The model has none."""
+        """Return statistics of the time since the last call, such as bytes read, for the history."""
 
     def close(self) -> None:
         """Release threads and buffers."""
-
-
-class BiteEngine(Engine, Protocol):
-    """Train on rows that are divided into arcbites (see `shards.arcbite_rows`); `n_rows` counts the rows of all bites."""
-
-    def visit(self, bite: Sequence[int], iterations: Sequence[Sequence[TreeDelta]]) -> None:
-        """Switch to the rows of a bite. Must be called before any other method.
-
-        bite : numbers of the stored parts that form the bite.
-        iterations : all iterations of the truncated model; the bite's scores include them.
-        """
 
 
 class EvalSets(Protocol):
@@ -499,8 +486,8 @@ class SessionTable(Protocol):
     def refuse_values(self, name: str) -> None:
         """Raise ParameterError if a metric that needs the raw values of all rows cannot be computed."""
 
-    def open_engine(self, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
-        """Build the shards, and return the engine that trains on them."""
+    def open_calls(self, spec: BuildSpec, policy: GrowthPolicy) -> Calls:
+        """Build the shards, and return the calls that train on them."""
 
     def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
         """Return the evaluation sets: those of chosen rows (number and largest weight by name), then the given ones."""

@@ -39,7 +39,7 @@ from dboost.session.partition_loader import BatchRows, PartitionLoader, global_r
 from dboost.session.protocol import (
     BiteVisit,
     BuildSpec,
-    Engine,
+    Calls,
     FeatureSearch,
     MissingPartitions,
     RefitOrder,
@@ -223,8 +223,8 @@ class WorkerSession(PartitionLoader):
         reweighable = table if table.keeps_roles_apart else table.weighing(table.weight)
         self._rows[batch] = BatchRows(reweighable, self._n_threads)
 
-    def open_engine(self, batch: str, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
-        """Return the engine of a fit without a cluster, and drop the batch's raw values."""
+    def open_engine(self, batch: str, spec: BuildSpec, policy: GrowthPolicy) -> Calls:
+        """Return the calls of a fit without a cluster, and drop the batch's raw values."""
         rows = self._rows.pop(batch)
         for table in (self._tables[batch], rows.table):
             table.drop_target()  # as it was read; `rows` has it encoded

@@ -25,7 +25,6 @@ import numpy as np
 
 from dboost.metrics.exact import merged_float, total
 from dboost.params import ADAPTIVE, CYCLIC, ArcBites
-from dboost.session.protocol import BiteEngine
 from dboost.shards.arcbite_rows import bite_sizes
 from dboost.shards.shard import Shard
 from dboost.shards.statistics import Statistic
@@ -36,7 +35,7 @@ from dboost.trees.tree_task import VISITS, GradientStats, derive_seed
 
 
 def run_arcbites(loop: BoostingLoop, arcbites: ArcBites, assemble: Assemble, progress: Progress) -> None:
-    """Boost on one bite after another, as `BoostingLoop.run` does on all rows; the loop's engine is a `BiteEngine`."""
+    """Boost on one bite after another, as `BoostingLoop.run` does on all rows; the loop's engine has bites."""
     _ArcbiteLoop(loop, arcbites).run(assemble, progress)
 
 
@@ -44,7 +43,7 @@ class _ArcbiteLoop:
     def __init__(self, loop: BoostingLoop, arcbites: ArcBites) -> None:
         self._loop = loop
         self._arcbites = arcbites
-        self._engine: BiteEngine = loop.engine  # type: ignore[assignment]
+        self._engine = loop.engine
         self._n_visits, self._has_visited = 0, False
         self._past: dict[str, Any] = {}
         loop.valued = []

@@ -43,7 +43,6 @@ from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters
 from dboost.schema import Feature
-from dboost.session.protocol import Engine
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.shards.shard_spec import ShardSpec
@@ -52,6 +51,7 @@ from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, 
 from dboost.storage.json_shape import ANY, OTHERS, PLAIN, Shape, Within, check_shape
 from dboost.storage.lease import Lease
 from dboost.storage.paths import path_text
+from dboost.training.engine import Engine
 from dboost.training.history import NOT_SCORES, appended, metrics_of
 
 #: Version of the format of `state.json`; higher versions are rejected. Version 1 used the words of messages as names.

@@ -39,8 +39,8 @@ from dboost.session.partition_loader import scan_targets
 from dboost.session.protocol import (
     BuildSpec,
     ByPartitions,
+    Calls,
     Chosen,
-    Engine,
     EvalSets,
     P,
     Result,
@@ -56,6 +56,7 @@ from dboost.session.worker_session import WorkerSession
 from dboost.shards.arcbite_rows import bites_with_rows
 from dboost.training.arcbites import run_arcbites
 from dboost.training.callbacks import Callback, Progress
+from dboost.training.engine import Engine
 from dboost.training.fit_result import OBSERVERS, FitResult
 from dboost.training.leaf_values import target_stats
 from dboost.training.loop import BoostingLoop, assemble
@@ -409,7 +410,7 @@ class SessionRows:
         self._spec = plan.build_spec(self._numbering[0])
         if chosen:
             self._table.hold_out_chosen(self._spec, chosen, with_block=plan.needs_values)
-        return self._table.open_engine(self._spec, plan.policy)
+        return Engine(self._table.open_calls(self._spec, plan.policy), plan.n_rows, self._spec.target.loss.terms())
 
     def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> EvalSets:
         return self._table.eval_sets(self._spec, chosen, sets, with_block=plan.needs_values)
@@ -513,7 +514,7 @@ class LocalTable:
             if self._eval_sets.in_files(name=name):
                 log_streamed_eval_set(name)
 
-    def open_engine(self, spec: BuildSpec, policy: GrowthPolicy) -> Engine:
+    def open_calls(self, spec: BuildSpec, policy: GrowthPolicy) -> Calls:
         return self._session.open_engine(self._BATCH, spec, policy)
 
     def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:

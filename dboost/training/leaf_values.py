@@ -494,7 +494,7 @@ class LeafEstimator:
     Parameters
     ----------
     advance, map_shards : callable
-        Those of the engine; see `session.protocol.Engine`.
+        Those of `training.engine.Engine`.
     loss : Loss
     parameters : Parameters
     n_counted : int

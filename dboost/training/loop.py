@@ -7,7 +7,7 @@
 
 *Advance* finishes a tree and prepares the next one in one pass over the rows, so the training loss of an iteration is known
 before the next one starts. With K outputs an iteration has K trees, grown from the gradients of the same pass. The loop is the
-same for every loss and every `Engine`.
+same for every loss, and wherever the rows are.
 
 `assemble` makes an `Ensemble` of the trees grown so far, with a record of the data and parameters of each source.
 """
@@ -27,12 +27,13 @@ import numpy as np
 from dboost.errors import DataError, DBoostError, ParameterError, warn
 from dboost.metrics.exact import EXACT_SUM, FINE, unit_for
 from dboost.model.ensemble import Ensemble, Tree
-from dboost.session.protocol import Engine, EvalSets
+from dboost.session.protocol import EvalSets
 from dboost.session.warm_start import WarmStart
 from dboost.shards.shard import TreeDelta
 from dboost.shards.statistics import fine_bin_hessians
 from dboost.training.callbacks import Callback, Iteration, Progress, checked_rate
 from dboost.training.checkpoint import describe_data, merged_fingerprint
+from dboost.training.engine import Engine
 from dboost.training.history import appended, metrics_of, of_model
 from dboost.training.leaf_values import LeafEstimator, in_units_of
 from dboost.training.plan import FitPlan

@@ -56,7 +56,7 @@ from dboost.session.evaluation import SessionEvalSets
 from dboost.session.local_engine import open_local_engine
 from dboost.session.memory import Budget
 from dboost.session.partition_loader import StartingPiece, scan_targets
-from dboost.session.protocol import BuildSpec, Chosen, Engine, EvalSets
+from dboost.session.protocol import BuildSpec, Chosen, EvalSets
 from dboost.session.reference_sample import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_values
 from dboost.session.thread_team import team_for
@@ -88,6 +88,7 @@ from dboost.training.dataset_checks import (
     sample_problem,
     stored_roles,
 )
+from dboost.training.engine import Engine
 from dboost.training.fit import learn_target
 from dboost.training.plan import FitPlan, FitRequest, RowsDescription, ValidationPlan, needs_test_set
 
@@ -435,9 +436,10 @@ class PreparedRows:
         self._team = team_for(data.n_rows, len(data.binning.features), n_threads)
         self._eval_sets = SessionEvalSets(self._team)
         self._exit_callbacks += [self._eval_sets.close, self._team.close]
-        return open_local_engine(
+        calls = open_local_engine(
             rows, spec, plan.policy, n_threads, lambda: gather_pieces(rows, spec), lambda: open_blocks(rows, spec)
         )
+        return Engine(calls, data.n_rows, spec.target.loss.terms())
 
     def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> EvalSets:
         for one in sets:
