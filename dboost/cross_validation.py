@@ -329,7 +329,7 @@ def folded(data: Any, target: Any, division: FoldOptions, options: DataOptions, 
         reading |= {name: getattr(options, name) for name in ("memory_limit", "n_threads")}
         opened = prepare(data, target, **shaping, **reading)
     with opened as prepared:
-        rows = prepared.binned_rows(options.client)
+        rows: BinnedRows = prepared._rows(options.client)
         targets = rows.targets()
         is_classification = target_of(targets, parameters, prepared.target).classes is not None
         found = division.of(rows.n_rows, targets, is_classification, parameters.random_state, rows.groups())

@@ -26,7 +26,11 @@ from dboost.storage.paths import path_text
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
 from dboost.training.folds import BinnedRows
-from dboost.training.prepared_dataset import PreparedDataset, is_prepared, open_folder
+from dboost.training.prepared_dataset import is_prepared, open_folder
+
+
+def _nothing() -> None:
+    """The rows in memory where there are none."""
 
 
 class Dataset:
@@ -67,55 +71,32 @@ class Dataset:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         path = path_text(path)
-        if is_prepared(path):
-            self._open(Path(path))
-        elif is_stored(path):
-            stored = read_description(path)
-            self._set(stored.data, sum(stored.lengths), stored.n_bytes, stored.settings, stored=stored)
-        elif "://" not in path and not os.path.exists(path):
-            raise DataFileMissingError(f"there is no folder {path}")
-        else:
+        if not is_prepared(path):
+            if is_stored(path):
+                self._describe(read_description(path))
+                return
+            if "://" not in path and not os.path.exists(path):
+                raise DataFileMissingError(f"there is no folder {path}")
             raise InputTypeError(f"{path} is not a folder that dboost.prepare has written")
-
-    def _open(self, path: Path, temporary: PrivateDirectory | None = None) -> None:
-        """Begin with a folder that one process has written; temporary : its parent, if it is removed with the data set."""
-        opened = open_folder(path)
+        self._path, self._temporary, self._closed = Path(path), None, False
+        self._settings: dict[str, Any] = {}
+        self._reading, self._in_memory = threading.Lock(), _nothing
+        opened = open_folder(self._path)
         try:
-            n_bytes = sum(file.path.stat().st_size for file in (opened.codes, opened.rows))
-            self._set(opened, opened.n_rows, n_bytes, opened.settings, path=path, temporary=temporary)
+            self._features: tuple[Feature, ...] = opened.binning.features
+            self.n_rows, self.has_names = opened.n_rows, opened.named
+            self.max_bins = int(opened.settings["max_bins"])
+            target = opened.settings["target"]
+            self.target: str | None = None if str(target).startswith("<") else str(target)
+            self._n_bytes = sum(file.path.stat().st_size for file in (opened.codes, opened.rows))
         finally:
             opened.close()
-
-    def _set(
-        self,
-        data: DatasetDescription | PreparedDataset,
-        n_rows: int,
-        n_bytes: int,
-        settings: dict[str, Any],
-        *,
-        path: Path | None = None,
-        temporary: PrivateDirectory | None = None,
-        cluster: Any = None,
-        stored: StoredDataset | None = None,
-    ) -> None:
-        """Set all attributes."""
-        self._features, self.n_rows, self._n_bytes, self.has_names = data.binning.features, n_rows, n_bytes, data.named
-        self.max_bins, target = int(settings["max_bins"]), str(settings["target"])
-        self.target = None if target.startswith("<") else target
-        self._settings, self._closed, self._reading = settings, False, threading.Lock()
-        self._path, self._temporary = path, temporary
-        self._cluster = cluster  # `distributed.cluster_dataset.ClusterRows`: the rows in the memory of workers
-        self._stored = stored
-        self._from_files: Any = None  # `ClusterRows` of the stored files that a cluster has read
-        self._in_memory: Callable[[], LocalRows | None] = lambda: None  # a weak reference to the rows of the folder
-
-    target: str | None
 
     @classmethod
     def temporary(cls, directory: PrivateDirectory, path: Path) -> Self:
         """Return the data set in a folder inside a temporary directory, which is removed with it."""
-        made = cls.__new__(cls)
-        made._open(path, directory)
+        made = cls(path)
+        made._temporary = directory
         return made
 
     @classmethod
@@ -125,8 +106,22 @@ class Dataset:
         rows : `distributed.cluster_dataset.ClusterRows`; settings : of `prepare`; stored : the files of the rows, if any.
         """
         made = cls.__new__(cls)
-        made._set(rows.data, rows.n_rows, rows.n_bytes, settings, cluster=rows, stored=stored)
+        made._set(rows.data, rows.n_rows, rows.n_bytes, settings)
+        made._cluster, made._stored = rows, stored
         return made
+
+    def _describe(self, stored: StoredDataset) -> None:
+        """Set the attributes of a data set in files that workers have written."""
+        self._set(stored.data, sum(stored.lengths), stored.n_bytes, stored.settings)
+        self._stored = stored
+
+    def _set(self, data: DatasetDescription, n_rows: int, n_bytes: int, settings: dict[str, Any]) -> None:
+        self._path, self._temporary, self._closed = None, None, False
+        self._reading = threading.Lock()
+        self._features, self.n_rows, self._n_bytes, self.has_names = data.binning.features, n_rows, n_bytes, data.named
+        self._settings = settings
+        self.max_bins, target = int(settings["max_bins"]), settings["target"]
+        self.target = None if str(target).startswith("<") else str(target)
 
     @classmethod
     def published(cls, name: str, client: Any = None) -> Self:
@@ -146,6 +141,13 @@ class Dataset:
         from dboost.distributed.cluster_dataset import published_rows
 
         return cls.on_cluster(*published_rows(name, client))
+
+    _temporary: PrivateDirectory | None
+    _path: Path | None
+    _cluster: Any = None
+    _stored: StoredDataset | None = None
+    _opened: Any = None  # the rows of the stored files that a cluster has read
+    _in_memory: Callable[[], LocalRows | None]
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -220,16 +222,15 @@ class Dataset:
         """Whether only one process may train on the rows: those of a folder that one process has written."""
         return self._cluster is None and self._stored is None
 
-    def binned_rows(self, client: Any = None) -> BinnedRows:
+    def _rows(self, client: Any = None) -> BinnedRows:
         """Return the rows for several fits at the same time; they stay in memory as long as a caller holds them.
 
-        No part of the public API. client : for files of a cluster, to read them on its workers; default: the current client,
-        else this process reads them.
+        client : for files of a cluster, to read them on its workers; default: the current client, else this process reads them.
 
         Raises
         ------
         InputTypeError
-            If the data set is closed, or was prepared for a model that is continued.
+            If the data set was prepared for a model that is continued.
         ParameterError
             If the rows are on the workers of another cluster.
         """
@@ -272,9 +273,9 @@ class Dataset:
         from dboost.distributed.cluster_dataset import ClusterRows
 
         with self._reading:
-            if self._from_files is None or self._from_files.client is not client or self._from_files.is_lost:
-                self._from_files = ClusterRows.stored(stored, client)
-            return self._from_files
+            if self._opened is None or self._opened.client is not client or self._opened.is_lost:
+                self._opened = ClusterRows.stored(stored, client)
+            return self._opened
 
     def close(self) -> None:
         """Release the data set. May be called repeatedly.
@@ -283,7 +284,7 @@ class Dataset:
         published.
         """
         self._closed = True
-        for rows in (self._cluster, self._from_files):
+        for rows in (self._cluster, self._opened):
             if rows is not None:
                 rows.close()
         if self._temporary is not None:

@@ -196,7 +196,7 @@ class PreparedInput:
 
     def _shared(self) -> Any:
         """Return the rows for several fits at the same time: in the memory of this process, or on the cluster."""
-        rows: Any = self.data.binned_rows(self.client)
+        rows: Any = self.data._rows(self.client)
         if self.workers is not None or self.client not in (None, getattr(rows, "client", None)):
             raise ParameterError("a data set on a cluster is trained on where it is: leave client and workers out")
         return rows

@@ -26,7 +26,7 @@ from dboost.errors import ParameterError
 from dboost.losses.deviance import SquaredError
 from dboost.params import Parameters
 from dboost.session.memory import TRIM_BYTES, Budget, format_bytes, histogram_bytes, parse_memory_limit, resident_bytes
-from dboost.session.partition_loader import RETAIN_BYTES
+from dboost.session.partition_batch import RETAIN_BYTES
 from dboost.shards.shard_spec import ShardSpec, plan_layout
 from dboost.training.plan import growth_policy_of, precision_of
 from dboost.trees.tree_task import ANY_ORDER

@@ -416,7 +416,7 @@ def test_tasks_on_partitions_end_when_the_chosen_workers_have_left(processes: Pr
     chosen, pid = next(iter(processes.pids().items()))
     rows = dd.from_pandas(ROWS, npartitions=2, sort=False)
     with dboost.prepare(rows, "z", client=processes.client, workers=[chosen]) as data:
-        cluster: Any = data.binned_rows()
+        cluster: Any = data._rows()
         never = tmp_path / "never"
         with ThreadPoolExecutor(1) as pool:
             tasks = pool.submit(cluster._map, partial(wait_for_file, never), [(), ()])

@@ -20,11 +20,13 @@ import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.distributed import connection, read_tasks
 from dboost.distributed.connection import Connection
+from dboost.session.protocol import unpack
+from dboost.session.session_protocol import Session, name_of
 from tests.helpers.clusters import threads_cluster
 
 N = 40_000
 #: Calls whose results contain rows, but no more than the sample.
-SAMPLES = {"sample", "reference_rows"}
+SAMPLES = {"proposal_sample", "reference_values"}
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +37,17 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def received(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Return the number of bytes that the client received, by method."""
+    """Return the number of bytes that the client received, by method, or by the function that a method reads rows with."""
     found: Counter[str] = Counter()
     call = Connection._call
 
     def counting(self: Connection, operation: str, **arguments: Any) -> dict[str, Any]:
         reply = call(self, operation, **arguments)
-        found[arguments.get("method", operation)] += len(pickle.dumps(reply))
+        method = arguments.get("method", operation)
+        if method == Session.read.__name__:
+            _, function = unpack(arguments["arguments"][0])
+            method = name_of(function)
+        found[method] += len(pickle.dumps(reply))
         return reply
 
     monkeypatch.setattr(Connection, "_call", counting)

@@ -24,7 +24,6 @@ from dboost import DataError, ParameterError
 from dboost.cli import main
 from dboost.data import open_table
 from dboost.data.partition import role_column
-from dboost.data.roles import MISSING_KEY
 from dboost.session.memory import Budget
 from dboost.session.row_samples import TEST
 from dboost.shards import shard_spec
@@ -87,29 +86,6 @@ def test_keys_of_text_distinguish_it() -> None:
     keys = role_column(names, "group", None, None)
     assert len(set(keys.tolist())) == len(names)
     assert role_column(pd.Series(names[::-1]).astype("category"), "group", None, None).tolist() == keys[::-1].tolist()
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.array([-(2**63), 7, -(2**63)]),
-        np.array([2**63, 7, 2**63], np.uint64),  # as keys the numbers are those modulo 2**64
-        pd.Series(["-9223372036854775808", "7", " -9223372036854775808.0"]),
-        pd.Series([-(2**63), 7, -(2**63)], dtype="category"),
-        pl.Series([-(2**63), 7, -(2**63)]),
-    ],
-)
-def test_the_least_integer_is_a_key_like_others(values: Any) -> None:
-    keys = role_column(values, "group", "g", 3)
-    assert keys.tolist() == [*role_column(np.array([-(2**63)]), "group", "g", 1), 7, keys[0]]
-    assert keys[0] != MISSING_KEY
-
-
-def test_a_group_of_the_least_integer_is_trained_on() -> None:
-    frame = FRAME.assign(g=FRAME["g"].where(FRAME["g"] != 3, -(2**63)))
-    assert fitted(frame, group="g") == fitted(frame.assign(g=frame["g"].astype(str)), group="g")
-    with pytest.raises(DataError, match=r"group 'g' contains NaN .* in 600 rows, first in row 1"):
-        fitted(FRAME.assign(g=pd.Series([-(2**63), None] * (N // 2), dtype="Int64").astype("category")), group="g")
 
 
 @pytest.mark.parametrize("values", [[0.5], [np.inf], [1e19], pd.Series([1.5], dtype="category")])

@@ -22,10 +22,11 @@ from dboost.data.partition import ReadPlan, make_read_plan
 from dboost.distributed.messages import pack
 from dboost.schema import Feature
 from dboost.session import local_engine
+from dboost.session.batch_rows import StartingRows
 from dboost.session.bites import BiteStore
 from dboost.session.evaluation import SessionEvalSets
 from dboost.session.memory import Budget
-from dboost.session.partition_loader import PartitionBatch, StartingRows
+from dboost.session.partition_batch import PartitionBatch
 from dboost.session.protocol import BuildSpec, unpack
 from dboost.shards import shard_spec
 from dboost.shards.arcbite_rows import joined_rows

@@ -21,7 +21,7 @@ from dboost import sizing
 from dboost.params import Parameters
 from dboost.session.engines import FusedEngine
 from dboost.session.memory import histogram_bytes, resident_bytes
-from dboost.session.partition_loader import RETAIN_BYTES
+from dboost.session.partition_batch import RETAIN_BYTES
 from dboost.shards.shard import Shard
 from dboost.training.plan import precision_of
 

@@ -17,7 +17,7 @@ import dboost
 from dboost.distributed import worker_plugin
 from dboost.session import memory, shard_runners
 from dboost.session.memory import Budget
-from dboost.session.partition_loader import PartitionBatch
+from dboost.session.partition_batch import PartitionBatch
 from dboost.shards import shard_spec
 from tests.helpers.clusters import (
     Processes,

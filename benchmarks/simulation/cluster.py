@@ -461,7 +461,8 @@ class _Source(ReadTasks):
             address = addresses[i % len(addresses)]
             (bundle,) = dask.get(self._graph | {"bundle": self._bundles[i]}, ["bundle"])
             holding = simulated.workers[address].holder.worker_session(connection.fit)
-            n_rows = holding.take(batch, i, plan, dask_collections.in_place(bundle, self._filled))
+            partitions = holding.open_batch(batch, plan, None, whole=False)
+            n_rows = partitions.take(i, dask_collections.in_place(bundle, self._filled))
             receipts.append(Receipt(i, n_rows, SessionRef(address, holding.session)))
         return receipts
 

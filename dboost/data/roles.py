@@ -7,8 +7,7 @@ A role's *kind* says how its column is read: "any" keeps the values in their own
 of them, and "key" makes an integer of each value (`keys_of`).
 
 **Keys.** The key of a whole number is the number itself, also of a text that is one; that of another text is a hash of 64 bits.
-So equal values have equal keys for every library, dtype, partition and worker, and no process needs a list of all values. One
-number is the key of missing values (`MISSING_KEY`); as a value it has the key of its text.
+So equal values have equal keys for every library, dtype, partition and worker, and no process needs a list of all values.
 """
 
 from __future__ import annotations
@@ -31,16 +30,8 @@ Flaw = tuple[np.ndarray, str, str]
 _NAN, _INFINITE = "contains NaN", "contains infinity"
 _MISSING = "contains NaN (a missing value)"
 
-
-def _hash_of(text: str) -> int:
-    """Return a hash of 64 bits."""
-    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little", signed=True)
-
-
 #: The key of a missing value.
 MISSING_KEY = -(2**63)
-#: The key of a value whose own key would be that of a missing value.
-_ITS_KEY = _hash_of(str(MISSING_KEY))
 #: Text that is a whole number, as CSV files may have it.
 _WHOLE = re.compile(r"\s*([+-]?\d+)(\.0*)?\s*", re.ASCII)
 
@@ -156,8 +147,7 @@ def keys_of(column: Column, what: str) -> np.ndarray:
     if isinstance(column, CategoryColumn):
         return np.array([*(_key_of(level, what) for level in column.categories), MISSING_KEY], np.int64)[column.codes]
     if column.dtype.kind != "f":
-        keys = column.astype(np.uint64).view(np.int64) if column.dtype.kind == "u" else column.astype(np.int64)
-        return np.where(keys == MISSING_KEY, _ITS_KEY, keys)
+        return column.astype(np.uint64).view(np.int64) if column.dtype.kind == "u" else column.astype(np.int64)
     missing = np.isnan(column)
     values = np.where(missing, 0.0, column)
     if not ((values == np.rint(values)) & (np.abs(values) < 2.0**63)).all():
@@ -170,15 +160,15 @@ def _no_key(what: str) -> DataError:
 
 
 def _key_of(level: Level, what: str) -> int:
-    whole = _WHOLE.fullmatch(level) if isinstance(level, str) else None
-    if isinstance(level, str) and whole is None:
-        key = _hash_of(level)
-    else:
-        number = int(level if whole is None else whole[1])
-        if whole is None and number != level:
-            raise _no_key(what)
-        key = (number + 2**63) % 2**64 - 2**63
-    return _ITS_KEY if key == MISSING_KEY else key
+    if isinstance(level, str):
+        whole = _WHOLE.fullmatch(level)
+        if whole is None:
+            digest = blake2b(level.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+            return int.from_bytes(digest, "little", signed=True)
+        level = int(whole[1])
+    if int(level) != level:
+        raise _no_key(what)
+    return (int(level) + 2**63) % 2**64 - 2**63
 
 
 def rows_of(column: Column, some: slice | np.ndarray) -> Column:

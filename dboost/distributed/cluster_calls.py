@@ -20,7 +20,8 @@ from dboost.distributed.joined_workers import JoinedWorkers
 from dboost.distributed.messages import LostWorkers, Timing
 from dboost.distributed.partitioned_table import PartitionedTable
 from dboost.distributed.session_rounds import check_rows
-from dboost.session.protocol import BiteVisit, BuildSpec, ReplayState, Session
+from dboost.session.protocol import BiteVisit, BuildSpec, ReplayState
+from dboost.session.session_protocol import Session
 from dboost.session.thread_team import Team
 from dboost.shards.shard import TreeDelta
 from dboost.shards.shard_grower import BYTES_PER_ROW

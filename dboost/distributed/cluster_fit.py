@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Concatenate
 
 import numpy as np
@@ -36,19 +36,17 @@ from dboost.errors import ColumnKindsError, DataError, DBoostError, ParameterErr
 from dboost.metrics.metric import MetricReduction
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
+from dboost.session.batch_rows import BatchRows
 from dboost.session.evaluation import SessionEvalSets, log_streamed_eval_set
 from dboost.session.protocol import (
     BuildSpec,
-    ByPartitions,
     Calls,
     Chosen,
     EvalSets,
-    P,
     PartitionStats,
     ReplayState,
-    Result,
-    Session,
 )
+from dboost.session.session_protocol import ByPartitions, P, Result, Session
 from dboost.session.target import TargetScan
 from dboost.shards.shard import TreeDelta
 from dboost.training.callbacks import Iteration
@@ -269,11 +267,14 @@ class ClusterTable:
     def ask(self, method: Callable[Concatenate[Session, str, P], Result], *arguments: P.args, **none: P.kwargs) -> list[Result]:
         return self._partitions.ask(method, *arguments, **none)
 
-    def ask_each(self, method: Callable[..., Result], arguments: ByPartitions) -> list[Result]:
-        return self._partitions.ask_each(method, arguments)
+    def read(self, function: ByPartitions[Result]) -> list[Result]:
+        return self._partitions.read(function)
 
-    def apply(self, method: Callable[..., None], arguments: ByPartitions) -> None:
-        self._partitions.apply(method, arguments)
+    def apply(self, step: ByPartitions[None]) -> None:
+        self._partitions.apply(step)
+
+    def build(self, method: Callable[..., None], arguments: Callable[[], tuple[Any, ...]]) -> None:
+        self._partitions.build(method, arguments)
 
     def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
         self._partitions.set_n_trained(n_kept)
@@ -349,7 +350,7 @@ class ClusterTable:
         tasks = ReadTasks(given.table.data, **given.table.reading, like=spec.binning.features, budget=spec.budget)
         table = PartitionedTable(self._connection, f"evaluation set {name!r}", tasks)
         load_partitions(table)
-        table.encode_target(spec.target)
+        table.apply(lambda _: partial(BatchRows.encode, target=spec.target))
         n = sum(table.n_kept.values())
         size = spec.loss_magnitude(max(stats.max_weight for stats in table.partition_stats), n)
         table.build(Session.hold_out, lambda: (name, spec, size, with_block))

@@ -27,8 +27,8 @@ from dboost.distributed.read_tasks import ReadTasks, Receipt, rows_alone
 from dboost.distributed.rebalance import is_for_one_worker, is_held, plan_moves
 from dboost.errors import DataError
 from dboost.schema import Feature
-from dboost.session.protocol import ByPartitions, P, PartitionStats, Result, Session, SessionRef
-from dboost.session.target import Target
+from dboost.session.protocol import PartitionStats, SessionRef
+from dboost.session.session_protocol import ByPartitions, P, Result, Session, name_of
 
 _log = logging.getLogger("dboost")
 
@@ -88,13 +88,11 @@ class PartitionedTable:
             lambda worker_partitions: self._call(worker_partitions, Session.set_features, features, self.source.named)
         )
 
-    def encode_target(self, target: Target) -> None:
-        """Encode the table's target as the training target."""
-        self._add_stage(lambda worker_partitions: self._call(worker_partitions, Session.encode_target, target))
-
-    def apply(self, method: Callable[..., None], arguments: ByPartitions) -> None:
-        """Call a method in all sessions now, and in those that read partitions again later."""
-        self._add_stage(lambda worker_partitions: self._call_each(worker_partitions, method, arguments))
+    def apply(self, step: ByPartitions[None]) -> None:
+        """Change the rows in all sessions now, and in those that read partitions again later."""
+        self._add_stage(
+            lambda worker_partitions: self._call_each(worker_partitions, Session.apply, lambda numbers: (step(numbers),))
+        )
 
     def set_n_trained(self, n_kept: dict[int, int]) -> None:
         """Set the number of training rows of each partition, once rows have been held out."""
@@ -138,16 +136,22 @@ class PartitionedTable:
 
     def ask(self, method: Callable[Concatenate[Session, str, P], Result], *arguments: P.args, **none: P.kwargs) -> list[Result]:
         """Return the results of a method in all sessions, in no particular order."""
-        return self.ask_each(method, lambda numbers: arguments)
+        return self._repeat(method.__name__, method, lambda numbers: arguments)
 
-    def ask_each(self, method: Callable[..., Result], arguments: ByPartitions) -> list[Result]:
-        """Call a method in all sessions, with arguments that depend on their partitions; see `ask`."""
+    def read(self, function: ByPartitions[Result]) -> list[Result]:
+        """Return the result of a function of the rows of each session."""
+        return self._repeat(name_of(function(())), Session.read, lambda numbers: (function(numbers),))
+
+    def _repeat(
+        self, name: str, method: Callable[..., Any], arguments: Callable[[Sequence[int]], tuple[Any, ...]]
+    ) -> list[Any]:
+        """Call a method in all sessions until none of them is lost meanwhile. name : of the call, for error messages."""
         while True:
             self.repair()
             try:
                 return [answer for _, answer in self._call_each(self.worker_partitions, method, arguments)]
             except LostWorkers as lost:
-                self.connection.attempts.note(method.__name__, lost)
+                self.connection.attempts.note(name, lost)
                 self.drop_workers(lost.sessions)
 
     # Loss and repair.
@@ -349,7 +353,10 @@ class PartitionedTable:
         self._call_each(worker_partitions, method, lambda numbers: arguments)
 
     def _call_each(
-        self, worker_partitions: list[WorkerPartitions], method: Callable[..., Any], arguments: ByPartitions
+        self,
+        worker_partitions: list[WorkerPartitions],
+        method: Callable[..., Any],
+        arguments: Callable[[Sequence[int]], tuple[Any, ...]],
     ) -> list[tuple[WorkerPartitions, Any]]:
         """Make one call per batch, because a session may have partitions of several batches."""
         found = []

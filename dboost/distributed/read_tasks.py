@@ -476,7 +476,8 @@ def _read_part(
             raise out_of_descriptors(f"worker {get_worker().address}", f"read partition {i}") from error
         raise
     how, budget, whole = unpack(plan)
-    n_rows = worker_session.take(batch, i, how, in_place(bundle, filled), budget, whole, is_persisted and budget is None)
+    partitions = worker_session.open_batch(batch, how, budget, whole)
+    n_rows = partitions.take(i, in_place(bundle, filled), is_persisted and budget is None)
     return Receipt(i, n_rows, ref)
 
 

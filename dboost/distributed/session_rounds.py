@@ -14,7 +14,8 @@ from typing import Any
 
 from dboost.distributed.messages import LostWorkers, Timing
 from dboost.distributed.worker_calls import Branch, RoundSums, WorkerCalls
-from dboost.session.protocol import FeatureSearch, Session, SessionRef, SliceExchange, pack_round, unpack
+from dboost.session.protocol import FeatureSearch, SessionRef, SliceExchange, pack_round, unpack
+from dboost.session.session_protocol import Session
 from dboost.trees.grower import Round, RoundHistograms
 from dboost.trees.split_finder import BestSplits, unpack_splits
 from dboost.trees.tree_rounds import GrowOrder, TreeRounds

@@ -52,7 +52,8 @@ from dboost.distributed.monitoring import WorkMeter, publish
 from dboost.distributed.worker_calls import METHODS, SLICE, STATUSES, Relay, accept_line, open_worker_line, run_on
 from dboost.errors import DBoostError
 from dboost.session.memory import Budget, keep_freed_memory, trim_memory
-from dboost.session.protocol import SESSION_METHODS, MissingPartitions, Session, SessionRef, pack_round, unpack
+from dboost.session.protocol import MissingPartitions, SessionRef, pack_round, unpack
+from dboost.session.session_protocol import SESSION_METHODS, Session
 from dboost.session.worker_session import WorkerSession
 from dboost.storage.spool import remove_stale, temporary_root
 from dboost.trees.grower import RoundHistograms
@@ -126,7 +127,7 @@ class PartitionMover:
 
 def _packed_slice(worker_session: WorkerSession, batch: str, partition: int, number: int) -> tuple[bytes, bool] | None:
     try:
-        chunk, more = worker_session.give(batch, partition, number)
+        chunk, more = worker_session.batch_of(batch).give(partition, number)
     except MissingPartitions:
         return None
     return pack(chunk), more
@@ -134,7 +135,7 @@ def _packed_slice(worker_session: WorkerSession, batch: str, partition: int, num
 
 def _take_slice(worker_session: WorkerSession, batch: str, partition: int, plan: bytes, content: bytes, number: int) -> None:
     how, budget, whole = unpack(plan)
-    worker_session.take_slice(batch, partition, how, unpack(content), number, budget, whole)
+    worker_session.open_batch(batch, how, budget, whole).take_slice(partition, unpack(content), number)
 
 
 #: Number of threads, i.e. of fits whose calls may run on a worker at the same time.

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from dboost.session.batch_rows import StartingPiece, StartingRows
 from dboost.session.engines import FusedEngine
 from dboost.session.memory import Budget
-from dboost.session.partition_loader import StartingPiece, StartingRows
 from dboost.session.protocol import BiteVisit, BuildSpec
 from dboost.session.thread_team import is_small, team_for
 from dboost.shards.arcbite_rows import (

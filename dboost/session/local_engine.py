@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from dboost.session.batch_rows import StartingRows
 from dboost.session.bites import ArcbitesEngine, BiteStore
 from dboost.session.engines import FusedEngine, StreamedEngine
-from dboost.session.partition_loader import StartingRows
 from dboost.session.protocol import BiteVisit, BuildSpec, Calls
 from dboost.shards.block_store import BlockStore
 from dboost.shards.encode import in_ranges

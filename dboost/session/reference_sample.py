@@ -17,14 +17,17 @@ interpolated, and of amounts that are often zero they are so wrong that equal po
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from dboost.data.binning import sample_rows
+from dboost.data.table import values_in
 from dboost.errors import DriftWarning, warn
 from dboost.model.data_summary import STRONG, Summary
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.params import Parameters
+from dboost.session.batch_rows import BatchRows
 
 #: Maximal number of rows of a sample, and of values.
 ROWS, VALUES = 10_000, 2_000_000
@@ -48,6 +51,19 @@ def reference_size(n_features: int) -> int:
 def reference_rows(n_rows: int, n_features: int, seed: int, first: int = 0, last: int | None = None) -> np.ndarray:
     """Return the global ids among first…last-1 that are in the sample of `n_rows` rows: int64[...], ascending."""
     return sample_rows(n_rows, seed, first, last, size=reference_size(n_features))
+
+
+def reference_values(
+    rows: BatchRows, starts: dict[int, int], n_rows: int, seed: int
+) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Return values and targets of the rows of the reference sample, by partition.
+
+    starts : {partition: global id of its first row of positive weight}; n_rows : of the whole table.
+    """
+    table = rows.table
+    drawn, _ = rows.drawn(starts, partial(reference_rows, n_rows, len(table.features), seed))
+    found = values_in(table, rows.positions(drawn))
+    return {table.numbers[k]: (values, rows.target_of(k)[drawn[k]]) for k, values in found}
 
 
 def with_summary(model: Ensemble, sample: ReferenceSample | None, n_threads: int | None = 1) -> Ensemble:

@@ -14,23 +14,17 @@ would hold out about as many rows: `validation_fraction=500` promises a number o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
-from dboost.data import Table
-from dboost.data.table import kept_rows
-from dboost.errors import DataError
 from dboost.trees.tree_task import hash_rows
 
 #: Names of two evaluation sets: the validation rows, and the sample of training rows.
 HELD_OUT, WATCHED = "validation", "train"
 #: Maximal number of counts per round, for all classes together.
 _MOST_COUNTS = 1 << 16
-#: Number of rows that are hashed at a time.
-_PIECE_ROWS = 1 << 17
 _BITS = 64
 
 
@@ -199,128 +193,3 @@ class RowAssignment:
 
 #: Positions of chosen rows in their table (int64, ascending), and their weights or None.
 ChosenRows = tuple[np.ndarray, np.ndarray | None]
-
-
-class _Piece(NamedTuple):
-    """Rows of positive weight of one chunk."""
-
-    first: int  # position of the chunk's first row in the table
-    rows: np.ndarray  # their positions in the chunk
-    first_id: int  # global id of the first of them
-    draw_ids: np.ndarray  # see `Table.draw_ids`
-    classes: np.ndarray | None
-
-
-class NumberedRows:
-    """The rows of a table with their global ids (positions among all rows of positive weight) and their classes.
-
-    Parameters
-    ----------
-    table : Table
-    target_of : callable
-        Returns the encoded targets of all rows of a chunk, given its number: float64[n].
-    starts, n_kept : sequence of int
-        For each chunk: global id of its first row of positive weight, and its number of such rows.
-    n_classes : int or None
-        None for regression.
-    """
-
-    def __init__(
-        self,
-        table: Table,
-        target_of: Callable[[int], np.ndarray],
-        starts: Sequence[int],
-        n_kept: Sequence[int],
-        n_classes: int | None,
-    ) -> None:
-        self._table, self._target_of, self._starts, self._n_kept = table, target_of, starts, n_kept
-        self._n_classes = n_classes
-
-    def class_counts(self) -> np.ndarray:
-        """Return the number of rows of positive weight in each class, or in total: int64[n_classes or 1]."""
-        found = np.zeros(self._n_classes or 1, np.int64)
-        for piece in self._pieces():
-            classes = piece.classes
-            found += len(piece.rows) if classes is None else np.bincount(classes, minlength=len(found))
-        return found
-
-    def digit_counts(self, digits: DigitRequest) -> np.ndarray:
-        """See `DigitRequest.count`."""
-        found = np.zeros((len(digits.prefixes), 1 << digits.n_bits), np.int64)
-        for piece in self._pieces():
-            found += digits.count(piece.draw_ids, piece.classes)
-        return found
-
-    def apply(self, assignment: RowAssignment) -> tuple[ChosenRows | None, ChosenRows | None]:
-        """Set the training weights of the table's rows, 0 for validation rows; return the validation rows and the watched rows.
-
-        The returned weights include the class weights.
-        """
-        table, held_out, watched = self._table, assignment.held_out, assignment.watched
-        fold = assignment.fold
-        if assignment.class_weight is None and held_out is None and watched is None and fold is None:
-            return None, None
-        weighted = assignment.class_weight is not None
-        weighted = weighted or any(n and table.roles(k).weight is not None for k, n in enumerate(table.lengths))
-        found: dict[bool, list[tuple[np.ndarray, np.ndarray]]] = {True: [], False: []}
-
-        def weights(k: int) -> np.ndarray:
-            """Return the new weights of chunk k, and append its chosen rows to `found`."""
-            weight = self._weights(k, assignment.class_weight)
-            for piece in self._pieces(k):
-                rows, drawn = piece.rows, (piece.draw_ids, piece.classes)
-                uses = None if fold is None else fold.of(piece.first_id + np.arange(len(rows)))
-                if uses is not None:
-                    held = uses == TEST
-                else:
-                    held = np.zeros(len(rows), bool) if held_out is None else held_out.selects(*drawn)
-                seen = np.zeros(len(rows), bool) if watched is None else watched.selects(*drawn) & ~held
-                for is_held, own in ((True, rows[held]), (False, rows[seen])):
-                    found[is_held].append((piece.first + own, weight[own]))
-                weight[rows[held if uses is None else uses != TRAIN]] = 0.0
-            return weight
-
-        table.reweigh(weights)
-
-        def joined(exists: bool, is_held: bool) -> ChosenRows | None:
-            if not exists:
-                return None
-            positions, factors = zip((np.empty(0, np.int64), np.empty(0)), *found[is_held], strict=True)
-            return np.concatenate(positions), np.concatenate(factors) if weighted else None
-
-        return joined(held_out is not None or fold is not None, True), joined(watched is not None, False)
-
-    def _weights(self, k: int, class_weight: np.ndarray | None) -> np.ndarray:
-        """Return a copy of the weights of all rows of chunk k, times the weights of their classes."""
-        weight = self._table.roles(k).weight
-        if class_weight is None:
-            return np.ones(self._table.lengths[k]) if weight is None else weight.copy()
-        of_rows = class_weight[self._target_of(k).astype(np.int64)]
-        return of_rows if weight is None else of_rows * weight
-
-    def _pieces(self, k: int | None = None) -> Iterator[_Piece]:
-        """Yield the rows of positive weight (of chunk k only, if given) in pieces.
-
-        Raises
-        ------
-        DataError
-            If the number of rows of positive weight of a partition has changed since it was first read.
-        """
-        table, first = self._table, 0
-        for i, length in enumerate(table.lengths):
-            if length and k in (None, i):
-                rows = kept_rows(table.roles(i).weight)
-                n = length if rows is None else len(rows)
-                if n != self._n_kept[i]:
-                    raise DataError(
-                        f"{table.partition_name(i)} has {n} rows of positive weight, but had {self._n_kept[i]} when it was "
-                        "first read: the data have changed meanwhile"
-                    )
-                classes = None if self._n_classes is None else self._target_of(i)
-                draw_ids = table.draw_ids(i, self._starts[i])
-                for low in range(0, n, _PIECE_ROWS):
-                    high = min(low + _PIECE_ROWS, n)
-                    some = np.arange(low, high) if rows is None else rows[low:high]
-                    of = None if classes is None else classes[some].astype(np.int64)
-                    yield _Piece(first, some, self._starts[i] + low, draw_ids[low:high], of)
-            first += length

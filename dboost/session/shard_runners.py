@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dboost.session.batch_rows import BatchRows, starting_pieces
 from dboost.session.engines import FusedEngine
 from dboost.session.memory import blocks_that_stay
-from dboost.session.partition_loader import BatchRows, starting_pieces
 from dboost.session.protocol import BuildSpec, ReplayState
 from dboost.shards.block_store import BlockStore, StreamedShard
 from dboost.shards.encode import in_ranges, tiles_of

@@ -288,6 +288,18 @@ def merge_target_scans(a: TargetScan, b: TargetScan) -> TargetScan:
     return TargetScan(None, distinct[:MAX_CLASSES], too_many, result_dtype((a.dtype, b.dtype)), a.is_bool and b.is_bool)
 
 
+def scan_targets(table: Table) -> list[TargetScan]:
+    """Return the merged scan of the target of all chunks; an empty list without rows of positive weight."""
+    scans: list[TargetScan] = []
+    for i, length in enumerate(table.lengths):
+        if length:
+            roles = table.roles(i)
+            one = scan_target(roles.target, roles.weight, str(table.target_dtype), table.target_is_bool)
+            if one is not None:
+                scans = [reduce(merge_target_scans, (*scans, one))]
+    return scans
+
+
 #: Numbers of distinct integers that are as likely classes as they are numbers; two distinct numbers of any kind are, too.
 _LIKE_CLASSES = range(3, 51)
 

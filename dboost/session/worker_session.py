@@ -1,9 +1,9 @@
 """The session: everything that one process does for one fit.
 
-`WorkerSession` implements `session.protocol.Session`. It loads batches (`partition_loader`) and converts them to shards and
-evaluation sets. On a worker its methods are called by messages, one at a time, in a thread of the fit; loading tasks run
-concurrently. A fit without a cluster has a single session, which is called directly and trains with the engine that
-`open_engine` returns.
+`WorkerSession` implements `session_protocol.Session`. It has batches, which become shards and evaluation sets: a
+`PartitionBatch` while tasks read partitions, then `BatchRows`. On a worker its methods are called by messages, one at a time,
+in a thread of the fit; loading tasks run concurrently. A fit without a cluster has a single session, which is called directly
+and trains with the engine that `open_engine` returns.
 
 **Every call is idempotent.** When a worker dies during a step, the step is repeated in all surviving sessions. The same leaf
 values cannot be added twice, because `advance` has the number of its iteration. A tree can be grown again, because growing does
@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial, reduce
 from pathlib import Path
@@ -29,19 +30,23 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.chunk import plain
+from dboost.data.partition import ReadPlan
 from dboost.data.table import kept_rows
 from dboost.metrics.metric import LossMagnitude
+from dboost.schema import Feature
+from dboost.session.batch_rows import BatchRows, global_row_ids
 from dboost.session.bites import BiteStore, Iterations, SessionBites
 from dboost.session.evaluation import EvalRows, SessionEvalSets
 from dboost.session.local_engine import open_local_engine
 from dboost.session.memory import Budget
-from dboost.session.partition_loader import BatchRows, PartitionLoader, global_row_ids
+from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
 from dboost.session.protocol import (
     BiteVisit,
     BuildSpec,
     Calls,
     FeatureSearch,
     MissingPartitions,
+    PartitionStats,
     RefitOrder,
     RefitStep,
     ReplayState,
@@ -50,6 +55,7 @@ from dboost.session.protocol import (
     unpack,
 )
 from dboost.session.refit_rows import LeafRefitRows
+from dboost.session.session_protocol import Result
 from dboost.session.shard_runners import InMemoryRunner, ShardRunner, StreamedRunner, streamed_runners, write_blocks
 from dboost.session.thread_team import Team, is_small
 from dboost.session.warm_start import add_trees, row_matrices, starting_scores
@@ -72,7 +78,7 @@ from dboost.trees.split_finder import PackedSplits, SplitFinder, pack_splits
 from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
 
 
-class WorkerSession(PartitionLoader):
+class WorkerSession:
     """The session of one fit in one process.
 
     Parameters
@@ -83,55 +89,128 @@ class WorkerSession(PartitionLoader):
         Folder for rows that exceed a memory limit; default: the folder of Dask's temporary files.
     spare : Budget, optional
         Memory that the worker may use before Dask pauses it; the budget of a fit without a `memory_limit`.
+
+    Attributes
+    ----------
+    session : str
+        Globally unique name.
+    lock : Lock
+        Held during a call.
+    latest : int
+        Largest round number that a call had.
+    exchange : SliceExchange or None
+        Which sessions add up which features, if slices of histograms are exchanged.
     """
 
     def __init__(self, n_threads: int, folder: Path | None = None, spare: Budget | None = None) -> None:
-        super().__init__(n_threads, spare)
-        self._refits: dict[str, LeafRefitRows | None] = {}
-        self._tables: dict[str, Table] = {}
-        #: Globally unique name of the session.
         self.session = uuid.uuid4().hex
-        self._folder = folder
+        self.lock = threading.Lock()
+        self.latest = -1
+        self.exchange: SliceExchange | None = None
+        self._n_threads, self._folder, self._spare = n_threads, folder, spare
+        self._resources = ExitStack()  # released by `close`
+        self._batches: dict[str, PartitionBatch] = {}  # until their rows are encoded
+        self._batches_lock, self._turn = threading.Lock(), threading.Lock()
+        self._rows: dict[str, BatchRows] = {}
+        self._refits: dict[str, LeafRefitRows | None] = {}
         self._reported_bytes = 0
         #: Bytes read by runners that are closed.
         self._closed_bytes_read = 0
-        self.lock = threading.Lock()
-        #: Largest round number that a call had.
-        self.latest = -1
         self._runners: list[ShardRunner] = []
         self._built: set[str] = set()
         self._spec: BuildSpec | None = None
         self._split_finders: dict[int, SplitFinder] = {}  # of own features, by output
         self._search: FeatureSearch | None = None  # of the current round, if slices of histograms are exchanged
-        self.exchange: SliceExchange | None = None
         self._narrow = np.empty(0, np.int32)  # receives the histograms of a round for sending
         self._bites = SessionBites()
         self._pool = ThreadPoolExecutor(n_threads, "dboost")
 
     @cached_property
-    def _team(self) -> Team:
-        """The threads that work on evaluation sets."""
-        return Team(self._n_threads)
-
-    @cached_property
     def _eval_sets(self) -> SessionEvalSets:
-        return SessionEvalSets(self._team, self._folder)
+        team = Team(self._n_threads)
+        self._resources.callback(team.close)
+        sets = SessionEvalSets(team, self._folder)
+        self._resources.callback(sets.close)
+        return sets
 
     def close(self) -> None:
         """Release threads and memory, and remove files."""
-        for batch in [*self._batches, *self._tables]:
+        for batch in [*self._rows, *self._batches]:  # a loading task may add one meanwhile
             self._close_batch(batch)
         for runner in self._runners:
             runner.close()
         self._pool.shutdown(wait=False)
-        if "_eval_sets" in vars(self):
-            self._eval_sets.close()
-            self._team.close()
-        for rows in self._rows.values():
-            rows.close()
+        self._resources.close()
         if self._spec is not None:  # shards or bites were built
             self._bites.close()
-        self._batches, self._tables, self._rows, self._refits, self._runners = {}, {}, {}, {}, []
+        self._refits, self._runners = {}, []
+
+    # Batches.
+
+    def open_batch(self, batch: str, plan: ReadPlan, budget: Budget | None, whole: bool) -> PartitionBatch:
+        """Return a batch for partitions that are read; make it at the first call. Called by loading tasks and moves.
+
+        whole : whether the user passed a role as one array for all rows.
+        """
+        with self._batches_lock:
+            if batch not in self._batches:
+                retained = RETAIN_BYTES if self._spare is None else min(RETAIN_BYTES, self._spare.retained)
+                if budget is None:
+                    self._batches[batch] = PartitionBatch(plan, retained)
+                else:
+                    self._batches[batch] = PartitionBatch(
+                        plan, budget.retained, budget.chunk,
+                        spool_roles=not whole, limit=budget.on_threads(self._n_threads), turn=self._turn,
+                    )  # fmt: skip
+            return self._batches[batch]
+
+    def batch_of(self, batch: str) -> PartitionBatch:
+        """Return a batch whose partitions have been read; raise MissingPartitions without such a batch."""
+        found = self._batches.get(batch)
+        if found is None:
+            raise MissingPartitions(batch)
+        return found
+
+    def rows_of(self, batch: str) -> BatchRows:
+        """Return the rows of a batch; raise MissingPartitions without such a batch."""
+        found = self._rows.get(batch)
+        if found is None:
+            raise MissingPartitions(batch)
+        return found
+
+    def adopt(self, batch: str, table: Table) -> None:
+        """Register a table that was read in this process as a batch; it is closed when its rows are encoded."""
+        # `assign_rows` must not change the weights of the caller's table.
+        reweighable = table if table.keeps_roles_apart else table.weighing(table.weight)
+        self._rows[batch] = BatchRows(reweighable, self._n_threads, table)
+
+    def _close_batch(self, batch: str) -> None:
+        """Release the rows of a batch."""
+        for some in (self._rows, self._batches):
+            if batch in some:
+                some.pop(batch).close()
+
+    def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
+        """Store a role of a batch's partitions, if the user passed one array for all rows."""
+        self.batch_of(batch).attach(role, values)
+
+    def scan_partitions(self, batch: str, numbers: Sequence[int]) -> PartitionStats:
+        """Return statistics of the listed partitions of a batch, and drop the others, which another session has loaded, too."""
+        return self.batch_of(batch).scan_partitions(numbers)
+
+    def set_features(self, batch: str, features: tuple[Feature, ...], named: bool) -> None:
+        """Convert a batch to a table with these features."""
+        if batch not in self._rows:
+            source = self.batch_of(batch)
+            self._rows[batch] = BatchRows(source.table(features, named), self._n_threads, source)
+
+    def apply(self, batch: str, step: Callable[[BatchRows], None]) -> None:
+        """Change the rows of a batch."""
+        step(self.rows_of(batch))
+
+    def read(self, batch: str, function: Callable[[BatchRows], Result]) -> Result:
+        """Return the result of a function of the rows of a batch."""
+        return function(self.rows_of(batch))
 
     # Shards.
 
@@ -139,8 +218,7 @@ class WorkerSession(PartitionLoader):
         """Build shards from a table, replay the trees so far, and drop the raw values."""
         if batch in self._built:
             return
-        rows = self._table_rows(batch)
-        del self._rows[batch]
+        rows = self.rows_of(batch)
         self._spec = spec
         is_new_visit = past.visit not in (None, self._bites.visit)
         if past.visit is not None:
@@ -170,7 +248,6 @@ class WorkerSession(PartitionLoader):
                 self._runners += streamed_runners(
                     rows, batch, spec, past, root=self._folder, n_threads=n_threads, staying_bytes=staying
                 )
-        rows.close()
         self._close_batch(batch)
         self._built.add(batch)
 
@@ -208,26 +285,12 @@ class WorkerSession(PartitionLoader):
             _replay(runner, past)
         return runners
 
-    def _close_batch(self, batch: str) -> None:
-        """Close the raw values of a batch."""
-        for found in (self._batches.pop(batch, None), self._tables.pop(batch, None)):
-            if found is not None:
-                found.close()
-
-    # Methods for the single session of a fit without a cluster.
-
-    def adopt(self, batch: str, table: Table) -> None:
-        """Register a table that was read in this process as a batch; it is closed when its rows are encoded."""
-        self._tables[batch] = table
-        # `assign_rows` must not change the weights of the caller's table.
-        reweighable = table if table.keeps_roles_apart else table.weighing(table.weight)
-        self._rows[batch] = BatchRows(reweighable, self._n_threads)
+    # For the single session of a fit without a cluster.
 
     def open_engine(self, batch: str, spec: BuildSpec, policy: GrowthPolicy) -> Calls:
         """Return the calls of a fit without a cluster, and drop the batch's raw values."""
-        rows = self._rows.pop(batch)
-        for table in (self._tables[batch], rows.table):
-            table.drop_target()  # as it was read; `rows` has it encoded
+        rows = self.rows_of(batch)
+        rows.drop_target()
 
         def gather() -> Shard:
             rows.gather()
@@ -240,7 +303,6 @@ class WorkerSession(PartitionLoader):
             return blocks
 
         engine = open_local_engine(rows, spec, policy, self._n_threads, gather, write, self._folder)
-        rows.close()
         self._close_batch(batch)
         return engine
 
@@ -266,7 +328,7 @@ class WorkerSession(PartitionLoader):
             codes = encode_table(table, spec.binning, spec.shard.layout, some, self._n_threads)
             raw = self._raw_scores(rows, spec, some, kept_range)
             if k == n_shards - 1:
-                self._close_batch(batch)  # frees the raw values before the caller allocates the shard
+                rows.close_values()  # before the caller allocates the shard
             weights = None
             if spec.shard.weighted:
                 weights = np.ones(n) if weight is None else weight if some is None else weight[some]
@@ -288,9 +350,6 @@ class WorkerSession(PartitionLoader):
     def keep_only(self, batch: str, numbers: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions, which another session has now."""
         if batch in self._batches:  # never built
-            rows = self._rows.pop(batch, None)
-            if rows is not None:
-                rows.close()
             self._close_batch(batch)
         runners: list[ShardRunner] = []
         for runner in self._runners:
@@ -474,18 +533,16 @@ class WorkerSession(PartitionLoader):
         """Add the rows of a table to an evaluation set."""
         if batch in self._built:
             return
-        rows = self._table_rows(batch)
-        del self._rows[batch]
+        rows = self.rows_of(batch)
         self._evaluate_rows(batch, rows, EvalRows(rows.table, rows.target_of), name, spec, size, with_block)
-        rows.close()
         self._close_batch(batch)
         self._built.add(batch)
 
     def hold_out_chosen(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool) -> None:
         """Add the chosen rows of a training table to an evaluation set."""
-        chosen = self._chosen.pop((batch, name), None)
+        rows = self.rows_of(batch)
+        chosen = None if rows.chosen is None else rows.chosen.pop(name, None)
         if chosen is not None:  # otherwise a repeated call
-            rows = self._table_rows(batch)
             self._evaluate_rows(batch, rows, EvalRows(rows.table, rows.target_of, *chosen), name, spec, size, with_block)
 
     def _evaluate_rows(
@@ -520,7 +577,8 @@ class WorkerSession(PartitionLoader):
         """Prepare the rows of a table, and replay the steps so far."""
         if batch in self._refits:
             return
-        rows = self._gathered(batch)
+        rows = self.rows_of(batch)
+        rows.gather()
         table, y, weight = rows.table, rows.y, rows.table.weight
         kept = kept_rows(weight)
         if kept is not None and weight is not None:

@@ -42,9 +42,9 @@ from dboost.errors import DataError, DBoostError, ParameterError, shown
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.params import Parameters
 from dboost.schema import Feature
-from dboost.session.protocol import SessionTable
 from dboost.session.reference_sample import ReferenceSample
 from dboost.session.row_samples import TEST, FoldRows
+from dboost.session.session_protocol import SessionTable
 from dboost.session.target import Target, encode_values
 from dboost.session.warm_start import WarmStart, matrix_of
 from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole

@@ -33,23 +33,24 @@ from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import Parameters
 from dboost.schema import Feature
+from dboost.session.batch_rows import BatchRows
 from dboost.session.evaluation import EvalRows, SessionEvalSets, log_streamed_eval_set
 from dboost.session.memory import Budget
-from dboost.session.partition_loader import scan_targets
-from dboost.session.protocol import (
-    BuildSpec,
-    ByPartitions,
-    Calls,
-    Chosen,
-    EvalSets,
-    P,
-    Result,
-    Session,
-    SessionTable,
-)
-from dboost.session.reference_sample import ReferenceSample, warn_of_drift, with_summary
+from dboost.session.protocol import BuildSpec, Calls, Chosen, EvalSets
+from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, with_summary
+from dboost.session.row_assignment import Numbered, assign_rows, class_counts, digit_counts
 from dboost.session.row_samples import DigitRequest
-from dboost.session.target import Target, TargetScan, choose_target, continued, name_of_target, target_for, target_of
+from dboost.session.session_protocol import ByPartitions, P, Result, Session, SessionTable
+from dboost.session.target import (
+    Target,
+    TargetScan,
+    choose_target,
+    continued,
+    name_of_target,
+    scan_targets,
+    target_for,
+    target_of,
+)
 from dboost.session.thread_team import Team, team_for
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.session.worker_session import WorkerSession
@@ -292,7 +293,7 @@ class SessionRows:
         target = learn_target(self._request, self._table.target_scans)
 
         def encode() -> None:
-            self._table.apply(Session.encode_target, lambda _: (target,))
+            self._table.apply(lambda _: partial(BatchRows.encode, target=target))
 
         if self._request.warm_start.is_new_source:
             continued(encode)
@@ -311,13 +312,21 @@ class SessionRows:
         starts, n_rows = starts_of(before), sum(before.values())
         n_classes = target.n_classes
 
-        def numbered(numbers: Sequence[int]) -> tuple[Any, ...]:
-            return {i: (starts[i], before[i]) for i in numbers}, n_classes
+        def numbered(numbers: Sequence[int]) -> Numbered:
+            return {i: (starts[i], before[i]) for i in numbers}
 
-        def digit_counts(digits: DigitRequest) -> np.ndarray:
-            return reduce(np.add, table.ask_each(Session.digit_counts, lambda numbers: (*numbered(numbers), digits)))
+        def count_digits(digits: DigitRequest) -> np.ndarray:
+            return reduce(
+                np.add,
+                table.read(
+                    lambda numbers: partial(digit_counts, numbered=numbered(numbers), n_classes=n_classes, digits=digits)
+                ),
+            )
 
-        counts = [n_rows] if n_classes is None else reduce(np.add, table.ask_each(Session.class_counts, numbered)).tolist()
+        counts = [n_rows]
+        if n_classes is not None:
+            found = table.read(lambda numbers: partial(class_counts, numbered=numbered(numbers), n_classes=n_classes))
+            counts = reduce(np.add, found).tolist()
         if request.make_validation_plan is not None:
             validation = request.make_validation_plan(counts, target, ensemble_so_far)
             for metric in validation.metrics:
@@ -326,16 +335,18 @@ class SessionRows:
         holds_out_test_set = needs_test_set(parameters, validation, request.eval_sets)
         test_rows = held_out_rows_of(n_rows, parameters.random_state) if holds_out_test_set else None
         has_groups = "group" in table.roles
-        assignment = validation.assign(counts, None if has_groups else digit_counts, test_rows)
+        assignment = validation.assign(counts, None if has_groups else count_digits, test_rows)
 
-        def assigned(numbers: Sequence[int]) -> tuple[Any, ...]:
+        def assign(numbers: Sequence[int]) -> Callable[[BatchRows], None]:
             fold = assignment.fold
             of_session = fold if fold is None else fold.of_partitions([(starts[i], before[i]) for i in numbers])
-            return *numbered(numbers), replace(assignment, fold=of_session)
+            return partial(
+                assign_rows, numbered=numbered(numbers), n_classes=n_classes, assignment=replace(assignment, fold=of_session)
+            )
 
-        table.apply(Session.assign_rows, assigned)
-        found = table.ask(Session.trained_rows)
-        after = dict(sorted((i, n) for each, *_ in found for i, n in each.items()))
+        table.apply(assign)
+        trained = table.read(lambda _: BatchRows.trained_rows)
+        after = dict(sorted((i, n) for one in trained for i, n in one.n_kept.items()))
         n_held_out = n_rows - sum(after.values())
         if holds_out_test_set:
             warn_held_out(n_held_out, n_rows)
@@ -343,10 +354,10 @@ class SessionRows:
             check_whole_groups(n_held_out, n_rows)
         elif after.keys() != before.keys() or n_held_out != validation.n_held_out:
             raise DBoostError(f"{n_held_out} of {n_rows} rows in {len(after)} of {len(before)} partitions were held out")
-        table.note_assigned(after, all(is_unit for *_, is_unit in found))
+        table.note_assigned(after, all(one.unit_weights for one in trained))
         chosen: Chosen = {}
-        for _, of_session, _ in found:
-            for name, (n, max_weight) in of_session.items():
+        for one in trained:
+            for name, (n, max_weight) in one.chosen.items():
                 so_far = chosen.get(name, (0, 0.0))
                 chosen[name] = so_far[0] + n, max(so_far[1], max_weight)
         return validation, dict(sorted(chosen.items(), reverse=True))  # "validation", then "train"
@@ -357,7 +368,7 @@ class SessionRows:
         if warm_start.keeps_bins:
             return warm_start.binning(features)
         if parameters.split_proposal == "exact":
-            found = table.ask(Session.distinct)
+            found = table.read(lambda _: BatchRows.distinct_columns)
             return exact_binning(features, [reduce(distinct_values, of_feature) for of_feature in zip(*found, strict=True)])
         n_rows = self._numbering[1]
         n_numeric = sum(not feature.is_categorical for feature in features)
@@ -373,8 +384,10 @@ class SessionRows:
         """Return a range of numeric columns of the sampled rows, in the order of the rows, and the weights of these."""
         starts, n_rows = self._numbering
         by_partition: dict[int, Any] = {}
-        for answer in self._table.ask_each(
-            Session.sample, lambda numbers: ({i: starts[i] for i in numbers}, n_rows, seed, columns)
+        for answer in self._table.read(
+            lambda numbers: partial(
+                BatchRows.proposal_sample, starts={i: starts[i] for i in numbers}, n_rows=n_rows, seed=seed, columns=columns
+            )
         ):
             by_partition |= answer
         ordered = [by_partition[i] for i in sorted(by_partition)]
@@ -389,15 +402,18 @@ class SessionRows:
         return [(first, min(first + n_columns, n_numeric)) for first in range(0, n_numeric, max(n_columns, 1))]
 
     def compute_start_scores(self, warm_start: WarmStart) -> None:
-        self._table.apply(Session.compute_start_scores, lambda _: (warm_start,))
+        self._table.apply(lambda _: partial(BatchRows.compute_start_scores, warm_start=warm_start))
 
     def map_rows(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return [answer for of_session in self._table.ask(Session.map_rows, function, arguments) for answer in of_session]
+        found = self._table.read(lambda _: partial(BatchRows.map_rows, function=function, arguments=arguments))
+        return [answer for of_session in found for answer in of_session]
 
     def describe(self, seed: int) -> RowsDescription:
         table, (starts, n_rows) = self._table, self._numbering
         by_partition: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for answer in table.ask_each(Session.reference_rows, lambda numbers: ({i: starts[i] for i in numbers}, n_rows, seed)):
+        for answer in table.read(
+            lambda numbers: partial(reference_values, starts={i: starts[i] for i in numbers}, n_rows=n_rows, seed=seed)
+        ):
             by_partition |= answer
         ordered = [by_partition[i] for i in sorted(by_partition)]
         sample = ReferenceSample(np.empty((0, len(self._features))), np.empty(0))
@@ -465,7 +481,7 @@ class LocalTable:
         self._session = WorkerSession(self._n_threads)
         self._session.adopt(self._BATCH, table)
         self.named = table.named
-        self.n_kept, _, self.unit_weights = self._session.trained_rows(self._BATCH)
+        self.n_kept, _, self.unit_weights = self._session.rows_of(self._BATCH).trained_rows()
         return table.features
 
     @cached_property
@@ -488,11 +504,14 @@ class LocalTable:
     def ask(self, method: Callable[Concatenate[Session, str, P], Result], *arguments: P.args, **none: P.kwargs) -> list[Result]:
         return [getattr(self._session, method.__name__)(self._BATCH, *arguments)]
 
-    def ask_each(self, method: Callable[..., Result], arguments: ByPartitions) -> list[Result]:
-        return [getattr(self._session, method.__name__)(self._BATCH, *arguments(self._table.numbers))]
+    def read(self, function: ByPartitions[Result]) -> list[Result]:
+        return [self._session.read(self._BATCH, function(self._table.numbers))]
 
-    def apply(self, method: Callable[..., None], arguments: ByPartitions) -> None:
-        self.ask_each(method, arguments)
+    def apply(self, step: ByPartitions[None]) -> None:
+        self._session.apply(self._BATCH, step(self._table.numbers))
+
+    def build(self, method: Callable[..., None], arguments: Callable[[], tuple[Any, ...]]) -> None:
+        getattr(self._session, method.__name__)(self._BATCH, *arguments())
 
     def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
         self.n_kept, self.unit_weights = n_kept, unit_weights
@@ -508,8 +527,9 @@ class LocalTable:
 
     def hold_out_chosen(self, spec: BuildSpec, chosen: Chosen, *, with_block: bool) -> None:
         for name in chosen:
-            rows, chosen_rows = self._session.take_chosen(self._BATCH, name)
-            eval_rows = EvalRows(rows.table, rows.target_of, *chosen_rows)
+            rows = self._session.rows_of(self._BATCH)
+            assert rows.chosen is not None
+            eval_rows = EvalRows(rows.table, rows.target_of, *rows.chosen.pop(name))
             self._eval_sets.add(name, eval_rows, spec, self._budget, with_block=with_block)
             if self._eval_sets.in_files(name=name):
                 log_streamed_eval_set(name)

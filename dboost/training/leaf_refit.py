@@ -5,7 +5,7 @@ and Hessians follow from the scores of the previous trees with their new leaf va
 exact sums, or a quantile of the rows' residuals, by the same `LeafEstimator` and with the same parameters as in the fit. So a
 refit on the training data reproduces the model.
 
-The rows are in this process or on a cluster (`session.protocol.SessionTable`). The results of sessions are merged by
+The rows are in this process or on a cluster (`session_protocol.SessionTable`). The results of sessions are merged by
 exact sums and maxima, so leaf values do not depend on the partitions.
 
 With ``decay`` a leaf value is ``decay · old + (1 - decay) · new``; leaves without rows keep the old value.
@@ -27,8 +27,9 @@ from dboost.metrics.exact import unit_for
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters, make_parameters
-from dboost.session.protocol import RefitOrder, RefitStep, Session, SessionTable
+from dboost.session.protocol import RefitOrder, RefitStep
 from dboost.session.reference_sample import with_summary
+from dboost.session.session_protocol import Session, SessionTable
 from dboost.session.warm_start import WarmStart, check_continues, keywords_for
 from dboost.shards.statistics import Statistic, leaf_totals
 from dboost.training.fit import SessionRows, interruptible_reading
@@ -106,7 +107,7 @@ class _RefitRows:
         self._table, self._terms = table, order.loss.terms()
         self._iteration = -1
         self._past: list[RefitStep] = []
-        table.apply(Session.refit_begin, lambda _: (order, self._past))
+        table.build(Session.refit_begin, lambda: (order, self._past))
 
     def select_iteration(self, iteration: int) -> None:
         """Estimate leaf values of this iteration; sessions assign rows to its leaves when they are next called."""

@@ -52,13 +52,13 @@ from dboost.kernels.histograms import BinLayout
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
 from dboost.params import Parameters
 from dboost.schema import Feature, Level
+from dboost.session.batch_rows import StartingPiece
 from dboost.session.evaluation import SessionEvalSets
 from dboost.session.local_engine import open_local_engine
 from dboost.session.memory import Budget
-from dboost.session.partition_loader import StartingPiece, scan_targets
 from dboost.session.protocol import BuildSpec, Chosen, EvalSets
 from dboost.session.reference_sample import ReferenceSample, reference_rows
-from dboost.session.target import Target, TargetScan, encode_values
+from dboost.session.target import Target, TargetScan, encode_values, scan_targets
 from dboost.session.thread_team import team_for
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
 from dboost.shards.block_store import BlockStore
@@ -314,11 +314,11 @@ class PreparedTargets:
 
     @property
     def owned(self) -> dict[int, int]:
-        """See `session.partition_loader.StartingRows`; all rows form one partition."""
+        """See `session.batch_rows.StartingRows`; all rows form one partition."""
         return {0: self.data.n_rows}
 
     def draw_ids(self, number: int, start: int) -> np.ndarray:
-        """See `session.partition_loader.StartingRows`."""
+        """See `session.batch_rows.StartingRows`."""
         if not self.data.has("group"):
             return start + np.arange(self.data.n_rows)
         return np.concatenate([rows["group"].copy() for _, rows in self.data.blocks_of_rows()])

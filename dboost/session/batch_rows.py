@@ -1,0 +1,347 @@
+"""The rows of a batch in one session, from the final codes of their categories until they are encoded.
+
+Without a memory limit the roles and the start scores are in memory, and `BatchRows.ranges` yields one range. With a limit, the
+roles are in files like the columns (`data.row_metadata`). Arrays that are computed from them are stored in files as well, one
+partition at a time: the encoded target, and the start scores, which are the raw scores by a model of other data. `gather` loads
+everything into memory, for functions that need all rows together.
+
+`starting_pieces` yields encoded rows with their first raw scores, piece by piece, for code that writes them to files.
+
+**Functions of a batch.** What a fit learns from rows before they are encoded is a function of `BatchRows`, in the module of its
+subject (`row_assignment`, `reference_sample`), or a method of `BatchRows`. `Session.read` and `Session.apply` call it in every
+session. A function is pickled by its name, with further arguments as a `functools.partial`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from dboost.data import Table
+from dboost.data.binning import sample_rows
+from dboost.data.roles import RowRoles
+from dboost.data.table import kept_rows
+from dboost.model.ensemble import FlatEnsemble
+from dboost.session.partition_batch import PartitionBatch
+from dboost.session.protocol import BuildSpec
+from dboost.session.row_samples import ChosenRows
+from dboost.session.target import Target, encode_chunk, encode_like
+from dboost.session.warm_start import WarmStart, add_block, matrix_of, starting_scores
+from dboost.shards.encode import distinct_of, encoded_pieces, sampled
+from dboost.shards.shard import BinnedColumns
+from dboost.storage.spool import Spool
+
+Result = TypeVar("Result")
+
+
+class TrainedRows(NamedTuple):
+    """The training rows of a batch."""
+
+    n_kept: dict[int, int]  # their number by partition
+    chosen: dict[str, tuple[int, float]]  # number and largest weight of the chosen rows, by evaluation set
+    unit_weights: bool  # whether all weights are 1 (or 0)
+
+
+class BatchRows:
+    """The rows of a batch in one session.
+
+    Parameters
+    ----------
+    table : Table
+    n_threads : int
+    source : PartitionBatch or Table
+        What the table was made of, and is closed with it.
+
+    Attributes
+    ----------
+    y : float64[n_rows]
+        Encoded targets of all rows; empty if they are in files.
+    start_scores : float64[n_outputs, n_kept], or None
+        Raw scores of the rows of positive weight by a model of other data; None without such a model or if they are in files.
+    chosen : dict, or None
+        The rows of each evaluation set that is chosen from the table, by its name; None before `row_assignment.assign_rows`.
+    """
+
+    def __init__(self, table: Table, n_threads: int, source: PartitionBatch | Table) -> None:
+        self.table, self.n_threads = table, n_threads
+        self._source: PartitionBatch | Table | None = source
+        self.chosen: dict[str, ChosenRows] | None = None
+        self.y = np.empty(0)
+        self.start_scores: np.ndarray | None = None
+        if table.keeps_roles_apart:
+            self._targets, self._scores = Spool(0), Spool(0)
+        self._has_start_scores = False
+
+    @property
+    def n_kept(self) -> int:
+        """Number of rows of positive weight."""
+        return sum(self.kept_of(k) for k in range(self.table.n_chunks))
+
+    def kept_of(self, k: int) -> int:
+        """Return the number of rows of positive weight of chunk k."""
+        weight = self.table.roles(k).weight if self.table.lengths[k] else None
+        return self.table.lengths[k] if weight is None else int(np.count_nonzero(weight > 0))
+
+    @property
+    def owned(self) -> dict[int, int]:
+        """Number of rows of positive weight of each partition with such rows."""
+        return {number: n for k, number in enumerate(self.table.numbers) if (n := self.kept_of(k))}
+
+    def draw_ids(self, number: int, start: int) -> np.ndarray:
+        """See `StartingRows`."""
+        return self.table.draw_ids(self.table.numbers.index(number), start)
+
+    def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
+        """See `StartingRows`."""
+        return starting_pieces(self, spec, n_threads, piece_rows)
+
+    def encode(self, target: Target) -> None:
+        """Encode the target for the loss. Idempotent."""
+        table = self.table
+        if not table.keeps_roles_apart:
+            counts = table.n_rows > 0 and (table.weight is None or bool((table.weight > 0).any()))
+            self.y = encode_like(table, target) if counts else np.zeros(table.n_rows)
+            return
+        self._targets.close()
+        self._targets = Spool(0)
+        for k, length in enumerate(table.lengths):
+            if length:
+                self._targets.put(k, [encode_chunk(table, k, target)])
+
+    def compute_start_scores(self, warm_start: WarmStart) -> None:
+        """Compute the start scores of the rows of positive weight, by a model of other data. Idempotent."""
+        if self._has_start_scores:
+            return
+        table, iterations = self.table, (0, warm_start.n_earlier)
+        self._has_start_scores = True
+        if not table.keeps_roles_apart:
+            kept = kept_rows(table.weight)
+            self.start_scores = starting_scores(warm_start.baseline, warm_start, table, kept, self.n_threads, iterations)
+            return
+        flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
+        for k in range(table.n_chunks):
+            n = self.kept_of(k)
+            if n:
+                roles = table.roles(k)
+                kept, offset = kept_rows(roles.weight), roles.offset
+                some = slice(None) if kept is None else kept
+                scores = np.repeat(warm_start.baseline[:, None], n, axis=1)
+                if offset is not None:
+                    scores += offset[some]
+                if flat is not None and warm_start.n_earlier:
+                    at = 0
+                    for _, positions, chunk in table.slices(k, kept):
+                        matrix = matrix_of(chunk) if positions is None else matrix_of(chunk)[positions]
+                        here = scores[:, at : at + len(matrix)].copy()
+                        add_block(here, flat, matrix, iterations, self.n_threads)
+                        scores[:, at : at + len(matrix)] = here
+                        at += len(matrix)
+                self._scores.put(k, [scores])
+
+    def ranges(self) -> Iterator[RowRoles]:
+        """Yield the roles of ranges that together are the rows of positive weight: encoded targets, and start scores for
+        offsets if there are any."""
+        table = self.table
+        if not table.keeps_roles_apart:
+            kept = kept_rows(table.weight)
+            roles = replace(table.all_roles, target=self.y)
+            roles = roles if kept is None else roles.rows(kept)
+            if roles.n_rows:
+                yield roles if self.start_scores is None else replace(roles, offset=self.start_scores)
+            return
+        for k in range(table.n_chunks):
+            if self.kept_of(k):
+                yield self.range_of(k)
+
+    def map_rows(self, function: Callable[..., Result], arguments: tuple[Any, ...]) -> list[Result]:
+        """Return ``function(roles, *arguments)`` of each of the `ranges`."""
+        return [function(roles, *arguments) for roles in self.ranges()]
+
+    def trained_rows(self) -> TrainedRows:
+        """Return which rows are trained on."""
+        n_kept, unit_weights, chosen = {}, True, {}
+        for name, (positions, weights) in (self.chosen or {}).items():
+            max_weight = float(len(positions) > 0) if weights is None else float(weights.max(initial=0.0))
+            chosen[name] = len(positions), max_weight
+        for k, (i, length) in enumerate(zip(self.table.numbers, self.table.lengths, strict=True)):
+            weight = self.table.roles(k).weight if length else None
+            n_kept[i] = length if weight is None else int(np.count_nonzero(weight > 0))
+            unit_weights = unit_weights and (weight is None or bool(((weight == 1.0) | (weight == 0.0)).all()))
+        return TrainedRows(n_kept, chosen, unit_weights)
+
+    def distinct_columns(self) -> list[np.ndarray]:
+        """Return the distinct values of each numeric column in rows of positive weight, as float64[...]."""
+        self.gather()
+        kept = kept_rows(self.table.weight)
+        return distinct_of(self.table, np.arange(self.table.n_rows) if kept is None else kept)
+
+    def proposal_sample(
+        self, starts: dict[int, int], n_rows: int, seed: int, columns: tuple[int, int]
+    ) -> dict[int, tuple[list[np.ndarray], np.ndarray | None]]:
+        """Return the sampled rows of each partition: a range (first, last) of the numeric columns, and weights or None.
+
+        starts : {partition: global id of its first row of positive weight}; n_rows : of the whole table.
+        """
+        table = self.table
+        numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical][slice(*columns)]
+        drawn, weights = self.drawn(starts, partial(sample_rows, n_rows, seed))
+        found = sampled(table, self.positions(drawn), numeric, self.n_threads)
+        return {table.numbers[k]: (values, weights[k]) for k, values in found}
+
+    def drawn(
+        self, starts: dict[int, int], draw: Callable[[int, int], np.ndarray]
+    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """Return the drawn rows of each chunk, and their weights.
+
+        ``draw(first, last)`` returns the drawn ids of a range of global ids.
+        """
+        drawn: list[np.ndarray] = []
+        weights: list[np.ndarray | None] = []
+        for k, (i, length) in enumerate(zip(self.table.numbers, self.table.lengths, strict=True)):
+            weight = self.table.roles(k).weight if length else None
+            kept = kept_rows(weight)
+            rows = draw(starts[i], starts[i] + (length if kept is None else len(kept))) - starts[i]
+            drawn.append(rows if kept is None else kept[rows])
+            weights.append(None if weight is None else weight[drawn[k]])
+        return drawn, weights
+
+    def positions(self, drawn: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the positions of drawn rows in the table."""
+        starts = np.cumsum((0, *self.table.lengths[:-1]))
+        return np.concatenate([np.empty(0, np.int64), *map(np.add, starts, drawn)])
+
+    def target_of(self, k: int) -> np.ndarray:
+        """Return the encoded targets of all rows of chunk k."""
+        if self.table.keeps_roles_apart:
+            return self._targets.get(k)[0]
+        first = sum(self.table.lengths[:k])
+        return self.y[first : first + self.table.lengths[k]]
+
+    def range_of(self, k: int) -> RowRoles:
+        """Return the roles of the rows of positive weight of chunk k, which must have some; see `ranges`."""
+        given = self.table.roles(k)
+        kept = kept_rows(given.weight)
+        roles = replace(given, target=self.target_of(k))
+        roles = roles if kept is None else roles.rows(kept)
+        if not self._has_start_scores:
+            return roles
+        if self.table.keeps_roles_apart:
+            return replace(roles, offset=self._scores.get(k)[0])
+        assert self.start_scores is not None
+        first, all_weights = sum(self.table.lengths[:k]), self.table.weight
+        before = first if all_weights is None else int(np.count_nonzero(all_weights[:first] > 0))
+        return replace(roles, offset=self.start_scores[..., before : before + roles.n_rows])
+
+    @property
+    def has_start_scores(self) -> bool:
+        """Whether start scores replace the offsets."""
+        return self._has_start_scores
+
+    def draw_id_of(self, spec: BuildSpec, kept_range: slice) -> np.ndarray | None:
+        """Return the keys of the groups of a range of the rows of positive weight, in memory; None if no group is drawn."""
+        group = self.table.all_roles.group
+        if not spec.shard.grouped or group is None:
+            return None
+        kept = kept_rows(self.table.weight)
+        return group[kept_range] if kept is None else group[kept[kept_range]]
+
+    def gather(self) -> None:
+        """Load everything but the columns into memory."""
+        table = self.table
+        if not table.keeps_roles_apart:
+            return
+        filled = [k for k, length in enumerate(table.lengths) if length]
+        some = [k for k in filled if self.kept_of(k)]
+        if self._has_start_scores and some:
+            self.start_scores = np.concatenate([self._scores.get(k)[0] for k in some], axis=-1)
+        self.y = np.concatenate([np.empty(0), *(self._targets.get(k)[0] for k in filled)])
+        table.gather_roles()
+        self._targets.close()
+        self._scores.close()
+
+    def drop_target(self) -> None:
+        """Release the target as it was read, once it is encoded."""
+        self.table.drop_target()
+        if isinstance(self._source, Table):
+            self._source.drop_target()
+
+    def close_values(self) -> None:
+        """Release the raw values, once they are encoded; the roles that are in memory stay."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def close(self) -> None:
+        """Release the raw values, and remove the files."""
+        self.close_values()
+        if self.table.keeps_roles_apart:
+            self._targets.close()
+            self._scores.close()
+
+
+class StartingRows(Protocol):
+    """Rows that can be read piece by piece: encoded, with their first raw scores."""
+
+    @property
+    def owned(self) -> dict[int, int]:
+        """Number of rows of positive weight of each partition with such rows."""
+
+    def draw_ids(self, number: int, start: int) -> np.ndarray:
+        """Return what samples of the rows of a partition are drawn by, see `Table.draw_ids`."""
+
+    def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
+        """Yield the rows of positive weight in pieces of about `piece_rows` rows."""
+
+
+def global_row_ids(table: Table, starts: dict[int, int]) -> np.ndarray:
+    """Return the global ids of a table's rows of positive weight: int64[n_kept]."""
+    kept = kept_rows(table.weight)
+    borders = np.cumsum((0, *table.lengths))
+    if kept is not None:
+        borders = np.searchsorted(kept, borders)
+    row_ids = [starts[i] + np.arange(b - a) for i, (a, b) in zip(table.numbers, pairwise(borders.tolist()), strict=True)]
+    return np.concatenate(row_ids) if row_ids else np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class StartingPiece:
+    """Consecutive rows of positive weight of one partition."""
+
+    first: int  # global id of the first row
+    codes: BinnedColumns  # valid until the next piece
+    fields: dict[str, np.ndarray]  # target, weight and draw_id (if the fit has them), and first raw scores, by name
+
+
+def starting_pieces(rows: BatchRows, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
+    """Yield the rows of positive weight in pieces of at most `piece_rows` rows."""
+    table, warm_start = rows.table, spec.warm_start
+    flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
+    seen = (warm_start.n_earlier if rows.has_start_scores else 0, warm_start.n_before)
+    chunk, at = -1, 0
+    for piece in encoded_pieces(table, spec.binning, spec.shard.layout, n_threads, piece_rows):
+        n = piece.codes.n_rows
+        if piece.number != chunk:
+            chunk, at = piece.number, 0
+            roles = rows.range_of(chunk)
+        here = slice(at, at + n)
+        if rows.has_start_scores:
+            assert roles.offset is not None
+            raw = roles.offset[:, here].copy()
+        else:
+            raw = np.repeat(spec.baseline[:, None], n, axis=1)
+            raw += 0.0 if roles.offset is None else roles.offset[here]
+        if flat is not None:
+            add_block(raw, flat, matrix_of(piece.chunk), seen, n_threads)
+        fields = {"target": spec.in_unit(roles.numbers[here]), "raw": spec.in_unit(raw)}
+        if spec.shard.weighted:
+            fields["weight"] = np.ones(n) if roles.weight is None else roles.weight[here]
+        if spec.shard.grouped:
+            assert roles.group is not None
+            fields["draw_id"] = roles.group[here]
+        yield StartingPiece(spec.starts[table.numbers[chunk]] + at, piece.codes, fields)
+        at += n

@@ -1,0 +1,183 @@
+"""The partitions of one session before their categories have final codes.
+
+A session sees only its own partitions, so loading has two steps. First, tasks read partitions into a `PartitionBatch`, in which
+categories have provisional codes. `scan_partitions` returns its `PartitionStats`: categories, kinds of columns, numbers of rows
+and data errors. The client merges the statistics of all sessions and defines the features. Second, `table` returns a `Table`
+with the final codes. Functions of these rows (`batch_rows`) compute all other statistics.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from dboost.data import Table
+from dboost.data.chunk import CategoryIndex, Chunk
+from dboost.data.partition import ReadPlan
+from dboost.data.roles import RowRoles
+from dboost.data.row_metadata import MetadataRows, RowMetadata, RowMetadataSpool
+from dboost.data.table import Reader, SpooledChunk
+from dboost.schema import Feature
+from dboost.session.memory import Budget, TrimCounter
+from dboost.session.protocol import MissingPartitions, PartitionStats
+from dboost.session.target import TargetScan, merge_target_scans, scan_target
+from dboost.storage.spool import Spool
+
+#: Bytes of chunks that stay in memory until they are encoded; further chunks are spooled to files.
+RETAIN_BYTES = 256 * 2**20
+
+
+class PartitionBatch:
+    """Partitions that are read one by one, from several threads.
+
+    Parameters
+    ----------
+    plan : ReadPlan
+    retain_bytes : int
+        Bytes of columns that may stay in memory; the rest is spooled to files.
+    most_bytes : int, optional
+        Largest size of a slice: partitions with larger columns are divided into slices.
+    spool_roles : bool
+        Store the roles in files.
+    limit : Budget, optional
+        Refuses the partitions if it is too small for them.
+    turn : Lock, optional
+        Of the thread that may copy a partition: each of Dask's threads has one in memory, and with a memory limit the copies of
+        all would be too much.
+    """
+
+    def __init__(
+        self,
+        plan: ReadPlan,
+        retain_bytes: int,
+        most_bytes: int | None = None,
+        *,
+        spool_roles: bool = False,
+        limit: Budget | None = None,
+        turn: threading.Lock | None = None,
+    ) -> None:
+        self._plan = plan
+        self._spool = Spool(retain_bytes, most_bytes)
+        self._metadata_spool = RowMetadataSpool() if spool_roles else None
+        self._reader = Reader(plan, self._spool, self._metadata_spool, fingerprints=True, limit=limit)
+        self._pieces: dict[int, SpooledChunk] = {}
+        self._lock, self._turn = threading.Lock(), turn or nullcontext()
+        self._trim_counter = TrimCounter()
+        self._rows: MetadataRows | None = None
+        self._metadata: RowMetadata | None = None
+        self._survey: PartitionStats | None = None
+
+    def take(self, i: int, bundle: tuple[Any, dict[str, Any]], is_persisted: bool = False) -> int:
+        """Read partition `i`, and return its number of rows; called by loading tasks, several at a time.
+
+        bundle : the partition, and roles that are not columns of it, by name.
+        is_persisted : whether the partition stays in the worker's memory anyway.
+        """
+        with self._turn:
+            with self._lock:
+                known = self._pieces.get(i)
+            if known is None:  # Dask may run a task twice
+                known = self._reader.take_partition(i, *bundle, is_persisted)
+                with self._lock:
+                    self._pieces[i] = known
+                self._trim_counter.add(self._spool.n_bytes(i))
+            return known.n_rows
+
+    def take_slice(self, i: int, chunk: Chunk, number: int) -> None:
+        """Add a slice of partition `i` that another worker has read. Slices must be added in order."""
+        one = self._reader.take_slice(i, chunk, number)
+        with self._lock:
+            self._pieces[i] = SpooledChunk((*(self._pieces[i].slices if number else ()), one))
+
+    def give(self, i: int, number: int) -> tuple[Chunk, bool]:
+        """Return a slice of partition `i`, for another worker, and whether there are more."""
+        self._check([i])
+        slices = self._pieces[i].slices
+        return self._reader.chunk(i, slices[number], number), number + 1 < len(slices)
+
+    def scan_partitions(self, numbers: Sequence[int]) -> PartitionStats:
+        """Return statistics of the listed partitions, and drop the others."""
+        if self._survey is not None:  # repeated call
+            return self._survey
+        self._check(numbers)
+        self._reader.keep_only(set(numbers))
+        self._spool.keep_only(set(numbers))
+        numbers = tuple(sorted(numbers))
+        self._rows = rows = MetadataRows(tuple(self._pieces[i].n_rows for i in numbers), True, numbers)
+        if self._metadata_spool is None:
+            metadata = self._reader.finish_roles({}, rows)
+        else:
+            complaints, _ = self._reader.finish_spooled(rows)
+            spool = self._metadata_spool
+            metadata = RowMetadata(RowRoles(), spool.target_dtype, spool.target_is_bool, tuple(complaints))
+        self._metadata = metadata
+        self._reader.drop_unweighted_categories({i: self._pieces[i] for i in numbers}, metadata.roles.weight)
+        stats = [_stats_of(metadata, n, roles) for n, roles in self._partitions(rows, metadata.roles)]
+        targets = [one for *_, one in stats if one is not None]
+        self._survey = PartitionStats(
+            lengths=dict(zip(numbers, rows.lengths, strict=True)),
+            n_kept=dict(zip(numbers, (n for n, *_ in stats), strict=True)),
+            n_bytes={i: self._spool.n_bytes(i) for i in numbers},
+            kinds=self._reader.kinds(),
+            categories=self._reader.used_categories(),
+            target=reduce(merge_target_scans, targets) if targets else None,
+            complaints=metadata.issues,
+            max_weight=max((max_weight for _, max_weight, *_ in stats), default=1.0),
+            unit_weights=all(is_unit for *_, is_unit, _ in stats),
+            fingerprints={i: self._pieces[i].fingerprint for i in numbers},
+        )
+        return self._survey
+
+    def _check(self, numbers: Sequence[int]) -> None:
+        with self._lock:
+            missing = [i for i in numbers if i not in self._pieces]
+        if missing:
+            raise MissingPartitions(", ".join(map(str, missing)))
+
+    def _partitions(self, rows: MetadataRows, roles: RowRoles) -> Iterator[tuple[int, RowRoles]]:
+        """Yield the number of rows and the roles of each partition. roles : of all rows, if they are in memory."""
+        first = 0
+        for i, n in zip(rows.numbers or (), rows.lengths, strict=True):
+            if self._metadata_spool is not None:
+                yield n, self._metadata_spool.get(i) if n else RowRoles()
+            else:
+                yield n, roles.rows(slice(first, first + n))
+            first += n
+
+    def attach(self, role: str, values: dict[int, Any]) -> None:
+        """Store a role of the partitions, if the user passed one array for all rows."""
+        for i, array in values.items():
+            self._reader.attach(role, i, array)
+
+    def table(self, features: tuple[Feature, ...], named: bool) -> Table:
+        """Return the listed partitions as a table, with categories encoded by the numbering in `features`."""
+        assert self._rows is not None and self._metadata is not None
+        translations: list[np.ndarray | None] = []
+        for feature, categories in zip(features, self._reader.categories(), strict=True):
+            # With a closed plan the reader has used the final codes already.
+            final = feature.categories is not None and not self._plan.closed
+            translations.append(CategoryIndex(feature.name, feature.categories).translate(categories) if final else None)
+        pieces = [self._pieces[i] for i in self._rows.numbers or ()]
+        spools = self._spool, pieces, translations, self._metadata_spool
+        return Table(features, named, self._rows, self._metadata, *spools, self._plan.binning)
+
+    def close(self) -> None:
+        self._spool.close()
+        if self._metadata_spool is not None:
+            self._metadata_spool.close()
+
+
+def _stats_of(metadata: RowMetadata, n: int, roles: RowRoles) -> tuple[int, float, bool, TargetScan | None]:
+    """Return rows of positive weight, largest weight, whether all weights are 1 (or 0), and the target scan of a partition."""
+    if not n:
+        return 0, 0.0, True, None
+    weight = roles.weight
+    scan = scan_target(roles.target, weight, str(metadata.target_dtype), metadata.target_is_bool)
+    if weight is None:
+        return n, 1.0, True, scan
+    return int((weight > 0).sum()), float(weight.max()), bool(((weight == 1.0) | (weight == 0.0)).all()), scan

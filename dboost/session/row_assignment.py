@@ -1,0 +1,130 @@
+"""Which rows of a batch are trained on, held out or watched: functions of `BatchRows` that count and assign rows.
+
+A row has a global id, its position among all rows of positive weight of the table, and a class. The coordinator numbers the
+partitions (`Numbered`), and draws the rows (`row_samples`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from dboost.data.table import kept_rows
+from dboost.errors import DataError
+from dboost.session.batch_rows import BatchRows
+from dboost.session.row_samples import HELD_OUT, TEST, TRAIN, WATCHED, ChosenRows, DigitRequest, RowAssignment
+
+#: Number of rows that are hashed at a time.
+_PIECE_ROWS = 1 << 17
+#: For each partition: global id of its first row of positive weight, and its number of such rows.
+Numbered = dict[int, tuple[int, int]]
+
+
+def class_counts(rows: BatchRows, numbered: Numbered, n_classes: int | None) -> np.ndarray:
+    """Return the number of rows of positive weight in each class, or in total: int64[n_classes or 1].
+
+    n_classes : None for regression.
+    """
+    counts = np.zeros(n_classes or 1, np.int64)
+    for piece in _pieces(rows, numbered, n_classes):
+        counts += len(piece.rows) if piece.classes is None else np.bincount(piece.classes, minlength=len(counts))
+    return counts
+
+
+def digit_counts(rows: BatchRows, numbered: Numbered, n_classes: int | None, digits: DigitRequest) -> np.ndarray:
+    """Return the counts of the values of a digit of the rows' hashes; see `DigitRequest.count`."""
+    counts = np.zeros((len(digits.prefixes), 1 << digits.n_bits), np.int64)
+    for piece in _pieces(rows, numbered, n_classes):
+        counts += digits.count(piece.draw_ids, piece.classes)
+    return counts
+
+
+def assign_rows(rows: BatchRows, numbered: Numbered, n_classes: int | None, assignment: RowAssignment) -> None:
+    """Set the training weights of the rows, 0 for validation rows, and store which rows are chosen. Idempotent.
+
+    Weights of chosen rows include the class weights.
+    """
+    if rows.chosen is not None:
+        return
+    held_out, watched, fold = assignment.held_out, assignment.watched, assignment.fold
+    if assignment.class_weight is None and held_out is None and watched is None and fold is None:
+        rows.chosen = {}
+        return
+    table = rows.table
+    weighted = assignment.class_weight is not None
+    weighted = weighted or any(n and table.roles(k).weight is not None for k, n in enumerate(table.lengths))
+    found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {HELD_OUT: [], WATCHED: []}
+
+    def weights(k: int) -> np.ndarray:
+        """Return the new weights of chunk k, and append its chosen rows to `found`."""
+        weight = _weights(rows, k, assignment.class_weight)
+        for piece in _pieces(rows, numbered, n_classes, k):
+            some, drawn = piece.rows, (piece.draw_ids, piece.classes)
+            uses = None if fold is None else fold.of(piece.first_id + np.arange(len(some)))
+            if uses is not None:
+                held = uses == TEST
+            else:
+                held = np.zeros(len(some), bool) if held_out is None else held_out.selects(*drawn)
+            seen = np.zeros(len(some), bool) if watched is None else watched.selects(*drawn) & ~held
+            for name, own in ((HELD_OUT, some[held]), (WATCHED, some[seen])):
+                found[name].append((piece.first + own, weight[own]))
+            weight[some[held if uses is None else uses != TRAIN]] = 0.0
+        return weight
+
+    table.reweigh(weights)
+
+    def joined(name: str) -> ChosenRows:
+        positions, factors = zip((np.empty(0, np.int64), np.empty(0)), *found[name], strict=True)
+        return np.concatenate(positions), np.concatenate(factors) if weighted else None
+
+    exist = {HELD_OUT: held_out is not None or fold is not None, WATCHED: watched is not None}
+    rows.chosen = {name: joined(name) for name in found if exist[name]}
+
+
+def _weights(rows: BatchRows, k: int, class_weight: np.ndarray | None) -> np.ndarray:
+    """Return a copy of the weights of all rows of chunk k, times the weights of their classes."""
+    weight = rows.table.roles(k).weight
+    if class_weight is None:
+        return np.ones(rows.table.lengths[k]) if weight is None else weight.copy()
+    of_rows = class_weight[rows.target_of(k).astype(np.int64)]
+    return of_rows if weight is None else of_rows * weight
+
+
+class _Piece(NamedTuple):
+    """Rows of positive weight of one chunk."""
+
+    first: int  # position of the chunk's first row in the table
+    rows: np.ndarray  # their positions in the chunk
+    first_id: int  # global id of the first of them
+    draw_ids: np.ndarray  # see `Table.draw_ids`
+    classes: np.ndarray | None
+
+
+def _pieces(rows: BatchRows, numbered: Numbered, n_classes: int | None, k: int | None = None) -> Iterator[_Piece]:
+    """Yield the rows of positive weight (of chunk k only, if given) in pieces.
+
+    Raises
+    ------
+    DataError
+        If the number of rows of positive weight of a partition has changed since it was first read.
+    """
+    table, first = rows.table, 0
+    for i, (number, length) in enumerate(zip(table.numbers, table.lengths, strict=True)):
+        if length and k in (None, i):
+            kept, (start, n_before) = kept_rows(table.roles(i).weight), numbered[number]
+            n = length if kept is None else len(kept)
+            if n != n_before:
+                raise DataError(
+                    f"{table.partition_name(i)} has {n} rows of positive weight, but had {n_before} when it was "
+                    "first read: the data have changed meanwhile"
+                )
+            targets = None if n_classes is None else rows.target_of(i)
+            draw_ids = table.draw_ids(i, start)
+            for low in range(0, n, _PIECE_ROWS):
+                high = min(low + _PIECE_ROWS, n)
+                some = np.arange(low, high) if kept is None else kept[low:high]
+                classes = None if targets is None else targets[some].astype(np.int64)
+                yield _Piece(first, some, start + low, draw_ids[low:high], classes)
+        first += length

@@ -1,0 +1,224 @@
+"""The calls of a session, and the table whose sessions are called.
+
+Everything that happens to rows is a method of `Session`: one session does the work of one process for one fit. A `SessionTable`
+calls methods of all sessions with rows of a table and returns their results, which the coordinator merges
+(`training.fit.SessionRows`). A fit in this process has one session, which `training.fit.LocalTable` calls directly. On a
+cluster the calls are messages to workers, which may be lost and replaced (`distributed.partitioned_table`). Both take the name
+of the method from `Session`, so mypy checks the caller and the implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+
+from dboost.data.eval_tables import EvalTable
+from dboost.metrics.metric import LossMagnitude
+from dboost.schema import Feature
+from dboost.session.batch_rows import BatchRows
+from dboost.session.protocol import (
+    BiteVisit,
+    BuildSpec,
+    Calls,
+    Chosen,
+    EvalSets,
+    FeatureSearch,
+    PartitionStats,
+    RefitOrder,
+    RefitStep,
+    ReplayState,
+)
+from dboost.session.target import TargetScan
+from dboost.shards.shard import TreeDelta
+from dboost.shards.statistics import Statistic
+from dboost.trees.grower import RoundHistograms, RoundRequest
+from dboost.trees.split_finder import PackedSplits
+from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+#: Returns the function that a session calls with the rows of a batch (see `batch_rows`), given the partitions of the batch.
+ByPartitions = Callable[[Sequence[int]], Callable[[BatchRows], Result]]
+
+
+def name_of(function: Callable[[BatchRows], Any]) -> str:
+    """Return the name of a function of rows, for messages."""
+    named: Any = function.func if isinstance(function, partial) else function
+    return str(named.__name__)
+
+
+class Session(Protocol):
+    """The work of one process for one fit. Every method is idempotent: after a failure it is called again and returns the same.
+
+    A *batch* is a table, or those partitions of a table that a session has read together.
+    """
+
+    # Tables, before shards are built from them.
+
+    def attach(self, batch: str, role: str, values: dict[int, Any], /) -> None:
+        """Store a role of partitions, if the user passed one array for all rows."""
+
+    def scan_partitions(self, batch: str, numbers: Sequence[int], /) -> PartitionStats:
+        """Return statistics of the listed partitions of a batch, and drop the others."""
+
+    def set_features(self, batch: str, features: tuple[Feature, ...], named: bool, /) -> None:
+        """Convert a batch to a table with these features."""
+
+    def apply(self, batch: str, step: Callable[[BatchRows], None], /) -> None:
+        """Change the rows of a batch. step : an idempotent function of a module, or a `partial` of one."""
+
+    def read(self, batch: str, function: Callable[[BatchRows], Result], /) -> Result:
+        """Return the result of a function of the rows of a batch; it is a function of a module, or a `partial` of one."""
+
+    # Shards and evaluation sets.
+
+    def build(self, batch: str, spec: BuildSpec, past: ReplayState, /) -> None:
+        """Build shards from a table, and replay the trees so far."""
+
+    def in_files(self, batch: str, /) -> int:
+        """Return how many training rows of a batch are in files."""
+
+    def most_rows_in_memory(self, batch: str, spec: BuildSpec, /) -> int:
+        """Return how many training rows this session would keep in memory, if its memory has a limit."""
+
+    def hold_out(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, /) -> None:
+        """Add the rows of a table to an evaluation set."""
+
+    def hold_out_chosen(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, /) -> None:
+        """Add the chosen rows of a training table to an evaluation set."""
+
+    def eval_rows_in_files(self, batch: str, /) -> int:
+        """Return how many evaluation rows of a batch are in files."""
+
+    def keep_only(self, batch: str, numbers: Sequence[int], /) -> None:
+        """Drop the rows of all other partitions of a batch."""
+
+    # Training.
+
+    def switch_bite(self, visit: BiteVisit, first: int, iterations: Sequence[Sequence[TreeDelta]], applied: int, /) -> bool:
+        """Switch to a bite; return False if the session lacks iterations before number `first`."""
+
+    def update_scores(
+        self, iteration: int, values: np.ndarray, terms: tuple, /
+    ) -> tuple[GradientStats | None, float, int, int]:
+        """Add leaf values to the scores; return gradient statistics, seconds, bytes read and the number of training rows."""
+
+    def grow_trees(self, tasks: Sequence[TreeTask], /) -> tuple[list[GrownTree], int, float] | None:
+        """Grow trees in the session that has all rows; return them, the number of training rows, and the seconds.
+
+        None if its rows are not one shard in memory: then trees are grown in rounds.
+        """
+
+    def round_histograms(
+        self, tasks: Sequence[TreeTask], requests: dict[int, RoundRequest], /
+    ) -> tuple[dict[int, RoundHistograms], int, float]:
+        """Return the histograms of a round by output, the number of training rows, and the seconds.
+
+        tasks : trees to start, which replace all earlier ones; empty to continue.
+        requests : by the output of the tree.
+        """
+
+    def histogram_slices(
+        self, requests: dict[int, RoundRequest], search: FeatureSearch, /
+    ) -> tuple[dict[int, RoundHistograms], list[bytes], int, float]:
+        """Return the row counts of a round by output, and its histograms as packed slices.
+
+        The last items are the number of training rows, and the seconds.
+        """
+
+    def add_slices(self, slices: Sequence[bytes], /) -> tuple[bytes, float]:
+        """Return the packed sum of slices of the same features, and the seconds."""
+
+    def search_slices(self, k: int, slices: Sequence[bytes], /) -> tuple[dict[int, PackedSplits], float]:
+        """Return the best splits of the features of slice `k` by output, and the seconds. slices : they are added up."""
+
+    def shard_statistics(self, statistic: Statistic, arguments: tuple[Any, ...], /) -> list[Any]:
+        """Return the statistic of every shard."""
+
+    def evaluate(
+        self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[Any]], mark: int, n_cuts: int, /
+    ) -> dict[str, tuple[int, list[list[Any]]]] | None:
+        """Return rows and metric statistics of each evaluation set after these trees; None if earlier trees are missing."""
+
+    # Re-estimation of leaf values.
+
+    def refit_begin(self, batch: str, order: RefitOrder, past: list[RefitStep], /) -> None:
+        """Prepare the rows of a table, and replay the steps so far."""
+
+    def refit_advance(self, batch: str, number: int, step: RefitStep, /) -> tuple[int, GradientStats | None]:
+        """Return the number of rows, and their gradient statistics after a step."""
+
+    def refit_map(self, batch: str, iteration: int, statistic: Statistic, arguments: tuple[Any, ...], /) -> tuple[int, Any]:
+        """Return the number of rows, and a statistic of them."""
+
+
+#: Names of a session's methods. A message may call no others.
+SESSION_METHODS = frozenset(name for name in vars(Session) if not name.startswith("_"))
+
+
+class SessionTable(Protocol):
+    """A table of a fit whose rows are in sessions."""
+
+    def load(self) -> tuple[Feature, ...]:
+        """Read and validate the table, and return its features. Must be called before any other method."""
+
+    @property
+    def named(self) -> bool:
+        """Whether the data have column names."""
+
+    @property
+    def n_kept(self) -> dict[int, int]:
+        """Number of rows of positive weight of each partition, in order."""
+
+    @property
+    def unit_weights(self) -> bool:
+        """Whether all weights are 1 (or 0)."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Names of the roles that the rows have."""
+
+    def target_scans(self) -> list[TargetScan]:
+        """Return the target scans of all partitions."""
+
+    def ask(self, method: Callable[Concatenate[Session, str, P], Result], *arguments: P.args, **none: P.kwargs) -> list[Result]:
+        """Call a method in all sessions, and return its results."""
+
+    def read(self, function: ByPartitions[Result]) -> list[Result]:
+        """Return the result of a function of the rows of each session."""
+
+    def apply(self, step: ByPartitions[None]) -> None:
+        """Change the rows in all sessions now, and in sessions that read partitions again later."""
+
+    def build(self, method: Callable[..., None], arguments: Callable[[], tuple[Any, ...]]) -> None:
+        """Call a method in all sessions now, and in sessions that read partitions again later, with the arguments of then."""
+
+    def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
+        """Store the number of training rows of each partition, and whether all weights are 1."""
+
+    def note_progress(self, what: str) -> None:
+        """Record that the fit has advanced; this resets the count of attempts to replace lost sessions."""
+
+    def most_rows(self) -> int:
+        """Return the number of rows of positive weight in the session with the most rows."""
+
+    def refuse_values(self, name: str) -> None:
+        """Raise ParameterError if a metric that needs the raw values of all rows cannot be computed."""
+
+    def open_calls(self, spec: BuildSpec, policy: GrowthPolicy) -> Calls:
+        """Build the shards, and return the calls that train on them."""
+
+    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
+        """Return the evaluation sets: those of chosen rows (number and largest weight by name), then the given ones."""
+
+    def hold_out_chosen(self, spec: BuildSpec, chosen: Chosen, *, with_block: bool) -> None:
+        """Build evaluation sets from the chosen rows; must be called before the shards are built."""
+
+    def observers(self, loss_name: str, n_rows: int, n_features: int) -> list[Callable[[Any], Any]]:
+        """Return callbacks that report the progress of the fit to the cluster."""
+
+    def close(self) -> None:
+        """Release threads, memory and files."""
