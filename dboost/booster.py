@@ -108,8 +108,21 @@ class Booster:
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """One row per iteration: what the fit recorded, or the metrics in the ensemble."""
-        return _metrics(self.ensemble) if self._history is None else pd.DataFrame(self._history)
+        """One row per iteration: what the fit recorded, or the metrics in the ensemble, which are the last columns."""
+        frame = self._history if isinstance(self._history, pd.DataFrame) else pd.DataFrame(self._records)
+        metrics = [name for name in self.ensemble.metrics if name in frame]
+        others = [name for name in frame if name not in metrics] or ["iteration"]
+        return frame.reindex(columns=[*others, *metrics])
+
+    @property
+    def _records(self) -> list[dict[str, Any]]:
+        """The history as it was recorded; this needs no pandas."""
+        if self._history is None:
+            names, values = ["iteration", *self.ensemble.metrics], self.ensemble.metrics.values()
+            return [dict(zip(names, row, strict=True)) for row in zip(itertools.count(1), *values)] if values else []
+        if isinstance(self._history, list):
+            return self._history
+        return [{str(name): value for name, value in row.items()} for row in self._history.to_dict("records")]
 
     def history_with(self, later: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the history of a fit that continues this model: that of the model's iterations, and then the fit's own.
@@ -119,14 +132,7 @@ class Booster:
         later : list of dict
             What the fit recorded.
         """
-        if self._history is None:  # as _metrics, which needs pandas
-            names, values = ["iteration", *self.ensemble.metrics], self.ensemble.metrics.values()
-            earlier = [dict(zip(names, row, strict=True)) for row in zip(itertools.count(1), *values)] if values else []
-        elif isinstance(self._history, list):
-            earlier = self._history
-        else:
-            earlier = [{str(name): value for name, value in row.items()} for row in self._history.to_dict("records")]
-        return [*(record for record in earlier if record["iteration"] <= self.n_iter_), *later]
+        return [*(record for record in self._records if record["iteration"] <= self.n_iter_), *later]
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -374,9 +380,7 @@ class Booster:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state as skops stores it: text, numbers and lists, and a loss of the user's own."""
-        history = self._history
-        if history is not None and not isinstance(history, list):
-            history = [{str(name): value for name, value in row.items()} for row in history.to_dict("records")]
+        history = None if self._history is None else self._records
         state = {"model": model_file.dumps(self.ensemble).decode(), "history": history, "timings": self.timings}
         return state if self._custom_loss is None else state | {"loss": self._custom_loss}
 
@@ -1062,12 +1066,6 @@ def _restore(stored: bytes, history: pd.DataFrame, timings: dict[str, float], lo
 
 def _predictor_of(booster: Booster, output: str, iteration_range: Range | None) -> RowPredictor:
     return booster.predictor(output, iteration_range)
-
-
-def _metrics(ensemble: Ensemble) -> pd.DataFrame:
-    metrics = pd.DataFrame({name: list(values) for name, values in ensemble.metrics.items()})
-    metrics.insert(0, "iteration", np.arange(1, len(metrics) + 1))
-    return metrics
 
 
 def _threads_for(X: Any, n_threads: int | None) -> int | None:

@@ -261,6 +261,19 @@ def test_what_cannot_go_on_is_named(client: Client, kind: type[Exception], messa
         dboost.fit(dd.from_pandas(data, npartitions=2), "late", client=client, **asked)
 
 
+def test_the_history_of_a_loaded_model_has_the_metrics_in_the_same_order(tmp_path: Path) -> None:
+    old = first(eval_set={"last": OLD, "first": NEW}, eval_metric=["auc", "log_loss"])
+    new = dboost.fit(NEW, "late", start_from=old, max_iter=3, eval_set=OLD, learning_rate=lambda iteration: 0.1)
+    for booster in (old, new):
+        booster.save(tmp_path / "model.json")
+        loaded = dboost.load(tmp_path / "model.json")
+        columns = ["iteration", *(name for name in booster.history if name in booster.ensemble.metrics)]
+        pd.testing.assert_frame_equal(loaded.history, booster.history[columns], check_exact=True)
+        assert list(booster.history)[-len(columns) + 1 :] == columns[1:]
+    again = dboost.fit(NEW, "late", start_from=tmp_path / "model.json", max_iter=1)
+    assert list(again.history) == ["iteration", "seconds", "rows_kept", "bytes_read", *again.ensemble.metrics]
+
+
 def test_keywords_are_checked_without_a_model_too() -> None:
     for name in ("continue_bins", "continue_steps"):
         with pytest.raises(ParameterError, match=f"{name}='no' must be"):

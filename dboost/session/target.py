@@ -318,11 +318,10 @@ def _tell_choice(loss_name: str, classes: tuple[Level, ...] | None, values: np.n
         return
     is_integer = np.issubdtype(np.dtype(dtype), np.integer)
     if loss_name == "squared_error" and (n == 2 or (n in _LIKE_CLASSES and is_integer)):
-        which = f"two different numbers, {values[0]:g} and {values[1]:g}" if n == 2 else f"{n} different integers"
-        warn(
-            f"the target holds {which}, which are taken as numbers: give loss='squared_error' to say so, or "
-            "loss='log_loss' if they are classes"
-        )
+        what = f"the target holds {n} different integers, which are taken as numbers"
+        if n == 2:
+            what = f"the target holds two different numbers, {values[0]:g} and {values[1]:g}, which are taken as numbers"
+        warn(f"{what}: give loss='squared_error' to say so, or loss='log_loss' if they are classes")
     elif loss_name == "squared_error" and values.tolist() in ([0.0], [1.0]):
         warn(
             f"the target is {values[0]:g} in all rows and is taken as a number: give loss='squared_error' to say so; if 0 and "
