@@ -18,7 +18,7 @@ from dboost.shards.statistics import Statistic
 from dboost.training.leaf_values import Ask, TargetStats, target_stats
 from dboost.trees.tree_task import BEST_FIRST, GrowthPolicy
 from tests.helpers.sharded_engine import ShardedEngine
-from tests.helpers.tables import make_table, spec_of
+from tests.helpers.tables import make_table, shard_of, spec_of
 
 LOSSES = [SquaredError(), LogLoss(), SoftmaxLogLoss(4)]
 
@@ -78,7 +78,7 @@ def test_an_engine_asks_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def shard(rows: slice) -> Shard:
         codes = table.stored().part(rows)
-        return Shard(
+        return shard_of(
             codes, spec_of(table.layout, constant_hessian=True, n_channels=2), y[rows], None, np.zeros((1, len(y[rows])))
         )
 

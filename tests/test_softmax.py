@@ -21,7 +21,7 @@ from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Shard, advance_rows
 from dboost.trees.tree_task import ANY_ORDER, GrowthPolicy, TreeTask, leaf_values, split_params_of
 from tests.helpers.sharded_engine import ShardedEngine
-from tests.helpers.tables import make_table, spec_of
+from tests.helpers.tables import make_table, shard_of, spec_of
 
 
 def blobs(n: int, n_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -38,7 +38,9 @@ def passed(
 ) -> tuple[Shard, np.ndarray, np.ndarray, float]:
     """A shard after one pass, with its largest gradients and Hessians and the sum of the losses."""
     table = make_table([3], raw.shape[1])
-    shard = Shard(table.stored(), spec_of(table.layout, n_outputs=len(raw), weighted=weight is not None), y, weight, raw.copy())
+    shard = shard_of(
+        table.stored(), spec_of(table.layout, n_outputs=len(raw), weighted=weight is not None), y, weight, raw.copy()
+    )
     loss = SoftmaxLogLoss(len(raw))
     found = advance_rows(shard, loss.terms(), np.zeros((len(raw), 1)), loss_unit, new_pass_scratch(), 0, shard.n_rows)
     total = (found.coarse_loss + found.fine_loss / FINE) / loss_unit
@@ -129,13 +131,8 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
 
     def shard(rows: slice) -> Shard:
         codes = table.stored().part(rows)
-        made = Shard(
-            type(codes)(np.ascontiguousarray(codes.narrow), np.ascontiguousarray(codes.wide), codes.row_of),
-            spec_of(table.layout, n_outputs=n_classes, weighted=True, loss_unit=loss_unit), y[rows], weight[rows],
-            raw[:, rows].copy(),
-        )  # fmt: skip
-        made.fill_tiles(0, made.n_rows)
-        return made
+        spec = spec_of(table.layout, n_outputs=n_classes, weighted=True, loss_unit=loss_unit)
+        return shard_of(codes, spec, y[rows], weight[rows], raw[:, rows].copy())
 
     edges = [0, *cuts, n]
     parts = [shard(slice(*pair)) for pair in pairwise(edges)]

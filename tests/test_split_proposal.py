@@ -20,7 +20,7 @@ from dboost.data import binning
 from dboost.errors import DataError, ParameterError
 from dboost.kernels.bins import quantile_fine_bins
 from dboost.session import thread_team
-from dboost.shards.shard import BinnedColumns, Shard, merge_into_bins
+from dboost.shards.shard import BinnedColumns, merge_into_bins
 from dboost.shards.shard_spec import plan_layout
 from dboost.shards.statistics import fine_bin_hessians
 from dboost.trees.bin_proposal import FINE_BINS_PER_BIN, BinMerge
@@ -28,7 +28,7 @@ from dboost.trees.tree_task import RowSubset, Sample
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.compiled import compiled
 from tests.helpers.fits import FEATURES, mixed_frame, saved
-from tests.helpers.tables import spec_of
+from tests.helpers.tables import shard_of, spec_of
 
 PROPOSALS = ("global", "tree", "node", "exact")
 FRAME = mixed_frame(1500)
@@ -95,11 +95,12 @@ def test_a_tree_s_bins_follow_from_the_hessians_of_its_rows(sampled: bool, weigh
     bins = plan_layout(np.array([40, 40, 12, 300]), is_categorical)
     weight = rng.integers(1, 4, n).astype(float) if weighted else None
     codes = BinnedColumns(narrow, wide, np.array([-1, 0, 1, -2]))
-    shard = Shard(
+    shard = shard_of(
         codes, spec_of(layout, bin_layout=bins, weighted=weighted, integer_weights=weighted), np.zeros(n), weight,
         np.zeros((1, n)),
     )  # fmt: skip
-    shard.hessian = rng.gamma(0.5, size=(1, n)).astype(np.float32)
+    assert shard.hessian is not None
+    shard.hessian[:] = rng.gamma(0.5, size=(1, n)).astype(np.float32)
     part = RowSubset(Sample(1, 2**63) if sampled else None, 0, 0)
     found = fine_bin_hessians.compute(shard, 0, 1100, part, 100.0) + fine_bin_hessians.compute(shard, 1100, n, part, 100.0)
 

@@ -21,7 +21,8 @@ from dboost.data import table
 from dboost.session import engines, memory
 from dboost.session.memory import Budget, parse_memory_limit
 from dboost.shards import shard_spec
-from dboost.shards.block_store import BlockStore
+from dboost.shards.shard_spec import ShardSpec
+from dboost.storage.row_store import RowStore
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 
@@ -65,10 +66,10 @@ def test_blocks_that_stay(folder: Path, monkeypatch: pytest.MonkeyPatch, n_stayi
     """Resident blocks, as many as the limit allows, are read once, before the first tree: here all, or one for each thread."""
     found: list[tuple[int, int]] = []
 
-    def counted(files: BlockStore, n_bytes: int, width: int, n_threads: int) -> int:
+    def counted(store: RowStore, spec: ShardSpec, n_bytes: int, width: int, n_threads: int) -> int:
         assert width > 10  # nodes that are opened in one pass
-        n = allowed(files, n_bytes, width, n_threads)
-        found.append((n_bytes, n * n_threads * sum(file.stride for file in files.files)))
+        n = allowed(store, spec, n_bytes, width, n_threads)
+        found.append((n_bytes, n * n_threads * sum(file.stride for file in store.files)))
         return n if n_staying is None else n_staying
 
     allowed = engines.blocks_that_stay

@@ -254,7 +254,7 @@ class Simulated:
 
     def _of_round(self, holding: WorkerSession, tasks: Any, requests: Any) -> float:
         return sum(
-            self.costs.of_round(runner.shard, bool(tasks), output, request, self.many, self.columns)
+            self.costs.of_round(runner.grower, bool(tasks), output, request, self.many, self.columns)
             for runner in holding._runners
             for output, request in requests.items()
         )

@@ -266,7 +266,7 @@ class ArcbitesEngine:
         self._engine = None
         stored = [one for part in bite for one in self._store.of(part)]
         rows = joined_rows([one.current_rows(self._spec.layout, iterations, self._spread) for one in stored])
-        shard = shard_of_bite(rows, self._spec, self._spread)
+        shard = shard_of_bite(rows, self._spec, self._spread).shard
         self._engine = FusedEngine(shard, self._terms, policy=self._policy, team=self.team)
 
     def _spread(self, work: Callable[[int, int], None], n: int) -> None:

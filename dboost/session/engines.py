@@ -24,14 +24,12 @@ from dboost.kernels.splits import SPLIT_SIZE, new_search_scratch
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.session.memory import blocks_that_stay, nodes_per_pass
 from dboost.session.thread_team import Team, team_for
-from dboost.shards.block_store import BlockStore, StreamedShard
-from dboost.shards.shard import (
-    Shard,
-    advance_rows,
-    assign_leaves,
-    merge_into_bins,
-)
+from dboost.shards.shard import RowIds, Shard, advance_rows, assign_leaves, merge_into_bins
+from dboost.shards.shard_blocks import ShardBlocks
+from dboost.shards.shard_spec import ShardSpec
 from dboost.shards.statistics import Statistic
+from dboost.shards.streamed_grower import StreamedGrower
+from dboost.storage.row_store import RowStore
 from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.fused_grower import (
     EXCLUDED_FRACTION,
@@ -290,8 +288,10 @@ class StreamedEngine(TeamEngine):
 
     Parameters
     ----------
-    blocks : BlockStore
-        Its files are removed by `close`.
+    store : RowStore
+        In files, which are removed by `close`.
+    spec : ShardSpec
+    ids : RowIds
     loss_terms : NamedTuple
     n_threads : int
     histogram_bytes : int
@@ -302,23 +302,25 @@ class StreamedEngine(TeamEngine):
 
     def __init__(
         self,
-        blocks: BlockStore,
+        store: RowStore,
+        spec: ShardSpec,
+        ids: RowIds,
         loss_terms: tuple,
         *,
         n_threads: int,
         histogram_bytes: int,
         staying_bytes: int = 0,
     ) -> None:
-        n_threads = max(min(n_threads, blocks.n_blocks), 1)
-        self._blocks, self._terms = blocks, loss_terms
+        n_threads = max(min(n_threads, store.n_blocks), 1)
+        self._store, self._layout, self._terms = store, spec.layout, loss_terms
         self.team = Team(n_threads)
-        n = blocks.n_blocks
-        self.width = nodes_per_pass(blocks, histogram_bytes, n_threads)
-        staying = blocks_that_stay(blocks, staying_bytes, self.width, n_threads)
-        self.shards = [
-            StreamedShard(blocks, n * t // n_threads, n * (t + 1) // n_threads, n_staying=staying, halted=self._halted)
-            for t in range(n_threads)
+        self.width = nodes_per_pass(spec, histogram_bytes, n_threads)
+        staying = blocks_that_stay(store, spec, staying_bytes, self.width, n_threads)
+        self.rows = [
+            ShardBlocks(store, spec, ids, thread, n_threads, n_staying=staying, halted=self._halted)
+            for thread in range(n_threads)
         ]
+        self._growers = [StreamedGrower(rows) for rows in self.rows]
         self._rounds = TreeRounds()
         self._reported = 0
 
@@ -327,39 +329,40 @@ class StreamedEngine(TeamEngine):
 
     @property
     def n_rows(self) -> int:
-        return self._blocks.n_rows
+        return self._store.n_rows
 
     def _advance_rows(self, values: np.ndarray) -> Sequence[GradientStats | None]:
-        return self.team.run(lambda t: self.shards[t].advance_rows(self._terms, values))
+        return self.team.run(lambda t: self.rows[t].advance_rows(self._terms, values))
 
     def _map_rows(self, statistic: Statistic, *arguments: Any) -> Sequence[Sequence[Any]]:
         """Return one result per block, or one per thread if results can be merged."""
-        return self.team.run(lambda t: self.shards[t].map_ranges(statistic, *arguments))
+        return self.team.run(lambda t: self.rows[t].map_ranges(statistic, *arguments))
 
     def _grow(self, task: TreeTask) -> GrownTree:
-        layout = self._blocks.spec.layout
+        layout = self._layout
         order = GrowOrder((task,), layout, np.ones(len(layout.n_bins), bool), self.n_rows, self.width)
         return self._rounds.grow_trees(self, order)[0]
 
     def run_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> tuple[Mapping[int, RoundHistograms], None]:
         """See `RoundCalls`."""
         if tasks:
-            for shard in self.shards:
-                shard.begin(tasks)
+            for grower in self._growers:
+                grower.begin(tasks)
         return {
             output: reduce(RoundHistograms.merge, self._histograms(output, ask)) for output, (ask, _) in rounds.items()
         }, None
 
     def _histograms(self, output: int, request: RoundRequest) -> Sequence[Any]:
-        return self.team.run(lambda t: self.shards[t].sum_histograms(output, request))
+        return self.team.run(lambda t: self._growers[t].sum_histograms(output, request))
 
     def report(self) -> dict[str, float]:
         """Return the bytes read from files since the last call."""
-        before, self._reported = self._reported, sum(shard.bytes_read for shard in self.shards)
+        before, self._reported = self._reported, sum(rows.bytes_read for rows in self.rows)
         return {"bytes_read": self._reported - before}
 
     def close(self) -> None:
         self.team.close()
-        for shard in self.shards:
-            shard.close()
-        self._blocks.close()
+        for grower, rows in zip(self._growers, self.rows, strict=True):
+            grower.close()
+            rows.close()
+        self._store.close()

@@ -13,10 +13,11 @@ from dboost.session.batch_rows import StartingRows
 from dboost.session.bites import ArcbitesEngine, BiteStore
 from dboost.session.engines import FusedEngine, StreamedEngine
 from dboost.session.protocol import BiteVisit, BuildSpec, Calls
-from dboost.shards.block_store import BlockStore
 from dboost.shards.encode import in_ranges
-from dboost.shards.shard import Shard, TreeDelta, check_rows_in_memory
+from dboost.shards.shard import RowIds, TreeDelta, check_rows_in_memory
+from dboost.shards.shard_blocks import ShardBlocks
 from dboost.shards.statistics import Statistic
+from dboost.storage.row_store import RowStore
 from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
 
 _log = logging.getLogger("dboost")
@@ -53,37 +54,37 @@ def open_local_engine(
     spec: BuildSpec,
     policy: GrowthPolicy,
     n_threads: int,
-    gather: Callable[[], Shard],
-    write: Callable[[], BlockStore],
+    gather: Callable[[], ShardBlocks],
+    write: Callable[[], tuple[RowStore, RowIds]],
     root: Path | None = None,
 ) -> Calls:
     """Return the calls of the engine that trains on the rows.
 
-    gather : returns the rows as a shard, whose tiles are not filled; write : writes the rows to files. root : parent of the
+    gather : returns the rows in memory, whose tiles are not filled; write : writes the rows to files. root : parent of the
     folder for bites in files.
     """
     n_rows, terms = sum(rows.owned.values()), spec.target.loss.terms()
     limit = spec.exceeded_limit(n_rows, n_threads)
     engine: FusedEngine | StreamedEngine | ArcbitesEngine
     if spec.n_bites is not None:
-        store = BiteStore(rows, spec, limit, n_threads=n_threads, root=root)
+        bites = BiteStore(rows, spec, limit, n_threads=n_threads, root=root)
         engine = ArcbitesEngine(
-            store, spec.shard, terms, policy=policy, n_bites=spec.n_bites, n_together=spec.n_together, n_threads=n_threads
+            bites, spec.shard, terms, policy=policy, n_bites=spec.n_bites, n_together=spec.n_together, n_threads=n_threads
         )
     elif limit is None:
         check_rows_in_memory(n_rows)
-        shard = gather()
+        shard = gather().shard
         in_ranges(shard.fill_tiles, shard.n_rows, n_threads)
         engine = FusedEngine(shard, terms, policy=policy, n_threads=n_threads)
     else:
         memory = limit.histograms(spec.shard, n_rows, n_threads)
-        blocks = write()
+        store, ids = write()
         try:
             engine = StreamedEngine(
-                blocks, terms, n_threads=n_threads, histogram_bytes=memory, staying_bytes=memory - limit.reserve
+                store, spec.shard, ids, terms, n_threads=n_threads, histogram_bytes=memory, staying_bytes=memory - limit.reserve
             )
         except BaseException:
-            blocks.close()
+            store.close()
             raise
     if limit is not None:
         how = "streamed from" if spec.n_bites is None else "divided into bites in"

@@ -12,7 +12,7 @@ before the data are read, if a tree over so many features cannot fit; after the 
 make histograms of more than `_FAR` times the limit; and exactly when all bins are known (`Budget.histograms`). Slices are
 never smaller than `_LEAST_CHUNK`, so that reading does not take longer, the smaller the limit is.
 
-Rows that fit beside the histograms stay in memory; otherwise they are stored in files (`shards.block_store`). Both give the
+Rows that fit beside the histograms stay in memory; otherwise they are stored in files (`shards.shard_blocks`). Both give the
 same model. Code that is loaded or compiled for the first time is not counted: it is a constant of about 150 MiB in a fresh
 process.
 
@@ -46,8 +46,8 @@ import numpy as np
 from dboost.data import ReadOptions
 from dboost.errors import ParameterError
 from dboost.params import Parameters
-from dboost.shards.block_store import BlockStore
 from dboost.shards.shard_spec import NARROW_BINS, ShardSpec, plan_layout
+from dboost.storage.row_store import RowStore
 from dboost.trees.grower import MOST_OPENED
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -307,26 +307,26 @@ class TrimCounter:
 WORTH_KEEPING = 32 * 2**20
 
 
-def nodes_per_pass(blocks: BlockStore, n_bytes: int, n_threads: int) -> int:
+def nodes_per_pass(spec: ShardSpec, n_bytes: int, n_threads: int) -> int:
     """Return how many nodes may be opened in one pass, with `n_bytes` of memory for histograms.
 
     Each thread has packed buckets and a histogram for each of them, and the summed histograms of leaves are kept.
     """
-    layout, spec = blocks.spec.layout, blocks.spec
+    layout = spec.layout
     histogram_bytes = 8 * spec.n_channels * int(layout.offset[-1])
     kept = histogram_bytes * spec.max_leaves  # a lower bound: speculation keeps more histograms
     each = n_threads * (histogram_bytes + 8 * int(layout.start[-1])) + histogram_bytes
     return int(min(max((n_bytes - kept) // each, 1), max(spec.max_leaves, 1)))
 
 
-def blocks_that_stay(blocks: BlockStore, n_bytes: int, width: int, n_threads: int) -> int:
+def blocks_that_stay(store: RowStore, spec: ShardSpec, n_bytes: int, width: int, n_threads: int) -> int:
     """Return how many blocks of each thread may stay in memory, in addition to the histograms of `width` nodes."""
-    layout, spec = blocks.spec.layout, blocks.spec
-    if sum(file.stride * file.n_blocks for file in blocks.files) < WORTH_KEEPING:
+    layout = spec.layout
+    if sum(file.stride * file.n_blocks for file in store.files) < WORTH_KEEPING:
         return 0
     histogram_bytes = 8 * spec.n_channels * int(layout.offset[-1])
     # `kept`: summed histograms of all opened nodes, twice while the buffer grows. `each`: a node in one pass, threads and sum.
     kept = 2 * histogram_bytes * spec.max_leaves * (MOST_OPENED if spec.speculates else 1)
     each = n_threads * (histogram_bytes + 8 * int(layout.start[-1])) + 2 * histogram_bytes
     spare = n_bytes - kept - width * each
-    return max(spare, 0) // (n_threads * sum(file.stride for file in blocks.files))
+    return max(spare, 0) // (n_threads * sum(file.stride for file in store.files))

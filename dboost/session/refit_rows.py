@@ -17,13 +17,10 @@ from dboost.losses import Loss
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.session.protocol import RefitStep
-from dboost.shards.shard import (
-    Shard,
-    advance_rows,
-    empty_binned_columns,
-)
+from dboost.shards.shard import Shard, advance_rows
 from dboost.shards.shard_spec import ShardSpec, plan_layout
 from dboost.shards.statistics import Statistic
+from dboost.storage.row_store import RowStore
 from dboost.trees.tree_task import GradientStats
 
 
@@ -56,6 +53,7 @@ class LeafRefitRows:
         loss_unit: float,
         n_threads: int,
     ) -> None:
+        weights = {} if weight is None else {"weight": weight}
         layout = plan_layout(np.ones(1, np.int64), np.zeros(1, bool))
         spec = ShardSpec(
             layout=layout,
@@ -69,13 +67,8 @@ class LeafRefitRows:
             n_channels=2,
             loss_unit=loss_unit,
         )
-        self._shard = Shard(
-            empty_binned_columns(layout, len(y)),
-            spec,
-            y,
-            weight,
-            raw,
-        )
+        store = RowStore(spec.groups(in_memory=True)[1:], [len(y)], arrays={"target": y, "raw": raw} | weights)
+        self._shard = Shard(store.load(), spec)
         self._flat, self._matrices, self._n_threads = FlatEnsemble(model), matrices, n_threads
         self._loss_unit, self._scratch = loss_unit, new_pass_scratch()
         self._n_outputs, self._iteration = model.n_outputs, -1

@@ -1,18 +1,21 @@
-"""Shard runners: a range of a session's rows as one shard, with its state between calls, for trees that are grown in rounds.
+"""Shard runners: rows of a session with their state between calls, for trees that are grown in rounds.
 
-`InMemoryRunner` has a shard in memory, a `ShardGrower`, and `StreamedRunner` blocks of files, a `StreamedShard`; both kinds of
-shards have the same methods. Rows are streamed if they exceed the memory limit of the fit. The files are in the worker's local
-directory and are removed together with the last runner that uses them. A runner that is built after training has started
-replays the trees so far. A runner can drop the rows of partitions that another session has now. Both give the same sums as an
-uninterrupted fit.
+A `ShardRunner` has one thread's share of the blocks of a row store: rows in memory, which are one block, or in files if they
+exceed the memory limit of the fit. Everything is done block by block; only the growth of trees depends on where the rows are.
+In memory, records of the rows move from node to node (`ShardGrower`), and a session that has all rows of a fit grows whole
+trees; in files, each round is a pass over the blocks (`StreamedGrower`). Files are in the worker's local directory and are
+removed together with the last runner that uses them.
+
+A runner that is built after training has started replays the trees so far. A runner can drop the rows of partitions that
+another session has now. Both give the same sums as an uninterrupted fit.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,200 +23,149 @@ from dboost.session.batch_rows import BatchRows, starting_pieces
 from dboost.session.engines import FusedEngine
 from dboost.session.memory import blocks_that_stay
 from dboost.session.protocol import BuildSpec, ReplayState
-from dboost.shards.block_store import BlockStore, StreamedShard
-from dboost.shards.encode import in_ranges, tiles_of
-from dboost.shards.shard import (
-    Shard,
-    add_iterations,
-    leaves_of,
-    runs_of,
-)
+from dboost.shards.shard import RowIds, add_iterations, leaves_of, tiles_of
+from dboost.shards.shard_blocks import ShardBlocks
 from dboost.shards.shard_grower import ShardGrower
 from dboost.shards.shard_spec import code_fields, rows_that_fit
-from dboost.storage.row_store import InFiles
+from dboost.shards.statistics import Statistic
+from dboost.shards.streamed_grower import StreamedGrower
+from dboost.storage.row_store import InFiles, RowStore
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 
-class ShardRunner(ABC):
-    """A shard with its state between calls.
+class ShardRunner:
+    """Rows with their state between calls.
 
     Parameters
     ----------
-    shard : ShardGrower or StreamedShard
+    rows : ShardBlocks
+        Of one batch.
     batch : str
+    spec : BuildSpec
+    n_threads : int
+        Threads that grow whole trees.
+    past : ReplayState
+        What has been trained before.
+
+    Attributes
+    ----------
+    grower : ShardGrower or StreamedGrower
+        Grows trees in rounds.
     applied : int
         Number of the last `advance`, -1 before the first.
+    stats : GradientStats or None
+        Statistics of the gradients after the last `advance`.
     """
 
-    def __init__(self, shard: ShardGrower | StreamedShard, batch: str, applied: int = -1) -> None:
-        self.shard, self.batch, self.applied = shard, batch, applied
+    def __init__(self, rows: ShardBlocks, batch: str, spec: BuildSpec, n_threads: int, past: ReplayState) -> None:
+        self.rows, self.batch, self.applied = rows, batch, -1
         self.stats: GradientStats | None = None
+        self._spec, self._n_threads = spec, n_threads
+        self.grower = StreamedGrower(rows) if rows.in_files else ShardGrower(rows.shard)
+        self._engine: FusedEngine | None = None  # grows whole trees
+        self._replay(past)
 
     @property
     def n_rows(self) -> int:
-        return self.shard.n_rows
+        return self.rows.n_rows
+
+    def _replay(self, past: ReplayState) -> None:
+        # The scores of a bite already include the iterations before the visit.
+        missed = past.iterations if past.visit is None else past.iterations[past.visit.n_kept :]
+        if missed or past.pending:
+            for shard in self.rows.walk(["tiles", "raw", "leaf"], ["raw", "leaf"]):
+                add_iterations(shard.codes, shard.layout, missed, shard.raw, 0, shard.n_rows)
+                for tree in past.pending:
+                    shard.leaf[tree.output] = leaves_of(shard.codes, shard.layout, tree.grown)
+        if past.applied >= 0:
+            # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
+            self.advance_rows(past.terms, np.zeros((self.rows.spec.n_outputs, self.rows.spec.max_leaves)))
+            self.applied = past.applied
 
     def advance_rows(self, terms: tuple, values: np.ndarray) -> None:
         """Add leaf values to the scores, recompute the gradients, and store their statistics."""
-        self.stats = self.shard.advance_rows(terms, values)
+        if self._engine is None:
+            self.stats = self.rows.advance_rows(terms, values)
+        else:
+            self.stats = self._engine.advance(values, terms)
 
-    @abstractmethod
-    def keep_only(self, numbers: Sequence[int]) -> ShardRunner | None:
-        """Return a runner without the rows of other partitions; None if no rows remain."""
+    def map_ranges(self, statistic: Statistic, *arguments: Any) -> list[Any]:
+        """Return the statistic of ranges that together are all rows."""
+        return self.rows.map_ranges(statistic, *arguments)
 
-    def close(self) -> None:
-        """Release memory and files."""
-        self.shard.close()
-
-
-class InMemoryRunner(ShardRunner):
-    """A shard in memory, with rows of one batch."""
-
-    shard: ShardGrower
-
-    def __init__(self, shard: Shard, batch: str, spec: BuildSpec, n_threads: int, applied: int = -1) -> None:
-        super().__init__(ShardGrower(shard), batch, applied)
-        self._spec, self._n_threads = spec, n_threads
-        self._engine: FusedEngine | None = None  # grows whole trees
-
-    def grow_trees(self, tasks: Sequence[TreeTask]) -> list[GrownTree]:
-        """Grow whole trees on the rows, if they are all rows of the fit."""
+    def grow_trees(self, tasks: Sequence[TreeTask]) -> list[GrownTree] | None:
+        """Grow whole trees on rows in memory, if they are all rows of the fit; return None for rows in files."""
+        if self.rows.in_files:
+            return None
         if self._engine is None:
             terms = self._spec.target.loss.terms()
-            self._engine = FusedEngine(self.shard.shard, terms, policy=tasks[0].policy, n_threads=self._n_threads)
+            self._engine = FusedEngine(self.rows.shard, terms, policy=tasks[0].policy, n_threads=self._n_threads)
         trees = [grown.copy() for grown in self._engine.grow(tasks)]
         self._engine.route_excluded()
         return trees
 
-    def advance_rows(self, terms: tuple, values: np.ndarray) -> None:
-        if self._engine is None:
-            super().advance_rows(terms, values)
-        else:
-            self.stats = self._engine.advance(values, terms)
+    def keep_only(self, numbers: Sequence[int]) -> ShardRunner | None:
+        """Return a runner without the rows of other partitions; None if no rows remain.
 
-    def close(self) -> None:
+        A new runner has no `GradientStats`: they describe the old rows, and the next `advance` recomputes them.
+        """
+        rows = self.rows.subset(partial(self._spec.are_of, partitions=numbers))
+        if rows is self.rows:
+            return self
+        self._release()
+        if rows is None:
+            return None
+        found = ShardRunner(rows, self.batch, self._spec, self._n_threads, ReplayState())
+        found.applied = self.applied
+        return found
+
+    def _release(self) -> None:
+        """Release threads and buffers; others may use the files."""
         if self._engine is not None:
             self._engine.close()
-        super().close()
-
-    def keep_only(self, numbers: Sequence[int]) -> InMemoryRunner | None:
-        kept = self._spec.are_of(self.shard.shard.row_ids(0, self.n_rows), numbers)
-        if kept.all():
-            return self
-        if not kept.any():
-            return None
-        shard = self.shard.shard.some_rows(np.flatnonzero(kept))
-        in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
-        self.close()
-        # The new runner has no `GradientStats`: they describe the old row set, and the next `advance` recomputes them.
-        return InMemoryRunner(shard, self.batch, self._spec, self._n_threads, self.applied)
-
-
-class StreamedRunner(ShardRunner):
-    """A range of the blocks of a batch's files.
-
-    Parameters
-    ----------
-    blocks : BlockStore
-        Several runners may use the same files.
-    first, last : int
-        Range of blocks, without `last`.
-    batch, applied : as of `ShardRunner`
-    n_staying : int
-        Number of blocks that are resident in memory.
-    """
-
-    shard: StreamedShard
-
-    def __init__(self, blocks: BlockStore, first: int, last: int, batch: str, applied: int, n_staying: int) -> None:
-        super().__init__(StreamedShard(blocks, first, last, n_staying=n_staying), batch, applied)
-        self._blocks, self._bounds, self._n_staying = blocks, (first, last), n_staying
-
-    def unload(self) -> None:
-        """Release the memory of resident blocks, for rows that are added to the session."""
-        self.shard.unload()
-        self._n_staying = 0
-
-    def keep_only(self, numbers: Sequence[int]) -> StreamedRunner | None:
-        blocks = self._blocks
-        first = self._bounds[0] * blocks.block_rows
-        owned = blocks.owned_of(first, first + self.n_rows)
-        kept = [(number, n) for number, n in owned if number in numbers]
-        if kept == owned:
-            return self
-        if not kept:
-            return None
-        is_kept = np.repeat([number in numbers for number, _ in owned], [n for _, n in owned])
-        row_ids = np.concatenate([np.arange(a, a + n) for k in range(*self._bounds) for a, n in blocks.ranges_of(k)])
-        ranges = runs_of(row_ids[is_kept])
-        del row_ids
-        assert blocks.place is not None
-        some, at = BlockStore(blocks.spec, kept, ranges, blocks.place), 0
-        for block in self.shard.walk(blocks.names):
-            rows = np.flatnonzero(is_kept[at : at + block.n_rows])
-            at += block.n_rows
-            some.append(len(rows), block.fields, rows)
-        some.check_filled()
-        return StreamedRunner(some, 0, some.n_blocks, self.batch, self.applied, self._n_staying)
+        self.grower.close()
+        self.rows.close()
 
     def close(self) -> None:
-        super().close()
-        self._blocks.close()
+        """Release threads, memory and files."""
+        self._release()
+        self.rows.store.close()
 
 
-def write_blocks(
-    rows: BatchRows, spec: BuildSpec, past: ReplayState, *, root: Path | None, n_threads: int
-) -> BlockStore | None:
-    """Write the rows of positive weight of a batch, with scores that include the trees so far; return None without rows."""
-    layout, table = spec.shard.layout, rows.table
-    owned = [(number, n) for k, number in enumerate(table.numbers) if (n := rows.kept_of(k))]
-    ranges = np.array([(spec.starts[number], n) for number, n in owned], np.int64).reshape(-1, 2)
-    n_rows = sum(n for _, n in owned)
-    if not n_rows:
-        return None
+def write_rows(rows: BatchRows, spec: BuildSpec, *, root: Path | None, n_threads: int) -> tuple[RowStore, RowIds]:
+    """Write the rows of positive weight of a batch to files, with their first raw scores."""
+    owned = rows.owned
+    n_rows, layout = sum(owned.values()), spec.shard.layout
+    ids = RowIds(np.array([(spec.starts[number], n) for number, n in owned.items()], np.int64).reshape(-1, 2))
     block_rows = rows_that_fit(code_fields(layout), n_rows)
-    blocks = BlockStore(spec.shard, owned, ranges, InFiles(block_rows, root))
+    store = RowStore(spec.shard.groups(in_memory=False), [n_rows], InFiles(block_rows, root))
     try:
         for piece in starting_pieces(rows, spec, n_threads, block_rows):
-            n, raw = piece.codes.n_rows, piece.fields["raw"]
             fields = piece.fields | {"tiles": tiles_of(piece.codes, layout), "wide": piece.codes.wide}
-            fields |= spec.shard.constant_state(fields.get("weight"), raw.shape)
-            add_iterations(piece.codes, layout, past.iterations, raw, 0, n)
-            if past.pending:
-                leaf = np.zeros(raw.shape, spec.shard.leaf_type)
-                for tree in past.pending:
-                    leaf[tree.output] = leaves_of(piece.codes, layout, tree.grown)
-                fields["leaf"] = leaf
-            blocks.append(n, fields)
-        blocks.check_filled()
+            fields |= spec.shard.constant_state(fields.get("weight"), fields["raw"].shape)
+            store.append(piece.codes.n_rows, fields)
+        store.check_filled()
     except BaseException:
-        blocks.close()
+        store.close()
         raise
-    return blocks
+    return store, ids
 
 
 def streamed_runners(
     rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, *, root: Path | None, n_threads: int, staying_bytes: int
-) -> list[StreamedRunner]:
+) -> list[ShardRunner]:
     """Write a batch to files, and return one runner per thread.
 
     staying_bytes : memory for the histograms of a pass and for resident blocks.
     """
-    blocks = write_blocks(rows, spec, past, root=root, n_threads=n_threads)
-    if blocks is None:
+    if not rows.n_kept:
         return []
+    store, ids = write_rows(rows, spec, root=root, n_threads=n_threads)
     try:
-        n_blocks = blocks.n_blocks
-        n_runners = min(n_threads, n_blocks)
-        n_staying = blocks_that_stay(blocks, staying_bytes, spec.shard.max_leaves, n_runners)
-        bounds = [n_blocks * k // n_runners for k in range(n_runners + 1)]
-        runners = [StreamedRunner(blocks, first, last, batch, past.applied, n_staying) for first, last in pairwise(bounds)]
-        if past.applied >= 0:
-            # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
-            zeros = np.zeros((spec.shard.n_outputs, spec.shard.max_leaves))
-            for runner in runners:
-                runner.advance_rows(past.terms, zeros)
-        return runners
+        n_runners = min(n_threads, store.n_blocks)
+        n_staying = blocks_that_stay(store, spec.shard, staying_bytes, spec.shard.max_leaves, n_runners)
+        shares = (ShardBlocks(store, spec.shard, ids, k, n_runners, n_staying=n_staying) for k in range(n_runners))
+        return [ShardRunner(share, batch, spec, n_threads, past) for share in shares]
     except BaseException:
-        blocks.close()
+        store.close()
         raise

@@ -56,23 +56,15 @@ from dboost.session.protocol import (
 )
 from dboost.session.refit_rows import LeafRefitRows
 from dboost.session.session_protocol import Result
-from dboost.session.shard_runners import InMemoryRunner, ShardRunner, StreamedRunner, streamed_runners, write_blocks
+from dboost.session.shard_runners import ShardRunner, streamed_runners, write_rows
 from dboost.session.thread_team import Team, is_small
 from dboost.session.warm_start import add_trees, row_matrices, starting_scores
 from dboost.shards.arcbite_rows import Bite, shard_of_bite
-from dboost.shards.block_store import BlockStore
 from dboost.shards.encode import encode_table, in_ranges
-from dboost.shards.shard import (
-    MOST_ROWS,
-    BinnedColumns,
-    Shard,
-    TreeDelta,
-    add_iterations,
-    check_rows_in_memory,
-    leaves_of,
-    runs_of,
-)
+from dboost.shards.shard import MOST_ROWS, RowIds, TreeDelta, check_rows_in_memory, runs_of
+from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.shards.statistics import Statistic
+from dboost.storage.row_store import RowStore
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.split_finder import PackedSplits, SplitFinder, pack_splits
 from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
@@ -230,14 +222,11 @@ class WorkerSession:
             if is_new_visit:  # workers were lost at the start of the visit: earlier batches must switch to its bite, too
                 for runner in runners:
                     runner.close()
-                runners, self._runners = [self._enter(*present) for present in self._bites.present()], []
-                for runner in runners:
-                    _replay(runner, past)
+                runners, self._runners = [self._enter(*present, past) for present in self._bites.present()], []
             self._runners += runners
         else:
             for other in self._runners:
-                if isinstance(other, StreamedRunner):
-                    other.unload()
+                other.rows.unload()
             if limit is None:
                 rows.gather()
                 self._runners += self._in_memory(rows, batch, spec, past)
@@ -253,7 +242,7 @@ class WorkerSession:
 
     def in_files(self, batch: str) -> int:
         """Return how many training rows of a batch are in files."""
-        streamed = (runner for runner in self._runners if runner.batch == batch and isinstance(runner, StreamedRunner))
+        streamed = (runner for runner in self._runners if runner.batch == batch and runner.rows.in_files)
         return self._bites.rows_in_files(batch) + sum(runner.n_rows for runner in streamed)
 
     def most_rows_in_memory(self, batch: str, spec: BuildSpec) -> int:
@@ -265,25 +254,19 @@ class WorkerSession:
         runners: list[ShardRunner] = []
         check_rows_in_memory(rows.n_kept if spec.is_whole else -(-rows.n_kept // self._n_threads))  # of a shard
         row_ids = global_row_ids(rows.table, spec.starts)
-        for codes, target, weight, raw, kept_range in self._encoded(rows, batch, spec, 1 if spec.is_whole else None):
-            draw_id = rows.draw_id_of(spec, kept_range)
-            shard = Shard(codes, spec.shard, target, weight, raw, ranges=runs_of(row_ids[kept_range]), draw_id=draw_id)
-            in_ranges(shard.fill_tiles, shard.n_rows, self._n_threads)
-            runner = InMemoryRunner(shard, batch, spec, max(self._n_threads // spec.n_sharing, 1))
-            _replay(runner, past)
-            runners.append(runner)
+        for fields, kept_range in self._encoded(rows, batch, spec, 1 if spec.is_whole else None):
+            some = rows_in_memory(fields, spec.shard, RowIds(runs_of(row_ids[kept_range])))
+            in_ranges(some.shard.fill_tiles, some.n_rows, self._n_threads)
+            runners.append(ShardRunner(some, batch, spec, max(self._n_threads // spec.n_sharing, 1), past))
         return runners
 
     def _in_bites(
         self, rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, budget: Budget | None
-    ) -> list[InMemoryRunner]:
+    ) -> list[ShardRunner]:
         """Divide rows into bites; return runners for those of the current bite, if a visit has started."""
         n = self._n_threads
         store = BiteStore(rows, spec, budget, n_threads=n, n_parts=n, root=self._folder)
-        runners = [self._enter(batch, bite) for bite in self._bites.put(batch, store)]
-        for runner in runners:
-            _replay(runner, past)
-        return runners
+        return [self._enter(batch, bite, past) for bite in self._bites.put(batch, store)]
 
     # For the single session of a fit without a cluster.
 
@@ -292,15 +275,13 @@ class WorkerSession:
         rows = self.rows_of(batch)
         rows.drop_target()
 
-        def gather() -> Shard:
+        def gather() -> ShardBlocks:
             rows.gather()
-            ((codes, target, weight, raw, kept_range),) = self._encoded(rows, batch, spec, 1)
-            return Shard(codes, spec.shard, target, weight, raw, draw_id=rows.draw_id_of(spec, kept_range))
+            ((fields, _),) = self._encoded(rows, batch, spec, 1)
+            return rows_in_memory(fields, spec.shard)
 
-        def write() -> BlockStore:
-            blocks = write_blocks(rows, spec, ReplayState(), root=self._folder, n_threads=self._n_threads)
-            assert blocks is not None
-            return blocks
+        def write() -> tuple[RowStore, RowIds]:
+            return write_rows(rows, spec, root=self._folder, n_threads=self._n_threads)
 
         engine = open_local_engine(rows, spec, policy, self._n_threads, gather, write, self._folder)
         self._close_batch(batch)
@@ -308,8 +289,8 @@ class WorkerSession:
 
     def _encoded(
         self, rows: BatchRows, batch: str, spec: BuildSpec, most_shards: int | None = None
-    ) -> Iterator[tuple[BinnedColumns, np.ndarray, np.ndarray | None, np.ndarray, slice]]:
-        """Yield codes, target, weight and raw scores of one range of the rows of positive weight per thread, and the range."""
+    ) -> Iterator[tuple[dict[str, np.ndarray], slice]]:
+        """Yield the fields of one range of the rows of positive weight per thread, see `rows_in_memory`, and the range."""
         table, y = rows.table, rows.y
         weight = table.weight
         kept = kept_rows(weight)
@@ -329,13 +310,13 @@ class WorkerSession:
             raw = self._raw_scores(rows, spec, some, kept_range)
             if k == n_shards - 1:
                 rows.close_values()  # before the caller allocates the shard
-            weights = None
-            if spec.shard.weighted:
-                weights = np.ones(n) if weight is None else weight if some is None else weight[some]
             target = y if some is None else y[some]
-            if spec.unit != 1.0:
-                target, raw = spec.in_unit(target), spec.in_unit(raw)
-            yield codes, target, weights, raw, kept_range
+            fields = {"target": spec.in_unit(target), "raw": spec.in_unit(raw), "narrow": codes.narrow, "wide": codes.wide}
+            if spec.shard.weighted:
+                fields["weight"] = np.ones(n) if weight is None else weight if some is None else weight[some]
+            if (draw_id := rows.draw_id_of(spec, kept_range)) is not None:
+                fields["draw_id"] = draw_id
+            yield fields, kept_range
 
     def _raw_scores(self, rows: BatchRows, spec: BuildSpec, positions: np.ndarray | None, kept_range: slice) -> np.ndarray:
         """Return the first raw scores of rows; `kept_range` is their range among the table's rows of positive weight."""
@@ -355,7 +336,7 @@ class WorkerSession:
         for runner in self._runners:
             kept = runner.keep_only(numbers) if runner.batch == batch else runner
             if kept is not runner:
-                self._closed_bytes_read += runner.shard.bytes_read
+                self._closed_bytes_read += runner.rows.bytes_read
             if kept is not None:
                 runners.append(kept)
         self._runners = runners
@@ -377,12 +358,12 @@ class WorkerSession:
         if not self._bites.take(visit, first, iterations):
             return False
         for batch, bite in self._bites.present():
-            runner = self._enter(batch, bite)
+            runner = self._enter(batch, bite, ReplayState())
             runner.applied = applied
             self._runners.append(runner)
         return True
 
-    def _enter(self, batch: str, bite: Bite) -> InMemoryRunner:
+    def _enter(self, batch: str, bite: Bite, past: ReplayState) -> ShardRunner:
         """Return a runner for rows of the current bite, with the scores of the model at the start of the visit."""
         spec = self._spec
         assert spec is not None
@@ -391,7 +372,7 @@ class WorkerSession:
             in_ranges(work, n, self._n_threads)
 
         rows = bite.current_rows(spec.shard.layout, self._bites.kept, spread)
-        return InMemoryRunner(shard_of_bite(rows, spec.shard, spread), batch, spec, self._n_threads)
+        return ShardRunner(shard_of_bite(rows, spec.shard, spread), batch, spec, self._n_threads, past)
 
     # Training.
 
@@ -410,7 +391,7 @@ class WorkerSession:
         results = self._each(lambda runner: _advance_to(runner, iteration, values, terms))
         stats = [one for one in results if one is not None]
         before, self._reported_bytes = self._reported_bytes, self._closed_bytes_read + self._bites.bytes_read
-        self._reported_bytes += sum(runner.shard.bytes_read for runner in self._runners)
+        self._reported_bytes += sum(runner.rows.bytes_read for runner in self._runners)
         merged = reduce(GradientStats.merge, stats) if stats else None
         return merged, time.perf_counter() - started, self._reported_bytes - before, self._counted_rows()
 
@@ -420,10 +401,8 @@ class WorkerSession:
         None if its rows are not one shard in memory: then trees are grown in rounds.
         """
         started = time.perf_counter()
-        if len(self._runners) != 1 or not isinstance(self._runners[0], InMemoryRunner):
-            return None
-        trees = self._runners[0].grow_trees(tasks)
-        return trees, self._counted_rows(), time.perf_counter() - started
+        trees = self._runners[0].grow_trees(tasks) if len(self._runners) == 1 else None
+        return None if trees is None else (trees, self._counted_rows(), time.perf_counter() - started)
 
     def round_histograms(
         self, tasks: Sequence[TreeTask], requests: dict[int, RoundRequest]
@@ -434,7 +413,7 @@ class WorkerSession:
         """
         started = time.perf_counter()
         if tasks:
-            self._each(lambda runner: runner.shard.begin(tasks))
+            self._each(lambda runner: runner.grower.begin(tasks))
         results: dict[int, RoundHistograms] = {}
         free = self._narrow_for(requests) if self._runners else self._narrow
         for output, request in requests.items() if self._runners else ():
@@ -501,7 +480,7 @@ class WorkerSession:
 
     def shard_statistics(self, statistic: Statistic, arguments: tuple[Any, ...]) -> list[Any]:
         """Return the statistic of every shard."""
-        by_shard = self._each(lambda runner: runner.shard.map_ranges(statistic, *arguments))
+        by_shard = self._each(lambda runner: runner.map_ranges(statistic, *arguments))
         return [result for results in by_shard for result in results]
 
     @property
@@ -610,19 +589,6 @@ class WorkerSession:
         return self._refits[batch]
 
 
-def _replay(runner: InMemoryRunner, past: ReplayState) -> None:
-    shard = runner.shard.shard
-    # The scores of a bite already include the iterations before the visit.
-    missed = past.iterations if past.visit is None else past.iterations[past.visit.n_kept :]
-    add_iterations(shard.codes, shard.layout, missed, shard.raw, 0, shard.n_rows)
-    if past.applied >= 0:
-        # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
-        runner.advance_rows(past.terms, np.zeros((shard.n_outputs, 1)))
-        runner.applied = past.applied
-    for tree in past.pending:
-        shard.output_arrays(tree.output)[2][:] = leaves_of(shard.codes, shard.layout, tree.grown)
-
-
 def _sum_slices(slices: Sequence[bytes]) -> dict[int, RoundHistograms]:
     """Return the sums of packed slices by output; a session without rows has sent an empty one."""
     sums: dict[int, RoundHistograms] = {}
@@ -633,7 +599,7 @@ def _sum_slices(slices: Sequence[bytes]) -> dict[int, RoundHistograms]:
 
 
 def _sum_histograms(runner: ShardRunner, output: int, request: RoundRequest) -> RoundHistograms:
-    return runner.shard.sum_histograms(output, request)
+    return runner.grower.sum_histograms(output, request)
 
 
 def _advance_to(runner: ShardRunner, iteration: int, values: np.ndarray, terms: tuple) -> GradientStats | None:

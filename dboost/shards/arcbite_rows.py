@@ -25,7 +25,8 @@ import numpy as np
 
 from dboost.data import RowRoles
 from dboost.kernels.histograms import BinLayout
-from dboost.shards.shard import BinnedColumns, Shard, TreeDelta, add_iterations, empty_binned_columns
+from dboost.shards.shard import BinnedColumns, TreeDelta, add_iterations, empty_binned_columns
+from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.shards.shard_spec import ShardSpec, code_rows
 from dboost.storage.block_file import BLOCK_ROWS, Field
 from dboost.storage.row_store import FieldGroup, RowStore
@@ -130,11 +131,8 @@ def joined_rows(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]
     return parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts], axis=-1) for name in parts[0]}
 
 
-def shard_of_bite(rows: dict[str, np.ndarray], spec: ShardSpec, spread: RunInRanges) -> Shard:
-    """Return a shard of the rows of a bite, which takes over their scores."""
-    codes = codes_of_bite(rows, spec.layout)
-    shard = Shard(
-        codes, spec, rows["target"], rows.get("weight"), rows["raw"], row_ids=rows["row_ids"], draw_id=rows.get("draw_id")
-    )
-    spread(shard.fill_tiles, shard.n_rows)
-    return shard
+def shard_of_bite(rows: dict[str, np.ndarray], spec: ShardSpec, spread: RunInRanges) -> ShardBlocks:
+    """Return the rows of a bite to train on, which take over their arrays."""
+    found = rows_in_memory(rows, spec)
+    spread(found.shard.fill_tiles, found.n_rows)
+    return found

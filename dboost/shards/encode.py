@@ -1,8 +1,7 @@
 """From a table to bin codes: sample, propose bins, encode.
 
 The raw values of each chunk are released before the next chunk is read. `encode_table` encodes a whole table into memory.
-`encoded_pieces` encodes it slice by slice, so that one slice and one encoded block are all the rows in memory; `tiles_of`
-converts the codes of a block from columns, which the encoder writes, to tiles, which files hold, and `codes_of` back.
+`encoded_pieces` encodes it slice by slice, so that one slice and one encoded block are all the rows in memory.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from dboost.data.column import apply
 from dboost.data.roles import rows_of
 from dboost.data.table import kept_rows
 from dboost.errors import DataError
-from dboost.kernels.bins import encode_column, encode_matrix, fill_tiles
+from dboost.kernels.bins import encode_column, encode_matrix
 from dboost.kernels.histograms import BinLayout
 from dboost.schema import Feature
 from dboost.shards.shard import BinnedColumns, empty_binned_columns
-from dboost.shards.shard_spec import NARROW_BINS, plan_layout, tile_shape
+from dboost.shards.shard_spec import NARROW_BINS, plan_layout
 
 #: Tables with fewer rows are encoded by one thread.
 _FEW_ROWS = 16_384
@@ -338,23 +337,3 @@ def some_rows(chunk: Chunk, rows: slice | np.ndarray) -> Chunk:
     if matrix is not None:
         return Chunk(n_rows, MatrixColumns(matrix), matrix=matrix)
     return Chunk(n_rows, tuple(rows_of(column, rows) for column in chunk.columns))
-
-
-def tiles_of(codes: BinnedColumns, layout: BinLayout) -> np.ndarray:
-    """Return codes in the memory order of the histogram kernel: uint64[n_tiles, n_rows, words]."""
-    tiles = np.zeros(tile_shape(layout, codes.n_rows), np.uint64)
-    fill_tiles(codes.narrow, layout, codes.row_of, 0, codes.n_rows, tiles.view(np.uint8))
-    return tiles
-
-
-def codes_of(tiles: np.ndarray, wide: np.ndarray | None, layout: BinLayout, codes: BinnedColumns) -> None:
-    """Write the codes of some rows, by columns, from tiles (uint64[n_tiles, n_rows, words]): the inverse of `tiles_of`."""
-    as_bytes = tiles.view(np.uint8)
-    for column in range(layout.n_tiled):
-        joint = as_bytes[column // 32, :, column % 32]
-        features = layout.features[layout.first[column] : layout.first[column + 1]].tolist()
-        for feature in features:
-            n_codes, stride = int(layout.n_codes[feature]), int(layout.stride[feature])
-            codes.of(feature)[:] = joint if len(features) == 1 else joint // stride % n_codes
-    if wide is not None:
-        codes.wide[...] = wide

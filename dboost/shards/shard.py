@@ -1,10 +1,11 @@
-"""A shard: the rows of one thread or process, in memory, and the pass over them between two iterations.
+"""A shard: a block of training rows, and the pass over them between two iterations.
 
-It holds, for some rows of the table, the bin codes of every feature, the target, the weight, the raw score, and the state of
-the current tree: gradients, Hessians, and the leaf of each row. Rows of weight zero are left out when a shard is built.
+A `Shard` is a view of the fields of a block: the bin codes of every feature, the target, the weight, the raw scores, and the
+state of the current tree: gradients, Hessians, and the leaf of each row. The arrays belong to a store of rows, in memory or in
+files (`shards.shard_blocks`); the same functions run on them wherever they are. Rows of weight zero are not stored.
 
-A model with one output has one raw score per row, and arrays of shape [n_rows]; one with K outputs (K classes) has K of them,
-and arrays of shape [K, n_rows], so that the values of one output are contiguous for its tree.
+A model with K outputs (K classes) has arrays of shape [K, n_rows], so that the values of one output are contiguous for its
+tree.
 
 **Advance.** Between two iterations, `advance_rows` adds the last trees to the scores and computes gradients and Hessians. It
 returns the largest gradient and Hessian and exact sums of the loss, which merge over any division of the rows.
@@ -22,8 +23,8 @@ training, to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -93,6 +94,28 @@ def empty_binned_columns(layout: BinLayout, n_rows: int) -> BinnedColumns:
     return BinnedColumns(np.empty((n_narrow, n_rows), np.uint8), np.empty((n_wide, n_rows), np.uint16), row_of)
 
 
+def tiles_of(codes: BinnedColumns, layout: BinLayout) -> np.ndarray:
+    """Return codes in the memory order of the histogram kernel: uint64[n_tiles, n_rows, words]."""
+    tiles = np.zeros(tile_shape(layout, codes.n_rows), np.uint64)
+    fill_tiles(codes.narrow, layout, codes.row_of, 0, codes.n_rows, tiles.view(np.uint8))
+    return tiles
+
+
+def codes_of(tiles: np.ndarray, wide: np.ndarray | None, layout: BinLayout) -> BinnedColumns:
+    """Return the codes of some rows by columns, from tiles (uint64[n_tiles, n_rows, words]): the inverse of `tiles_of`."""
+    codes = empty_binned_columns(layout, tiles.shape[1])
+    as_bytes = tiles.view(np.uint8)
+    for column in range(layout.n_tiled):
+        joint = as_bytes[column // 32, :, column % 32]
+        features = layout.features[layout.first[column] : layout.first[column + 1]].tolist()
+        for feature in features:
+            n_codes, stride = int(layout.n_codes[feature]), int(layout.stride[feature])
+            codes.of(feature)[:] = joint if len(features) == 1 else joint // stride % n_codes
+    if wide is not None:
+        codes.wide[...] = wide
+    return codes
+
+
 #: Maximal number of rows of a shard in memory: row numbers have 32 bits while a tree grows (`kernels.histograms`).
 MOST_ROWS = 2**32
 
@@ -106,97 +129,101 @@ def check_rows_in_memory(n_rows: int) -> None:
         )
 
 
-class Shard:
-    """Rows in memory.
+class RowIds:
+    """Global ids of consecutive rows, as runs of consecutive ids.
 
     Parameters
     ----------
-    codes : BinnedColumns
-    spec : ShardSpec
-    target : float64[n_rows]
-    weight : float64[n_rows] or None
-    raw : float64[n_outputs, n_rows]
-        Initial raw scores; the shard owns and updates them.
-    ranges : int64[n_ranges, 2], optional
-        (global number of the first row, number of rows) of each run of consecutive rows; default: rows 0, 1, 2, …
-    row_ids : int64[n_rows], optional
-        Instead of ranges, each row's global id: for scattered rows.
-    draw_id : int64[n_rows], optional
-        What samples of rows are drawn by, see `Table.draw_ids`. Default: the row ids.
+    runs : int64[n_runs, 2]
+        First id and length of each run.
     """
 
-    draw_id: np.ndarray | None = None
-    _row_ids: np.ndarray | None = None
-    #: Rows near the trimming threshold of the next trees; None for streamed blocks, whose rows are not kept.
+    def __init__(self, runs: np.ndarray) -> None:
+        self._runs, self._ends = runs, np.cumsum(runs[:, 1])
+
+    def runs(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the runs (first id, length) of rows first…last-1."""
+        found = []
+        for k in range(int(np.searchsorted(self._ends, first, "right")), len(self._ends)):
+            begin = int(self._ends[k] - self._runs[k, 1])
+            if begin >= last:
+                break
+            low, high = max(first, begin), min(last, int(self._ends[k]))
+            found.append((int(self._runs[k, 0]) + low - begin, high - low))
+        return found
+
+    def of(self, first: int, last: int) -> np.ndarray:
+        """Return the ids of rows first…last-1: int64[last - first]."""
+        return np.concatenate([np.empty(0, np.int64), *(np.arange(a, a + n) for a, n in self.runs(first, last))])
+
+
+class Shard:
+    """A block of training rows, in memory or in a buffer: a view of its fields.
+
+    Parameters
+    ----------
+    fields : dict
+        Arrays by name, see `ShardSpec.groups`. Rows in memory have "narrow", one-byte codes by columns; scattered rows have
+        "row_ids" (int64[n_rows]) instead of `ids`. Rows without codes have statistics only.
+    spec : ShardSpec
+    ids : RowIds, optional
+        Default: the rows are numbered from 0.
+    first : int, default 0
+        The first row's position in `ids`.
+    """
+
+    #: Rows near the trimming threshold of the next trees; None for blocks of files, whose rows are not kept.
     near: Near | None = None
 
-    def __init__(
-        self,
-        codes: BinnedColumns,
-        spec: ShardSpec,
-        target: np.ndarray,
-        weight: np.ndarray | None,
-        raw: np.ndarray,
-        *,
-        ranges: np.ndarray | None = None,
-        row_ids: np.ndarray | None = None,
-        draw_id: np.ndarray | None = None,
-    ) -> None:
-        self.codes = codes
-        self.spec = spec
+    def __init__(self, fields: Mapping[str, np.ndarray], spec: ShardSpec, ids: RowIds | None = None, first: int = 0) -> None:
+        self.fields, self.spec = fields, spec
         self.layout, self.bin_layout = spec.layout, spec.bin_layout
-        #: For each feature, whether trees grow by the fine bins themselves: bool[n_features].
-        self.is_identity_bin_map = self.bin_layout.n_bins == self.layout.n_bins
-        if self.is_identity_bin_map.all():
-            self.bins, self.bin_layout = codes, _closest_layout(codes, self.bin_layout)
-        else:
-            self.bins = _empty_bins(codes, self.bin_layout, self.is_identity_bin_map)
-        self.target = target
-        self.weight = weight
-        self.repeat_count = weight.astype(np.uint8) if spec.integer_weights and weight is not None else None
-        self.raw = raw
-        n_rows = codes.n_rows
-        self.n_rows = n_rows
-        if row_ids is not None:
-            self._row_ids = row_ids
-        if draw_id is not None:
-            self.draw_id = draw_id
-        self._ranges = [(0, n_rows)] if ranges is None else [(int(first), int(n)) for first, n in ranges]
-        self.gradient = np.empty(raw.shape, np.float32)
-        self.hessian = None if spec.constant_hessian else np.empty(raw.shape, np.float32)
-        self.loss_hessian = np.empty(raw.shape, np.float32) if spec.weights_as_hessian else None
-        if spec.weights_as_hessian and self.hessian is not None:
-            self.hessian[:] = weight
-        self.leaf = np.zeros(raw.shape, np.uint8 if spec.max_leaves <= 256 else np.int32)
-        self.tiles = _aligned_zeros(tile_shape(self.bin_layout, n_rows))
-        self.near = Near(self.n_outputs)
+        self.target, self.weight, self.repeat_count = fields["target"], fields.get("weight"), fields.get("repeat_count")
+        self.raw, self.leaf, self.gradient = fields["raw"], fields["leaf"], fields["gradient"]
+        self.hessian, self.loss_hessian = fields.get("hessian"), fields.get("loss_hessian")
+        self.draw_id = fields.get("draw_id")
+        self.n_rows = self.raw.shape[1]
+        self._ids = RowIds(np.array([[0, self.n_rows]])) if ids is None else ids
+        self._first = first
 
     @property
     def n_outputs(self) -> int:
         return len(self.raw)
 
-    def some_rows(self, rows: np.ndarray) -> Shard:
-        """Return a shard of some of the rows (int64), in their current state; its tiles must still be filled."""
-        codes = BinnedColumns(
-            np.ascontiguousarray(self.codes.narrow[:, rows]), np.ascontiguousarray(self.codes.wide[:, rows]), self.codes.row_of
-        )
-        shard = Shard(
-            codes,
-            self.spec,
-            self.target[rows],
-            None if self.weight is None else self.weight[rows],
-            np.ascontiguousarray(self.raw[..., rows]),
-            ranges=runs_of(self.row_ids(0, self.n_rows)[rows]) if self._row_ids is None else None,
-            row_ids=None if self._row_ids is None else self._row_ids[rows],
-            draw_id=None if self.draw_id is None else self.draw_id[rows],
-        )
-        shard.gradient[...] = self.gradient[..., rows]
-        if self.hessian is not None and shard.hessian is not None:
-            shard.hessian[...] = self.hessian[..., rows]
-        if self.loss_hessian is not None and shard.loss_hessian is not None:
-            shard.loss_hessian[...] = self.loss_hessian[..., rows]
-        shard.leaf[...] = self.leaf[..., rows]
-        return shard
+    @property
+    def tiles(self) -> np.ndarray:
+        """Codes of the bins that trees grow by, in the histogram kernel's memory order."""
+        return self.fields["tiles"]
+
+    @cached_property
+    def codes(self) -> BinnedColumns:
+        """Codes by columns; of a block of a file they are computed from tiles, which must have been read."""
+        narrow, wide = self.fields.get("narrow"), self.fields.get("wide")
+        if narrow is None:
+            return codes_of(self.tiles, wide, self.layout)
+        return BinnedColumns(narrow, self._wide("wide"), code_rows(self.layout))
+
+    @cached_property
+    def bins(self) -> BinnedColumns:
+        """Codes, by columns, of the bins that trees grow by: `codes`, unless bins are proposed for each tree."""
+        if not self.spec.has_tree_bins:
+            return self.codes
+        return BinnedColumns(self.fields["tree_narrow"], self._wide("tree_wide"), code_rows(self.bin_layout))
+
+    @cached_property
+    def is_identity_bin_map(self) -> np.ndarray:
+        """For each feature, whether trees grow by the fine bins themselves: bool[n_features]."""
+        return self.bin_layout.n_bins == self.layout.n_bins
+
+    def _wide(self, name: str) -> np.ndarray:
+        """Return two-byte codes by columns: uint16[n_wide, n_rows]."""
+        found = self.fields.get(name)
+        return np.empty((0, self.n_rows), np.uint16) if found is None else found
+
+    @property
+    def wide_bins(self) -> np.ndarray:
+        """The two-byte columns of `bins`, which are not in tiles."""
+        return self._wide("tree_wide" if self.spec.has_tree_bins else "wide")
 
     def sampled_rows(self, sample: Sample | None, least_influence: int = 0, output: int = 0) -> np.ndarray | None:
         """Return the rows of this shard that take part in a tree, ascending (int64); None for all. See `RowSubset`."""
@@ -207,30 +234,21 @@ class Shard:
         return np.flatnonzero(stays) if rows is None else rows[stays[rows]]
 
     def _sampled(self, sample: Sample) -> np.ndarray:
-        drawn_by = self._row_ids if self.draw_id is None else self.draw_id
+        drawn_by = self.fields.get("draw_id", self.fields.get("row_ids"))
         if drawn_by is not None:
             return np.flatnonzero(hash_rows(sample.seed, drawn_by) < np.uint64(sample.threshold))
-        parts, at = [], 0
-        for first, n in self._ranges:
+        parts, at = [np.empty(0, np.int64)], 0
+        for first, n in self._ids.runs(self._first, self._first + self.n_rows):
             rows = np.empty(n, np.int64)
             k = select_rows(np.uint64(sample.seed), first, n, np.uint64(sample.threshold), rows)
             parts.append(rows[:k] + (at - first))
             at += n
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-    def columns(self) -> BinnedColumns:
-        """Return the codes of all features by columns."""
-        return self.codes
+        return np.concatenate(parts)
 
     def row_ids(self, first: int, last: int) -> np.ndarray:
         """Return the global row ids of rows first…last-1: int64[last - first]."""
-        if self._row_ids is not None:
-            return self._row_ids[first:last]
-        parts, at = [np.empty(0, np.int64)], 0
-        for begin, n in self._ranges:
-            parts.append(np.arange(begin + max(first - at, 0), begin + min(last - at, n)))
-            at += n
-        return np.concatenate(parts)
+        row_ids = self.fields.get("row_ids")
+        return self._ids.of(self._first + first, self._first + last) if row_ids is None else row_ids[first:last]
 
     def sampled_range(self, part: RowSubset, first: int, last: int) -> tuple[np.ndarray | None, int, int]:
         """Return the rows that take part in a tree (or None for all), and the range of them within rows first…last-1."""
@@ -254,7 +272,7 @@ class Shard:
     @cached_property
     def histogram_rows(self) -> HistogramRows:
         """What the rows add to histograms."""
-        return HistogramRows(self.tiles, self.bins.wide, or_empty(self.repeat_count, "uint8"))
+        return HistogramRows(self.tiles, self.wide_bins, or_empty(self.repeat_count, "uint8"))
 
     @cached_property
     def gradient_rows(self) -> GradientRows:
@@ -282,24 +300,22 @@ class Shard:
         fill_tiles(self.bins.narrow, self.bin_layout, self.bins.row_of, first, last, as_bytes)
 
 
-def _closest_layout(codes: BinnedColumns, layout: BinLayout) -> BinLayout:
+def spec_in_memory(fields: Mapping[str, np.ndarray], spec: ShardSpec) -> ShardSpec:
+    """Return the specification of rows in memory with these fields, of which the tiles may have fewer columns."""
+    return spec if spec.has_tree_bins else replace(spec, bin_layout=_closest_layout(fields["narrow"], spec.bin_layout))
+
+
+def _closest_layout(narrow: np.ndarray, layout: BinLayout) -> BinLayout:
     """Return the layout with the fewest columns for these rows: features without missing values need one code less.
 
     Dummy variables are the usual case: eight of them share a column, and five if values may be missing.
+
+    narrow : uint8[n_narrow, n_rows], their one-byte codes by columns.
     """
-    has_missing = np.ones(len(layout.n_bins), bool)
+    has_missing, row_of = np.ones(len(layout.n_bins), bool), code_rows(layout)
     for feature in np.flatnonzero(layout.n_bins <= SHARED_CODES).tolist():
-        has_missing[feature] = codes.n_rows == 0 or bool(codes.of(feature).max() == layout.n_bins[feature])
+        has_missing[feature] = narrow.shape[1] == 0 or bool(narrow[row_of[feature]].max() == layout.n_bins[feature])
     return layout if has_missing.all() else plan_layout(layout.n_bins, layout.is_categorical, has_missing)
-
-
-def _empty_bins(codes: BinnedColumns, layout: BinLayout, keeps: np.ndarray) -> BinnedColumns:
-    """Return arrays for the bins of a tree, to be filled for each tree; features whose bins are their fine bins are filled
-    already."""
-    bins = empty_binned_columns(layout, codes.n_rows)
-    for feature in range(len(keeps)):
-        bins.of(feature)[:] = codes.of(feature) if keeps[feature] else 0
-    return bins
 
 
 def runs_of(row_ids: np.ndarray) -> np.ndarray:
@@ -308,15 +324,6 @@ def runs_of(row_ids: np.ndarray) -> np.ndarray:
         return np.empty((0, 2), np.int64)
     begins = np.flatnonzero(np.diff(row_ids, prepend=row_ids[0] - 2) != 1)
     return np.stack((row_ids[begins], np.diff(begins, append=len(row_ids))), axis=1)
-
-
-def _aligned_zeros(shape: tuple[int, ...]) -> np.ndarray:
-    """Return zeros (uint64) aligned to a cache line: a row's codes never straddle two lines, which makes gathering a third
-    faster."""
-    n_bytes = 8 * int(np.prod(shape))
-    memory = np.zeros(n_bytes + 64, np.uint8)
-    skip = -memory.ctypes.data % 64
-    return memory[skip : skip + n_bytes].view(np.uint64).reshape(shape)
 
 
 def advance_rows(

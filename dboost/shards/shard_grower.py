@@ -10,36 +10,30 @@ records of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from dboost.kernels import kernel, or_empty
 from dboost.kernels.histograms import add_records, flush, rows_in_32_bits
 from dboost.kernels.rows import add_leaves, label_rows, quantise, split_records
-from dboost.losses.gradient_pass import new_pass_scratch
-from dboost.shards.shard import Shard, advance_rows, merge_into_bins
-from dboost.shards.statistics import Statistic
+from dboost.shards.shard import Shard, merge_into_bins
 from dboost.trees.grower import RoundHistograms, RoundRequest
-from dboost.trees.tree_task import GradientStats, TreeTask
+from dboost.trees.tree_task import TreeTask
 
 #: Bytes that a growing tree needs for each row: two records, and its number if rows are sampled.
 BYTES_PER_ROW = 24
 
 
 class ShardGrower:
-    """A shard and the state of the trees that grow on it; `block_store.StreamedShard` has the same methods.
+    """A shard and the state of the trees that grow on it; `streamed_grower.StreamedGrower` has the same methods.
 
     Parameters
     ----------
     shard : Shard
     """
 
-    bytes_read = 0  # from files
-
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
-        self._block = new_pass_scratch()
         self.n_channels = shard.spec.n_channels
         self._packed = np.zeros(int(shard.bin_layout.start[-1]), np.int64)
         self._scratch = np.zeros(int(shard.bin_layout.n_bins.max()) + 1, np.int64)
@@ -50,22 +44,6 @@ class ShardGrower:
         self._narrow: dict[int, np.ndarray] = {}
         self._records: list[np.ndarray] = []
         self.trees: dict[int, GrowingTree] = {}
-
-    @property
-    def n_rows(self) -> int:
-        return self.shard.n_rows
-
-    def advance_rows(self, terms: tuple, values: np.ndarray) -> GradientStats:
-        """Advance all rows (see `shards.shard.advance_rows`)."""
-        shard = self.shard
-        return advance_rows(shard, terms, values, shard.spec.loss_unit, self._block, 0, shard.n_rows)
-
-    def map_ranges(self, statistic: Statistic, *arguments: Any) -> list[Any]:
-        """Return the statistic of all rows as a list of one item."""
-        return [statistic.compute(self.shard, 0, self.n_rows, *arguments)]
-
-    def close(self) -> None:
-        """Do nothing; the shard has no files."""
 
     def begin(self, tasks: Sequence[TreeTask]) -> None:
         """Begin trees of different outputs: all rows that take part belong to their roots. Earlier trees are dropped."""
@@ -83,6 +61,10 @@ class ShardGrower:
         histograms = self._add_up(output, request.nodes)
         sums = None if request.leaves is None else tree.finish_leaves(request.leaves)
         return RoundHistograms(histograms, counts, sums)
+
+    def close(self) -> None:
+        """Release the buffers."""
+        self._records, self.trees, self._narrow = [], {}, {}
 
     def _add_up(self, output: int, nodes: np.ndarray) -> np.ndarray:
         """Return the histograms of nodes: int32[n_nodes, n_channels, n_buckets] if all sums are sure to fit, else float64."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from dboost.kernels.histograms import COLUMN_STRIDE, TILE_COLUMNS, BinLayout
 from dboost.storage.block_file import BLOCK_ROWS, Field
+from dboost.storage.row_store import FieldGroup
 
 #: A block of a wide table has fewer rows, so that it does not exceed this size.
 _BLOCK_BYTES = 4 * 2**20
@@ -49,24 +50,37 @@ class ShardSpec:
     @property
     def leaf_type(self) -> str:
         """The type of a streamed row's slot while a tree grows; speculation needs more slots than there are leaves."""
-        return "<u1" if self.max_leaves * (_SLOTS_PER_LEAF if self.speculates else 1) <= 256 else "<i4"
+        return leaf_type_for(self.max_leaves * (_SLOTS_PER_LEAF if self.speculates else 1))
 
     @property
     def has_repeat_count(self) -> bool:
         """Whether rows have a repeat count, see `integer_weights`."""
         return self.integer_weights and self.weighted
 
-    def code_fields(self) -> list[Field]:
-        return code_fields(self.layout)
+    @property
+    def has_tree_bins(self) -> bool:
+        """Whether trees grow by bins of their own, which are proposed for each tree from the bins of `layout`."""
+        return self.bin_layout is not self.layout and bool((self.bin_layout.n_bins != self.layout.n_bins).any())
 
-    def row_fields(self) -> list[Field]:
-        return [Field("target", "<f8"), *([Field("weight", "<f8")] if self.weighted else [])]
+    def groups(self, *, in_memory: bool) -> list[FieldGroup]:
+        """Return the fields of training rows; in memory these have their codes by columns, too."""
+        codes = code_fields(self.layout)
+        if in_memory:
+            codes = [*column_fields(self.layout), *code_fields(self.bin_layout)[:1]]
+            codes += column_fields(self.bin_layout, "tree_") if self.has_tree_bins else []
+        rows = [Field("target", "<f8"), *([Field("weight", "<f8")] if self.weighted else [])]
+        return [
+            FieldGroup("codes", codes, sealed=True),
+            FieldGroup("rows", rows, sealed=True),
+            FieldGroup("state", self._state_fields(in_memory), sealed=False),
+        ]
 
-    def state_fields(self) -> list[Field]:
+    def _state_fields(self, in_memory: bool) -> list[Field]:
         """Return the fields in the order in which they are read together: growth reads those in the middle, score updates
         all."""
         outputs = (self.n_outputs,)
-        fields = [Field("raw", "<f8", outputs), Field("leaf", self.leaf_type, outputs), Field("gradient", "<f4", outputs)]
+        leaf = Field("leaf", leaf_type_for(self.max_leaves) if in_memory else self.leaf_type, outputs)
+        fields = [Field("raw", "<f8", outputs), leaf, Field("gradient", "<f4", outputs)]
         if not self.constant_hessian:
             fields.append(Field("hessian", "<f4", outputs))
         if self.has_repeat_count:
@@ -88,11 +102,23 @@ class ShardSpec:
 
     def bytes_per_row(self) -> int:
         """Return the bytes of a row in the files."""
-        return sum(field.n_bytes(1) for field in (*self.code_fields(), *self.row_fields(), *self.state_fields()))
+        return sum(field.n_bytes(1) for group in self.groups(in_memory=False) for field in group.fields)
 
     def room_bytes(self, n_rows: int) -> int:
         """Return the memory that a thread needs to stream blocks: two block buffers, and records."""
-        return rows_that_fit(self.code_fields(), n_rows) * (2 * self.bytes_per_row() + 16)
+        return rows_that_fit(code_fields(self.layout), n_rows) * (2 * self.bytes_per_row() + 16)
+
+
+def leaf_type_for(n: int) -> str:
+    """Return the type of numbers 0…n-1 of leaves or slots."""
+    return "<u1" if n <= 256 else "<i4"
+
+
+def column_fields(layout: BinLayout, prefix: str = "") -> list[Field]:
+    """Return the fields of bin codes by columns."""
+    n_wide = int((layout.n_bins > NARROW_BINS).sum())
+    narrow = Field(f"{prefix}narrow", "<u1", (len(layout.n_bins) - n_wide,))
+    return [narrow, *([Field(f"{prefix}wide", "<u2", (n_wide,))] if n_wide else [])]
 
 
 def code_fields(layout: BinLayout) -> list[Field]:

@@ -308,7 +308,7 @@ def _row_fingerprint(shard: Shard, first: int, last: int) -> np.ndarray:
     """Return sums of target, weight, the codes of each feature, and groups if samples take whole ones, over rows
     first…last-1: uint64[2 + n_features] or uint64[3 + n_features]."""
     n_features = len(shard.layout.n_bins)
-    sums, codes = np.zeros(2 + n_features + (shard.draw_id is not None), np.uint64), shard.columns()
+    sums, codes = np.zeros(2 + n_features + (shard.draw_id is not None), np.uint64), shard.codes
     for start in range(first, last, _ROWS_AT_A_TIME):
         rows = slice(start, min(start + _ROWS_AT_A_TIME, last))
         number = random_numbers(shard.row_ids(rows.start, rows.stop))

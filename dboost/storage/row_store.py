@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,9 @@ import numpy as np
 
 from dboost.storage.block_file import BlockFile, Field, FieldRef
 from dboost.storage.spool import PrivateDirectory
+
+#: Bytes of a line of the processor's cache.
+_CACHE_LINE = 64
 
 
 class FieldGroup(NamedTuple):
@@ -52,6 +56,15 @@ class RowRange(NamedTuple):
         return self.last - self.first
 
 
+def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return zeros aligned to a cache line: the codes of a row in a tile never straddle two lines, which makes gathering a
+    third faster."""
+    n_bytes = dtype.itemsize * prod(shape)
+    memory = np.zeros(n_bytes + _CACHE_LINE, np.uint8)
+    skip = -memory.ctypes.data % _CACHE_LINE
+    return memory[skip : skip + n_bytes].view(dtype).reshape(shape)
+
+
 class RowStore:
     """A fixed number of rows with named fields. Threads may use it at the same time if they use different rows.
 
@@ -64,6 +77,9 @@ class RowStore:
         Default: in memory.
     existing : dict, optional
         Files of groups whose rows exist already, by the name of the group; they are read only.
+    arrays : dict, optional
+        For a single section in memory: arrays of fields, by name, that hold all rows already. The store takes them over without
+        a copy and is filled; the other fields are 0.
 
     Attributes
     ----------
@@ -77,6 +93,7 @@ class RowStore:
         sizes: Sequence[int],
         place: InFiles | None = None,
         existing: Mapping[str, BlockFile] | None = None,
+        arrays: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.groups, self.sizes, self.place = tuple(groups), tuple(sizes), place
         self.n_rows = sum(self.sizes)
@@ -87,8 +104,12 @@ class RowStore:
         self._arrays: list[dict[str, np.ndarray]] = []
         self.files: list[BlockFile] = []
         if place is None:
-            self._arrays = [self._new_arrays(n) for n in self.sizes]
+            taken = {} if arrays is None else arrays
+            self._arrays = [self._new_arrays(n, taken) for n in self.sizes]
+            if arrays is not None:
+                self._filled = list(self.sizes)
             return
+        assert arrays is None, "arrays are taken over into memory only"
         self._first_block = [0, *accumulate(-(-n // place.block_rows) for n in self.sizes)]
         # A single section has a last block as short as its rows.
         n_rows = self.n_rows if len(self.sizes) == 1 else self._first_block[-1] * place.block_rows
@@ -116,8 +137,29 @@ class RowStore:
         """Names of all fields."""
         return list(self._fields)
 
-    def _new_arrays(self, n: int, make: Callable[..., np.ndarray] = np.zeros) -> dict[str, np.ndarray]:
-        return {name: make((*of.before, n, *of.after), of.dtype) for name, of in self._fields.items()}
+    def _new_arrays(self, n: int, taken: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return arrays for n rows of each field: those taken over, and new ones, which are 0."""
+        found = {}
+        for name, of in self._fields.items():
+            shape = *of.before, n, *of.after
+            found[name] = taken[name] if name in taken else _aligned_zeros(shape, np.dtype(of.dtype))
+            assert (found[name].shape, found[name].dtype) == (shape, of.dtype), f"an array of {name} has another form"
+        return found
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block of the files."""
+        assert self.place is not None
+        return self.place.block_rows
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks of the files."""
+        return self._first_block[-1]
+
+    def rows_of(self, block: int) -> int:
+        """Return the number of rows of a block of the files; the last block of one of several sections may have fewer."""
+        return self.files[0].rows_of(block)
 
     @property
     def nbytes(self) -> int:
@@ -246,7 +288,7 @@ class RowStore:
         """Return all rows of a section: the arrays themselves if they are in memory, else new ones."""
         if self.place is None:
             return self._arrays[section]
-        arrays = self._new_arrays(self.sizes[section], np.empty)
+        arrays = self._new_arrays(self.sizes[section], {})
         for fields, _, n, start in self.walk(list(self._fields), section=section):
             for name, array in arrays.items():
                 array[self._at(name, slice(start, start + n))] = fields[name][self._at(name, slice(0, n))]
@@ -260,15 +302,17 @@ class RowStore:
             here, there = slice(some.first, some.last), slice(some.start, some.start + some.n_rows)
             some.fields[name][self._at(name, here)] = values[self._at(name, there)]
 
-    def subset(self, sizes: Sequence[int], stays: Callable[[RowRange], np.ndarray]) -> RowStore:
-        """Return a new store at the same place with some of the rows, in their current state.
+    def subset(
+        self, sizes: Sequence[int], stays: Callable[[RowRange], np.ndarray], thread: int = 0, n_threads: int = 1
+    ) -> RowStore:
+        """Return a new store at the same place with some of the rows, or of a thread's share of them, in their current state.
 
         sizes : number of these rows in each section; stays : returns which of some rows they are (bool[n]).
         """
         found = RowStore(self.groups, sizes, self.place)
         try:
             for section in range(len(sizes)):
-                for some in self.walk(list(self._fields), section=section):
+                for some in self.walk(list(self._fields), section=section, thread=thread, n_threads=n_threads):
                     rows = some.first + np.flatnonzero(stays(some))
                     found.append(len(rows), some.fields, rows, section)
         except BaseException:

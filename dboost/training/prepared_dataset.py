@@ -2,7 +2,7 @@
 
     binned.json   features, split points, target, number of rows, and the checksum of every block; written last, so a folder
                   without it is no prepared data set
-    codes         tiles and wide columns, see `shards.block_store`
+    codes         tiles and wide columns, see `shards.shard`
     rows          the roles, targets as numbers or the codes of their categories; if a model is continued, the initial raw
                   scores (``start``) and, if that fit is resumed, those before its first iteration (``begun``)
     portrait      reference sample: feature values and targets of some rows, for the models' summary of the data
@@ -61,9 +61,9 @@ from dboost.session.reference_sample import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_values, scan_targets
 from dboost.session.thread_team import team_for
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
-from dboost.shards.block_store import BlockStore
-from dboost.shards.encode import codes_of, encoded_pieces, sampled, tiles_of
-from dboost.shards.shard import Shard, empty_binned_columns
+from dboost.shards.encode import encoded_pieces, sampled
+from dboost.shards.shard import RowIds, codes_of, empty_binned_columns, tiles_of
+from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.shards.shard_spec import code_fields, plan_layout, rows_that_fit
 from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field, StorageError
 from dboost.storage.lease import Lease
@@ -163,8 +163,8 @@ class PreparedDataset:
         found = []
         for block, rows in self.blocks_of_rows():
             self.codes.read(block, buffer)
-            views, codes = self.codes.views(buffer, block), empty_binned_columns(layout, len(rows["target"]))
-            codes_of(views["tiles"], views.get("wide"), layout, codes)
+            views = self.codes.views(buffer, block)
+            codes = codes_of(views["tiles"], views.get("wide"), layout)
             others = {name: rows[name].copy() for name in STORED if name in rows}
             columns = tuple(codes.of(feature) for feature in range(len(self.binning.edges)))
             found.append(BinnedPartition(columns, RowRoles(self.as_given(rows["target"]), **others)))
@@ -323,10 +323,6 @@ class PreparedTargets:
             return start + np.arange(self.data.n_rows)
         return np.concatenate([rows["group"].copy() for _, rows in self.data.blocks_of_rows()])
 
-    def draw_id(self, spec: BuildSpec) -> np.ndarray | None:
-        """Return the keys of the groups of all rows; None if no group is drawn."""
-        return self.draw_ids(0, 0) if spec.shard.grouped else None
-
     def pieces(self, spec: BuildSpec, n_threads: int = 1, piece_rows: int = 0) -> Iterator[StartingPiece]:
         """Yield the rows block by block, with their bin codes."""
         data, first = self.data, 0
@@ -334,9 +330,8 @@ class PreparedTargets:
         for block, fields in enumerate(self.starting(spec)):
             n = len(fields["target"])
             data.codes.read(block, buffer)
-            views, codes = data.codes.views(buffer, block), empty_binned_columns(spec.shard.layout, n)
-            codes_of(views["tiles"], views.get("wide"), spec.shard.layout, codes)
-            yield StartingPiece(first, codes, fields)
+            views = data.codes.views(buffer, block)
+            yield StartingPiece(first, codes_of(views["tiles"], views.get("wide"), spec.shard.layout), fields)
             first += n
 
     def starting(self, spec: BuildSpec) -> Iterator[dict[str, np.ndarray]]:
@@ -368,10 +363,10 @@ class PreparedTargets:
         """
         data = self.data
         n = data.codes.rows_of(block)
-        buffer, codes = data.codes.buffer(), empty_binned_columns(layout, n)
+        buffer = data.codes.buffer()
         data.codes.read(block, buffer)
         views = data.codes.views(buffer, block)
-        codes_of(views["tiles"], views.get("wide"), layout, codes)
+        codes = codes_of(views["tiles"], views.get("wide"), layout)
         values = np.empty((n, len(data.binning.edges)))
         for j, edges in enumerate(data.binning.edges):
             n_bins = int(data.binning.n_bins[j])
@@ -454,37 +449,34 @@ class PreparedRows:
             close()
 
 
-def gather_pieces(rows: PreparedTargets, spec: BuildSpec) -> Shard:
-    """Read all rows into memory; return a shard whose tiles are not filled."""
-    n, n_outputs = rows.data.n_rows, len(spec.baseline)
-    codes, target = empty_binned_columns(spec.shard.layout, n), np.empty(n)
-    raw = np.empty((n_outputs, n))
-    weight = np.empty(n) if spec.shard.weighted else None
+def gather_pieces(rows: PreparedTargets, spec: BuildSpec) -> ShardBlocks:
+    """Read all rows into memory; their tiles are not filled."""
+    n, codes = rows.data.n_rows, empty_binned_columns(spec.shard.layout, rows.data.n_rows)
+    fields = {"narrow": codes.narrow, "wide": codes.wide, "target": np.empty(n), "raw": np.empty((len(spec.baseline), n))}
+    fields |= {"weight": np.empty(n)} if spec.shard.weighted else {}
+    fields |= {"draw_id": np.empty(n, np.int64)} if spec.shard.grouped else {}
     for piece in rows.pieces(spec):
-        here = slice(piece.first, piece.first + piece.codes.n_rows)
-        codes.narrow[:, here], codes.wide[:, here] = piece.codes.narrow, piece.codes.wide
-        target[here], raw[:, here] = piece.fields["target"], piece.fields["raw"]
-        if weight is not None:
-            weight[here] = piece.fields["weight"]
-    return Shard(codes, spec.shard, target, weight, raw, draw_id=rows.draw_id(spec))
+        given = piece.fields | {"narrow": piece.codes.narrow, "wide": piece.codes.wide}
+        for name, array in fields.items():
+            array[..., piece.first : piece.first + piece.codes.n_rows] = given[name]
+    return rows_in_memory(fields, spec.shard)
 
 
-def open_blocks(rows: PreparedTargets, spec: BuildSpec) -> BlockStore:
-    """Return the files of a fit that streams bin codes from the prepared folder; its own files are in a private directory."""
+def open_blocks(rows: PreparedTargets, spec: BuildSpec) -> tuple[RowStore, RowIds]:
+    """Return a store that streams bin codes from the prepared folder; its own files are in a private directory."""
     data = rows.data
-    ranges = np.array([[0, data.n_rows]], np.int64)
-    place = InFiles(data.codes.block_rows, None)
-    blocks = BlockStore(spec.shard, [(0, data.n_rows)], ranges, place, data.codes)
+    place, existing = InFiles(data.codes.block_rows, None), {"codes": data.codes}
+    store = RowStore(spec.shard.groups(in_memory=False), [data.n_rows], place, existing)
     try:
         for fields in rows.starting(spec):
             constant = spec.shard.constant_state(fields.get("weight"), fields["raw"].shape)
-            blocks.append(len(fields["target"]), fields | constant)
-        blocks.check_filled()
+            store.append(len(fields["target"]), fields | constant)
+        store.check_filled()
         data.rows.close()
     except BaseException:
-        blocks.close()
+        store.close()
         raise
-    return blocks
+    return store, RowIds(np.array([[0, data.n_rows]], np.int64))
 
 
 VERSION = 1

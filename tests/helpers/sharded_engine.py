@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dboost.shards.shard import Shard
+from dboost.losses.gradient_pass import new_pass_scratch
+from dboost.shards.shard import Shard, advance_rows
 from dboost.shards.shard_grower import ShardGrower
 from dboost.shards.statistics import Statistic
 from dboost.trees.grower import Round, RoundHistograms, RoundRequest
@@ -43,11 +44,14 @@ class ShardedEngine:
 
     def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
         self._terms = self._terms if terms is None else terms
-        return reduce(GradientStats.merge, [shard_grower.advance_rows(self._terms, values) for shard_grower in self._growers])
+        return reduce(GradientStats.merge, [self._advance(grower.shard, values) for grower in self._growers])
+
+    def _advance(self, shard: Shard, values: np.ndarray) -> GradientStats:
+        return advance_rows(shard, self._terms, values, shard.spec.loss_unit, new_pass_scratch(), 0, shard.n_rows)
 
     def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the result of each shard."""
-        return [result for shard_grower in self._growers for result in shard_grower.map_ranges(statistic, *arguments)]
+        return [statistic.compute(grower.shard, 0, grower.shard.n_rows, *arguments) for grower in self._growers]
 
     def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
         return map(self._grow, tasks)

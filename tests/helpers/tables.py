@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from dboost.kernels.histograms import BinLayout
-from dboost.shards.shard import BinnedColumns, Shard, empty_binned_columns
+from dboost.shards.shard import BinnedColumns, RowIds, Shard, empty_binned_columns
+from dboost.shards.shard_blocks import rows_in_memory
 from dboost.shards.shard_spec import NARROW_BINS, ShardSpec, plan_layout
 
 #: Numbers of bins around every border: shared columns, one byte, two bytes.
@@ -52,7 +53,6 @@ class CodedTable:
     ) -> Shard:
         """Return some of the rows as a shard, with gradients and Hessians already computed."""
         codes = self.stored().part(rows)
-        contiguous = BinnedColumns(np.ascontiguousarray(codes.narrow), np.ascontiguousarray(codes.wide), codes.row_of)
         target = np.zeros(codes.n_rows)
         spec = spec_of(
             self.layout,
@@ -62,19 +62,29 @@ class CodedTable:
             integer_weights=times is not None,
             n_channels=n_channels,
         )
-        shard = Shard(
-            contiguous,
-            spec,
-            target,
-            None if times is None else times[rows].astype(np.float64),
-            target[None].copy(),
-            ranges=np.array([[rows.start or 0, codes.n_rows]]),
-        )
+        weight = None if times is None else times[rows].astype(np.float64)
+        shard = shard_of(codes, spec, target, weight, target[None].copy(), RowIds(np.array([[rows.start or 0, codes.n_rows]])))
         shard.gradient[:] = gradient[rows]
         if shard.hessian is not None and hessian is not None:
             shard.hessian[:] = hessian[rows]
-        shard.fill_tiles(0, shard.n_rows)
         return shard
+
+
+def shard_of(
+    codes: BinnedColumns,
+    spec: ShardSpec,
+    target: np.ndarray,
+    weight: np.ndarray | None,
+    raw: np.ndarray,
+    ids: RowIds | None = None,
+) -> Shard:
+    """Return rows in memory as a shard whose tiles are filled."""
+    fields = {"narrow": codes.narrow, "wide": codes.wide, "target": target, "raw": raw}
+    fields |= {} if weight is None else {"weight": weight}
+    contiguous = {name: np.ascontiguousarray(array) for name, array in fields.items()}
+    shard = rows_in_memory(contiguous, spec, ids).shard
+    shard.fill_tiles(0, shard.n_rows)
+    return shard
 
 
 def spec_of(layout: BinLayout, **changes: Any) -> ShardSpec:
