@@ -26,9 +26,9 @@ def test_what_happens_follows_from_the_seed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_minutes_of_chaos(tmp_path: Path) -> None:
+def test_a_minute_of_chaos(tmp_path: Path) -> None:
     """The seed differs every time; the output contains it and the command that reproduces a failure."""
-    summary = keep_going(int(time.time()), minutes=2, folder=tmp_path)
+    summary = keep_going(int(time.time()), minutes=1, folder=tmp_path)
     assert not summary.violations, str(summary)
     assert summary.jobs > 0 and summary.fits["identical"] > 0 and summary.faults.total() > 0
 

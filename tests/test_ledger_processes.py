@@ -107,6 +107,7 @@ class Runs:
             process.wait()
 
 
+#: Leases in both are tested in `test_lease.py`; here two runs at once use both, and other moments one of them.
 @pytest.fixture(params=["folder", "store"])
 def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
     logs = tmp_path / "logs"
@@ -127,6 +128,7 @@ def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
             runs.close()
 
 
+@pytest.mark.parametrize("runs", ["store"], indirect=True)
 def test_the_nightly_run_during_the_first_fit(runs: Runs) -> None:
     first = runs.start(ENDLESS)
     runs.until(runs.has_checkpoint, first)
@@ -140,6 +142,7 @@ def test_the_nightly_run_during_the_first_fit(runs: Runs) -> None:
     assert "model.json" not in runs.names()
 
 
+@pytest.mark.parametrize("runs", ["folder"], indirect=True)
 def test_the_nightly_run_after_the_first_fit_was_killed_for_good(runs: Runs) -> None:
     first = runs.start()
     runs.until(runs.has_checkpoint, first)
@@ -163,6 +166,7 @@ def test_two_equal_runs_at_once(runs: Runs) -> None:
     runs.check()
 
 
+@pytest.mark.parametrize("runs", ["store"], indirect=True)
 def test_a_frozen_run_is_replaced_and_gives_up_when_it_wakes(runs: Runs) -> None:
     frozen = runs.start()
     runs.until(runs.has_checkpoint, frozen)

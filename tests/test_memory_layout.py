@@ -290,7 +290,7 @@ def test_the_table_is_not_copied(kind: str, limit: str | None) -> None:
 
 @pytest.mark.slow
 def test_no_layout_is_slow() -> None:
-    X, y = table(400_000, 28)
+    X, y = table(120_000, 28)
     kinds = {"aligned": lambda a: a, **KINDS}
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for kind in [*kinds, *kinds, *kinds]:
