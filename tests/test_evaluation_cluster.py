@@ -58,7 +58,8 @@ def left(client: Client) -> list[str]:
 def in_files(dask_worker: Any = None) -> int:
     """For `Client.run`: how many evaluation rows a worker has in files, in all its fits."""
     holdings = dask_worker.plugins["dboost"]._sessions.values()
-    return sum(holding.eval_rows_in_files(batch) for holding in holdings for batch in {*holding._built, *holding._batches})
+    batches = [(holding, batch) for holding in holdings for batch in {*holding._built, *holding._batches}]
+    return sum(holding.row_places(batch).evaluation for holding, batch in batches)
 
 
 def same(client: Client, target: str, sets: Any, n_filed: int, data: Any = None, **options: Any) -> dboost.Booster:

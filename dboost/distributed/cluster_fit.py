@@ -273,8 +273,8 @@ class ClusterTable:
     def apply(self, step: ByPartitions[None]) -> None:
         self._partitions.apply(step)
 
-    def build(self, method: Callable[..., None], arguments: Callable[[], tuple[Any, ...]]) -> None:
-        self._partitions.build(method, arguments)
+    def build(self, method: Callable[..., Result], arguments: Callable[[], tuple[Any, ...]]) -> list[Result]:
+        return self._partitions.build(method, arguments)
 
     def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
         self._partitions.set_n_trained(n_kept)
@@ -292,10 +292,12 @@ class ClusterTable:
         )
 
     def hold_out_chosen(self, spec: BuildSpec, chosen: Chosen, *, with_block: bool) -> None:
+        n_in_files = 0
         for name, (n_rows, max_weight) in chosen.items():
-            arguments = name, spec, spec.loss_magnitude(max_weight, n_rows), with_block
-            self._partitions.build(Session.hold_out_chosen, lambda arguments=arguments: arguments)  # type: ignore[misc]
-        if chosen and sum(self._partitions.ask(Session.eval_rows_in_files)):
+            arguments = name, spec, spec.loss_magnitude(max_weight, n_rows), with_block, True
+            places = self._partitions.build(Session.hold_out, lambda arguments=arguments: arguments)  # type: ignore[misc]
+            n_in_files = sum(one.evaluation for one in places)
+        if n_in_files:
             log_streamed_eval_set(" and ".join(chosen))
 
     def open_calls(self, spec: BuildSpec, policy: GrowthPolicy) -> Calls:
@@ -308,28 +310,20 @@ class ClusterTable:
             n_sharing = table.n_sharing(len(self._connection.client.nthreads()))
             return replace(spec, is_whole=table.has_single_worker, n_sharing=n_sharing), calls.past()
 
-        self._partitions.build(Session.build, arguments)
+        places = self._partitions.build(Session.build, arguments)
         self._connection.open_line()
         if spec.may_stream:
-            calls.streams = self._log_files(spec) and spec.n_bites is None
-            if calls.streams:
-                self._need_workers(spec, n_rows)
+            n_in_files = sum(one.training for one in places)
+            if n_in_files:
+                how = "streamed from" if spec.n_bites is None else "divided into bites in"
+                limit = "what Dask lets their workers have" if spec.budget is None else f"memory_limit={spec.budget}"
+                _log.info("%d rows do not fit %s and are %s files", n_in_files, limit, how)
+            calls.streams = n_in_files > 0 and spec.n_bites is None
+            n_held = min(one.most_in_memory for one in places)
+            if calls.streams and n_held:
+                # Workers whose memory holds all rows; they get partitions when they join (see `rebalance`).
+                self._connection.need_workers(-(-n_rows // n_held))
         return calls
-
-    def _log_files(self, spec: BuildSpec) -> bool:
-        """Return whether rows are in files; if so, log it."""
-        how = "streamed from" if spec.n_bites is None else "divided into bites in"
-        n_rows = sum(self._partitions.ask(Session.in_files))
-        if n_rows:
-            limit = "what Dask lets their workers have" if spec.budget is None else f"memory_limit={spec.budget}"
-            _log.info("%d rows do not fit %s and are %s files", n_rows, limit, how)
-        return n_rows > 0
-
-    def _need_workers(self, spec: BuildSpec, n_rows: int) -> None:
-        """Request the workers whose memory holds all rows; they get partitions when they join (see `rebalance`)."""
-        n_held = min(self._partitions.ask(Session.most_rows_in_memory, spec))
-        if n_held:
-            self._connection.need_workers(-(-n_rows // n_held))
 
     def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
         """Load the evaluation sets: Dask collections and files on the workers, tables in memory in this process."""
@@ -353,9 +347,9 @@ class ClusterTable:
         table.apply(lambda _: partial(BatchRows.encode, target=spec.target))
         n = sum(table.n_kept.values())
         size = spec.loss_magnitude(max(stats.max_weight for stats in table.partition_stats), n)
-        table.build(Session.hold_out, lambda: (name, spec, size, with_block))
+        places = table.build(Session.hold_out, lambda: (name, spec, size, with_block, False))
         self._calls.watch(table)
-        if sum(table.ask(Session.eval_rows_in_files)):
+        if sum(one.evaluation for one in places):
             log_streamed_eval_set(name)
         return n
 

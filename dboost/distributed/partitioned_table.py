@@ -98,9 +98,19 @@ class PartitionedTable:
         """Set the number of training rows of each partition, once rows have been held out."""
         self._n_trained = n_kept
 
-    def build(self, method: Callable[..., None], arguments: Callable[[], tuple[Any, ...]]) -> None:
-        """Build shards or evaluation sets. arguments : returns the arguments; called again for partitions read later."""
-        self._add_stage(lambda worker_partitions: self._call(worker_partitions, method, *arguments()))
+    def build(self, method: Callable[..., Result], arguments: Callable[[], tuple[Any, ...]]) -> list[Result]:
+        """Build shards or evaluation sets, and return the results of the method in all sessions.
+
+        arguments : returns the arguments; called again for partitions that are read later.
+        """
+        results: dict[WorkerPartitions, Result] = {}
+
+        def build(worker_partitions: list[WorkerPartitions]) -> None:
+            given = arguments()
+            results.update(self._call_each(worker_partitions, method, lambda numbers: given))
+
+        self._add_stage(build)
+        return [results[entry] for entry in self.worker_partitions]
 
     # State.
 

@@ -100,6 +100,11 @@ class PartitionBatch:
         slices = self._pieces[i].slices
         return self._reader.chunk(i, slices[number], number), number + 1 < len(slices)
 
+    def attach(self, role: str, values: dict[int, Any]) -> None:
+        """Store a role of the partitions, if the user passed one array for all rows."""
+        for i, array in values.items():
+            self._reader.attach(role, i, array)
+
     def scan_partitions(self, numbers: Sequence[int]) -> PartitionStats:
         """Return statistics of the listed partitions, and drop the others."""
         if self._survey is not None:  # repeated call
@@ -148,11 +153,6 @@ class PartitionBatch:
             else:
                 yield n, roles.rows(slice(first, first + n))
             first += n
-
-    def attach(self, role: str, values: dict[int, Any]) -> None:
-        """Store a role of the partitions, if the user passed one array for all rows."""
-        for i, array in values.items():
-            self._reader.attach(role, i, array)
 
     def table(self, features: tuple[Feature, ...], named: bool) -> Table:
         """Return the listed partitions as a table, with categories encoded by the numbering in `features`."""

@@ -283,5 +283,13 @@ class PartitionStats:
     fingerprints: dict[int, int]  # {partition: fingerprint}, see `data.partition`
 
 
+class RowPlaces(NamedTuple):
+    """How many rows of a batch are in files."""
+
+    training: int
+    evaluation: int
+    most_in_memory: int  # training rows that the session would keep in memory, of any batch, if its memory has a limit
+
+
 #: Number of rows and largest weight of the evaluation sets that are chosen from the training rows, by name.
 Chosen = dict[str, tuple[int, float]]

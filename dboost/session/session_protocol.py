@@ -30,6 +30,7 @@ from dboost.session.protocol import (
     RefitOrder,
     RefitStep,
     ReplayState,
+    RowPlaces,
 )
 from dboost.session.target import TargetScan
 from dboost.shards.shard import TreeDelta
@@ -75,23 +76,16 @@ class Session(Protocol):
 
     # Shards and evaluation sets.
 
-    def build(self, batch: str, spec: BuildSpec, past: ReplayState, /) -> None:
-        """Build shards from a table, and replay the trees so far."""
+    def build(self, batch: str, spec: BuildSpec, past: ReplayState, /) -> RowPlaces:
+        """Build shards from a table, and replay the trees so far; return where the rows are."""
 
-    def in_files(self, batch: str, /) -> int:
-        """Return how many training rows of a batch are in files."""
+    def hold_out(
+        self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, chosen: bool, /
+    ) -> RowPlaces:
+        """Add rows to an evaluation set: all rows of a batch, or those that were chosen for the set from a training table.
 
-    def most_rows_in_memory(self, batch: str, spec: BuildSpec, /) -> int:
-        """Return how many training rows this session would keep in memory, if its memory has a limit."""
-
-    def hold_out(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, /) -> None:
-        """Add the rows of a table to an evaluation set."""
-
-    def hold_out_chosen(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, /) -> None:
-        """Add the chosen rows of a training table to an evaluation set."""
-
-    def eval_rows_in_files(self, batch: str, /) -> int:
-        """Return how many evaluation rows of a batch are in files."""
+        Return where the rows of the batch are.
+        """
 
     def keep_only(self, batch: str, numbers: Sequence[int], /) -> None:
         """Drop the rows of all other partitions of a batch."""
@@ -193,7 +187,7 @@ class SessionTable(Protocol):
     def apply(self, step: ByPartitions[None]) -> None:
         """Change the rows in all sessions now, and in sessions that read partitions again later."""
 
-    def build(self, method: Callable[..., None], arguments: Callable[[], tuple[Any, ...]]) -> None:
+    def build(self, method: Callable[..., Result], arguments: Callable[[], tuple[Any, ...]]) -> list[Result]:
         """Call a method in all sessions now, and in sessions that read partitions again later, with the arguments of then."""
 
     def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:

@@ -50,6 +50,7 @@ from dboost.session.protocol import (
     RefitOrder,
     RefitStep,
     ReplayState,
+    RowPlaces,
     SliceExchange,
     pack_round,
     unpack,
@@ -206,10 +207,15 @@ class WorkerSession:
 
     # Shards.
 
-    def build(self, batch: str, spec: BuildSpec, past: ReplayState) -> None:
-        """Build shards from a table, replay the trees so far, and drop the raw values."""
-        if batch in self._built:
-            return
+    def build(self, batch: str, spec: BuildSpec, past: ReplayState) -> RowPlaces:
+        """Build shards from a table, replay the trees so far, and drop the raw values; return where the rows are."""
+        if batch not in self._built:
+            self._build(batch, spec, past)
+            self._close_batch(batch)
+            self._built.add(batch)
+        return self.row_places(batch)
+
+    def _build(self, batch: str, spec: BuildSpec, past: ReplayState) -> None:
         rows = self.rows_of(batch)
         self._spec = spec
         is_new_visit = past.visit not in (None, self._bites.visit)
@@ -237,18 +243,16 @@ class WorkerSession:
                 self._runners += streamed_runners(
                     rows, batch, spec, past, root=self._folder, n_threads=n_threads, staying_bytes=staying
                 )
-        self._close_batch(batch)
-        self._built.add(batch)
 
-    def in_files(self, batch: str) -> int:
-        """Return how many training rows of a batch are in files."""
+    def row_places(self, batch: str) -> RowPlaces:
+        """Return how many rows of a batch are in files."""
         streamed = (runner for runner in self._runners if runner.batch == batch and runner.rows.in_files)
-        return self._bites.rows_in_files(batch) + sum(runner.n_rows for runner in streamed)
-
-    def most_rows_in_memory(self, batch: str, spec: BuildSpec) -> int:
-        """Return how many training rows this session would keep in memory, if its memory has a limit; for any batch."""
-        budget = spec.budget or self._spare
-        return MOST_ROWS if budget is None else budget.most_rows(spec.shard, self._n_threads)
+        training = self._bites.rows_in_files(batch) + sum(runner.n_rows for runner in streamed)
+        spec, most = self._spec, MOST_ROWS
+        budget = None if spec is None else spec.budget or self._spare
+        if spec is not None and budget is not None:
+            most = budget.most_rows(spec.shard, self._n_threads)
+        return RowPlaces(training, self._eval_sets.in_files(batch=batch), most)
 
     def _in_memory(self, rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState) -> list[ShardRunner]:
         runners: list[ShardRunner] = []
@@ -508,34 +512,33 @@ class WorkerSession:
 
     # Evaluation sets.
 
-    def hold_out(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool) -> None:
-        """Add the rows of a table to an evaluation set."""
-        if batch in self._built:
-            return
-        rows = self.rows_of(batch)
-        self._evaluate_rows(batch, rows, EvalRows(rows.table, rows.target_of), name, spec, size, with_block)
-        self._close_batch(batch)
-        self._built.add(batch)
+    def hold_out(
+        self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, chosen: bool
+    ) -> RowPlaces:
+        """Add rows to an evaluation set: all rows of a batch, or those that were chosen for the set from a training table.
 
-    def hold_out_chosen(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool) -> None:
-        """Add the chosen rows of a training table to an evaluation set."""
-        rows = self.rows_of(batch)
-        chosen = None if rows.chosen is None else rows.chosen.pop(name, None)
-        if chosen is not None:  # otherwise a repeated call
-            self._evaluate_rows(batch, rows, EvalRows(rows.table, rows.target_of, *chosen), name, spec, size, with_block)
+        Return where the rows of the batch are.
+        """
+        if chosen:
+            rows = self.rows_of(batch)
+            if rows.chosen and name in rows.chosen:  # otherwise a repeated call
+                some = EvalRows(rows.table, rows.target_of, *rows.chosen.pop(name))
+                self._evaluate_rows(batch, some, name, spec, size, with_block)
+        elif batch not in self._built:
+            rows = self.rows_of(batch)
+            self._evaluate_rows(batch, EvalRows(rows.table, rows.target_of), name, spec, size, with_block)
+            self._close_batch(batch)
+            self._built.add(batch)
+        return self.row_places(batch)
 
     def _evaluate_rows(
-        self, batch: str, rows: BatchRows, some: EvalRows, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool
+        self, batch: str, some: EvalRows, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool
     ) -> None:
         """Add some rows of a batch to an evaluation set."""
         if any(some.counts()):
             if with_block:
-                rows.gather()
+                self.rows_of(batch).gather()
             self._eval_sets.add(name, some, spec, spec.budget or self._spare, size=size, with_block=with_block, batch=batch)
-
-    def eval_rows_in_files(self, batch: str) -> int:
-        """Return how many evaluation rows of a batch are in files."""
-        return self._eval_sets.in_files(batch=batch)
 
     def evaluate(
         self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[Any]], mark: int, n_cuts: int

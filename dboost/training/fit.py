@@ -510,8 +510,8 @@ class LocalTable:
     def apply(self, step: ByPartitions[None]) -> None:
         self._session.apply(self._BATCH, step(self._table.numbers))
 
-    def build(self, method: Callable[..., None], arguments: Callable[[], tuple[Any, ...]]) -> None:
-        getattr(self._session, method.__name__)(self._BATCH, *arguments())
+    def build(self, method: Callable[..., Result], arguments: Callable[[], tuple[Any, ...]]) -> list[Result]:
+        return [getattr(self._session, method.__name__)(self._BATCH, *arguments())]
 
     def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
         self.n_kept, self.unit_weights = n_kept, unit_weights
