@@ -122,3 +122,13 @@ def test_a_store_that_cannot_be_made_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="fixed"):
         RowStore(twice, [5], InFiles(4, tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_arrays_are_taken_over_without_a_copy() -> None:
+    given = rows(20)
+    store = RowStore(GROUPS, [20], arrays=given)
+    found = store.load()
+    assert all(np.shares_memory(found[name], array) for name, array in given.items() if array.size)
+    assert (found["saved"] == 0).all() and store.nbytes == sum(array.nbytes for array in found.values())
+    with pytest.raises(AssertionError, match="raw has another form"):
+        RowStore(GROUPS, [20], arrays=given | {"raw": given["raw"].astype(np.float32)})
