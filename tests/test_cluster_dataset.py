@@ -377,7 +377,7 @@ def test_several_fits_at_once_and_one_that_is_given_up(client: Client) -> None:
                 given_up.result()
         began = time.monotonic()
         until(lambda: set(client.run(held_fits).values()) == {0})
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
     assert found == [dboost.fit(FRAME, "y", features=FEATURES, learning_rate=rate, **OPTIONS).sha256 for rate in rates]
 
 

@@ -253,13 +253,13 @@ def test_an_error_of_one_session_ends_the_waiting_of_the_others(
         return answer
 
     data = dd.from_pandas(FRAME, npartitions=7)
-    with dask.config.set(EXCHANGE | {"dboost.lines": lines}):
+    with dask.config.set(EXCHANGE | {"dboost.lines": lines, "dboost.patience": "120s"}):
         with monkeypatch.context() as patched:
             patched.setattr(WorkerSession, "histogram_slices", fails)
             began = time.monotonic()
             with pytest.raises(dboost.DBoostError, match=r"worker tcp://.* failed: ValueError: no histograms today"):
                 dboost.fit(data, "y", client=client, **OPTIONS)
-            assert time.monotonic() - began < 8  # less than the liveness timeout
+            assert time.monotonic() - began < 60  # less than the liveness timeout
         assert dboost.fit(data, "y", client=client, **OPTIONS).sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
 
 

@@ -164,7 +164,6 @@ def test_own_models(n: int, form: Callable[[Any], bytes], tmp_path: Path, capsys
             assert str(path) in str(error), draw
             found["refused"] += 1
             if draw % 5 == 0:
-                capsys.readouterr()  # a notice that kernels are compiled, by an accepted model before
                 assert main(["inspect", str(path)]) == 2, draw
                 printed = capsys.readouterr().err
                 assert printed.startswith("dboost: ") and printed.count("\n") == 1, draw

@@ -225,7 +225,7 @@ def test_a_lease_that_could_not_be_written_keeps_no_run_waiting(small: Path) -> 
         (small / "other").unlink()
         began = time.monotonic()
         with Lease(f"{small}/lease.json", "is writing"):
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
         assert left_in(small) == []
     finally:
         clear(small)

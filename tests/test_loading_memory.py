@@ -134,16 +134,11 @@ def test_one_partition_much_larger_than_the_limit(kind: str, tmp_path: Path) -> 
     assert found < limit, f"{found:.0f} MiB with a limit of {limit}, where the columns have {columns:.0f}"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="the peak memory of a process cannot be reset here")
 @pytest.mark.parametrize(
     ("n_groups", "writing"),
-    [
-        (1, "{}"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((26, "{}"), (1, '{"use_dictionary": False, "data_page_size": 2**23}'), (1, '{"compression": "zstd"}'))
-        ),
-    ],
+    [(1, "{}"), (26, "{}"), (1, '{"use_dictionary": False, "data_page_size": 2**23}'), (1, '{"compression": "zstd"}')],
 )
 def test_row_groups_of_any_size(n_groups: int, writing: str, tmp_path: Path) -> None:
     """A file of 26 MiB, in one row group or in many: the peak of memory during a fit is about the limit of 12 MiB."""
