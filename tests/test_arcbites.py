@@ -26,7 +26,6 @@ from dboost.training.arcbites import order_of_visits
 from dboost.training.fit import fit_table
 from dboost.training.plan import FitRequest, held_out_rows_of
 from dboost.trees.tree_task import VISITS, derive_seed, hash_rows
-from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 FRAME, HELD_OUT = mixed_frame(900), mixed_frame(300, seed=1)
@@ -194,38 +193,6 @@ def test_parts_are_put_together_anew_in_every_cycle() -> None:
 
 
 # The model does not depend on the partitioning of the rows.
-
-
-@given(
-    cuts=st.lists(st.integers(0, len(FRAME)), max_size=6),
-    n_threads=st.integers(1, 3),
-    target=st.sampled_from(TARGETS),
-    weighted=st.booleans(),
-    arcbites=st.builds(
-        ArcBites,
-        n_bites=st.integers(1, 6),
-        trees_per_visit=st.sampled_from([None, 2]),
-        visits=st.sampled_from([1, None]),
-        order=st.sampled_from(["random", "cyclic", "adaptive"]),
-        early_stopping_rounds=st.sampled_from([None, 2]),
-    )
-    | st.builds(ArcBites, n_bites=st.integers(1, 4), trees_per_visit=st.just(2), visits=st.none(), parts=st.integers(2, 3)),
-    given_set=st.booleans(),
-)
-@examples(20)
-def test_partitions_and_threads_do_not_matter(
-    cuts: list[int], n_threads: int, target: str, weighted: bool, arcbites: ArcBites, given_set: bool
-) -> None:
-    options: dict[str, Any] = {"arcbites": arcbites, "subsample": 0.8} | ({"sample_weight": "w"} if weighted else {})
-    if given_set:
-        options["eval_set"] = HELD_OUT
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        expected = fit(FRAME, target, n_threads=1, **options)
-        found = fit(cut(FRAME, cuts), target, n_threads=n_threads, **options)
-    assert saved(found) == saved(expected)
-    kept = [column for column in expected.history if column != "seconds"]
-    pd.testing.assert_frame_equal(found.history[kept], expected.history[kept], check_exact=True)
 
 
 # Early stopping by the test set.

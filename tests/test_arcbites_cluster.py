@@ -7,7 +7,6 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
-from hypothesis import given
-from hypothesis import strategies as st
 
 import dboost
-from dboost import ArcBites, DBoostClassifier, DBoostRegressor
+from dboost import ArcBites, DBoostRegressor
 from dboost.session import bites
 from dboost.session.memory import Budget
 from dboost.shards import arcbite_rows
 from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
-from tests.helpers.examples import examples
 from tests.helpers.fits import cut
 
 FRAME = a_table(1500)
@@ -65,74 +61,25 @@ def fit(data: Any, target: str, **options: Any) -> dboost.Booster:
         return dboost.fit(data, target, **(SETTINGS | options))
 
 
-KINDS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
-    "watched": ("y", ["a", "b", "e"], {"arcbites": ArcBites(3, early_stopping_rounds=2, visits=2), "max_iter": 40}),
-    "held out, weights": ("z", ["a", "b", "e", "w"], {"arcbites": ArcBites(4), "sample_weight": "w", "max_iter": 40}),
-    "three classes": ("t", ["a", "b", "d"], {"arcbites": ArcBites(3, early_stopping_rounds=2), "max_iter": 25}),
-    "one tree a visit": ("y", ["a", "b", "e"], {"arcbites": ArcBites(4, 1, visits=3), "subsample": 0.6}),
-    "adaptive": ("y", ["a", "b", "c"], {"arcbites": ArcBites(3, 2, visits=2, order="adaptive"), "loss": "huber"}),
-    "grouped anew": ("z", ["a", "b", "e"], {"arcbites": ArcBites(3, 1, visits=3, parts=2), "max_iter": 9}),
-    "more bites than some partition has rows": ("y", ["a", "b"], {"arcbites": ArcBites(40, 1, visits=1)}),
-}
-
-
-@cache
-def alone(kind: str) -> dboost.Booster:
-    """Fit in this process."""
-    target, columns, options = KINDS[kind]
-    return fit(FRAME[[*columns, target]], target, **options)
-
-
-def check(kind: str, found: dboost.Booster) -> None:
-    """Assert that model and history equal those of a fit in this process."""
-    expected = alone(kind)
-    assert found.sha256 == expected.sha256
-    kept = [column for column in expected.history if not column.startswith("seconds") and column != "bytes_read"]
-    pd.testing.assert_frame_equal(found.history[kept], expected.history[kept], check_exact=True)
-    if kind in ("watched", "held out, weights", "three classes"):
-        assert found.n_iter_ < len(found.history), "something was cut back"
-
-
-@pytest.mark.parametrize("kind", ["more bites than some partition has rows"])
-def test_partitions_without_rows_of_a_bite(client: Client, kind: str) -> None:
-    target, columns, options = KINDS[kind]
-    check(kind, fit(cut(FRAME[[*columns, target]], [7, 7, 400, 900]), target, client=client, **options))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_bites_in_files_of_the_workers(client: Client, filing: None, kind: str) -> None:
-    target, columns, options = KINDS[kind]
-    booster = fit(cut(FRAME[[*columns, target]], [7, 7, 400, 900]), target, client=client, memory_limit="64MiB", **options)
-    check(kind, booster)
+@pytest.mark.parametrize(
+    ("target", "columns", "arcbites"),
+    [
+        ("t", ["a", "b", "d"], ArcBites(3, early_stopping_rounds=2)),
+        ("z", ["a", "b", "e"], ArcBites(3, 1, visits=3, parts=2)),
+        ("y", ["a", "b"], ArcBites(40, 1, visits=1)),
+    ],
+    ids=["cut back", "grouped anew", "more bites than some partition has rows"],
+)
+def test_a_bite_is_read_when_it_is_entered(
+    client: Client, filing: None, target: str, columns: list[str], arcbites: ArcBites
+) -> None:
+    frame = FRAME[[*columns, target]]
+    booster = fit(cut(frame, [7, 7, 400, 900]), target, client=client, memory_limit="64MiB", arcbites=arcbites)
+    assert booster.sha256 == fit(frame, target, arcbites=arcbites).sha256
     read, visits = booster.history["bytes_read"].to_numpy(), booster.history["visit"].to_numpy()
     begins = np.diff(visits, prepend=0) > 0
-    assert (read[begins] > 0).all() and (read[~begins] == 0).all(), "a bite is read when it is entered"
-
-
-@given(cuts=st.lists(st.integers(0, 500), max_size=6), watched=st.booleans())
-@examples(6)
-def test_however_the_rows_are_divided(client: Client, cuts: list[int], watched: bool) -> None:
-    frame = FRAME.iloc[:500][["a", "b", "e", "w", "z"]].copy()
-    frame.loc[frame.index < 60, "w"] = 0.0
-    arcbites = ArcBites(3, early_stopping_rounds=2) if watched else ArcBites(5, 2)
-    options: dict[str, Any] = {"sample_weight": "w", "arcbites": arcbites, "max_iter": 10}
-    assert fit(cut(frame, cuts), "z", client=client, **options).sha256 == fit(frame, "z", **options).sha256
-
-
-def test_evaluation_sets_here_and_there(client: Client) -> None:
-    frame, held = FRAME[["a", "b", "e", "z"]].iloc[:1000], FRAME[["a", "b", "e", "z"]].iloc[1000:]
-    options: dict[str, Any] = {
-        "arcbites": ArcBites(3, early_stopping_rounds=2),
-        "eval_metric": ["roc_auc", "log_loss"],
-        "learning_rate": 0.9,
-        "max_iter": 40,
-    }
-    expected = fit(frame, "z", eval_set={"near": held[:200], "far": held}, **options)
-    for sets in ({"near": held[:200], "far": cut(held, [100, 300])}, {"near": cut(held[:200], [9]), "far": held}):
-        found = fit(cut(frame, [500]), "z", client=client, eval_set=sets, **options)
-        assert found.sha256 == expected.sha256
-    assert expected.n_iter_ < len(expected.history)
+    assert (read[begins] > 0).all() and (read[~begins] == 0).all()
 
 
 def test_the_limit_says_how_many_bites(client: Client, caplog: pytest.LogCaptureFixture) -> None:
@@ -195,14 +142,6 @@ def test_what_is_continued_and_what_is_not(client: Client, filing: None) -> None
     model.fit(lazy[["a", "b", "e"]], lazy["y"])
     with pytest.raises(dboost.ParameterError, match="arcbites do not go together with a warm start"):
         model.set_params(max_iter=6).fit(lazy[["a", "b", "e"]], lazy["y"])
-
-
-def test_estimators(client: Client) -> None:
-    frame = FRAME[["a", "b", "c", "z"]]
-    X, y = dd.from_pandas(frame[["a", "b", "c"]], npartitions=3), frame["z"]
-    model = DBoostClassifier(arcbites=ArcBites(3), early_stopping=True, n_iter_no_change=2, max_iter=30, random_state=0)
-    alone = model.fit(frame[["a", "b", "c"]], y).booster_.sha256
-    assert model.set_params(client=client).fit(X, y).booster_.sha256 == alone
 
 
 @pytest.mark.slow

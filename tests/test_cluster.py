@@ -15,13 +15,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
-from hypothesis import given
-from hypothesis import strategies as st
 
 import dboost
 from dboost.losses import Loss
 from tests.helpers.clusters import a_table, held_fits, held_rows, scheduler_plugin, threads_cluster
-from tests.helpers.examples import examples
 
 FRAME = a_table(3000)
 NUMBERS = FRAME[["a", "b", "c", "d"]].to_numpy()
@@ -46,17 +43,6 @@ def in_process(data: Any, target: Any, **options: Any) -> dboost.Booster:
 
 def on_cluster(client: Client, data: Any, target: Any, **options: Any) -> dboost.Booster:
     return in_process(data, target, client=client, **options)
-
-
-@given(cuts=st.lists(st.integers(0, 600), max_size=9), weighted=st.booleans())
-@examples(12)
-def test_however_the_rows_are_divided(client: Client, cuts: list[int], weighted: bool) -> None:
-    """Including empty partitions, partitions without rows of positive weight, and fewer rows than workers."""
-    frame = FRAME.iloc[:600][["a", "b", "e", "w", "z"]].copy()
-    frame.loc[frame.index < 60, "w"] = 0.0
-    options: dict[str, Any] = {"sample_weight": "w"} if weighted else {}
-    booster = on_cluster(client, divided(frame, cuts), "z", max_iter=4, **options)
-    assert booster.sha256 == in_process(frame, "z", max_iter=4, **options).sha256
 
 
 @pytest.mark.parametrize(("n_workers", "n_threads"), [(1, 1), pytest.param(2, 1, marks=pytest.mark.slow), (4, 2)])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.distributed import cluster_calls
-from tests.helpers.clusters import Processes, a_table, rows_in_files, stream_everything
+from tests.helpers.clusters import Processes, a_table
 from tests.helpers.examples import examples
 
 FRAME = a_table(3000)[["a", "b", "c", "d", "e", "w"]].assign(
@@ -85,29 +85,6 @@ def test_trees_grow_one_after_the_other_where_the_memory_is_short(client: Client
     found, rounds = on_cluster(client, max_iter=1, max_bins=8)
     assert found == in_process(max_iter=1, max_bins=8)
     assert [n > 0 for n in rounds] == [True, False, False, True, False]
-
-
-def test_histograms_are_exchanged_among_owners(client: Client) -> None:
-    with dask.config.set({"dboost.gather-bytes": "0B", "dboost.owner-bytes": 1}):
-        found, rounds = on_cluster(client)
-    assert found == in_process()
-    assert [n > 0 for n in rounds] == 3 * [True, False, False, False, False]
-
-
-@pytest.mark.slow
-def test_rows_in_files() -> None:
-    """Each tree has its own passes over the files."""
-    files: list[Any] = []
-    with Processes(2) as cluster:
-        cluster.client.run(stream_everything)
-        booster = dboost.fit(
-            dd.from_pandas(FRAME, npartitions=6), "grade", client=cluster.client, memory_limit="1MiB",
-            callbacks=lambda now: files.append(cluster.client.run(rows_in_files)), **OPTIONS,
-        )  # fmt: skip
-        events = [event for _, event in cluster.client.get_events("dboost") if event["action"] == "tree"]
-    assert booster.sha256 == in_process()
-    assert sum(files[0].values()) > 0
-    assert all(event["n_rounds"] for event in events)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import dask
@@ -15,8 +14,6 @@ import pandas as pd
 import pytest
 from distributed import Client
 from distributed.core import Status
-from hypothesis import given
-from hypothesis import strategies as st
 
 import dboost
 from dboost.distributed.rebalance import is_for_one_worker, is_held
@@ -24,7 +21,6 @@ from dboost.estimators import DBoostClassifier
 from dboost.session.worker_session import WorkerSession
 from dboost.trees import tree_rounds
 from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
-from tests.helpers.examples import examples
 
 FRAME = a_table(3000)
 DEFAULT = {"dboost.single-worker-values": 8_000_000}
@@ -53,19 +49,6 @@ def fitted(data: Any, target: str, **options: Any) -> dboost.Booster:
 
 
 @pytest.mark.usefixtures("no_rounds")
-@given(cuts=st.lists(st.integers(0, 600), max_size=6), weighted=st.booleans())
-@examples(8)
-def test_however_the_rows_are_divided(client: Client, cuts: list[int], weighted: bool) -> None:
-    frame = FRAME.iloc[:600][["a", "b", "e", "w", "z"]].copy()
-    frame.loc[frame.index < 60, "w"] = 0.0
-    bounds = [0, *sorted(cuts), len(frame)]
-    parts = [dask.delayed(frame.iloc[a:b]) for a, b in pairwise(bounds)]
-    lazy = dd.from_delayed(parts, meta=frame.iloc[:0], verify_meta=False)
-    options: dict[str, Any] = {"sample_weight": "w"} if weighted else {}
-    assert fitted(lazy, "z", client=client, **options).sha256 == fitted(frame, "z", **options).sha256
-
-
-@pytest.mark.usefixtures("no_rounds")
 def test_enough_rows_for_all_threads_of_a_worker(client: Client) -> None:
     frame = pd.concat(
         [a_table(30_000)[["a", "b", "c", "d", "z"]], a_table(30_000, 1)[["a", "b", "c", "d"]].add_suffix("2")], axis=1
@@ -76,17 +59,6 @@ def test_enough_rows_for_all_threads_of_a_worker(client: Client) -> None:
     alone = fitted(frame, "z", **options)
     assert booster.sha256 == alone.sha256
     assert booster.history["eval_roc_auc"].tolist() == alone.history["eval_roc_auc"].tolist()
-
-
-@pytest.mark.usefixtures("no_rounds")
-def test_arcbites_and_continued_models(client: Client) -> None:
-    frame = FRAME[["a", "b", "e", "y"]]
-    bites = {"arcbites": dboost.ArcBites(3, trees_per_visit=2)}
-    lazy = dd.from_pandas(frame, npartitions=5)
-    assert fitted(lazy, "y", client=client, **bites).sha256 == fitted(frame, "y", **bites).sha256
-    first = fitted(frame, "y")
-    more = fitted(lazy, "y", client=client, start_from=first)
-    assert more.sha256 == fitted(frame, "y", start_from=first).sha256
 
 
 @pytest.mark.usefixtures("no_rounds")

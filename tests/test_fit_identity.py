@@ -132,12 +132,6 @@ def test_partitions_and_threads_do_not_matter(
     pd.testing.assert_frame_equal(found.history[kept], expected.history[kept], check_exact=True)
 
 
-@pytest.mark.parametrize("n_partitions", [1, 3, 7, 40])
-def test_partitions_of_equal_size(n_partitions: int) -> None:
-    cuts = [len(FRAME) * k // n_partitions for k in range(1, n_partitions)]
-    assert saved(fit(cut(FRAME, cuts), "y", features=FEATURES)) == saved(fit(FRAME, "y", features=FEATURES))
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_order_of_levels_and_of_eval_sets_levels_does_not_matter(target: str) -> None:
     turned = FRAME.assign(kind=FRAME["kind"].cat.reorder_categories(["never", "a", "b", "c"]))
@@ -281,20 +275,6 @@ def test_fractions_and_heavy_rows_are_weights_too(target: str) -> None:
 
 
 # Saving, loading, predicting.
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_saving_and_loading_changes_nothing(target: str, tmp_path: Path) -> None:
-    booster = fit(FRAME, target, features=FEATURES, eval_set=HELD_OUT, sample_weight="w")
-    booster.save(tmp_path / "a.json")
-    again = dboost.load(tmp_path / "a.json")
-    again.save(tmp_path / "b.json")
-    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes() == saved(booster)
-    assert again == booster
-    for X in (FRAME, HELD_OUT):
-        assert again.predict(X).tolist() == booster.predict(X).tolist()
-        a, b = (np.asarray(m.predict(X, raw_score=True)) for m in (again, booster))
-        assert a.tobytes() == b.tobytes()
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -171,24 +171,6 @@ def client() -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize(
-    ("target", "options"),
-    [*((target, {}) for target in TARGETS), ("y", {"loss": "huber"}), ("y", {"loss": "quantile", "quantile": 0.8})],
-)
-def test_on_a_cluster_the_values_are_the_same(client: Client, target: str, options: dict[str, Any]) -> None:
-    old = first(target, max_iter=4, **options)
-    for roles in ({}, {"sample_weight": "w", "offset": "o"}):
-        weighed = NEW.assign(w=np.where(np.arange(len(NEW)) < 40, 0.0, NEW["w"]), o=NEW["w"] - 1)
-        here = old.refit_leaves(weighed, target, decay=0.3, source_name="spring", **roles)
-        lazy = cut(weighed, [30, 30, 410])
-        there = old.refit_leaves(lazy, target, decay=0.3, source_name="spring", client=client, **roles)
-        assert saved(there) == saved(here)
-        assert saved(old.refit_leaves(lazy, target, decay=0.3, source_name="spring", **roles)) == saved(here)
-    assert saved(old.refit_leaves(NEW, target, client=client)) == saved(old.refit_leaves(NEW, target))
-    with pytest.raises(DataError, match="no column 'x'"):
-        old.refit_leaves(cut(NEW.drop(columns="x"), [100]), target, client=client)
-
-
 def test_workers_may_be_lost_meanwhile() -> None:
     old = first("grade")
     expected = saved(old.refit_leaves(NEW, "grade"))
