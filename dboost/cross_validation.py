@@ -20,7 +20,7 @@ from dboost.booster import Booster, trained
 from dboost.data import CategoryColumn, Column
 from dboost.data.dask_collections import select
 from dboost.data.labels import Names, names_of_table, with_named_constraints
-from dboost.data.partition import as_frame, is_lazy, is_path
+from dboost.data.partition import as_frame, is_lazy, is_path, may_name_columns
 from dboost.data.paths import open_path
 from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError
@@ -478,7 +478,13 @@ def _with_values(
         if pd.isna(found).any():
             raise DataError(f"column {column!r}, which was given as {name}, has missing values: fill them, or remove the rows")
         values[name] = np.unique(found, return_inverse=True)[1]
-    used = (target, options.sample_weight, options.offset, options.group, *named.values())
+    used = (
+        *(target if may_name_columns(target) else [target]),
+        options.sample_weight,
+        options.offset,
+        options.group,
+        *named.values(),
+    )
     taken = {names.find(column) for column in used if names.is_label(column)}
     features = [name for name in names if name not in taken] if options.features is None else options.features
     return division._replace(**values), features

@@ -79,8 +79,8 @@ DATA: list[tuple[Callable[[], Any], str]] = [
     (lambda: read(X), "requires y to be passed, but the target y is None"),
     (lambda: read(X, Y[:-1]), "target has 9 rows, the data have 10"),
     (lambda: read(lazy(FRAME[["a"]]), Y[:-1]), "target has 9 rows, the data have 10"),
-    (lambda: read(X, np.stack([Y, Y], 1)), r"target has shape \(10, 2\): one value per row"),
-    (lambda: read(X, FRAME[["a", "b"]]), "target has 2 columns, one is needed"),
+    (lambda: read(X, Y, offset=np.stack([Y, Y], 1)), r"offset has shape \(10, 2\): one value per row"),
+    (lambda: read(X, Y, offset=FRAME[["a", "b"]]), "offset has 2 columns, one is needed"),
     (lambda: read(X, [[1], [1, 2]]), "target is not one value per row"),
     (lambda: read(X, changed(Y, 4, np.nan)), r"target contains NaN .* in 1 row, first in row 4$"),
     (lambda: read(X, np.full(N, np.nan)), r"target contains NaN .* in 10 rows, first in row 0$"),
@@ -98,9 +98,9 @@ DATA: list[tuple[Callable[[], Any], str]] = [
         lambda: read(lazy(), da.from_array(Y, chunks=2)),
         "target has 5 partitions, .* 3: they must align; to a Dask frame",
     ),
-    (lambda: read(lazy(), lazy()[["a", "y"]]), "target has 2 columns, one is needed"),
+    (lambda: read(lazy(), "y", offset=lazy()[["a", "y"]]), "offset has 2 columns, one is needed"),
     (lambda: read(da.from_array(X), da.from_array(Y[:-1])), "target has 9 rows, the data have 10"),
-    (lambda: read(da.from_array(X), da.zeros((N, 2))), r"target has shape \(10, 2\)"),
+    (lambda: read(da.from_array(X), da.from_array(Y), offset=da.zeros((N, 2))), r"offset has shape \(10, 2\)"),
     (
         lambda: read(parts(FRAME[:4], FRAME[4:]), parts(FRAME[:5][["y"]], FRAME[5:][["y"]])["y"]),
         "partition [01]: target has [56] rows?, the data have [46]",
@@ -358,13 +358,11 @@ def test_rows_and_partitions_have_names() -> None:
     assert (whole.partition_name(0), whole.row_name(3)) == ("rows 0 to 9", "row 3")
 
 
-@pytest.mark.parametrize("role", ["target", "sample_weight"])
-def test_several_columns_for_one_role_are_named(role: str) -> None:
+def test_several_columns_for_one_role_are_named() -> None:
     frame = pd.DataFrame({"x": np.arange(6.0), "a": np.arange(6.0), "b": np.arange(6.0)})
-    roles = {"target": "x"} | {role: ["a", "b"]}
-    message = f"{role} names 2 columns, 'a', 'b', but a model has one: fit a model for each column"
+    message = "sample_weight names 2 columns, 'a', 'b', but a model has one: make one column of them"
     for data in (frame, dd.from_pandas(frame, npartitions=2)):
         with pytest.raises(DataError, match=re.escape(message)):
-            read(data, **roles)
+            read(data, "x", sample_weight=["a", "b"])
     labels = ["a", "b", "a", "b", "a", "b"]  # one for each row
     assert read(frame, labels).target_dtype == "object"

@@ -277,10 +277,11 @@ def _scheduler() -> Callable[..., Any]:
 def _match(vector: Any, data: Any, role: str) -> Any:
     """Return a role with as many partitions as the data."""
     _check_held(vector)
-    if isinstance(vector, dd.DataFrame) and len(vector.columns) != 1:
+    has_several = ROLES[role].has_several
+    if isinstance(vector, dd.DataFrame) and len(vector.columns) != 1 and not (has_several and len(vector.columns)):
         raise DataError(f"{role} has {len(vector.columns)} columns, one is needed")
     if isinstance(vector, da.Array):
-        if vector.ndim == 2 and vector.shape[1] == 1:
+        if vector.ndim == 2 and (vector.shape[1] == 1 or has_several):
             vector = whole_rows(vector)
         elif vector.ndim != 1:
             raise DataError(f"{role} has shape {vector.shape}: one value per row is needed")

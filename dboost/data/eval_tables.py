@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dboost.data.labels import column_named, names_of_table
-from dboost.data.partition import is_path
+from dboost.data.partition import is_path, may_name_columns
 from dboost.data.roles import ROLES
 from dboost.data.table import GivenTable
 from dboost.errors import DataError, InputTypeError, ParameterError
@@ -101,12 +101,12 @@ def _eval_table(name: str, given: Any, training: Mapping[str, Any]) -> EvalTable
         return EvalTable(name, GivenTable(data, roles))
 
 
-def _columns_of(data: Any, training: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
+def _columns_of(data: Any, training: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns that are roles of a set beside the given ones, by role; reading the set fails without them."""
     is_whole = "target" not in given
     if not (is_whole or is_path(data) or _has_columns(data)):
         return {}
-    columns = {role: column_named(training.get(role), data) for role in ROLES if role not in given}
+    columns = {role: _column(training.get(role), data) for role in ROLES if role not in given}
     found = {role: column for role, column in columns.items() if column is not None}
     if is_whole:
         return found
@@ -114,6 +114,14 @@ def _columns_of(data: Any, training: Mapping[str, Any], given: Mapping[str, Any]
     found = {role: column for role, column in found.items() if role == "offset" or names is None or column in names}
     found.pop("sample_weight", None)
     return found
+
+
+def _column(value: Any, data: Any) -> Any:
+    """Return the name of the column, or the names of the columns, that are a role of the training data; None for values."""
+    if not may_name_columns(value):
+        return column_named(value, data)
+    names = names_of_table(data)
+    return value if names is None or all(name in names for name in value) else None
 
 
 def _has_columns(data: Any) -> bool:

@@ -323,8 +323,9 @@ class ReadPlan:
     columns: tuple[str, ...] | tuple[int, ...]
     #: Features of a model whose categories are used.
     known: tuple[Feature, ...] | None = None
-    #: Columns of the table by role; roles that are given separately, or not at all, are missing.
-    roles: Mapping[str, str] = field(default_factory=dict)
+    #: Columns of the table by role (`Role.has_several`: a tuple of two or more); roles that are given separately, or not at
+    #: all, are missing.
+    roles: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     #: All column names if every other column is a feature; then a partition must not have further columns.
     all_names: tuple[str, ...] | None = None
     #: Whether unknown categories are added to those of the model; otherwise they are missing values.
@@ -344,12 +345,17 @@ class ReadPlan:
     @property
     def needed(self) -> tuple[str, ...]:
         """Names of all columns that are read, each once."""
-        return tuple(dict.fromkeys([*map(str, self.columns), *self.roles.values()]))
+        return tuple(dict.fromkeys([*map(str, self.columns), *columns_of_roles(self.roles)]))
 
     def label(self, role: str) -> str:
         """Return the name of a role for messages."""
-        name = self.roles.get(role, role)
-        return role if name == role else f"{role} {name!r}"
+        names = self.roles.get(role, role)
+        return role if names == role else f"{role} {repr(names) if isinstance(names, str) else listed(names)}"
+
+
+def columns_of_roles(roles: Mapping[str, str | tuple[str, ...]]) -> list[str]:
+    """Return the names of all columns that are roles."""
+    return [name for names in roles.values() for name in ([names] if isinstance(names, str) else names)]
 
 
 def binned_plan(binning: Binning) -> ReadPlan:
@@ -388,9 +394,9 @@ def make_read_plan(
     own = Names.of(names) if named else None
     named_roles = {role: _role(role, value, own) for role, value in roles.items()}
     given = {role: name for role, name in named_roles.items() if name is not None}
-    taken = set(given.values())
+    taken = set(columns_of_roles(given))
     if like is not None:  # as in training, where `features` may name the column of a key
-        keys = {name for role, name in given.items() if ROLES[role].kind == "key"}
+        keys = set(columns_of_roles({role: names for role, names in given.items() if ROLES[role].kind == "key"}))
         taken -= keys.intersection(feature.name for feature in like)
     free = tuple(name for name in names if name not in taken)
     columns: tuple[str, ...] | tuple[int, ...]
@@ -404,7 +410,8 @@ def make_read_plan(
         _check_kinds(categorical_features, of_spec if own is None else own.only(of_spec), named, like)
         specs = tuple(column_spec(feature, extend_categories=extend_categories) for feature in like)
     else:
-        chosen = _without_index(free) if features is None else chosen_features(features, own, given.get("target"))
+        targets = columns_of_roles({"target": given.get("target", ())})
+        chosen = _without_index(free) if features is None else chosen_features(features, own, targets)
         if not chosen:
             raise DataError("no features are left: every column of the data is target, weight or offset")
         columns = chosen if named else tuple(range(len(chosen)))
@@ -438,14 +445,15 @@ def _without_index(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in _INDEX_NAMES)
 
 
-def _check_roles(given: Mapping[str, str], like: tuple[Feature, ...]) -> None:
+def _check_roles(given: Mapping[str, str | tuple[str, ...]], like: tuple[Feature, ...]) -> None:
     """Raise a DataError if the target, the weights or the offsets are a feature of the model; a key may be one."""
     wanted = tuple(feature.name for feature in like)
     if wanted == array_names(len(wanted)):  # the columns may be selected by position
         return
-    for role, name in given.items():
-        if name in wanted and ROLES[role].kind != "key":
-            raise DataError(f"{role}={name!r} is a feature of the model")
+    for role, names in given.items():
+        for name in columns_of_roles({role: names}):
+            if name in wanted and ROLES[role].kind != "key":
+                raise DataError(f"{role}={name!r} is a feature of the model")
 
 
 def _check_kinds(spec: Any, names: tuple[str, ...], named: bool, like: tuple[Feature, ...]) -> None:
@@ -468,7 +476,8 @@ def used_columns(features: Sequence[Any] | None, like: Sequence[Feature] | None,
     chosen = features if like is None else [one.name for one in like]
     if chosen is None:
         return None
-    return {text_of(one) for one in (*items_of_labels(chosen), *(one for one in roles.values() if Names(()).is_label(one)))}
+    named = [one for value in roles.values() for one in (value if may_name_columns(value) else [value])]
+    return {text_of(one) for one in (*items_of_labels(chosen), *(one for one in named if Names(()).is_label(one)))}
 
 
 def columns_like(
@@ -577,27 +586,32 @@ def _bad_kind(kind: str) -> ParameterError:
     return ParameterError(f"categorical_features must be an array-like of bool, int or str, got: {kind}.")
 
 
-def _role(role: str, value: Any, names: Names | None) -> str | None:
-    """Return the column that a role names, or None if its values are given separately. names : as of `chosen_features`."""
+def _role(role: str, value: Any, names: Names | None) -> str | tuple[str, ...] | None:
+    """Return the columns that a role names, or None if its values are given separately. names : as of `chosen_features`."""
     if names is None:
         if not isinstance(value, str | int | np.integer) or isinstance(value, bool):
             return None
         raise DataError(f"{role} is {value!r}, but an array has no column names: pass the values themselves")
     if not names.is_label(value):
-        is_list = isinstance(value, list) and 1 < len(value) <= len(names)
-        if is_list and all(isinstance(one, str) and names.find(one) == one for one in value):
-            raise DataError(
-                f"{role} names {len(value)} columns, {listed(value)}, but a model has one: fit a model for each column, or "
-                "make one column of them"
-            )
-        return None
+        if not may_name_columns(value) or len(value) > len(names) or any(names.find(one) != one for one in value):
+            return None
+        if not ROLES[role].has_several:
+            raise DataError(f"{role} names {len(value)} columns, {listed(value)}, but a model has one: make one column of them")
+        if len(set(value)) < len(value):
+            raise DataError(f"{role} names a column twice: {listed(value)}")
+        return tuple(value)
     name = names.find(value)
     if name is None:
         raise DataError(f"the data have no column {value!r}, which was given as {role}{names.hint(value)}")
     return name
 
 
-def chosen_features(features: Any, names: Names | None, target: str | None = None) -> tuple[str, ...]:
+def may_name_columns(value: Any) -> bool:
+    """Return whether a role may be the names of several columns: it is a list of two or more texts."""
+    return isinstance(value, list) and len(value) > 1 and all(isinstance(one, str) for one in value)
+
+
+def chosen_features(features: Any, names: Names | None, targets: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the names of the columns that `features` asks for; those of a set in the order of the table.
 
     names : of the table; None for an array.
@@ -616,8 +630,9 @@ def chosen_features(features: Any, names: Names | None, target: str | None = Non
         chosen = tuple(name for name in names if name in chosen)
     if len(set(chosen)) < len(chosen):
         raise ParameterError("features names a column twice")
-    if target in chosen:
-        raise ParameterError(f"features holds the target, {target!r}")
+    for target in targets:
+        if target in chosen:
+            raise ParameterError(f"features holds the target, {target!r}")
     return chosen
 
 
@@ -1007,8 +1022,9 @@ def read_slices(
     n_slices = 1 if most_rows is None else max(math.ceil(frame.n_rows / most_rows), 1)
     ends = [frame.n_rows * k // n_slices for k in range(n_slices + 1)]
     given = dict(vectors)
-    for role, column in plan.roles.items():
-        given[role] = frame.column(_find(position, column)) if frame.n_rows else np.empty(0)
+    for role, names in plan.roles.items():
+        found = [frame.column(_find(position, one)) if frame.n_rows else np.empty(0) for one in columns_of_roles({role: names})]
+        given[role] = found[0] if isinstance(names, str) else RoleColumns(found)
     roles = RowRoles.of(
         {role: role_column(given[role], role, plan.roles.get(role), frame.n_rows) for role in ROLES if role in given}
     )
@@ -1078,20 +1094,38 @@ def _find(position: dict[str, int], name: str) -> int:
     return position[name]
 
 
-def role_column(values: Any, role: str, name: str | None, n_rows: int | None) -> Column:
-    """Read a role: one value per row.
+class RoleColumns(list[Any]):
+    """The columns of a role that has several."""
+
+
+def role_column(values: Any, role: str, name: str | tuple[str, ...] | None, n_rows: int | None) -> Column:
+    """Read a role: one value per row, or float64[n_columns, n] of a role that has several columns.
 
     Parameters
     ----------
-    values : array, Series, Arrow array or list, also of shape (n, 1), or a dataframe of one column
+    values : array, Series, Arrow array or list, also of shape (n, 1) or (n, n_columns), a dataframe, or RoleColumns
     role : str
         One of `ROLES`.
-    name : str or None
-        The name of the column, for messages.
+    name : str, tuple of str, or None
+        The name of the column, or of each, for messages.
     n_rows : int or None
         Expected length.
     """
-    values = one_column(values, role)
+    columns = _columns_of(values, role)
+    names = name if isinstance(name, tuple) else (name,) * len(columns)
+    found = [_one_column(one, role, own, n_rows) for one, own in zip(columns, names, strict=True)]
+    if len(found) == 1:
+        return found[0]
+    for number, (one, own) in enumerate(zip(found, names, strict=True)):
+        which = f"column {number} of {role}" if own is None else f"{role} {own!r}"
+        if isinstance(one, CategoryColumn):
+            raise DataError(f"{which} holds text or categories, but of several columns each must hold numbers")
+        if one.dtype.kind in "iu" and len(one) and max(int(one.max()), -int(one.min())) >= _EXACT:
+            raise DataError(f"{which} holds integers of 2**53 or more, which floats cannot represent exactly")
+    return np.stack([np.asarray(one, np.float64) for one in found])
+
+
+def _one_column(values: Any, role: str, name: str | None, n_rows: int | None) -> Column:
     if n_rows is not None and len(values) != n_rows:
         raise DataError(f"{role} has {len(values)} rows, the data have {n_rows}")
     dtype, is_key = ROLES[role].dtype, ROLES[role].kind == "key"
@@ -1106,19 +1140,21 @@ def role_column(values: Any, role: str, name: str | None, n_rows: int | None) ->
     return np.require(column, dtype, ["C", "A", "W"])
 
 
-def one_column(values: Any, role: str) -> Any:
-    """Return the single column of a role of any kind."""
-    if isinstance(values, CategoryColumn):
+def _columns_of(values: Any, role: str) -> list[Any]:
+    """Return the columns of a role of any kind: one, unless the role may have several."""
+    if isinstance(values, RoleColumns):
         return values
-    values = collected(values)
+    if isinstance(values, CategoryColumn):
+        return [values]
+    values, has_several = collected(values), ROLES[role].has_several
     kind = kind_of(values)
     if kind == "series":
-        return values
+        return [values]
     if kind == "dataframe":
         frame = as_frame(values)
-        if len(frame.names) != 1:
+        if not frame.names or (len(frame.names) > 1 and not has_several):
             raise DataError(f"{role} has {len(frame.names)} columns, one is needed")
-        return frame.column(0)
+        return [frame.column(j) for j in range(len(frame.names))]
     if not isinstance(values, (np.ndarray, list, tuple, range)) and not hasattr(values, "__array__"):
         raise InputTypeError(f"{role} must be a column name or one value per row, not {type(values).__name__}")
     if hasattr(values, "tocsr"):
@@ -1129,11 +1165,11 @@ def one_column(values: Any, role: str) -> Any:
         raise DataError(f"{role} is not one value per row: {error}") from None
     if array.dtype.kind == "U" and isinstance(values, (list, tuple)):
         array = np.array(values, dtype=object)  # NumPy converts None and NaN among the values to text
-    if array.ndim == 2 and array.shape[1] == 1:
-        return array[:, 0]
+    if array.ndim == 2 and (array.shape[1] == 1 or (has_several and array.shape[1])):
+        return list(array.T)
     if array.ndim != 1:
         raise DataError(f"{role} has shape {array.shape}: one value per row is needed")
-    return array
+    return [array]
 
 
 _MASK = 2**64 - 1

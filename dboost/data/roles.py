@@ -4,7 +4,8 @@
 that reads, stores, moves, checks and bins rows loops over this table, so a new role is one more line here.
 
 A role's *kind* says how its column is read: "any" keeps the values in their own dtype or as categories, "number" makes float64
-of them, and "key" makes an integer of each value (`keys_of`).
+of them, and "key" makes an integer of each value (`keys_of`). A role has one column; one with `has_several` may have more, of
+numbers: one array, float64[n_columns, n]. Several target columns come as far as the choice of the loss, which takes one only.
 
 **Keys.** The key of a whole number is the number itself, also of a text that is one; that of another text is a hash of 64 bits.
 So equal values have equal keys for every library, dtype, partition and worker, and no process needs a list of all values.
@@ -44,6 +45,7 @@ class Role:
     field: str  # in `RowRoles` and in files
     kind: Kind
     check: Callable[[Any], list[Flaw]]  # the flaws of a column
+    has_several: bool = False  # whether it may have several columns, of numbers: float64[n_columns, n]
 
     @property
     def stored_dtype(self) -> str:
@@ -59,6 +61,8 @@ class Role:
 def _check_target(target: Column) -> list[Flaw]:
     if isinstance(target, CategoryColumn):
         return [(target.codes < 0, _MISSING, "")]
+    if target.ndim == 2:  # what infinity means is up to the loss
+        return [(np.any(np.isnan(target), axis=0), _MISSING, "")]
     return [(np.isnan(target), _MISSING, ""), (np.isinf(target), _INFINITE, "")]
 
 
@@ -74,15 +78,15 @@ def _check_key(keys: np.ndarray) -> list[Flaw]:
     return [(keys == MISSING_KEY, _MISSING, "")]
 
 
-def _role(name: str, kind: Kind, check: Callable[[Any], list[Flaw]]) -> dict[str, Any]:
-    return {"name": name, "kind": kind, "check": check}
+def _role(name: str, kind: Kind, check: Callable[[Any], list[Flaw]], *, has_several: bool = False) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "check": check, "has_several": has_several}
 
 
 @dataclass(frozen=True, eq=False)
 class RowRoles:
     """The roles of some rows; those that they do not have are None."""
 
-    target: Column | None = field(default=None, metadata=_role("target", "any", _check_target))
+    target: Column | None = field(default=None, metadata=_role("target", "any", _check_target, has_several=True))
     weight: np.ndarray | None = field(default=None, metadata=_role("sample_weight", "number", _check_weight))  # float64[n]
     offset: np.ndarray | None = field(default=None, metadata=_role("offset", "number", _check_number))  # float64[n]
 
@@ -105,7 +109,7 @@ class RowRoles:
     @property
     def n_rows(self) -> int:
         """The number of targets."""
-        return 0 if self.target is None else len(self.target)
+        return 0 if self.target is None else length_of(self.target)
 
     @property
     def numbers(self) -> np.ndarray:
@@ -171,11 +175,21 @@ def _key_of(level: Level, what: str) -> int:
     return (int(level) + 2**63) % 2**64 - 2**63
 
 
+def length_of(column: Column) -> int:
+    """Return the number of rows of a column, or of several columns in one array."""
+    return len(column.codes) if isinstance(column, CategoryColumn) else column.shape[-1]
+
+
+def n_columns_of(column: Column) -> int:
+    """Return the number of columns of a role."""
+    return 1 if isinstance(column, CategoryColumn) or column.ndim == 1 else len(column)
+
+
 def rows_of(column: Column, some: slice | np.ndarray) -> Column:
-    """Return some rows of a column."""
+    """Return some rows of a column, or of several columns in one array."""
     if isinstance(column, CategoryColumn):
         return CategoryColumn(column.codes[some], column.categories)
-    return column[some]
+    return column[..., some]
 
 
 def joined(parts: Sequence[Column]) -> Column:
@@ -184,4 +198,4 @@ def joined(parts: Sequence[Column]) -> Column:
     if isinstance(first, CategoryColumn):
         codes = [part.codes for part in parts if isinstance(part, CategoryColumn)]
         return CategoryColumn(np.concatenate(codes), first.categories)
-    return np.concatenate([part for part in parts if not isinstance(part, CategoryColumn)])
+    return np.concatenate([part for part in parts if not isinstance(part, CategoryColumn)], axis=-1)

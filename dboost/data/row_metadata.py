@@ -142,11 +142,11 @@ def join_parts(parts: dict[int, Column]) -> np.ndarray:
 def _drain(parts: dict[int, Any], dtype: np.dtype) -> np.ndarray:
     if len(parts) == 1:
         return parts.popitem()[1].astype(dtype, copy=False)
-    joined, start = np.empty(sum(map(len, parts.values())), dtype), 0
+    lengths = {i: part.shape[-1] for i, part in parts.items()}
+    joined, start = np.empty((*next(iter(parts.values())).shape[:-1], sum(lengths.values())), dtype), 0
     for i in sorted(parts):
-        part = parts.pop(i)
-        joined[start : start + len(part)] = part
-        start += len(part)
+        joined[..., start : start + lengths[i]] = parts.pop(i)
+        start += lengths[i]
     return joined
 
 

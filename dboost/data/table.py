@@ -50,7 +50,7 @@ from dboost.data.partition import (
     slice_rows,
     used_columns,
 )
-from dboost.data.roles import NO_ROLES, ROLES, RowRoles, joined
+from dboost.data.roles import NO_ROLES, ROLES, RowRoles, joined, length_of
 from dboost.data.row_metadata import (
     DataIssue,
     MetadataRows,
@@ -209,9 +209,12 @@ class Reader:
             ColumnUnifier(spec.name, None if feature is None else feature.categories, plan.extend_categories)
             for spec, feature in zip(plan.specs, known, strict=True)
         ]
-        self._target = ColumnUnifier(plan.roles.get("target", "target"), is_target=True)
+        self._target = ColumnUnifier(str(plan.roles.get("target", "target")), is_target=True)
         self._parts: dict[str, dict[int, Column]] = {role: {} for role in ROLES}
         self._weights_attached = False
+        self._lock = threading.Lock()
+        #: Number of target columns, and a partition that has them; None before the first partition with rows.
+        self._target_columns: tuple[int, int] | None = None
 
     def take_partition(self, i: int, data: Any, vectors: Mapping[str, Any], is_persisted: bool = False) -> SpooledChunk:
         """Read a partition. Thread-safe.
@@ -311,8 +314,20 @@ class Reader:
         return arrays, ChunkSlice(chunk.n_rows, chunk.matrix is not None, is_code, found)
 
     def _code_target(self, column: Column, i: int) -> Column:
+        if isinstance(column, np.ndarray) and column.ndim == 2:
+            self._check_columns(len(column), i)
+            return column
+        self._check_columns(1, i)
         array = self._target.add(column, i)
         return CategoryColumn(array, ()) if isinstance(column, CategoryColumn) else array
+
+    def _check_columns(self, n_columns: int, i: int) -> None:
+        """Raise a DataError if another partition has another number of target columns."""
+        with self._lock:
+            self._target_columns = self._target_columns or (n_columns, i)
+        n_others, other = self._target_columns
+        if n_others != n_columns:
+            raise DataError(f"the target has {n_columns} columns in partition {i}, but {n_others} in partition {other}")
 
     def keep_only(self, numbers: set[int]) -> None:
         """Drop the roles of partitions with other numbers."""
@@ -401,7 +416,7 @@ class Reader:
                 continue
             what, inexact = plan.label(role), list[DataIssue]()
             if ROLES[role].kind == "any":
-                own = {i: MetadataRows((len(part),), rows.in_partitions, (i,)) for i, part in sorted(of_role.items())}
+                own = {i: MetadataRows((length_of(part),), rows.in_partitions, (i,)) for i, part in sorted(of_role.items())}
                 inexact = [issue for i, here in own.items() for issue in check_exact(of_role[i], what, here)]
             if role == "target":
                 found[role], dtype, is_bool = join_target(of_role, self._target_categories)
@@ -450,7 +465,8 @@ def open_table(
         A path is a file, folder, glob or URL of Parquet or CSV, or a list of files.
     target, **roles : str, or one value per row
         The target and the other `ROLES`, by name. A column of `data`, which is then not a feature; or an array, Series or list,
-        also of shape (n, 1). For a Dask collection also a Dask collection with aligned partitions.
+        also of shape (n, 1). For a Dask collection also a Dask collection with aligned partitions. Of a role that may have
+        several columns also a list of names, or values of shape (n, n_columns).
     features : sequence of str, optional
         The columns to use, in that order. Default: all remaining columns.
     categorical_features : "from_dtype", None, mask, indices or names

@@ -33,6 +33,7 @@ from dboost.data.partition import (
     read_slices,
     role_column,
     slice_rows,
+    some_values,
 )
 from dboost.data.roles import ROLES
 from dboost.data.table import values_of
@@ -278,7 +279,7 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
             common = plan, binning, n_rows, parameters.random_state, raw.filled, has, most_rows
             graph = raw.graph | {shared: (_identity, pack(common))}
             for i, key in enumerate(keys):
-                given = {role: rows_alone(_some(values, ends[i], ends[i + 1])) for role, values in raw.whole.items()}
+                given = {role: rows_alone(some_values(values, ends[i], ends[i + 1])) for role, values in raw.whole.items()}
                 known = starts[i], n_kept[i], table.lengths[i], table.fingerprints[i]
                 graph[key] = (_bin_part, shared, i, known, pack(given), raw.bundles[i])
             futures += submit(client, graph, keys, **restricted)
@@ -363,10 +364,6 @@ def _restricted(connection: Connection) -> dict[str, Any]:
     if not usable:
         usable = connection.wait_for_usable()
     return {"workers": usable, "allow_other_workers": False} if unusable or connection.is_confined else {}
-
-
-def _some(values: Any, first: int, last: int) -> Any:
-    return values.iloc[first:last] if hasattr(values, "iloc") else values[first:last]
 
 
 def _identity(value: Any) -> Any:

@@ -399,7 +399,7 @@ def _checked_features(table: PartitionedTable) -> tuple[Feature, ...]:
     scans = [(one.target, min(one.n_kept)) for one in stats if one.target is not None]
     kinds = {scan.categories is not None: (scan.categories is not None, number) for scan, number in scans}
     if len(kinds) == 2:
-        raise disagree(plan.roles.get("target", "target"), kinds[False], kinds[True])
+        raise disagree(str(plan.roles.get("target", "target")), kinds[False], kinds[True])
     return merge_features(plan, stats)
 
 

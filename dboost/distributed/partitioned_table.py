@@ -19,7 +19,7 @@ from typing import Any, Concatenate
 import numpy as np
 
 from dboost.config import imbalance
-from dboost.data.partition import ReadPlan
+from dboost.data.partition import ReadPlan, some_values
 from dboost.data.row_metadata import MetadataRows
 from dboost.distributed.connection import Connection
 from dboost.distributed.messages import LostWorkers
@@ -343,12 +343,11 @@ class PartitionedTable:
             n = len(values)
             if n != ends[-1]:
                 raise DataError(f"{role} has {n} rows, the data have {ends[-1]}")
-            slices = {i: slice(int(end) - self.lengths[i], int(end)) for i, end in zip(numbers, ends, strict=True)}
+            last = dict(zip(numbers, ends.tolist(), strict=True))
 
-            def parts(numbers: Sequence[int], values: Any = values, slices: dict[int, slice] = slices, role: str = role) -> Any:
+            def parts(numbers: Sequence[int], values: Any = values, last: dict[int, int] = last, role: str = role) -> Any:
                 filled = [i for i in numbers if self.lengths[i]]
-                found = values.iloc if hasattr(values, "iloc") else values
-                return role, {i: rows_alone(found[slices[i]]) for i in filled}
+                return role, {i: rows_alone(some_values(values, last[i] - self.lengths[i], last[i])) for i in filled}
 
             self._call_each(worker_partitions, Session.attach, parts)
 

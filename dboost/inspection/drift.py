@@ -16,6 +16,7 @@ from dboost._lazy_import import pd
 from dboost.data import CategoryColumn, Table, open_table
 from dboost.data.labels import column_named
 from dboost.data.partition import is_source
+from dboost.data.roles import n_columns_of
 from dboost.data.table import values_of
 from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.inspection.row_functions import lazy_pieces
@@ -23,6 +24,7 @@ from dboost.model.data_summary import n_rows_of
 from dboost.model.ensemble import Ensemble, FlatEnsemble, number_of
 from dboost.schema import Level
 from dboost.session.reference_sample import summary_of
+from dboost.session.target import check_one_column
 
 #: Rows that are counted at a time.
 _CHUNK_ROWS = 65_536
@@ -104,6 +106,7 @@ def _target_of(table: Table, classes: tuple[Level, ...] | None) -> np.ndarray:
     """Targets in the units of the summary, float64[n]; unknown classes get the code n_classes."""
     column = table.target
     assert column is not None
+    check_one_column(n_columns_of(column))
     if classes is None:
         if isinstance(column, CategoryColumn):
             raise DataError("the target holds categories or text, the training target numbers")

@@ -19,6 +19,7 @@ import numpy as np
 from dboost.data import RowRoles, Table
 from dboost.data.chunk import CategoryIndex, too_many_classes
 from dboost.data.column import CategoryColumn, Column
+from dboost.data.roles import n_columns_of
 from dboost.data.row_metadata import EXACT, levels_dtype, result_dtype
 from dboost.errors import DataError, ParameterError, warn
 from dboost.losses import Loss, by_name
@@ -122,6 +123,7 @@ def encode_chunk(table: Table, k: int, target: Target) -> np.ndarray:
 def _encode(table: Table, roles: RowRoles, target: Target, row_name: Callable[[int], str]) -> np.ndarray:
     """Encode the target of some rows of a table. row_name : maps a position in `roles` to the row's name."""
     assert roles.target is not None
+    check_one_column(n_columns_of(roles.target))  # as `choose_target`, which is not asked if a model or the classes are given
     column = _counted(roles.target, roles.weight)
     if target.classes is None:
         if not isinstance(column, np.ndarray):
@@ -241,6 +243,7 @@ class TargetScan:
     too_many: bool  # whether there are more than `MAX_CLASSES` distinct numbers or categories
     dtype: str
     is_bool: bool
+    n_columns: int = 1  # of several, nothing else is known
 
 
 def scan_target(target: Column | None, weight: np.ndarray | None, dtype: str, is_bool: bool) -> TargetScan | None:
@@ -252,8 +255,10 @@ def scan_target(target: Column | None, weight: np.ndarray | None, dtype: str, is
         occurs = np.bincount(codes[codes >= 0], minlength=len(target.categories)) > 0
         levels = tuple(level for level, there in zip(target.categories, occurs, strict=True) if there)
         return TargetScan(levels, np.empty(0), len(levels) > MAX_CLASSES, dtype, is_bool)
-    values = target if weight is None else target[weight > 0]
-    if not len(values):
+    values = target if weight is None else target[..., weight > 0]
+    if values.ndim == 2 and values.shape[1]:
+        return TargetScan(None, np.empty(0), False, dtype, is_bool, len(values))
+    if not values.size:
         return None
     distinct = _distinct(values)
     return TargetScan(None, distinct[:MAX_CLASSES], len(distinct) > MAX_CLASSES, dtype, is_bool)
@@ -274,6 +279,8 @@ def _distinct(values: np.ndarray) -> np.ndarray:
 
 def merge_target_scans(a: TargetScan, b: TargetScan) -> TargetScan:
     """Return the scan of the rows of both."""
+    if a.n_columns > 1:
+        return a
     if a.categories is not None or b.categories is not None:
         both = a.categories or (), b.categories or ()
         if a.too_many or b.too_many:  # they are counted only, for the message
@@ -346,9 +353,19 @@ def name_of_target(target: Any) -> str:
     return str(target) if isinstance(target, (str, int)) else "target"
 
 
+def check_one_column(n_columns: int) -> None:
+    """Raise a DataError if there are several target columns: no loss is trained on them."""
+    if n_columns > 1:
+        raise DataError(
+            f"the target has {n_columns} columns, but every loss takes one: fit a model for each column, or make one column of "
+            "them"
+        )
+
+
 def check_categories(scans: Sequence[TargetScan], name: str) -> None:
     """Raise a DataError if a target of text or categories has too many, whatever the loss will be; see `choose_target`."""
     scan = reduce(merge_target_scans, scans)
+    check_one_column(scan.n_columns)
     if scan.categories is not None:
         check_number_of_classes(scan, name)
 
@@ -365,6 +382,7 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters, name: str
         categories and the loss needs numbers.
     """
     scan = reduce(merge_target_scans, scans)
+    check_one_column(scan.n_columns)
     classes, values, dtype = scan.categories, scan.distinct, scan.dtype
     if classes is not None:  # the dtype of the target may be that of categories in rows of weight zero
         dtype = levels_dtype(classes)

@@ -1,0 +1,200 @@
+"""Several target columns arrive from every kind of table, and one sentence refuses to train on them."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from distributed import Client
+
+import dboost
+from dboost import DataError
+from dboost.data import ReadOptions, Table, open_table
+from dboost.data.labels import Names
+from dboost.data.partition import fingerprint, make_read_plan, read_partition
+from dboost.data.roles import RowRoles
+from dboost.data.row_metadata import RowMetadataSpool
+from dboost.data.table import Reader
+from dboost.distributed.cluster_fit import ClusterTable
+from dboost.distributed.connection import Connection
+from dboost.distributed.read_tasks import ReadTasks
+from dboost.session.batch_rows import BatchRows
+from dboost.storage.spool import Spool
+from tests.helpers.clusters import threads_cluster
+from tests.helpers.fits import cut
+
+RNG = np.random.default_rng(0)
+N = 60
+FRAME = pd.DataFrame(
+    {
+        "a": RNG.normal(size=N),
+        "x": RNG.normal(size=N),
+        "b": RNG.integers(0, 9, N),
+        "z": RNG.normal(size=N),
+        "w": np.arange(N) % 3,
+    }
+)
+TARGETS = FRAME[["b", "a"]].to_numpy(np.float64).T
+X = FRAME[["x", "z"]]
+REFUSED = "the target has 2 columns, but every loss takes one: fit a model for each column, or make one column of them"
+
+
+def targets_of(table: Table) -> np.ndarray:
+    parts = [table.roles(i).target for i, n in enumerate(table.lengths) if n]
+    return np.concatenate(parts, axis=-1)  # type: ignore[arg-type]
+
+
+def path_of(folder: Path, name: str) -> Path:
+    (FRAME.to_parquet if name.endswith("parquet") else FRAME.to_csv)(folder / name, index=False)
+    return folder / name
+
+
+#: Data and target of every form.
+FORMS: dict[str, Callable[[Path], tuple[Any, Any]]] = {
+    "pandas": lambda _: (FRAME, ["b", "a"]),
+    "polars": lambda _: (pl.from_pandas(FRAME), ["b", "a"]),
+    "arrow": lambda _: (pa.Table.from_pandas(FRAME), ["b", "a"]),
+    "array": lambda _: (X.to_numpy(), TARGETS.T),
+    "frame beside an array": lambda _: (X.to_numpy(), FRAME[["b", "a"]]),
+    "list": lambda _: (X, TARGETS.T.tolist()),
+    "Dask frame": lambda _: (cut(FRAME, [10, 10, 45]), ["b", "a"]),
+    "Dask frame beside it": lambda _: (cut(X, [10, 45]), cut(FRAME[["b", "a"]], [10, 45])),
+    "Dask array": lambda _: (da.from_array(X.to_numpy(), chunks=(25, 1)), da.from_array(TARGETS.T, chunks=(25, 1))),
+    "array beside a Dask frame": lambda _: (cut(X, [10, 45]), TARGETS.T),
+    "Parquet": lambda folder: (path_of(folder, "rows.parquet"), ["b", "a"]),
+    "CSV": lambda folder: (path_of(folder, "rows.csv"), ["b", "a"]),
+}
+
+
+@pytest.mark.parametrize("options", [ReadOptions(), ReadOptions(1, spool_roles=True, retain_bytes=0)], ids=["memory", "files"])
+@pytest.mark.parametrize("form", FORMS)
+def test_targets_arrive_from_every_source(form: str, options: ReadOptions, tmp_path: Path) -> None:
+    data, target = FORMS[form](tmp_path)
+    with open_table(data, target, options=options) as table:
+        assert {"a", "b"}.isdisjoint(feature.name for feature in table.features)
+        np.testing.assert_array_equal(targets_of(table), TARGETS)
+        table.gather_roles()
+        np.testing.assert_array_equal(table.all_roles.target, TARGETS)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2, 1) as client:
+        yield client
+
+
+def targets_by_partition(rows: BatchRows) -> dict[int, Any]:
+    return {number: rows.table.roles(k).target for k, number in enumerate(rows.table.numbers) if rows.table.lengths[k]}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_targets_arrive_on_workers_also_when_one_is_lost(form: str, client: Client, tmp_path: Path) -> None:
+    data, target = FORMS[form](tmp_path)
+    with Connection(client) as connection:
+        table = ClusterTable(connection, lambda: ReadTasks(data, target, n_parts=3), 1)
+        table.load()
+        assert {scan.n_columns for scan in table.target_scans()} == {2}
+        for _ in range(2):
+            found: dict[int, Any] = {}
+            for of_session in table.read(lambda _: targets_by_partition):
+                found |= of_session
+            np.testing.assert_array_equal(np.concatenate([found[i] for i in sorted(found)], axis=-1), TARGETS)
+            before = dict(table.fingerprints)
+            table._partitions.drop_workers(table._partitions.sessions[:1])  # its partitions are read again
+            assert table._partitions.repair()
+            assert table.fingerprints == before
+
+
+@pytest.mark.parametrize("roles", ["columns", "values"])
+def test_targets_of_partitions_that_move_to_another_worker(roles: str) -> None:
+    """A reader sends the chunks of a partition, and another one stores them."""
+    target = ["b", "a"] if roles == "columns" else None
+    plan = make_read_plan(Names(FRAME.columns), True, roles={"sample_weight": "w"} | ({"target": target} if target else {}))
+    for spool_roles in (False, True):
+        sender, receiver = (Reader(plan, Spool(1 << 20), RowMetadataSpool() if spool_roles else None) for _ in range(2))
+        given = {} if target else {"target": TARGETS.T}
+        piece = sender.take_partition(0, FRAME, given)
+        chunks = [sender.chunk(0, one, number) for number, one in enumerate(piece.slices)]
+        for number, chunk in enumerate(pickle.loads(pickle.dumps(chunks))):
+            receiver.take_slice(0, chunk, number)
+        again = receiver.chunk(0, piece.slices[0], 0)
+        np.testing.assert_array_equal(again.roles.target, TARGETS)
+        np.testing.assert_array_equal(again.roles.rows(np.array([3, 50])).target, TARGETS[:, [3, 50]])
+        assert RowRoles.concatenated([again.roles, again.roles]).n_rows == 2 * N
+
+
+def test_the_checksum_of_a_partition_depends_on_every_target() -> None:
+    plan = make_read_plan(Names(FRAME.columns), True, roles={"target": ["b", "a"]})
+    found = {
+        fingerprint(read_partition(FRAME.assign(**changed), plan)) for changed in ({}, {"a": FRAME["x"]}, {"b": FRAME["w"]})
+    }
+    assert len(found) == 3
+
+
+#: Calls that would train.
+CALLS: list[Callable[[Any], Any]] = [
+    lambda _: dboost.fit(FRAME, ["b", "a"], max_iter=1),
+    lambda _: dboost.fit(X, TARGETS.T, max_iter=1, eval_set=(X, TARGETS.T)),
+    lambda _: dboost.fit(FRAME, ["b", "a"], sample_weight="w", eval_set=FRAME, loss="log_loss", max_iter=1),
+    lambda _: dboost.fit(cut(FRAME, [20]), ["b", "a"], memory_limit="64MiB", max_iter=1),
+    lambda client: dboost.fit(cut(FRAME, [20]), ["b", "a"], client=client, max_iter=1),
+    lambda _: dboost.fit(X, TARGETS.T, start_from=dboost.fit(X, FRAME["a"], max_iter=1, max_leaf_nodes=2), max_iter=1),
+    lambda _: dboost.fit(X, FRAME["a"], max_iter=1, max_leaf_nodes=2).refit_leaves(X, TARGETS.T),
+    lambda _: dboost.fit(X, FRAME["a"], max_iter=1, max_leaf_nodes=2).drift(X, TARGETS.T),
+    lambda _: dboost.fit(X, FRAME["a"] > 0, max_iter=1, max_leaf_nodes=2).drift(FRAME, ["b", "a"]),
+    lambda _: dboost.fit(X, FRAME["a"], max_iter=1, max_leaf_nodes=2).importance("permutation", FRAME, ["b", "a"]),
+    lambda _: dboost.prepare(FRAME, ["b", "a"]),
+    lambda client: dboost.prepare(FRAME, ["b", "a"], client=client),
+    lambda _: dboost.cv(FRAME, ["b", "a"], folds=3, max_iter=1),
+    lambda _: dboost.cv(FRAME, ["b", "a"], folds="w", max_iter=1),
+    lambda _: dboost.DBoostRegressor(max_iter=1).fit(X, TARGETS.T),
+    lambda _: dboost.DBoostClassifier(max_iter=1).fit(X, TARGETS.T > 0),
+    lambda _: dboost.DBoostClassifier(max_iter=1).partial_fit(X, TARGETS.T, classes=[0, 1]),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CALLS)))
+def test_no_loss_trains_on_several_targets(number: int, client: Client) -> None:
+    with pytest.raises(DataError, match=re.escape(REFUSED)):
+        CALLS[number](client)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (["b", "a", "b"], "target names a column twice: 'b', 'a', 'b'"),
+        (
+            pd.DataFrame({"a": FRAME["a"], "t": ["text"] * N}),
+            "column 1 of target holds text or categories, but of several columns",
+        ),
+        (
+            FRAME[["a", "b"]].mask(FRAME[["w"]].to_numpy() * [[0, 1]] == 2),
+            "target contains NaN (a missing value) in 20 rows, first in row 2",
+        ),
+        (FRAME[["a", "b"]][:5], "target has 5 rows, the data have 60"),
+        (np.full((N, 2), 2**53 + 1), "column 0 of target holds integers of 2**53 or more"),
+        (np.zeros((N, 2, 2)), "target has shape (60, 2, 2): one value per row is needed"),
+        (np.zeros((N, 0)), "target has shape (60, 0): one value per row is needed"),
+    ],
+)
+def test_wrong_targets_are_named(target: Any, message: str) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        open_table(FRAME, target)
+
+
+def test_all_partitions_have_as_many_targets() -> None:
+    data = dd.from_map(lambda i: X[30 * i : 30 * i + 30], [0, 1], meta=X[:0])
+    blocks = [da.from_delayed(dask.delayed(np.zeros)((30, k)), (30, 2), float) for k in (2, 3)]
+    with pytest.raises(DataError, match=r"the target has . columns in partition ., but . in partition ."):
+        open_table(data, da.concatenate(blocks))
