@@ -108,11 +108,11 @@ class Booster:
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """One row per iteration: what the fit recorded, or the metrics in the ensemble, which are the last columns."""
+        """One row per iteration: what the fit recorded, or the metrics in the ensemble, which have the same order in both."""
         frame = self._history if isinstance(self._history, pd.DataFrame) else pd.DataFrame(self._records)
-        metrics = [name for name in self.ensemble.metrics if name in frame]
-        others = [name for name in frame if name not in metrics] or ["iteration"]
-        return frame.reindex(columns=[*others, *metrics])
+        metrics = self.ensemble.metrics
+        ordered = iter([name for name in metrics if name in frame])
+        return frame.reindex(columns=[next(ordered) if name in metrics else name for name in frame] or ["iteration"])
 
     @property
     def _records(self) -> list[dict[str, Any]]:
