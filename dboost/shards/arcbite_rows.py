@@ -25,9 +25,9 @@ import numpy as np
 
 from dboost.data import RowRoles
 from dboost.kernels.histograms import BinLayout
-from dboost.shards.shard import BinnedColumns, TreeDelta, add_iterations, empty_binned_columns
+from dboost.shards.shard import TreeDelta, add_iterations, columns_among
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
-from dboost.shards.shard_spec import ShardSpec, code_rows
+from dboost.shards.shard_spec import ShardSpec
 from dboost.storage.block_file import BLOCK_ROWS, Field
 from dboost.storage.row_store import FieldGroup, RowStore
 from dboost.trees.tree_task import BITES, derive_seed, hash_rows
@@ -72,13 +72,9 @@ def bite_sizes(seed: int, n_bites: int, n_rows: int, first: int = 0, n_parts: in
 
 
 def bite_fields(spec: ShardSpec) -> tuple[FieldGroup, FieldGroup]:
-    """Return the fields of a store of bites."""
-    codes = empty_binned_columns(spec.layout, 0)
-    fields = [Field("narrow", "<u1", (len(codes.narrow),)), Field("wide", "<u2", (len(codes.wide),)), Field("target", "<f8")]
-    fields += [Field("row_ids", "<i8"), *([Field("weight", "<f8")] if spec.weighted else [])]
-    fields += [Field("draw_id", "<i8")] if spec.grouped else []
-    scores = [Field("raw", "<f8", (spec.n_outputs,))]
-    return FieldGroup("bites", fields, sealed=True), FieldGroup("scores", scores, sealed=False)
+    """Return the fields of a store of bites, whose rows are scattered."""
+    rows, scores = spec.start_groups()
+    return rows._replace(name="bites", fields=[*rows.fields, Field("row_ids", "<i8")]), scores
 
 
 #: Smallest number of rows of a block.
@@ -115,15 +111,11 @@ class Bite:
         rows = self.store.load(self.section)
         missed = iterations[self.n_seen :]
         if missed:
-            codes = codes_of_bite(rows, layout)
+            codes = columns_among(rows, layout)
             spread(lambda first, last: add_iterations(codes, layout, missed, rows["raw"], first, last), self.n_rows)
             self.store.save("raw", rows["raw"], self.section)
             self.n_seen = len(iterations)
         return rows if self.store.place is not None else rows | {"raw": rows["raw"].copy()}
-
-
-def codes_of_bite(rows: dict[str, np.ndarray], layout: BinLayout) -> BinnedColumns:
-    return BinnedColumns(rows["narrow"], rows["wide"], code_rows(layout))
 
 
 def joined_rows(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -94,6 +94,13 @@ def empty_binned_columns(layout: BinLayout, n_rows: int) -> BinnedColumns:
     return BinnedColumns(np.empty((n_narrow, n_rows), np.uint8), np.empty((n_wide, n_rows), np.uint16), row_of)
 
 
+def columns_among(fields: Mapping[str, np.ndarray], layout: BinLayout, prefix: str = "") -> BinnedColumns:
+    """Return the codes by columns among the fields of some rows, see `shard_spec.column_fields`."""
+    narrow, wide = fields[f"{prefix}narrow"], fields.get(f"{prefix}wide")
+    none = np.empty((0, narrow.shape[1]), np.uint16)
+    return BinnedColumns(narrow, none if wide is None else wide, code_rows(layout))
+
+
 def tiles_of(codes: BinnedColumns, layout: BinLayout) -> np.ndarray:
     """Return codes in the memory order of the histogram kernel: uint64[n_tiles, n_rows, words]."""
     tiles = np.zeros(tile_shape(layout, codes.n_rows), np.uint64)
@@ -198,32 +205,27 @@ class Shard:
     @cached_property
     def codes(self) -> BinnedColumns:
         """Codes by columns; of a block of a file they are computed from tiles, which must have been read."""
-        narrow, wide = self.fields.get("narrow"), self.fields.get("wide")
-        if narrow is None:
-            return codes_of(self.tiles, wide, self.layout)
-        return BinnedColumns(narrow, self._wide("wide"), code_rows(self.layout))
+        if "narrow" in self.fields:
+            return columns_among(self.fields, self.layout)
+        return codes_of(self.tiles, self.fields.get("wide"), self.layout)
 
     @cached_property
     def bins(self) -> BinnedColumns:
         """Codes, by columns, of the bins that trees grow by: `codes`, unless bins are proposed for each tree."""
         if not self.spec.has_tree_bins:
             return self.codes
-        return BinnedColumns(self.fields["tree_narrow"], self._wide("tree_wide"), code_rows(self.bin_layout))
+        return columns_among(self.fields, self.bin_layout, "tree_")
 
     @cached_property
     def is_identity_bin_map(self) -> np.ndarray:
         """For each feature, whether trees grow by the fine bins themselves: bool[n_features]."""
         return self.bin_layout.n_bins == self.layout.n_bins
 
-    def _wide(self, name: str) -> np.ndarray:
-        """Return two-byte codes by columns: uint16[n_wide, n_rows]."""
-        found = self.fields.get(name)
-        return np.empty((0, self.n_rows), np.uint16) if found is None else found
-
     @property
     def wide_bins(self) -> np.ndarray:
-        """The two-byte columns of `bins`, which are not in tiles."""
-        return self._wide("tree_wide" if self.spec.has_tree_bins else "wide")
+        """The two-byte columns of `bins`, which are not in tiles: uint16[n_wide, n_rows]."""
+        found = self.fields.get("tree_wide" if self.spec.has_tree_bins else "wide")
+        return np.empty((0, self.n_rows), np.uint16) if found is None else found
 
     def sampled_rows(self, sample: Sample | None, least_influence: int = 0, output: int = 0) -> np.ndarray | None:
         """Return the rows of this shard that take part in a tree, ascending (int64); None for all. See `RowSubset`."""

@@ -281,7 +281,7 @@ class _Reader:
 def rows_in_memory(fields: Mapping[str, np.ndarray], spec: ShardSpec, ids: RowIds | None = None) -> ShardBlocks:
     """Return rows in memory, in a store that takes over their arrays; tiles must still be filled, see `Shard.fill_tiles`.
 
-    fields : bin codes by columns, target, raw scores and, if the rows have them, weight, draw_id, row_ids by name.
+    fields : by name, see `ShardSpec.start_groups`; scattered rows have "row_ids", too.
     """
     spec = spec_in_memory(fields, spec)
     groups = spec.groups(in_memory=True)

@@ -68,12 +68,22 @@ class ShardSpec:
         if in_memory:
             codes = [*column_fields(self.layout), *code_fields(self.bin_layout)[:1]]
             codes += column_fields(self.bin_layout, "tree_") if self.has_tree_bins else []
-        rows = [Field("target", "<f8"), *([Field("weight", "<f8")] if self.weighted else [])]
         return [
             FieldGroup("codes", codes, sealed=True),
-            FieldGroup("rows", rows, sealed=True),
+            FieldGroup("rows", self._row_fields(), sealed=True),
             FieldGroup("state", self._state_fields(in_memory), sealed=False),
         ]
+
+    def start_groups(self) -> list[FieldGroup]:
+        """Return the fields of rows before training, from which the others follow."""
+        draw_id = [Field("draw_id", "<i8")] if self.grouped else []
+        return [
+            FieldGroup("rows", [*column_fields(self.layout), *self._row_fields(), *draw_id], sealed=True),
+            FieldGroup("scores", [Field("raw", "<f8", (self.n_outputs,))], sealed=False),
+        ]
+
+    def _row_fields(self) -> list[Field]:
+        return [Field("target", "<f8"), *([Field("weight", "<f8")] if self.weighted else [])]
 
     def _state_fields(self, in_memory: bool) -> list[Field]:
         """Return the fields in the order in which they are read together: growth reads those in the middle, score updates
