@@ -38,7 +38,7 @@ import dboost
 from benchmarks.engines import settings_of
 from benchmarks.limits import Limits, measure
 from benchmarks.workloads import MAIN, WORKLOADS, Workload, load
-from dboost.session.engines import FusedEngine
+from dboost.session.whole_tree_grower import WholeTreeGrower
 from dboost.shards import shard_grower
 from dboost.trees import split_finder
 from dboost.trees.tree_task import GrownTree, TreeTask
@@ -94,6 +94,7 @@ class _Clock:
     def __init__(self, every: int) -> None:
         self.profile, self._every = Profile(), every
         self._pieces: ShardedEngine | None = None
+        self._terms: tuple = ()
         self._elsewhere = 0.0
         self._n_grown = 0
         self._asked = 0.0
@@ -102,9 +103,9 @@ class _Clock:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Return a context in which fits are profiled."""
-        grow, advance, map_shards = FusedEngine._grow, FusedEngine.advance, FusedEngine.map_shards
+        grow, advance, map_ranges = WholeTreeGrower.grow_tree, WholeTreeGrower.advance_rows, WholeTreeGrower.map_ranges
 
-        def clocked_grow(engine: FusedEngine, task: TreeTask) -> GrownTree:
+        def clocked_grow(engine: WholeTreeGrower, task: TreeTask) -> GrownTree:
             start = time.process_time()
             grown = grow(engine, task)
             done = time.process_time()
@@ -115,19 +116,22 @@ class _Clock:
             self._elsewhere += time.process_time() - start
             return grown
 
-        def clocked_advance(engine: FusedEngine, *arguments: Any) -> Any:
+        def clocked_advance(engine: WholeTreeGrower, terms: tuple, values: np.ndarray) -> Any:
             start = time.process_time()
-            found = advance(engine, *arguments)
+            self._terms = terms
+            found = advance(engine, terms, values)
             self._elsewhere += time.process_time() - start
             return found
 
-        def clocked_map_shards(engine: FusedEngine, *arguments: Any) -> Any:
+        def clocked_map_ranges(engine: WholeTreeGrower, *arguments: Any) -> Any:
             start = time.process_time()
-            found = map_shards(engine, *arguments)
+            found = map_ranges(engine, *arguments)
             self._asked += time.process_time() - start
             return found
 
-        with patch.multiple(FusedEngine, _grow=clocked_grow, advance=clocked_advance, map_shards=clocked_map_shards):
+        with patch.multiple(
+            WholeTreeGrower, grow_tree=clocked_grow, advance_rows=clocked_advance, map_ranges=clocked_map_ranges
+        ):
             yield
 
     def mark(self, _: object) -> None:
@@ -142,12 +146,12 @@ class _Clock:
         self.profile.binning = (booster.timings["load"] + booster.timings["bin"], n_cells * (4.0 + _COPIES))
         return self.profile
 
-    def _look(self, engine: FusedEngine, task: TreeTask) -> None:
+    def _look(self, engine: WholeTreeGrower, task: TreeTask) -> None:
         """Grow the tree again by the single kernels, and pass over the rows once more with zero leaf values."""
         shard, profile = engine.shard, self.profile
         n, of_row = shard.n_rows, 4 if shard.hessian is None else 8
         if self._pieces is None:
-            self._pieces = ShardedEngine([shard], engine._terms, width=1)
+            self._pieces = ShardedEngine([shard], self._terms, width=1)
             next(self._pieces.grow([task]))  # kernels that are not in the cache are compiled before they are timed
         names = {
             (shard_grower, "_quantise"): ("quantise", lambda *_: (0, n * (of_row + 8))),

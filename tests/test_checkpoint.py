@@ -26,8 +26,8 @@ from distributed import Client
 
 import dboost
 from dboost import DataError, ModelFileError, ParameterError
-from dboost.session.engines import FusedEngine
 from dboost.session.memory import Budget
+from dboost.session.whole_tree_grower import WholeTreeGrower
 from dboost.shards import shard_spec
 from dboost.shards.statistics import random_numbers, row_fingerprint
 from dboost.storage.lease import BusyError
@@ -116,7 +116,7 @@ def test_a_finished_fit_is_returned_and_can_be_longer(tmp_path: Path, monkeypatc
         raise AssertionError("nothing is left to be grown")
 
     with monkeypatch.context() as patched:
-        patched.setattr(FusedEngine, "grow", never)
+        patched.setattr(WholeTreeGrower, "grow_tree", never)
         assert fit(checkpoint=tmp_path) == once
     assert files_in(tmp_path) == before
     assert saved(fit(checkpoint=tmp_path, max_iter=17)) == saved(fit(max_iter=17))

@@ -185,7 +185,7 @@ def test_histograms_with_counts_stay_packed_as_long_as_sums_fit(max_weight: int 
         problem.task = problem._task()
         with problem.in_process(2) as engine:
             tree = problem.finished(next(engine.grow([problem.task])))
-            assert (engine._packed is None) == (n_rows > most)
+            assert (engine.grower._buffers.packed is None) == (n_rows > most)
         assert_equal(problem.by_rounds([n_rows // 3], 4)[0], tree)
         problem.gradient[:] = 1.0
         assert_equal(problem.by_rounds([], 4)[0], problem.whole(1)[0])

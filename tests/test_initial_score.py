@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +11,10 @@ from hypothesis import strategies as st
 
 from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, SquaredError
 from dboost.session import thread_team
-from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Shard
 from dboost.shards.statistics import Statistic
 from dboost.training.leaf_values import Ask, TargetStats, target_stats
-from dboost.trees.tree_task import BEST_FIRST, GrowthPolicy
-from tests.helpers.sharded_engine import ShardedEngine
+from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import make_table, shard_of, spec_of
 
 LOSSES = [SquaredError(), LogLoss(), SoftmaxLogLoss(4)]
@@ -82,9 +79,8 @@ def test_an_engine_asks_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
             codes, spec_of(table.layout, constant_hessian=True, n_channels=2), y[rows], None, np.zeros((1, len(y[rows])))
         )
 
-    policy: Any = GrowthPolicy(4, 9, BEST_FIRST)
     terms = SquaredError().terms()
-    alone = FusedEngine(shard(slice(None)), terms, policy=policy, n_threads=3)
+    alone = WholeEngine(shard(slice(None)), terms, n_threads=3)
     cut = ShardedEngine([shard(slice(0, 40)), shard(slice(40, 101))], terms)
     for engine, n_results in ((alone, 3), (cut, 2)):
         results = engine.map_shards(Statistic(seen), 2)

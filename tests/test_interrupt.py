@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import dboost
-from dboost.session.engines import FusedEngine
+from dboost.session.whole_tree_grower import WholeTreeGrower
 from tests.helpers.fits import FEATURES, TARGETS, mixed_frame
 
 ROOT = Path(__file__).parent.parent
@@ -136,25 +136,25 @@ def test_reading_ends_at_once() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("call", ["advance", "_grow"], ids=["advance", "grow"])
+@pytest.mark.parametrize("call", ["advance_rows", "grow_tree"], ids=["advance", "grow"])
 def test_an_iteration_that_was_not_finished_leaves_nothing(target: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever SIGINT arrives, the model contains whole iterations only: those that the message and the metrics count."""
     frame, calls = mixed_frame(300), 0
     whole = dboost.fit(frame, target, features=FEATURES, max_iter=8)
-    method = getattr(FusedEngine, call)
+    method = getattr(WholeTreeGrower, call)
 
-    def sometimes(self: FusedEngine, *arguments: object) -> object:
+    def sometimes(self: WholeTreeGrower, *arguments: object) -> object:
         nonlocal calls
         calls += 1
-        if calls == 12 if call == "_grow" and target == "grade" else calls == 5:
+        if calls == 12 if call == "grow_tree" and target == "grade" else calls == 5:
             raise KeyboardInterrupt
         return method(self, *arguments)
 
-    monkeypatch.setattr(FusedEngine, call, sometimes)
+    monkeypatch.setattr(WholeTreeGrower, call, sometimes)
     with pytest.raises(dboost.FitInterrupted, match=r"interrupted after [34] of 8 iterations") as caught:
         dboost.fit(frame, target, features=FEATURES, max_iter=8)
     stopped = caught.value
-    assert stopped.iterations == (4 if call == "_grow" and target != "grade" else 3)
+    assert stopped.iterations == (4 if call == "grow_tree" and target != "grade" else 3)
     booster = dboost.Booster(stopped.ensemble)
     assert booster.n_iter_ == len(booster.history) == stopped.iterations
     found = np.asarray(booster.predict(frame, raw_score=True))
@@ -163,10 +163,10 @@ def test_an_iteration_that_was_not_finished_leaves_nothing(target: str, call: st
 
 
 def test_before_the_first_iteration_there_is_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(self: FusedEngine, *arguments: object) -> None:
+    def never(self: WholeTreeGrower, *arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(FusedEngine, "grow", never)
+    monkeypatch.setattr(WholeTreeGrower, "grow_tree", never)
     with pytest.raises(dboost.FitInterrupted, match="interrupted after 0 of 100 iterations") as caught:
         dboost.fit(mixed_frame(50), "y", features=FEATURES)
     assert caught.value.ensemble is None

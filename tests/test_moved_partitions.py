@@ -21,7 +21,7 @@ from dboost.data import CategoryColumn
 from dboost.data.partition import ReadPlan, make_read_plan
 from dboost.distributed.messages import pack
 from dboost.schema import Feature
-from dboost.session import local_engine
+from dboost.session import worker_session
 from dboost.session.batch_rows import StartingRows
 from dboost.session.bites import BiteStore
 from dboost.session.evaluation import SessionEvalSets
@@ -68,7 +68,7 @@ def test_bites_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch,
             assert moved.n_rows == sum(n_compared)
             moved.close()
 
-    monkeypatch.setattr(local_engine, "BiteStore", Compared)
+    monkeypatch.setattr(worker_session, "BiteStore", Compared)
     data = dd.from_pandas(FRAME[[*NUMERIC, "y", "w"]], npartitions=5)
     dboost.fit(data, "y", sample_weight="w", arcbites=dboost.ArcBites(3, 2), **OPTIONS)
     assert len(n_compared) == 3

@@ -19,9 +19,9 @@ import pytest
 import dboost
 from dboost import sizing
 from dboost.params import Parameters
-from dboost.session.engines import FusedEngine
 from dboost.session.memory import histogram_bytes, resident_bytes
 from dboost.session.partition_batch import RETAIN_BYTES
+from dboost.session.whole_tree_grower import WholeTreeGrower
 from dboost.shards.shard import Shard
 from dboost.training.plan import precision_of
 
@@ -31,13 +31,13 @@ MIB, GIB = 2**20, 2**30
 
 def test_the_layout_is_that_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    begin: Callable[..., None] = FusedEngine.__init__
+    begin: Callable[..., None] = WholeTreeGrower.__init__
 
-    def capture(engine: FusedEngine, shard: Shard, *args: object, **options: object) -> None:
+    def capture(grower: WholeTreeGrower, shard: Shard, *args: object, **options: object) -> None:
         found.append(shard)
-        begin(engine, shard, *args, **options)
+        begin(grower, shard, *args, **options)
 
-    monkeypatch.setattr(FusedEngine, "__init__", capture)
+    monkeypatch.setattr(WholeTreeGrower, "__init__", capture)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(3000, 11))
     dboost.fit(X, rng.normal(size=3000), max_iter=1, n_threads=2, progress=False)

@@ -17,10 +17,9 @@ from dboost.metrics.exact import FINE, unit_for
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.params import Parameters
-from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Shard, advance_rows
 from dboost.trees.tree_task import ANY_ORDER, GrowthPolicy, TreeTask, leaf_values, split_params_of
-from tests.helpers.sharded_engine import ShardedEngine
+from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import make_table, shard_of, spec_of
 
 
@@ -138,7 +137,7 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
     parts = [shard(slice(*pair)) for pair in pairwise(edges)]
     whole = shard(slice(None))
     engines = (
-        FusedEngine(whole, loss.terms(), policy=policy, n_threads=1),
+        WholeEngine(whole, loss.terms()),
         ShardedEngine(parts, loss.terms(), width=3),
     )
     parameters = Parameters(l2_regularization=1.0, min_hessian=0.1, min_samples_leaf=2)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.data import table
-from dboost.session import engines, memory
+from dboost.session import memory, shard_runners
 from dboost.session.memory import Budget, parse_memory_limit
 from dboost.shards import shard_spec
 from dboost.shards.shard_spec import ShardSpec
@@ -72,9 +72,9 @@ def test_blocks_that_stay(folder: Path, monkeypatch: pytest.MonkeyPatch, n_stayi
         found.append((n_bytes, n * n_threads * sum(file.stride for file in store.files)))
         return n if n_staying is None else n_staying
 
-    allowed = engines.blocks_that_stay
+    allowed = shard_runners.blocks_that_stay
     monkeypatch.setattr(memory, "WORTH_KEEPING", 0)
-    monkeypatch.setattr(engines, "blocks_that_stay", counted)
+    monkeypatch.setattr(shard_runners, "blocks_that_stay", counted)
     kept, streamed = both(mixed_frame(500), "late", sample_weight="w", subsample=0.6, n_threads=2)
     assert saved(kept) == saved(streamed)
     read = streamed.history["bytes_read"].to_numpy()

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import dboost
-from dboost.session.engines import StreamedEngine
 from dboost.session.memory import Budget
+from dboost.session.worker_session import WorkerSession
 from dboost.shards import shard_spec
 
 ROOT = Path(__file__).parent.parent
@@ -109,15 +109,15 @@ def test_codes_that_change_under_the_last_tree(
     folder: Path, monkeypatch: pytest.MonkeyPatch, growth: dict[str, Any], after: int
 ) -> None:
     """Between two passes over the files; checksums are verified when the codes are read for the last time."""
-    n_asked, answers = [0], StreamedEngine._histograms
+    n_asked, answers = [0], WorkerSession.sum_histograms
 
-    def altered(engine: StreamedEngine, output: int, question: Any) -> Any:
+    def altered(session: WorkerSession, output: int, question: Any) -> Any:
         if n_asked[0] == after:
             flip(the(folder, "codes"))
         n_asked[0] += 1
-        return answers(engine, output, question)
+        return answers(session, output, question)
 
-    monkeypatch.setattr(StreamedEngine, "_histograms", altered)
+    monkeypatch.setattr(WorkerSession, "sum_histograms", altered)
     with pytest.raises(dboost.DBoostError, match="codes is damaged: block 0 is not what was written"):
         fit(max_iter=1, **growth)
     assert n_asked[0] > after + (after == 1)

@@ -119,19 +119,23 @@ class _ClockedFinder(SplitFinder):
 
 
 class _Clock(ShardedEngine):
-    """An engine of one shard and one thread that is timed."""
+    """Takes the place of a `WholeTreeGrower`: grows trees in rounds with one thread, and is timed."""
 
     engines: ClassVar[list[_Clock]] = []
 
-    def __init__(self, shard: Any, terms: tuple, *, policy: Any, n_threads: int) -> None:
-        super().__init__([shard], terms)
+    def __init__(self, shard: Any, team: Team) -> None:
+        super().__init__([shard], ())
         self.clocked = _Clocked(self._growers[0])
         self._growers = [self.clocked]
-        self.team = Team(1, in_caller=True)
         self.advances: list[float] = []
         self.engines.append(self)
 
-    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
+    map_ranges, grow_tree = ShardedEngine.map_shards, ShardedEngine.grow_tree
+
+    def route_excluded(self) -> None:
+        """Do nothing: no rows are excluded."""
+
+    def advance_rows(self, terms: tuple, values: np.ndarray) -> GradientStats:
         began = time.perf_counter()
         stats = super().advance(values, terms)
         self.advances.append(time.perf_counter() - began)
@@ -146,7 +150,7 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
     _Clock.engines.clear()
     _ClockedFinder.searched.clear()
     with (
-        patch("dboost.session.local_engine.FusedEngine", _Clock),
+        patch("dboost.session.shard_runners.WholeTreeGrower", _Clock),
         patch("dboost.trees.tree_rounds.SplitFinder", _ClockedFinder),
     ):
         dboost.fit(X, y, loss="log_loss", max_iter=8, min_samples_leaf=1, n_threads=1, progress=False)

@@ -50,12 +50,13 @@ from dboost.session.session_protocol import ByPartitions, P, Result, Session
 from dboost.session.target import TargetScan
 from dboost.shards.shard import TreeDelta
 from dboost.training.callbacks import Iteration
+from dboost.training.direct_calls import log_rows_in_files
 from dboost.training.fit import SessionRows, fit
 from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.loop import metrics_of
 from dboost.training.plan import FitRequest
-from dboost.trees.tree_task import GrownTree, GrowthPolicy, TreeRoutes
+from dboost.trees.tree_task import GrownTree, TreeRoutes
 
 
 class FitEvents:
@@ -300,7 +301,7 @@ class ClusterTable:
         if n_in_files:
             log_streamed_eval_set(" and ".join(chosen))
 
-    def open_calls(self, spec: BuildSpec, policy: GrowthPolicy) -> Calls:
+    def open_calls(self, spec: BuildSpec) -> Calls:
         n_rows = sum(self.n_kept.values())
         self._calls = calls = ClusterCalls(self._connection, self._partitions, spec, n_rows, self._n_threads)
         self._partitions.n_outputs = spec.shard.n_outputs
@@ -308,16 +309,15 @@ class ClusterTable:
         def arguments() -> tuple[BuildSpec, ReplayState]:
             table = self._partitions
             n_sharing = table.n_sharing(len(self._connection.client.nthreads()))
-            return replace(spec, is_whole=table.has_single_worker, n_sharing=n_sharing), calls.past()
+            return replace(
+                spec, is_whole=table.has_single_worker, n_sharing=n_sharing, leaves_per_pass=spec.shard.max_leaves
+            ), calls.past()
 
         places = self._partitions.build(Session.build, arguments)
         self._connection.open_line()
         if spec.may_stream:
             n_in_files = sum(one.training for one in places)
-            if n_in_files:
-                how = "streamed from" if spec.n_bites is None else "divided into bites in"
-                limit = "what Dask lets their workers have" if spec.budget is None else f"memory_limit={spec.budget}"
-                _log.info("%d rows do not fit %s and are %s files", n_in_files, limit, how)
+            log_rows_in_files(n_in_files, spec)
             calls.streams = n_in_files > 0 and spec.n_bites is None
             n_held = min(one.most_in_memory for one in places)
             if calls.streams and n_held:

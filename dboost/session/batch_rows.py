@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -31,9 +31,13 @@ from dboost.session.partition_batch import PartitionBatch
 from dboost.session.protocol import BuildSpec
 from dboost.session.row_samples import ChosenRows
 from dboost.session.target import Target, encode_chunk, encode_like
-from dboost.session.warm_start import WarmStart, add_block, matrix_of, starting_scores
-from dboost.shards.encode import distinct_of, encoded_pieces, sampled
-from dboost.shards.shard import BinnedColumns
+from dboost.session.thread_team import is_small
+from dboost.session.warm_start import WarmStart, add_block, add_trees, matrix_of, starting_scores
+from dboost.shards.encode import distinct_of, encode_table, encoded_pieces, sampled
+from dboost.shards.shard import BinnedColumns, RowIds, tiles_of
+from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
+from dboost.shards.shard_spec import code_fields, rows_that_fit
+from dboost.storage.row_store import InFiles, RowStore
 from dboost.storage.spool import Spool
 
 Result = TypeVar("Result")
@@ -99,6 +103,69 @@ class BatchRows:
     def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
         """See `StartingRows`."""
         return starting_pieces(self, spec, n_threads, piece_rows)
+
+    def shards(self, spec: BuildSpec) -> Iterator[ShardBlocks]:
+        """See `StartingRows`. Raw values are released before the last shard is allocated."""
+        self.gather()
+        table, y, weight = self.table, self.y, self.table.weight
+        kept = kept_rows(weight)
+        n_kept = table.n_rows if kept is None else len(kept)
+        is_one = spec.is_whole or is_small(n_kept, len(spec.binning.features))
+        n_shards, ids = 1 if is_one else self.n_threads, self._ids(spec)
+        for k in range(n_shards):
+            kept_range = slice(n_kept * k // n_shards, n_kept * (k + 1) // n_shards)
+            n = kept_range.stop - kept_range.start
+            if not n:
+                continue
+            some = None
+            if n < table.n_rows:
+                some = np.arange(kept_range.start, kept_range.stop) if kept is None else kept[kept_range]
+            codes = encode_table(table, spec.binning, spec.shard.layout, some, self.n_threads)
+            raw = self._raw_scores(spec, some, kept_range)
+            if k == n_shards - 1:
+                self.close_values()
+            target = y if some is None else y[some]
+            fields = {"target": spec.in_unit(target), "raw": spec.in_unit(raw), "narrow": codes.narrow, "wide": codes.wide}
+            if spec.shard.weighted:
+                fields["weight"] = np.ones(n) if weight is None else weight if some is None else weight[some]
+            if (draw_id := self._draw_id_of(spec, kept_range)) is not None:
+                fields["draw_id"] = draw_id
+            yield rows_in_memory(fields, spec.shard, RowIds(np.array(ids.runs(kept_range.start, kept_range.stop), np.int64)))
+
+    def _ids(self, spec: BuildSpec) -> RowIds:
+        """Return the global ids of the rows of positive weight."""
+        runs: list[tuple[int, int]] = []
+        for number, n in self.owned.items():
+            start = spec.starts[number]
+            if runs and sum(runs[-1]) == start:
+                start, n = runs[-1][0], runs.pop()[1] + n
+            runs.append((start, n))
+        return RowIds(np.array(runs, np.int64).reshape(-1, 2))
+
+    def _raw_scores(self, spec: BuildSpec, positions: np.ndarray | None, kept_range: slice) -> np.ndarray:
+        """Return the first raw scores of rows; `kept_range` is their range among the table's rows of positive weight."""
+        warm_start = spec.warm_start
+        if self.start_scores is None:
+            return starting_scores(spec.baseline, warm_start, self.table, positions, self.n_threads)
+        raw = self.start_scores[..., kept_range].copy()
+        add_trees(raw, warm_start, self.table, positions, self.n_threads, (warm_start.n_earlier, warm_start.n_before))
+        return raw
+
+    def write(self, spec: BuildSpec, root: Path | None) -> tuple[RowStore, RowIds]:
+        """See `StartingRows`."""
+        n_rows, layout = self.n_kept, spec.shard.layout
+        block_rows = rows_that_fit(code_fields(layout), n_rows)
+        store = RowStore(spec.shard.groups(in_memory=False), [n_rows], InFiles(block_rows, root))
+        try:
+            for piece in starting_pieces(self, spec, self.n_threads, block_rows):
+                fields = piece.fields | {"tiles": tiles_of(piece.codes, layout), "wide": piece.codes.wide}
+                fields |= spec.shard.constant_state(fields.get("weight"), fields["raw"].shape)
+                store.append(piece.codes.n_rows, fields)
+            store.check_filled()
+        except BaseException:
+            store.close()
+            raise
+        return store, self._ids(spec)
 
     def encode(self, target: Target) -> None:
         """Encode the target for the loss. Idempotent."""
@@ -242,7 +309,7 @@ class BatchRows:
         """Whether start scores replace the offsets."""
         return self._has_start_scores
 
-    def draw_id_of(self, spec: BuildSpec, kept_range: slice) -> np.ndarray | None:
+    def _draw_id_of(self, spec: BuildSpec, kept_range: slice) -> np.ndarray | None:
         """Return the keys of the groups of a range of the rows of positive weight, in memory; None if no group is drawn."""
         group = self.table.all_roles.group
         if not spec.shard.grouped or group is None:
@@ -285,7 +352,11 @@ class BatchRows:
 
 
 class StartingRows(Protocol):
-    """Rows that can be read piece by piece: encoded, with their first raw scores."""
+    """Rows that are about to be trained on: encoded, with their first raw scores."""
+
+    @property
+    def n_kept(self) -> int:
+        """Number of rows of positive weight."""
 
     @property
     def owned(self) -> dict[int, int]:
@@ -297,15 +368,17 @@ class StartingRows(Protocol):
     def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
         """Yield the rows of positive weight in pieces of about `piece_rows` rows."""
 
+    def shards(self, spec: BuildSpec) -> Iterator[ShardBlocks]:
+        """Yield ranges of the rows of positive weight in memory; their tiles must still be filled.
 
-def global_row_ids(table: Table, starts: dict[int, int]) -> np.ndarray:
-    """Return the global ids of a table's rows of positive weight: int64[n_kept]."""
-    kept = kept_rows(table.weight)
-    borders = np.cumsum((0, *table.lengths))
-    if kept is not None:
-        borders = np.searchsorted(kept, borders)
-    row_ids = [starts[i] + np.arange(b - a) for i, (a, b) in zip(table.numbers, pairwise(borders.tolist()), strict=True)]
-    return np.concatenate(row_ids) if row_ids else np.empty(0, np.int64)
+        There is one range for each thread, or a single one if the rows are few or are all rows of the fit.
+        """
+
+    def write(self, spec: BuildSpec, root: Path | None) -> tuple[RowStore, RowIds]:
+        """Write the rows of positive weight to files, and return the store and their global ids.
+
+        root : parent of the folder; default: the one of `PrivateDirectory`.
+        """
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Arcbites in a session: stored bites, and the engine that trains on one of them at a time in this process.
+"""Arcbites in a session: the rows of all bites, and the current visit.
 
 A `BiteStore` has the rows of one batch, divided into bites (`shards.arcbite_rows`): in memory, or in files in the worker's
 local directory if they exceed the memory limit. It reads the table once, piece by piece, and appends each row to the section of
@@ -10,38 +10,33 @@ iterations of the truncated model. A repeated call for the same visit changes no
 another worker died, receive the same record when they are built: their scores are updated at the next visit of each bite, or at
 once for the current bite.
 
-**In this process** `ArcbitesEngine` makes a fused engine for the bite of each visit. A visit first drops the shard and the
-buffers of the previous visit and then builds those of its own bite. So the engine needs memory for the store and for one bite.
+A session that has all rows of a fit trains on one shard per visit, with all of its threads. A visit first drops the shard and
+the buffers of the previous visit and then builds those of its own bite. So a session needs memory for the store and for one
+bite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dboost.session.batch_rows import StartingPiece, StartingRows
-from dboost.session.engines import FusedEngine
 from dboost.session.memory import Budget
 from dboost.session.protocol import BiteVisit, BuildSpec
-from dboost.session.thread_team import is_small, team_for
+from dboost.session.thread_team import is_small
 from dboost.shards.arcbite_rows import (
     Bite,
     bite_fields,
     bite_sizes,
     block_rows_of,
-    joined_rows,
     sections_of,
-    shard_of_bite,
 )
 from dboost.shards.shard import TreeDelta
-from dboost.shards.shard_spec import ShardSpec, code_fields, rows_that_fit
-from dboost.shards.statistics import Statistic
+from dboost.shards.shard_spec import code_fields, rows_that_fit
 from dboost.storage.row_store import InFiles, RowStore
-from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
 
 #: Number of rows that are encoded at a time, for bites in memory.
 _PIECE_ROWS = 65_536
@@ -132,6 +127,11 @@ class BiteStore:
         return sum(self._owned.values())
 
     @property
+    def most_rows(self) -> int:
+        """Number of rows of the largest stored bite."""
+        return max(sum(bite.n_rows for bite in self.of(number)) for number in range(self._n_bites))
+
+    @property
     def rows_in_files(self) -> int:
         return 0 if self._store.place is None else self.n_rows
 
@@ -170,10 +170,10 @@ class SessionBites:
     #: Bytes read from stores that are closed.
     _closed_bytes_read: int = 0
 
-    def put(self, batch: str, store: BiteStore) -> list[Bite]:
-        """Add a batch whose scores include no tree of this fit, and return its rows of the current bite."""
+    def put(self, batch: str, store: BiteStore) -> dict[str, list[Bite]]:
+        """Add a batch whose scores include no tree of this fit, and return its rows of the current bite, by batch."""
         self._stores[batch] = store
-        return [] if self.visit is None else [rows for part in self.visit.bite for rows in store.of(part)]
+        return {name: bites for name, bites in self.present().items() if name == batch}
 
     def take(self, visit: BiteVisit, first: int, iterations: Iterations) -> bool:
         """Set the current visit; return False if the session lacks iterations before number `first`.
@@ -186,12 +186,12 @@ class SessionBites:
         self.visit = visit
         return True
 
-    def present(self) -> list[tuple[str, Bite]]:
-        """Return batch and rows of each record of the current bite."""
+    def present(self) -> dict[str, list[Bite]]:
+        """Return the records of the current bite by batch."""
         if self.visit is None:
-            return []
-        visit = self.visit
-        return [(batch, rows) for batch, store in self._stores.items() for part in visit.bite for rows in store.of(part)]
+            return {}
+        parts = self.visit.bite
+        return {batch: [one for part in parts for one in store.of(part)] for batch, store in self._stores.items()}
 
     def keep_only(self, batch: str, partitions: Sequence[int], stays: SelectRows) -> None:
         """Drop the rows of this batch's other partitions."""
@@ -223,76 +223,3 @@ class SessionBites:
         for store in self._stores.values():
             store.close()
         self._stores = {}
-
-
-class ArcbitesEngine:
-    """Train on one bite at a time. `visit` must be called before any other method.
-
-    Parameters
-    ----------
-    store : BiteStore
-        The rows of all bites, or of their parts if several form a bite (`ArcBites.parts`); closed with the engine.
-    n_bites, n_together : int
-        Number of bites (or parts) in the store, and how many of them a visit trains on together.
-    spec : ShardSpec
-    loss_terms, policy, n_threads
-        As in `FusedEngine`.
-    """
-
-    def __init__(
-        self,
-        store: BiteStore,
-        spec: ShardSpec,
-        loss_terms: tuple,
-        *,
-        policy: GrowthPolicy,
-        n_bites: int,
-        n_together: int,
-        n_threads: int,
-    ) -> None:
-        self._store, self._spec, self._terms, self._policy = store, spec, loss_terms, policy
-        self._reported = 0
-        sizes = [sum(record.n_rows for record in store.of(bite)) for bite in range(n_bites)]
-        largest, n_features = n_together * max(sizes), len(spec.bin_layout.n_bins)
-        self.team = team_for(largest, n_features, n_threads)
-        self._engine: FusedEngine | None = None
-
-    @property
-    def n_rows(self) -> int:
-        return self._store.n_rows
-
-    def visit(self, bite: Sequence[int], iterations: Sequence[Sequence[TreeDelta]]) -> None:
-        """Switch to the rows of a bite, with scores that include these iterations."""
-        self._engine = None
-        stored = [one for part in bite for one in self._store.of(part)]
-        rows = joined_rows([one.current_rows(self._spec.layout, iterations, self._spread) for one in stored])
-        shard = shard_of_bite(rows, self._spec, self._spread).shard
-        self._engine = FusedEngine(shard, self._terms, policy=self._policy, team=self.team)
-
-    def _spread(self, work: Callable[[int, int], None], n: int) -> None:
-        p = self.team.n_threads
-        self.team.run(lambda thread: work(n * thread // p, n * (thread + 1) // p))
-
-    @property
-    def _current(self) -> FusedEngine:
-        assert self._engine is not None
-        return self._engine
-
-    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
-        return self._current.advance(values, terms)
-
-    def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
-        return self._current.map_shards(statistic, *arguments)
-
-    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        return self._current.grow(tasks)
-
-    def report(self) -> dict[str, float]:
-        """Return the bytes read from files since the last call."""
-        before, self._reported = self._reported, self._store.bytes_read
-        return {"bytes_read": self._reported - before}
-
-    def close(self) -> None:
-        self.team.close()
-        self._engine = None
-        self._store.close()

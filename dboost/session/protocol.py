@@ -56,6 +56,8 @@ class BuildSpec:
     may_stream: bool
     #: Whether one session has all rows: they are one shard for all of its threads, so that it can grow whole trees.
     is_whole: bool = False
+    #: Leaves that a pass over files may open in a tree; None for as many as the memory allows.
+    leaves_per_pass: int | None = None
     n_sharing: int = 1  # fits on a worker at the same time, which divide its threads
     unit: float = 1.0  # of targets and raw scores in shards, see `training.leaf_values.TargetStats`
 

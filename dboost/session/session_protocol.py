@@ -37,7 +37,7 @@ from dboost.shards.shard import TreeDelta
 from dboost.shards.statistics import Statistic
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.split_finder import PackedSplits
-from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
+from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -202,7 +202,7 @@ class SessionTable(Protocol):
     def refuse_values(self, name: str) -> None:
         """Raise ParameterError if a metric that needs the raw values of all rows cannot be computed."""
 
-    def open_calls(self, spec: BuildSpec, policy: GrowthPolicy) -> Calls:
+    def open_calls(self, spec: BuildSpec) -> Calls:
         """Build the shards, and return the calls that train on them."""
 
     def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:

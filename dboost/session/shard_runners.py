@@ -3,8 +3,8 @@
 A `ShardRunner` has one thread's share of the blocks of a row store: rows in memory, which are one block, or in files if they
 exceed the memory limit of the fit. Everything is done block by block; only the growth of trees depends on where the rows are.
 In memory, records of the rows move from node to node (`ShardGrower`), and a session that has all rows of a fit grows whole
-trees; in files, each round is a pass over the blocks (`StreamedGrower`). Files are in the worker's local directory and are
-removed together with the last runner that uses them.
+trees with a team of threads (`WholeTreeGrower`); in files, each round is a pass over the blocks (`StreamedGrower`). Files are
+in the worker's local directory and are removed together with the last runner that uses them.
 
 A runner that is built after training has started replays the trees so far. A runner can drop the rows of partitions that
 another session has now. Both give the same sums as an uninterrupted fit.
@@ -12,24 +12,24 @@ another session has now. Both give the same sums as an uninterrupted fit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dboost.session.batch_rows import BatchRows, starting_pieces
-from dboost.session.engines import FusedEngine
-from dboost.session.memory import blocks_that_stay
+from dboost.session.batch_rows import StartingRows
+from dboost.session.memory import Budget, blocks_that_stay, nodes_per_pass
 from dboost.session.protocol import BuildSpec, ReplayState
-from dboost.shards.shard import RowIds, add_iterations, leaves_of, tiles_of
+from dboost.session.thread_team import Team
+from dboost.session.whole_tree_grower import WholeTreeGrower
+from dboost.shards.shard import add_iterations, leaves_of
 from dboost.shards.shard_blocks import ShardBlocks
 from dboost.shards.shard_grower import ShardGrower
-from dboost.shards.shard_spec import code_fields, rows_that_fit
 from dboost.shards.statistics import Statistic
 from dboost.shards.streamed_grower import StreamedGrower
-from dboost.storage.row_store import InFiles, RowStore
+from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 
@@ -42,32 +42,38 @@ class ShardRunner:
         Of one batch.
     batch : str
     spec : BuildSpec
-    n_threads : int
-        Threads that grow whole trees.
     past : ReplayState
         What has been trained before.
+    team : Team, optional
+        Threads that share the work on rows in memory, and grow whole trees if these are all rows of the fit.
 
     Attributes
     ----------
-    grower : ShardGrower or StreamedGrower
-        Grows trees in rounds.
     applied : int
         Number of the last `advance`, -1 before the first.
     stats : GradientStats or None
         Statistics of the gradients after the last `advance`.
     """
 
-    def __init__(self, rows: ShardBlocks, batch: str, spec: BuildSpec, n_threads: int, past: ReplayState) -> None:
+    def __init__(self, rows: ShardBlocks, batch: str, spec: BuildSpec, past: ReplayState, team: Team | None = None) -> None:
         self.rows, self.batch, self.applied = rows, batch, -1
         self.stats: GradientStats | None = None
-        self._spec, self._n_threads = spec, n_threads
-        self.grower = StreamedGrower(rows) if rows.in_files else ShardGrower(rows.shard)
-        self._engine: FusedEngine | None = None  # grows whole trees
+        self._spec, self._team = spec, team
+        self._whole = None if team is None else WholeTreeGrower(rows.shard, team)
         self._replay(past)
 
     @property
     def n_rows(self) -> int:
         return self.rows.n_rows
+
+    @property
+    def has_team(self) -> bool:
+        return self._team is not None
+
+    @cached_property
+    def _grower(self) -> ShardGrower | StreamedGrower:
+        """Grows trees in rounds."""
+        return StreamedGrower(self.rows) if self.rows.in_files else ShardGrower(self.rows.shard)
 
     def _replay(self, past: ReplayState) -> None:
         # The scores of a bite already include the iterations before the visit.
@@ -84,88 +90,90 @@ class ShardRunner:
 
     def advance_rows(self, terms: tuple, values: np.ndarray) -> None:
         """Add leaf values to the scores, recompute the gradients, and store their statistics."""
-        if self._engine is None:
-            self.stats = self.rows.advance_rows(terms, values)
-        else:
-            self.stats = self._engine.advance(values, terms)
+        self.stats = (self._whole or self.rows).advance_rows(terms, values)
 
     def map_ranges(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the statistic of ranges that together are all rows."""
-        return self.rows.map_ranges(statistic, *arguments)
+        return (self._whole or self.rows).map_ranges(statistic, *arguments)
 
-    def grow_trees(self, tasks: Sequence[TreeTask]) -> list[GrownTree] | None:
-        """Grow whole trees on rows in memory, if they are all rows of the fit; return None for rows in files."""
-        if self.rows.in_files:
-            return None
-        if self._engine is None:
-            terms = self._spec.target.loss.terms()
-            self._engine = FusedEngine(self.rows.shard, terms, policy=tasks[0].policy, n_threads=self._n_threads)
-        trees = [grown.copy() for grown in self._engine.grow(tasks)]
-        self._engine.route_excluded()
-        return trees
+    def grow_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree] | None:
+        """Grow whole trees, each when it is requested; it is valid until the next one. None without a team."""
+        return None if self._whole is None else map(self._whole.grow_tree, tasks)
+
+    def begin(self, tasks: Sequence[TreeTask]) -> None:
+        """Begin trees that grow in rounds; earlier trees are dropped."""
+        self._assign_leaves()
+        self._grower.begin(tasks)
+
+    def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
+        """Return the histograms and row counts of a round of one tree, valid until the next round."""
+        return self._grower.sum_histograms(output, request)
+
+    def _assign_leaves(self) -> None:
+        """Assign all rows to the leaves of the last trees, also those that were excluded from growing."""
+        if self._whole is not None:
+            self._whole.route_excluded()
 
     def keep_only(self, numbers: Sequence[int]) -> ShardRunner | None:
         """Return a runner without the rows of other partitions; None if no rows remain.
 
         A new runner has no `GradientStats`: they describe the old rows, and the next `advance` recomputes them.
         """
+        self._assign_leaves()
         rows = self.rows.subset(partial(self._spec.are_of, partitions=numbers))
         if rows is self.rows:
             return self
         self._release()
         if rows is None:
             return None
-        found = ShardRunner(rows, self.batch, self._spec, self._n_threads, ReplayState())
+        found = ShardRunner(rows, self.batch, self._spec, ReplayState(), self._team)
         found.applied = self.applied
         return found
 
     def _release(self) -> None:
-        """Release threads and buffers; others may use the files."""
-        if self._engine is not None:
-            self._engine.close()
-        self.grower.close()
+        """Release buffers; others may use the files, and the team."""
+        if "_grower" in vars(self):
+            self._grower.close()
+        self._whole = None
         self.rows.close()
 
     def close(self) -> None:
-        """Release threads, memory and files."""
+        """Release memory and files."""
         self._release()
         self.rows.store.close()
 
 
-def write_rows(rows: BatchRows, spec: BuildSpec, *, root: Path | None, n_threads: int) -> tuple[RowStore, RowIds]:
-    """Write the rows of positive weight of a batch to files, with their first raw scores."""
-    owned = rows.owned
-    n_rows, layout = sum(owned.values()), spec.shard.layout
-    ids = RowIds(np.array([(spec.starts[number], n) for number, n in owned.items()], np.int64).reshape(-1, 2))
-    block_rows = rows_that_fit(code_fields(layout), n_rows)
-    store = RowStore(spec.shard.groups(in_memory=False), [n_rows], InFiles(block_rows, root))
-    try:
-        for piece in starting_pieces(rows, spec, n_threads, block_rows):
-            fields = piece.fields | {"tiles": tiles_of(piece.codes, layout), "wide": piece.codes.wide}
-            fields |= spec.shard.constant_state(fields.get("weight"), fields["raw"].shape)
-            store.append(piece.codes.n_rows, fields)
-        store.check_filled()
-    except BaseException:
-        store.close()
-        raise
-    return store, ids
-
-
 def streamed_runners(
-    rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, *, root: Path | None, n_threads: int, staying_bytes: int
-) -> list[ShardRunner]:
-    """Write a batch to files, and return one runner per thread.
+    rows: StartingRows,
+    batch: str,
+    spec: BuildSpec,
+    past: ReplayState,
+    *,
+    root: Path | None,
+    team: Team,
+    limit: Budget,
+    is_alone: bool,
+) -> tuple[list[ShardRunner], int]:
+    """Write a batch to files; return one runner for each thread of a team, and how many leaves a pass over them may open.
 
-    staying_bytes : memory for the histograms of a pass and for resident blocks.
+    is_alone : whether the session has no other rows; then some blocks may stay in memory.
     """
-    if not rows.n_kept:
-        return []
-    store, ids = write_rows(rows, spec, root=root, n_threads=n_threads)
+    n_rows = rows.n_kept
+    if not n_rows:
+        return [], 1
+    memory = limit.histograms(spec.shard, n_rows, team.n_threads)
+    store, ids = rows.write(spec, root)
     try:
-        n_runners = min(n_threads, store.n_blocks)
-        n_staying = blocks_that_stay(store, spec.shard, staying_bytes, spec.shard.max_leaves, n_runners)
-        shares = (ShardBlocks(store, spec.shard, ids, k, n_runners, n_staying=n_staying) for k in range(n_runners))
-        return [ShardRunner(share, batch, spec, n_threads, past) for share in shares]
+        n_runners = min(team.n_threads, store.n_blocks)
+        n_leaves = spec.leaves_per_pass or nodes_per_pass(spec.shard, memory, n_runners)
+        n_staying = 0
+        if is_alone:
+            n_staying = blocks_that_stay(store, spec.shard, memory - limit.reserve, n_leaves, n_runners)
+        shares = [
+            ShardBlocks(store, spec.shard, ids, k, n_runners, n_staying=n_staying, halted=lambda: team.is_halted)
+            for k in range(n_runners)
+        ]
+        return team.map(lambda share: ShardRunner(share, batch, spec, past), shares), n_leaves
     except BaseException:
         store.close()
         raise

@@ -9,13 +9,17 @@ the main thread executes bytecode; a wait without a timeout might never return.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from itertools import count
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dboost.kernels.simd import ABORT, CONTROL_SIZE
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 #: Seconds between two looks of the waiting caller for a signal.
 LOOK_UP_SECONDS = 0.2
@@ -44,6 +48,7 @@ class Team:
 
         If one call fails, the others abort with errors of their own; the first error is raised.
         """
+        self.control[ABORT] = 0  # of an earlier call that failed
         if self._pool is None:
             return [work(0)]
         futures = []
@@ -65,6 +70,23 @@ class Team:
             if first is error:
                 raise
             raise first from None
+
+    def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Return ``[work(item) for item in items]``; each thread takes the next item when it has finished one."""
+        results: dict[int, Result] = {}
+        numbers = count()
+
+        def some(thread: int) -> None:
+            while (k := next(numbers)) < len(items):
+                results[k] = work(items[k])
+
+        self.run(some)
+        return [results[k] for k in range(len(items))]
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether a thread has failed, or the user interrupted the running call."""
+        return bool(self.control[ABORT])
 
     def _guarded(self, work: Callable[[int], Any], thread: int) -> Any:
         try:

@@ -2,8 +2,8 @@
 
 `WorkerSession` implements `session_protocol.Session`. It has batches, which become shards and evaluation sets: a
 `PartitionBatch` while tasks read partitions, then `BatchRows`. On a worker its methods are called by messages, one at a time,
-in a thread of the fit; loading tasks run concurrently. A fit without a cluster has a single session, which is called directly
-and trains with the engine that `open_engine` returns.
+in a thread of the fit; loading tasks run concurrently. A fit without a cluster has a single session, which is called directly,
+by `training.direct_calls`.
 
 **Every call is idempotent.** When a worker dies during a step, the step is repeated in all surviving sessions. The same leaf
 values cannot be added twice, because `advance` has the number of its iteration. A tree can be grown again, because growing does
@@ -18,8 +18,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial, reduce
@@ -34,16 +33,14 @@ from dboost.data.partition import ReadPlan
 from dboost.data.table import kept_rows
 from dboost.metrics.metric import LossMagnitude
 from dboost.schema import Feature
-from dboost.session.batch_rows import BatchRows, global_row_ids
+from dboost.session.batch_rows import BatchRows, StartingRows
 from dboost.session.bites import BiteStore, Iterations, SessionBites
 from dboost.session.evaluation import EvalRows, SessionEvalSets
-from dboost.session.local_engine import open_local_engine
 from dboost.session.memory import Budget
 from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
 from dboost.session.protocol import (
     BiteVisit,
     BuildSpec,
-    Calls,
     FeatureSearch,
     MissingPartitions,
     PartitionStats,
@@ -57,18 +54,16 @@ from dboost.session.protocol import (
 )
 from dboost.session.refit_rows import LeafRefitRows
 from dboost.session.session_protocol import Result
-from dboost.session.shard_runners import ShardRunner, streamed_runners, write_rows
-from dboost.session.thread_team import Team, is_small
-from dboost.session.warm_start import add_trees, row_matrices, starting_scores
-from dboost.shards.arcbite_rows import Bite, shard_of_bite
-from dboost.shards.encode import encode_table, in_ranges
-from dboost.shards.shard import MOST_ROWS, RowIds, TreeDelta, check_rows_in_memory, runs_of
-from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
+from dboost.session.shard_runners import ShardRunner, streamed_runners
+from dboost.session.thread_team import Team, team_for
+from dboost.session.warm_start import row_matrices
+from dboost.shards.arcbite_rows import Bite, joined_rows, shard_of_bite
+from dboost.shards.encode import in_ranges
+from dboost.shards.shard import MOST_ROWS, TreeDelta, check_rows_in_memory
 from dboost.shards.statistics import Statistic
-from dboost.storage.row_store import RowStore
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.split_finder import PackedSplits, SplitFinder, pack_splits
-from dboost.trees.tree_task import GradientStats, GrownTree, GrowthPolicy, TreeTask
+from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 
 class WorkerSession:
@@ -93,6 +88,8 @@ class WorkerSession:
         Largest round number that a call had.
     exchange : SliceExchange or None
         Which sessions add up which features, if slices of histograms are exchanged.
+    leaves_per_pass : int
+        Number of leaves that a round may split, if it is a pass over files.
     """
 
     def __init__(self, n_threads: int, folder: Path | None = None, spare: Budget | None = None) -> None:
@@ -115,14 +112,20 @@ class WorkerSession:
         self._split_finders: dict[int, SplitFinder] = {}  # of own features, by output
         self._search: FeatureSearch | None = None  # of the current round, if slices of histograms are exchanged
         self._narrow = np.empty(0, np.int32)  # receives the histograms of a round for sending
-        self._bites = SessionBites()
-        self._pool = ThreadPoolExecutor(n_threads, "dboost")
+        self._bites: SessionBites | None = None
+        self._whole_team: Team | None = None  # see `_team_of_all`
+        self.leaves_per_pass = 1
+
+    @cached_property
+    def _team(self) -> Team:
+        """The threads that work on shards, one shard each, and on evaluation sets."""
+        team = Team(self._n_threads)
+        self._resources.callback(team.close)
+        return team
 
     @cached_property
     def _eval_sets(self) -> SessionEvalSets:
-        team = Team(self._n_threads)
-        self._resources.callback(team.close)
-        sets = SessionEvalSets(team, self._folder)
+        sets = SessionEvalSets(self._team, self._folder)
         self._resources.callback(sets.close)
         return sets
 
@@ -130,13 +133,19 @@ class WorkerSession:
         """Release threads and memory, and remove files."""
         for batch in [*self._rows, *self._batches]:  # a loading task may add one meanwhile
             self._close_batch(batch)
+        self.release_rows()
+        self._resources.close()
+        self._refits = {}
+
+    def release_rows(self) -> None:
+        """Release the training rows and the threads that work on them together; remove their files."""
+        if self._whole_team is not None:
+            self._whole_team.close()
         for runner in self._runners:
             runner.close()
-        self._pool.shutdown(wait=False)
-        self._resources.close()
-        if self._spec is not None:  # shards or bites were built
+        if self._bites is not None:
             self._bites.close()
-        self._refits, self._runners = {}, []
+        self._runners, self._whole_team = [], None
 
     # Batches.
 
@@ -210,127 +219,58 @@ class WorkerSession:
     def build(self, batch: str, spec: BuildSpec, past: ReplayState) -> RowPlaces:
         """Build shards from a table, replay the trees so far, and drop the raw values; return where the rows are."""
         if batch not in self._built:
-            self._build(batch, spec, past)
+            rows = self.rows_of(batch)
+            rows.drop_target()
+            self.build_from(rows, batch, spec, past)
             self._close_batch(batch)
             self._built.add(batch)
         return self.row_places(batch)
 
-    def _build(self, batch: str, spec: BuildSpec, past: ReplayState) -> None:
-        rows = self.rows_of(batch)
+    def build_from(self, rows: StartingRows, batch: str, spec: BuildSpec, past: ReplayState) -> None:
+        """Build shards from rows, and replay the trees so far."""
         self._spec = spec
-        is_new_visit = past.visit not in (None, self._bites.visit)
-        if past.visit is not None:
-            self._bites.take(past.visit, 0, past.iterations[: past.visit.n_kept])
         n_kept, n_threads = rows.n_kept, self._n_threads
         limit = spec.exceeded_limit(n_kept, n_threads, n_there=self.n_rows, spare=self._spare)
         if spec.n_bites is not None:
-            runners = self._in_bites(rows, batch, spec, past, limit)
-            if is_new_visit:  # workers were lost at the start of the visit: earlier batches must switch to its bite, too
-                for runner in runners:
-                    runner.close()
-                runners, self._runners = [self._enter(*present, past) for present in self._bites.present()], []
-            self._runners += runners
+            self._divide(rows, batch, spec, past, limit)
+            return
+        for other in self._runners:
+            other.rows.unload()
+        if limit is None:
+            check_rows_in_memory(n_kept if spec.is_whole else -(-n_kept // n_threads))  # of a shard
+            runners = []
+            for some in rows.shards(spec):
+                in_ranges(some.shard.fill_tiles, some.n_rows, n_threads)
+                runners.append(ShardRunner(some, batch, spec, past, self._team_of_all(n_kept)))
         else:
-            for other in self._runners:
-                other.rows.unload()
-            if limit is None:
-                rows.gather()
-                self._runners += self._in_memory(rows, batch, spec, past)
-            else:
-                staying = 0
-                if not self._runners:
-                    staying = limit.histograms(spec.shard, n_kept, n_threads) - limit.reserve
-                self._runners += streamed_runners(
-                    rows, batch, spec, past, root=self._folder, n_threads=n_threads, staying_bytes=staying
-                )
+            runners, self.leaves_per_pass = streamed_runners(
+                rows, batch, spec, past, root=self._folder, team=self._team, limit=limit, is_alone=not self._runners
+            )
+        self._runners += runners
+
+    def _team_of_all(self, n_rows: int) -> Team | None:
+        """Return the team that works on all rows of the fit together; None if they are divided among shards.
+
+        n_rows : number of rows that are trained on at the same time.
+        """
+        spec = self._spec
+        assert spec is not None
+        if self._whole_team is None and spec.is_whole:
+            n_threads = max(self._n_threads // spec.n_sharing, 1)
+            self._whole_team = team_for(n_rows, len(spec.binning.features), n_threads)
+        return self._whole_team if spec.is_whole else None
 
     def row_places(self, batch: str) -> RowPlaces:
         """Return how many rows of a batch are in files."""
-        streamed = (runner for runner in self._runners if runner.batch == batch and runner.rows.in_files)
-        training = self._bites.rows_in_files(batch) + sum(runner.n_rows for runner in streamed)
+        training = sum(runner.n_rows for runner in self._runners if runner.batch == batch and runner.rows.in_files)
+        if self._bites is not None:
+            training += self._bites.rows_in_files(batch)
         spec, most = self._spec, MOST_ROWS
         budget = None if spec is None else spec.budget or self._spare
         if spec is not None and budget is not None:
             most = budget.most_rows(spec.shard, self._n_threads)
-        return RowPlaces(training, self._eval_sets.in_files(batch=batch), most)
-
-    def _in_memory(self, rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState) -> list[ShardRunner]:
-        runners: list[ShardRunner] = []
-        check_rows_in_memory(rows.n_kept if spec.is_whole else -(-rows.n_kept // self._n_threads))  # of a shard
-        row_ids = global_row_ids(rows.table, spec.starts)
-        for fields, kept_range in self._encoded(rows, batch, spec, 1 if spec.is_whole else None):
-            some = rows_in_memory(fields, spec.shard, RowIds(runs_of(row_ids[kept_range])))
-            in_ranges(some.shard.fill_tiles, some.n_rows, self._n_threads)
-            runners.append(ShardRunner(some, batch, spec, max(self._n_threads // spec.n_sharing, 1), past))
-        return runners
-
-    def _in_bites(
-        self, rows: BatchRows, batch: str, spec: BuildSpec, past: ReplayState, budget: Budget | None
-    ) -> list[ShardRunner]:
-        """Divide rows into bites; return runners for those of the current bite, if a visit has started."""
-        n = self._n_threads
-        store = BiteStore(rows, spec, budget, n_threads=n, n_parts=n, root=self._folder)
-        return [self._enter(batch, bite, past) for bite in self._bites.put(batch, store)]
-
-    # For the single session of a fit without a cluster.
-
-    def open_engine(self, batch: str, spec: BuildSpec, policy: GrowthPolicy) -> Calls:
-        """Return the calls of a fit without a cluster, and drop the batch's raw values."""
-        rows = self.rows_of(batch)
-        rows.drop_target()
-
-        def gather() -> ShardBlocks:
-            rows.gather()
-            ((fields, _),) = self._encoded(rows, batch, spec, 1)
-            return rows_in_memory(fields, spec.shard)
-
-        def write() -> tuple[RowStore, RowIds]:
-            return write_rows(rows, spec, root=self._folder, n_threads=self._n_threads)
-
-        engine = open_local_engine(rows, spec, policy, self._n_threads, gather, write, self._folder)
-        self._close_batch(batch)
-        return engine
-
-    def _encoded(
-        self, rows: BatchRows, batch: str, spec: BuildSpec, most_shards: int | None = None
-    ) -> Iterator[tuple[dict[str, np.ndarray], slice]]:
-        """Yield the fields of one range of the rows of positive weight per thread, see `rows_in_memory`, and the range."""
-        table, y = rows.table, rows.y
-        weight = table.weight
-        kept = kept_rows(weight)
-        n_kept = table.n_rows if kept is None else len(kept)
-        n_shards = most_shards
-        if n_shards is None:
-            n_shards = 1 if is_small(n_kept, len(spec.binning.features)) else self._n_threads
-        for k in range(n_shards):
-            kept_range = slice(n_kept * k // n_shards, n_kept * (k + 1) // n_shards)
-            n = kept_range.stop - kept_range.start
-            if not n:
-                continue
-            some = None
-            if n < table.n_rows:
-                some = np.arange(kept_range.start, kept_range.stop) if kept is None else kept[kept_range]
-            codes = encode_table(table, spec.binning, spec.shard.layout, some, self._n_threads)
-            raw = self._raw_scores(rows, spec, some, kept_range)
-            if k == n_shards - 1:
-                rows.close_values()  # before the caller allocates the shard
-            target = y if some is None else y[some]
-            fields = {"target": spec.in_unit(target), "raw": spec.in_unit(raw), "narrow": codes.narrow, "wide": codes.wide}
-            if spec.shard.weighted:
-                fields["weight"] = np.ones(n) if weight is None else weight if some is None else weight[some]
-            if (draw_id := rows.draw_id_of(spec, kept_range)) is not None:
-                fields["draw_id"] = draw_id
-            yield fields, kept_range
-
-    def _raw_scores(self, rows: BatchRows, spec: BuildSpec, positions: np.ndarray | None, kept_range: slice) -> np.ndarray:
-        """Return the first raw scores of rows; `kept_range` is their range among the table's rows of positive weight."""
-        table, start_scores = rows.table, rows.start_scores
-        warm_start, n_threads = spec.warm_start, self._n_threads
-        if start_scores is None:
-            return starting_scores(spec.baseline, warm_start, table, positions, n_threads)
-        raw = start_scores[..., kept_range].copy()
-        add_trees(raw, warm_start, table, positions, n_threads, (warm_start.n_earlier, warm_start.n_before))
-        return raw
+        evaluation = self._eval_sets.in_files(batch=batch) if "_eval_sets" in vars(self) else 0
+        return RowPlaces(training, evaluation, most)
 
     def keep_only(self, batch: str, numbers: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions, which another session has now."""
@@ -345,10 +285,25 @@ class WorkerSession:
                 runners.append(kept)
         self._runners = runners
         self._eval_sets.keep_only(batch, numbers)
-        if self._spec is not None:
+        if self._bites is not None and self._spec is not None:
             self._bites.keep_only(batch, numbers, partial(self._spec.are_of, partitions=numbers))
 
     # Arcbites.
+
+    def _divide(self, rows: StartingRows, batch: str, spec: BuildSpec, past: ReplayState, limit: Budget | None) -> None:
+        """Divide rows into bites, and train on those of the current bite if a visit has started. limit : see `BiteStore`."""
+        if self._bites is None:
+            self._bites = SessionBites()
+        is_new_visit = past.visit not in (None, self._bites.visit)
+        if past.visit is not None:
+            self._bites.take(past.visit, 0, past.iterations[: past.visit.n_kept])
+        n = self._n_threads
+        store = BiteStore(rows, spec, limit, n_threads=n, n_parts=1 if spec.is_whole else n, root=self._folder)
+        self._team_of_all(spec.n_together * store.most_rows)
+        present = self._bites.put(batch, store)
+        if is_new_visit:  # workers were lost at the start of the visit: earlier batches must switch to its bite, too
+            self._runners, present = [], self._bites.present()
+        self._runners += self._enter(present, past)
 
     def switch_bite(self, visit: BiteVisit, first: int, iterations: Iterations, applied: int) -> bool:
         """Switch to the rows of a bite; return False if the session lacks iterations before number `first`.
@@ -356,27 +311,38 @@ class WorkerSession:
         iterations : iterations of the truncated model from number `first` on.
         applied : number of the last `advance`.
         """
+        assert self._bites is not None
         if self._bites.visit == visit:
             return True
         self._runners = []
         if not self._bites.take(visit, first, iterations):
             return False
-        for batch, bite in self._bites.present():
-            runner = self._enter(batch, bite, ReplayState())
+        self._runners = self._enter(self._bites.present(), ReplayState())
+        for runner in self._runners:
             runner.applied = applied
-            self._runners.append(runner)
         return True
 
-    def _enter(self, batch: str, bite: Bite, past: ReplayState) -> ShardRunner:
-        """Return a runner for rows of the current bite, with the scores of the model at the start of the visit."""
-        spec = self._spec
+    def _enter(self, present: Mapping[str, Sequence[Bite]], past: ReplayState) -> list[ShardRunner]:
+        """Return runners for rows of the current bite by batch, with the scores of the model at the start of the visit."""
+        spec, kept = self._spec, self._bites.kept if self._bites is not None else []
         assert spec is not None
+        team = self._team_of_all(0)
 
         def spread(work: Callable[[int, int], None], n: int) -> None:
-            in_ranges(work, n, self._n_threads)
+            if team is None:
+                in_ranges(work, n, self._n_threads)
+            else:
+                p = team.n_threads
+                team.run(lambda thread: work(n * thread // p, n * (thread + 1) // p))
 
-        rows = bite.current_rows(spec.shard.layout, self._bites.kept, spread)
-        return ShardRunner(shard_of_bite(rows, spec.shard, spread), batch, spec, self._n_threads, past)
+        runners = []
+        for batch, bites in present.items():
+            together = [bites] if team is not None and bites else [[bite] for bite in bites]
+            for some in together:
+                rows = joined_rows([bite.current_rows(spec.shard.layout, kept, spread) for bite in some])
+                runners.append(ShardRunner(shard_of_bite(rows, spec.shard, spread), batch, spec, past, team))
+                del rows
+        return runners
 
     # Training.
 
@@ -394,19 +360,37 @@ class WorkerSession:
         started = time.perf_counter()
         results = self._each(lambda runner: _advance_to(runner, iteration, values, terms))
         stats = [one for one in results if one is not None]
-        before, self._reported_bytes = self._reported_bytes, self._closed_bytes_read + self._bites.bytes_read
+        before, self._reported_bytes = self._reported_bytes, self._closed_bytes_read
         self._reported_bytes += sum(runner.rows.bytes_read for runner in self._runners)
+        self._reported_bytes += 0 if self._bites is None else self._bites.bytes_read
         merged = reduce(GradientStats.merge, stats) if stats else None
         return merged, time.perf_counter() - started, self._reported_bytes - before, self._counted_rows()
+
+    def whole_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree] | None:
+        """Grow whole trees, each when it is requested; it is valid until the next one.
+
+        None if the rows of the session are not one shard in memory: then trees grow in rounds.
+        """
+        return self._runners[0].grow_trees(tasks) if len(self._runners) == 1 else None
 
     def grow_trees(self, tasks: Sequence[TreeTask]) -> tuple[list[GrownTree], int, float] | None:
         """Grow trees in the session that has all rows; return them, the number of training rows, and the seconds.
 
-        None if its rows are not one shard in memory: then trees are grown in rounds.
+        None as of `whole_trees`.
         """
         started = time.perf_counter()
-        trees = self._runners[0].grow_trees(tasks) if len(self._runners) == 1 else None
-        return None if trees is None else (trees, self._counted_rows(), time.perf_counter() - started)
+        trees = self.whole_trees(tasks)
+        if trees is None:
+            return None
+        return [grown.copy() for grown in trees], self._counted_rows(), time.perf_counter() - started
+
+    def begin_trees(self, tasks: Sequence[TreeTask]) -> None:
+        """Begin trees that grow in rounds; they replace all earlier ones."""
+        self._each(lambda runner: runner.begin(tasks))
+
+    def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
+        """Return the histograms of a round of one tree. They are valid until the next call; the session must have rows."""
+        return reduce(RoundHistograms.merge, self._each(lambda runner: runner.sum_histograms(output, request)))
 
     def round_histograms(
         self, tasks: Sequence[TreeTask], requests: dict[int, RoundRequest]
@@ -417,12 +401,11 @@ class WorkerSession:
         """
         started = time.perf_counter()
         if tasks:
-            self._each(lambda runner: runner.grower.begin(tasks))
+            self.begin_trees(tasks)
         results: dict[int, RoundHistograms] = {}
         free = self._narrow_for(requests) if self._runners else self._narrow
         for output, request in requests.items() if self._runners else ():
-            parts = self._each(partial(_sum_histograms, output=output, request=request))
-            results[output] = one = reduce(RoundHistograms.merge, parts).compact(free)
+            results[output] = one = self.sum_histograms(output, request).compact(free)
             free = free[one.histograms.size :]
         return results, self._counted_rows(), time.perf_counter() - started
 
@@ -490,7 +473,7 @@ class WorkerSession:
     @property
     def n_rows(self) -> int:
         """Number of training rows of this session; with arcbites, of all bites."""
-        return self._bites.n_rows or sum(runner.n_rows for runner in self._runners)
+        return sum(runner.n_rows for runner in self._runners) if self._bites is None else self._bites.n_rows
 
     def _counted_rows(self) -> int:
         """Return `n_rows`, which the client compares with its own count.
@@ -500,15 +483,19 @@ class WorkerSession:
         MissingPartitions
             If the runners do not have all rows of the current bite.
         """
-        present = self._bites.present()
-        if present and sum(bite.n_rows for _, bite in present) != sum(runner.n_rows for runner in self._runners):
+        present = {} if self._bites is None else self._bites.present()
+        n_present = sum(bite.n_rows for bites in present.values() for bite in bites)
+        if present and n_present != sum(runner.n_rows for runner in self._runners):
             raise MissingPartitions("rows of the present arcbite")
         return self.n_rows
 
     def _each(self, work: Callable[[ShardRunner], Any]) -> list[Any]:
-        if len(self._runners) == 1:
-            return [work(self._runners[0])]
-        return list(self._pool.map(work, self._runners))
+        """Return ``work(runner)`` of each runner: of those with a team of their own one by one, of the others in parallel."""
+        found = [work(runner) for runner in self._runners if runner.has_team]
+        others = [runner for runner in self._runners if not runner.has_team]
+        if len(others) == 1 and not others[0].rows.in_files:
+            return [*found, work(others[0])]
+        return [*found, *self._team.map(work, others)] if others else found
 
     # Evaluation sets.
 
@@ -599,10 +586,6 @@ def _sum_slices(slices: Sequence[bytes]) -> dict[int, RoundHistograms]:
         for output, piece in pieces.items():
             sums[output] = sums[output].merge(piece) if output in sums else piece
     return sums
-
-
-def _sum_histograms(runner: ShardRunner, output: int, request: RoundRequest) -> RoundHistograms:
-    return runner.grower.sum_histograms(output, request)
 
 
 def _advance_to(runner: ShardRunner, iteration: int, values: np.ndarray, terms: tuple) -> GradientStats | None:

@@ -36,7 +36,7 @@ from dboost.schema import Feature
 from dboost.session.batch_rows import BatchRows
 from dboost.session.evaluation import EvalRows, SessionEvalSets, log_streamed_eval_set
 from dboost.session.memory import Budget
-from dboost.session.protocol import BuildSpec, Calls, Chosen, EvalSets
+from dboost.session.protocol import BuildSpec, Calls, Chosen, EvalSets, ReplayState
 from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, with_summary
 from dboost.session.row_assignment import Numbered, assign_rows, class_counts, digit_counts
 from dboost.session.row_samples import DigitRequest
@@ -57,6 +57,7 @@ from dboost.session.worker_session import WorkerSession
 from dboost.shards.arcbite_rows import bites_with_rows
 from dboost.training.arcbites import run_arcbites
 from dboost.training.callbacks import Callback, Progress
+from dboost.training.direct_calls import DirectCalls, log_rows_in_files
 from dboost.training.engine import Engine
 from dboost.training.fit_result import OBSERVERS, FitResult
 from dboost.training.leaf_values import target_stats
@@ -78,7 +79,6 @@ from dboost.training.plan import (
     with_own_metrics,
 )
 from dboost.training.split_limits import why_no_split
-from dboost.trees.tree_task import GrowthPolicy
 
 
 def fit(request: FitRequest, rows: TrainingRows) -> FitResult:
@@ -426,7 +426,7 @@ class SessionRows:
         self._spec = plan.build_spec(self._numbering[0])
         if chosen:
             self._table.hold_out_chosen(self._spec, chosen, with_block=plan.needs_values)
-        return Engine(self._table.open_calls(self._spec, plan.policy), plan.n_rows, self._spec.target.loss.terms())
+        return Engine(self._table.open_calls(self._spec), plan.n_rows, self._spec.target.loss.terms())
 
     def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> EvalSets:
         return self._table.eval_sets(self._spec, chosen, sets, with_block=plan.needs_values)
@@ -534,8 +534,10 @@ class LocalTable:
             if self._eval_sets.in_files(name=name):
                 log_streamed_eval_set(name)
 
-    def open_calls(self, spec: BuildSpec, policy: GrowthPolicy) -> Calls:
-        return self._session.open_engine(self._BATCH, spec, policy)
+    def open_calls(self, spec: BuildSpec) -> Calls:
+        places = self._session.build(self._BATCH, replace(spec, is_whole=True), ReplayState())
+        log_rows_in_files(places.training, spec)
+        return DirectCalls(self._session, spec)
 
     def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
         for one in sets:

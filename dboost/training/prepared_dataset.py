@@ -54,13 +54,13 @@ from dboost.params import Parameters
 from dboost.schema import Feature, Level
 from dboost.session.batch_rows import StartingPiece
 from dboost.session.evaluation import SessionEvalSets
-from dboost.session.local_engine import open_local_engine
 from dboost.session.memory import Budget
-from dboost.session.protocol import BuildSpec, Chosen, EvalSets
+from dboost.session.protocol import BuildSpec, Chosen, EvalSets, ReplayState
 from dboost.session.reference_sample import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_values, scan_targets
 from dboost.session.thread_team import team_for
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
+from dboost.session.worker_session import WorkerSession
 from dboost.shards.encode import encoded_pieces, sampled
 from dboost.shards.shard import RowIds, codes_of, empty_binned_columns, tiles_of
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
@@ -88,6 +88,7 @@ from dboost.training.dataset_checks import (
     sample_problem,
     stored_roles,
 )
+from dboost.training.direct_calls import DirectCalls, log_rows_in_files
 from dboost.training.engine import Engine
 from dboost.training.fit import learn_target
 from dboost.training.plan import FitPlan, FitRequest, RowsDescription, ValidationPlan, needs_test_set
@@ -323,6 +324,39 @@ class PreparedTargets:
             return start + np.arange(self.data.n_rows)
         return np.concatenate([rows["group"].copy() for _, rows in self.data.blocks_of_rows()])
 
+    @property
+    def n_kept(self) -> int:
+        """Number of rows."""
+        return self.data.n_rows
+
+    def shards(self, spec: BuildSpec) -> Iterator[ShardBlocks]:
+        """Read all rows into memory, see `session.batch_rows.StartingRows`."""
+        n, codes = self.data.n_rows, empty_binned_columns(spec.shard.layout, self.data.n_rows)
+        fields = {"narrow": codes.narrow, "wide": codes.wide, "target": np.empty(n), "raw": np.empty((len(spec.baseline), n))}
+        fields |= {"weight": np.empty(n)} if spec.shard.weighted else {}
+        fields |= {"draw_id": np.empty(n, np.int64)} if spec.shard.grouped else {}
+        for piece in self.pieces(spec):
+            given = piece.fields | {"narrow": piece.codes.narrow, "wide": piece.codes.wide}
+            for name, array in fields.items():
+                array[..., piece.first : piece.first + piece.codes.n_rows] = given[name]
+        yield rows_in_memory(fields, spec.shard)
+
+    def write(self, spec: BuildSpec, root: Path | None) -> tuple[RowStore, RowIds]:
+        """Return a store that streams bin codes from the prepared folder; its own files are in a private directory."""
+        data = self.data
+        place, existing = InFiles(data.codes.block_rows, root), {"codes": data.codes}
+        store = RowStore(spec.shard.groups(in_memory=False), [data.n_rows], place, existing)
+        try:
+            for fields in self.starting(spec):
+                constant = spec.shard.constant_state(fields.get("weight"), fields["raw"].shape)
+                store.append(len(fields["target"]), fields | constant)
+            store.check_filled()
+            data.rows.close()
+        except BaseException:
+            store.close()
+            raise
+        return store, RowIds(np.array([[0, data.n_rows]], np.int64))
+
     def pieces(self, spec: BuildSpec, n_threads: int = 1, piece_rows: int = 0) -> Iterator[StartingPiece]:
         """Yield the rows block by block, with their bin codes."""
         data, first = self.data, 0
@@ -378,6 +412,9 @@ class PreparedTargets:
         return values
 
 
+_BATCH = "training data"
+
+
 class PreparedRows:
     """The rows of a prepared data set, for one fit in this process; implements `training.fit.TrainingRows`."""
 
@@ -431,10 +468,11 @@ class PreparedRows:
         self._team = team_for(data.n_rows, len(data.binning.features), n_threads)
         self._eval_sets = SessionEvalSets(self._team)
         self._exit_callbacks += [self._eval_sets.close, self._team.close]
-        calls = open_local_engine(
-            rows, spec, plan.policy, n_threads, lambda: gather_pieces(rows, spec), lambda: open_blocks(rows, spec)
-        )
-        return Engine(calls, data.n_rows, spec.target.loss.terms())
+        session = WorkerSession(n_threads)
+        self._exit_callbacks.append(session.close)
+        session.build_from(rows, _BATCH, replace(spec, is_whole=True), ReplayState())
+        log_rows_in_files(session.row_places(_BATCH).training, spec)
+        return Engine(DirectCalls(session, spec), data.n_rows, spec.target.loss.terms())
 
     def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> EvalSets:
         for one in sets:
@@ -447,36 +485,6 @@ class PreparedRows:
     def close(self) -> None:
         for close in self._exit_callbacks:
             close()
-
-
-def gather_pieces(rows: PreparedTargets, spec: BuildSpec) -> ShardBlocks:
-    """Read all rows into memory; their tiles are not filled."""
-    n, codes = rows.data.n_rows, empty_binned_columns(spec.shard.layout, rows.data.n_rows)
-    fields = {"narrow": codes.narrow, "wide": codes.wide, "target": np.empty(n), "raw": np.empty((len(spec.baseline), n))}
-    fields |= {"weight": np.empty(n)} if spec.shard.weighted else {}
-    fields |= {"draw_id": np.empty(n, np.int64)} if spec.shard.grouped else {}
-    for piece in rows.pieces(spec):
-        given = piece.fields | {"narrow": piece.codes.narrow, "wide": piece.codes.wide}
-        for name, array in fields.items():
-            array[..., piece.first : piece.first + piece.codes.n_rows] = given[name]
-    return rows_in_memory(fields, spec.shard)
-
-
-def open_blocks(rows: PreparedTargets, spec: BuildSpec) -> tuple[RowStore, RowIds]:
-    """Return a store that streams bin codes from the prepared folder; its own files are in a private directory."""
-    data = rows.data
-    place, existing = InFiles(data.codes.block_rows, None), {"codes": data.codes}
-    store = RowStore(spec.shard.groups(in_memory=False), [data.n_rows], place, existing)
-    try:
-        for fields in rows.starting(spec):
-            constant = spec.shard.constant_state(fields.get("weight"), fields["raw"].shape)
-            store.append(len(fields["target"]), fields | constant)
-        store.check_filled()
-        data.rows.close()
-    except BaseException:
-        store.close()
-        raise
-    return store, RowIds(np.array([[0, data.n_rows]], np.int64))
 
 
 VERSION = 1

@@ -18,13 +18,12 @@ from dboost.metrics.exact import unit_for
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.schema import Feature
-from dboost.session.engines import FusedEngine
 from dboost.shards.shard import Shard
 from dboost.shards.statistics import Statistic
 from dboost.training.plan import growth_policy_of, precision_of
 from dboost.trees.tree_task import FeatureConstraints, GrownTree, Sample, TreeSnapshot, TreeTask, leaf_values, split_params_of
 from tests.helpers.naive.grower import NaiveGrower, leaves_of, to_tree
-from tests.helpers.sharded_engine import ShardedEngine
+from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import CodedTable, tables
 
 TERMS = SquaredError().terms()
@@ -113,7 +112,7 @@ class Problem:
         return {"times": self.repeat_count, "max_leaves": self.policy.max_leaves, "n_channels": n_channels}
 
     @contextmanager
-    def in_process(self, n_threads: int) -> Iterator[FusedEngine]:
+    def in_process(self, n_threads: int) -> Iterator[WholeEngine]:
         shard = self.table.shard(
             self.gradient,
             self.hessian,
@@ -121,7 +120,7 @@ class Problem:
             max_leaves=self.policy.max_leaves,
             n_channels=self.precision.n_channels,
         )
-        engine = FusedEngine(shard, TERMS, policy=self.policy, n_threads=n_threads)
+        engine = WholeEngine(shard, TERMS, n_threads=n_threads)
         assert engine.team.n_threads == n_threads
         try:
             yield engine

@@ -1,6 +1,6 @@
-"""An engine for several shards in this process, which grow trees in rounds.
+"""Engines for tests: one for several shards, which grow trees in rounds, and one for a shard that grows whole trees.
 
-It proves that a model does not depend on how rows are divided.
+They prove that a model does not depend on how rows are divided.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from dboost.losses.gradient_pass import new_pass_scratch
+from dboost.session.thread_team import team_for
+from dboost.session.whole_tree_grower import WholeTreeGrower
 from dboost.shards.shard import Shard, advance_rows
 from dboost.shards.shard_grower import ShardGrower
 from dboost.shards.statistics import Statistic
@@ -54,9 +56,9 @@ class ShardedEngine:
         return [statistic.compute(grower.shard, 0, grower.shard.n_rows, *arguments) for grower in self._growers]
 
     def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        return map(self._grow, tasks)
+        return map(self.grow_tree, tasks)
 
-    def _grow(self, task: TreeTask) -> GrownTree:
+    def grow_tree(self, task: TreeTask) -> GrownTree:
         shard = self._growers[0].shard
         order = GrowOrder((task,), shard.bin_layout, shard.is_identity_bin_map, self.n_rows, self._width)
         return self._rounds.grow_trees(self, order)[0]
@@ -77,3 +79,31 @@ class ShardedEngine:
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
+
+
+class WholeEngine:
+    """Trains on one shard in memory, which grows whole trees.
+
+    Parameters
+    ----------
+    shard : Shard
+    loss_terms : NamedTuple
+    n_threads : int, default 1
+    """
+
+    def __init__(self, shard: Shard, loss_terms: tuple, *, n_threads: int = 1) -> None:
+        self.team = team_for(shard.n_rows, len(shard.bin_layout.n_bins), n_threads)
+        self.grower, self._terms = WholeTreeGrower(shard, self.team), loss_terms
+
+    def advance(self, values: np.ndarray) -> GradientStats:
+        return self.grower.advance_rows(self._terms, values)
+
+    def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
+        """Return the result of each thread."""
+        return self.grower.map_ranges(statistic, *arguments)
+
+    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        return map(self.grower.grow_tree, tasks)
+
+    def close(self) -> None:
+        self.team.close()

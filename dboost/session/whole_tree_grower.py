@@ -1,0 +1,236 @@
+"""Whole trees on one shard in memory: a team of threads, one compiled call per tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from dboost.kernels import or_empty
+from dboost.kernels.histograms import TILE_COLUMNS, PackedSums
+from dboost.kernels.rows import STRIPE
+from dboost.kernels.splits import SPLIT_SIZE, new_search_scratch
+from dboost.losses.gradient_pass import new_pass_scratch
+from dboost.session.thread_team import Team
+from dboost.shards.shard import Shard, advance_rows, assign_leaves, merge_into_bins
+from dboost.shards.statistics import Statistic
+from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
+from dboost.trees.fused_grower import (
+    EXCLUDED_FRACTION,
+    FusedTask,
+    LeafHistograms,
+    TeamBuffers,
+    ThreadScratch,
+    TreeRows,
+    grow_whole_tree,
+)
+from dboost.trees.split_finder import FeaturePaths, new_feature_paths
+from dboost.trees.tree_task import ANY_ORDER, GradientStats, GrownTree, GrowthPolicy, NodeArrays, TreeTask, new_node_arrays
+
+#: With ANY_ORDER the number of open leaves is at most the logarithm of the sum of the Hessians.
+_SLOTS_ANY_ORDER = 64
+
+
+class WholeTreeGrower:
+    """Grows whole trees on a shard that has all rows of the fit, and passes over its rows.
+
+    Rows that are excluded from a tree are assigned to its leaves in the next pass over all rows, or by `route_excluded`.
+
+    Parameters
+    ----------
+    shard : Shard
+    team : Team
+        Belongs to the caller.
+    """
+
+    def __init__(self, shard: Shard, team: Team) -> None:
+        self.shard, self.team = shard, team
+        self._by_unit = (shard.bin_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * team.n_threads
+        self._scratch = [new_pass_scratch() for _ in range(team.n_threads)]
+        self._unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
+        self._has_categories = bool(shard.bin_layout.is_categorical.any())
+        self._buffers: _Buffers | None = None
+
+    def advance_rows(self, terms: tuple, values: np.ndarray) -> GradientStats:
+        """Advance all rows (see `shards.shard.advance_rows`)."""
+        unrouted, self._unrouted = self._unrouted, []
+
+        def work(thread: int) -> GradientStats:
+            for find, leaf in unrouted:
+                find(leaf, *self._range(thread))
+            return advance_rows(
+                self.shard, terms, values, self.shard.spec.loss_unit, self._scratch[thread], *self._range(thread)
+            )
+
+        return reduce(GradientStats.merge, self.team.run(work))
+
+    def map_ranges(self, statistic: Statistic, *arguments: Any) -> list[Any]:
+        """Return the statistic of the rows of each thread. A short one is computed in the calling thread, without routing."""
+        ranges = [self._range(thread) for thread in range(self.team.n_threads)]
+        is_short = statistic.is_short
+        if is_short is not None and all(is_short(self.shard, *of, *arguments) for of in ranges):
+            return [statistic.compute(self.shard, *of, *arguments) for of in ranges]
+        self.route_excluded()
+        return self.team.run(lambda thread: statistic.compute(self.shard, *ranges[thread], *arguments))
+
+    def route_excluded(self) -> None:
+        """Assign rows that were excluded from a tree to its leaves now, and not in the next pass over all rows."""
+        unrouted, self._unrouted = self._unrouted, []
+
+        def work(thread: int) -> None:
+            for find, leaf in unrouted:
+                find(leaf, *self._range(thread))
+
+        if unrouted:
+            self.team.run(work)
+
+    def _range(self, thread: int) -> tuple[int, int]:
+        n, p = self.shard.n_rows, self.team.n_threads
+        return n * thread // p, n * (thread + 1) // p
+
+    def grow_tree(self, task: TreeTask) -> GrownTree:
+        """Grow a tree, which is valid until the next one."""
+        self.route_excluded()
+        team, shard = self.team, self.shard
+        if self._buffers is None:
+            self._buffers = _Buffers.of(shard, task.policy, team, self._by_unit)
+        buffers = self._buffers
+        histograms = self._histograms_for(task, buffers)
+        gradient, hessian, leaf = shard.output_arrays(task.output)
+        # If rows are excluded by their influence only, this happens while the gradients are quantized.
+        influence = shard.influence(task.output) if task.sample is None and task.least_influence > 0 else None
+        chosen = shard.sampled_rows(task.sample, task.least_influence, task.output) if influence is None else None
+        n = shard.n_rows if chosen is None else len(chosen)
+        rows = TreeRows(
+            shard.histogram_rows, shard.bins.narrow, shard.bins.row_of, gradient, or_empty(hessian, "float32"),
+            or_empty(chosen, "int64"), influence, leaf,
+        )  # fmt: skip
+        buffers.of_team.starts[:] = _starts(n, team.n_threads)
+        team.control[:] = 0
+        if task.bin_merge is not None:
+            team.run(lambda thread: merge_into_bins(shard, task.bin_merge, *self._range(thread)))
+        proposal_buffers = [
+            None if task.node_bins is None else new_proposal_buffers(task.node_bins) for _ in range(team.n_threads)
+        ]
+        if task.constraints is not None and buffers.paths[0] is None:
+            buffers.paths = [new_feature_paths(task.constraints, 2 * task.policy.max_leaves - 1) for _ in range(team.n_threads)]
+
+        fused_task = FusedTask(
+            task.packing, task.limits, task.policy, task.scales, task.allowed, task.least_influence, task.constraints,
+            task.direction,
+        )  # fmt: skip
+
+        def work(thread: int) -> int:
+            return grow_whole_tree(
+                thread, rows, shard.bin_layout, fused_task, buffers.of_team, buffers.of_threads[thread],
+                buffers.nodes[thread], buffers.paths[thread], proposal_buffers[thread], histograms,
+            )  # fmt: skip
+
+        n_nodes = team.run(work)[0]
+        n_leaves = (n_nodes + 1) // 2
+        sums = sum(scratch.leaf_sums[:n_leaves] for scratch in buffers.of_threads) / task.scales[2:]
+        grown = GrownTree(
+            nodes=buffers.nodes[0],
+            n_nodes=n_nodes,
+            n_leaves=n_leaves,
+            n_rows=buffers.of_team.n_rows,
+            leaf_of=buffers.of_team.leaf_of,
+            leaf_sums=sums,
+            left_codes=buffers.of_team.left_codes,
+        )
+        if chosen is not None or (influence is not None and EXCLUDED_FRACTION * (n - int(grown.n_rows[0])) > n):
+            self._unrouted.append((assign_leaves(shard.bins, shard.bin_layout, grown), leaf))
+            if task.bin_merge is not None:
+                self.route_excluded()  # while the bins are those of this tree
+        if task.bin_merge is not None:
+            in_fine_bins(grown, task.bin_merge, shard.is_identity_bin_map)
+        return grown
+
+    def _histograms_for(self, task: TreeTask, buffers: _Buffers) -> LeafHistograms:
+        """Return buffers for the histograms of open leaves."""
+        shape = buffers.n_slots, int(self.shard.bin_layout.offset[-1])
+        if not self._has_categories and task.can_stay_packed(self.shard.n_rows, self._by_unit):
+            if buffers.packed is None:
+                counts = np.zeros(shape if task.limits.count_channel == 2 else (0, 0), np.int64)
+                buffers.packed = PackedSums(np.zeros(shape, np.int64), counts)
+            return LeafHistograms(None, buffers.packed)
+        if buffers.pool is None:
+            buffers.pool = np.zeros((shape[0], buffers.of_team.thread_histograms.shape[1], shape[1]))
+        return LeafHistograms(buffers.pool, None)
+
+
+@dataclass(eq=False)
+class _Buffers:
+    """Buffers of a team for trees of one growth policy."""
+
+    of_team: TeamBuffers
+    of_threads: list[ThreadScratch]
+    nodes: list[NodeArrays]  # by thread
+    n_slots: int  # most leaves that are open at the same time
+    paths: list[FeaturePaths | None]  # by thread
+    pool: np.ndarray | None = None  # histograms of open leaves
+    packed: PackedSums | None = None  # or these, see `TreeTask.can_stay_packed`
+
+    @classmethod
+    def of(cls, shard: Shard, policy: GrowthPolicy, team: Team, by_unit: bool) -> _Buffers:
+        n_threads = team.n_threads
+        n_slots = min(policy.max_leaves, _SLOTS_ANY_ORDER) if policy.order == ANY_ORDER else policy.max_leaves
+        return cls(
+            of_team=_team_buffers(shard, policy, team, by_unit),
+            of_threads=[_thread_scratch(shard, policy, n_threads, n_slots) for _ in range(n_threads)],
+            nodes=[new_node_arrays(policy.max_leaves) for _ in range(n_threads)],
+            n_slots=n_slots,
+            paths=[None] * n_threads,
+        )
+
+
+def _team_buffers(shard: Shard, policy: GrowthPolicy, team: Team, by_unit: bool) -> TeamBuffers:
+    layout, n, p = shard.bin_layout, shard.n_rows, team.n_threads
+    n_buckets = int(layout.offset[-1])
+    n_nodes = 2 * policy.max_leaves - 1
+    units = [*range(0, layout.n_tiled, TILE_COLUMNS), *range(layout.n_tiled, len(layout.first))]
+    words = int(np.diff(layout.start[units]).max()) if by_unit else int(layout.start[-1])
+    categorical = bool(layout.is_categorical.any())
+    return TeamBuffers(
+        control=team.control,
+        by_unit=by_unit,
+        records=np.empty((2, n), np.uint64),
+        starts=_starts(n, p),
+        packed=np.zeros((p, words), np.int64),
+        thread_histograms=np.zeros((p, shard.spec.n_channels, 1 if by_unit else n_buckets)),
+        flushed=np.zeros(p, np.int64),
+        counts=np.zeros((2, p), np.int64),
+        found=np.zeros((p, 2, SPLIT_SIZE)),
+        left_codes=np.zeros((n_nodes, int(layout.n_bins.max()) + 1 if categorical else 1), np.uint8),
+        n_rows=np.zeros(n_nodes, np.int64),
+        leaf_of=np.zeros(n_nodes, np.int64),
+        units=np.array(units, np.int64),
+    )
+
+
+def _starts(n: int, p: int) -> np.ndarray:
+    """Return the start of each thread's records of n rows; each of p threads owns every p-th stripe."""
+    owned = [sum(min(STRIPE, n - s) for s in range(t * STRIPE, n, p * STRIPE)) for t in range(p)]
+    return np.concatenate(([0], np.cumsum(owned))).astype(np.int64)
+
+
+def _thread_scratch(shard: Shard, policy: GrowthPolicy, n_threads: int, n_slots: int) -> ThreadScratch:
+    n_nodes = 2 * policy.max_leaves - 1
+    n_codes = int(shard.bin_layout.n_bins.max()) + 1
+    return ThreadScratch(
+        slot=np.zeros(n_nodes, np.int64),
+        free=np.zeros(n_slots, np.int64),
+        begin=np.zeros((n_nodes, n_threads), np.int64),
+        end=np.zeros((n_nodes, n_threads), np.int64),
+        side=np.zeros(n_nodes, np.int64),
+        excluded=np.zeros((n_nodes, 2), np.int64),
+        search=new_search_scratch(n_codes),
+        goes_left=np.zeros(n_codes, np.uint8),
+        leaf_sums=np.zeros((policy.max_leaves, 2)),
+        stack=np.zeros(policy.max_leaves + 1, np.int64),
+        best=np.zeros(SPLIT_SIZE),
+        total=np.zeros(3),
+    )
