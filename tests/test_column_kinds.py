@@ -61,8 +61,7 @@ def comes_back(booster: dboost.Booster, folder: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize("n_distinct", [40, 100, N])
-@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+@pytest.mark.parametrize(("n_distinct", "dtype"), [(40, np.int64), (100, np.uint64), (N, np.int64), (N, np.uint64)])
 def test_integers_that_floats_cannot_tell_apart_are_one_value(
     n_distinct: int, dtype: type, client: Client, tmp_path: Path
 ) -> None:

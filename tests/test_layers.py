@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,9 +64,13 @@ NO_IDEA = {"utils", "util", "common", "helpers", "misc"}
 LAYER_OF = {name: layer for layer, packages in enumerate(LAYERS) for name in packages}
 
 
-def imports(module: str, source: str) -> Iterator[tuple[int, str, bool]]:
+parse = cache(ast.parse)
+
+
+@cache
+def imports(module: str, source: str) -> list[tuple[int, str, bool]]:
     """Return all imports of a module as (line, absolute dotted name, at module level)."""
-    tree = ast.parse(source)
+    tree, found = parse(source), []
     inside_functions = {
         id(inner)
         for outer in ast.walk(tree)
@@ -77,13 +81,14 @@ def imports(module: str, source: str) -> Iterator[tuple[int, str, bool]]:
         at_top = id(node) not in inside_functions
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield node.lineno, alias.name, at_top
+                found.append((node.lineno, alias.name, at_top))
         elif isinstance(node, ast.ImportFrom):
             # `module` names packages with their __init__, so that one dot always leads to the folder of the file.
             folder = module.split(".")[: -node.level] if node.level else []
             start = ".".join([*folder, node.module] if node.module else folder)
             for alias in node.names:
-                yield node.lineno, f"{start}.{alias.name}", at_top
+                found.append((node.lineno, f"{start}.{alias.name}", at_top))
+    return found
 
 
 def violations(module: str, source: str) -> list[str]:
@@ -179,7 +184,7 @@ def test_file_names_occur_once() -> None:
 def test_class_names_occur_once() -> None:
     """A name has one meaning; names with an underscore are those of one file."""
     kinds = (
-        node for _, path in modules() for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ClassDef)
+        node for _, path in modules() for node in ast.walk(parse(path.read_text("utf-8"))) if isinstance(node, ast.ClassDef)
     )
     names = Counter(kind.name for kind in kinds if not kind.name.startswith("_"))
     assert [name for name, count in names.items() if count > 1] == []
@@ -198,7 +203,7 @@ def parameter_counts(module: str, source: str) -> dict[str, int]:
                 found[f"{name}.{child.name}"] = len(named) - is_bound + bool(given.vararg) + bool(given.kwarg)
             visit(child, f"{name}.{child.name}" if hasattr(child, "name") else name)
 
-    visit(ast.parse(source), module)
+    visit(parse(source), module)
     return found
 
 
