@@ -109,10 +109,11 @@ class Booster:
     @cached_property
     def history(self) -> pd.DataFrame:
         """One row per iteration: what the fit recorded, or the metrics in the ensemble, which have the same order in both."""
-        frame = self._history if isinstance(self._history, pd.DataFrame) else pd.DataFrame(self._records)
-        metrics = self.ensemble.metrics
-        ordered = iter([name for name in metrics if name in frame])
-        return frame.reindex(columns=[next(ordered) if name in metrics else name for name in frame] or ["iteration"])
+        if isinstance(self._history, pd.DataFrame):
+            return self._history
+        records = self._records
+        names = dict.fromkeys(name for record in reversed(records) for name in record)  # those of the last fit first
+        return pd.DataFrame(records, columns=list(names) or ["iteration"])
 
     @property
     def _records(self) -> list[dict[str, Any]]:
