@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 from distributed import Client
@@ -15,8 +16,10 @@ from sklearn.exceptions import NotFittedError
 import dboost
 from dboost import DataError, InputTypeError, ParameterError
 from dboost.cli import main
-from dboost.distributed.partitioned_table import PartitionedTable
-from tests.helpers.clusters import threads_cluster
+from dboost.distributed.connection import Connection
+from dboost.distributed.joined_workers import JoinedWorkers
+from dboost.session.protocol import SessionRef
+from tests.helpers.clusters import held_rows, threads_cluster
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 OLD, NEW = mixed_frame(600), mixed_frame(500, seed=1)
@@ -171,24 +174,53 @@ def client() -> Iterator[Client]:
         yield client
 
 
-def test_workers_may_be_lost_meanwhile() -> None:
+@pytest.mark.parametrize(
+    ("lost_before", "methods"),
+    [
+        ((5, 22), ["shard_statistics", "update_scores"]),
+        pytest.param((1, 8), ["update_scores", "assign_leaves"], marks=pytest.mark.slow),
+        pytest.param((2, 3), ["assign_leaves", "assign_leaves"], marks=pytest.mark.slow),
+    ],
+)
+def test_workers_may_be_lost_meanwhile(lost_before: tuple[int, int], methods: list[str]) -> None:
     old = first("grade")
     expected = saved(old.refit_leaves(NEW, "grade"))
     with threads_cluster(3, 1) as client:
-        ask, n_asked = PartitionedTable.ask, 0
+        ask, asked = Connection.ask, list[str]()
 
-        def losing(table: PartitionedTable, method: Any, *arguments: Any) -> list[Any]:
-            nonlocal n_asked
-            n_asked += method.__name__.startswith("refit_")
-            if n_asked in (5, 20) and method.__name__.startswith("refit_"):
-                n_asked += 1
-                client.retire_workers([table.sessions[0].worker])
-            return ask(table, method, *arguments)
+        def losing(connection: Connection, refs: Sequence[SessionRef], method: Any, *arguments: Any) -> dict[SessionRef, Any]:
+            asked.append(method.__name__)
+            if len(asked) in lost_before:
+                client.retire_workers([refs[0].worker])
+            return ask(connection, refs, method, *arguments)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(PartitionedTable, "ask", losing)
+            patch.setattr(Connection, "ask", losing)
             assert saved(old.refit_leaves(cut(NEW, [100, 200, 300, 400]), "grade", client=client)) == expected
-        assert n_asked > 20 and len(client.nthreads()) == 1
+        assert [asked[n - 1] for n in lost_before] == methods and len(client.nthreads()) == 1
+
+
+def test_a_worker_that_joins_receives_rows() -> None:
+    old = first("grade", max_iter=4)
+    expected = saved(old.refit_leaves(NEW, "grade", sample_weight="w"))
+    update, held = JoinedWorkers.update, list[list[int]]()
+    with threads_cluster(1, 1) as client, dask.config.set({"dboost.single-worker-values": 0}):
+
+        def reading_at_once(joined: JoinedWorkers) -> None:
+            if not held:
+                client.cluster.scale(2)
+                client.wait_for_workers(2)
+            update(joined)
+            if joined._reader is not None:
+                joined._reader.join()
+            held.append(sorted(client.run(held_rows).values()))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(JoinedWorkers, "update", reading_at_once)
+            lazy = cut(NEW, [100, 200, 300, 400])
+            assert saved(old.refit_leaves(lazy, "grade", sample_weight="w", client=client)) == expected
+    n_rows = np.count_nonzero(NEW["w"] > 0)
+    assert held[0] == [0, n_rows] and sum(held[-1]) == n_rows and min(held[-1]) > 0
 
 
 def test_the_summary_is_that_of_the_new_rows() -> None:

@@ -63,6 +63,8 @@ class ClusterCalls:
         self._tree_bytes = _TREE_BYTES if spec.budget is None else spec.budget.limit // 16
         self._iterations: list[tuple[TreeDelta, ...]] = []
         self._pending: list[TreeDelta] = []
+        self._given_values: list[np.ndarray] = []
+        self._given_iteration = -1
         self._applied = -1
         self._visit: BiteVisit | None = None
         self._joined: JoinedWorkers | None = None
@@ -72,7 +74,8 @@ class ClusterCalls:
 
     def past(self) -> ReplayState:
         """Return the state that shards built now have to replay."""
-        return ReplayState(self._applied, tuple(self._iterations), tuple(self._pending), self._terms, self._visit)
+        trained = tuple(self._iterations), tuple(self._pending), self._terms, self._visit
+        return ReplayState(self._applied, *trained, tuple(self._given_values), self._given_iteration)
 
     def watch(self, table: PartitionedTable) -> None:
         """Also repair this table when workers are lost."""
@@ -112,6 +115,8 @@ class ClusterCalls:
                 tuple(TreeDelta(tree.routes, row, tree.output) for tree, row in zip(self._pending, values, strict=True))
             )
         self._pending = []
+        if self._given_iteration == len(self._given_values):
+            self._given_values.append(values)
         self._applied, self._terms = number, terms
         if self._joined is None:
             self._joined = JoinedWorkers(self._connection, self._training)
@@ -155,6 +160,13 @@ class ClusterCalls:
         most = max(self._tree_bytes // max(of_rows, of_histograms), 1)
         n_groups = -(-len(tasks) // most)
         return -(-len(tasks) // n_groups)
+
+    def assign_leaves(self, iteration: int) -> None:
+        """See `Calls`."""
+        self._given_iteration = iteration  # before the call: partitions that are read again during it are assigned, too
+        self._with_recovery(
+            "assign_leaves", lambda: self._connection.ask(self._training.sessions, Session.assign_leaves, iteration)
+        )
 
     def shard_statistics(self, statistic: Statistic, arguments: tuple[Any, ...]) -> list[Any]:
         """Return one result for each shard."""

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from typing import Any, Concatenate
+from typing import Any
 
 import numpy as np
 from distributed import Client
@@ -46,7 +46,7 @@ from dboost.session.protocol import (
     PartitionStats,
     ReplayState,
 )
-from dboost.session.session_protocol import ByPartitions, P, Result, Session
+from dboost.session.session_protocol import ByPartitions, Result, Session
 from dboost.session.target import TargetScan
 from dboost.shards.shard import TreeDelta
 from dboost.training.callbacks import Iteration
@@ -265,24 +265,15 @@ class ClusterTable:
     def target_scans(self) -> list[TargetScan]:
         return [stats.target for stats in self._partitions.partition_stats if stats.target is not None]
 
-    def ask(self, method: Callable[Concatenate[Session, str, P], Result], *arguments: P.args, **none: P.kwargs) -> list[Result]:
-        return self._partitions.ask(method, *arguments, **none)
-
     def read(self, function: ByPartitions[Result]) -> list[Result]:
         return self._partitions.read(function)
 
     def apply(self, step: ByPartitions[None]) -> None:
         self._partitions.apply(step)
 
-    def build(self, method: Callable[..., Result], arguments: Callable[[], tuple[Any, ...]]) -> list[Result]:
-        return self._partitions.build(method, arguments)
-
     def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
         self._partitions.set_n_trained(n_kept)
         self._unit_weights = unit_weights
-
-    def note_progress(self, what: str) -> None:
-        self._connection.attempts.reset(what)
 
     def most_rows(self) -> int:
         return max(self._partitions.rows_of_sessions().values())

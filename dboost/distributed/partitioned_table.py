@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Concatenate
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from dboost.distributed.rebalance import is_for_one_worker, is_held, plan_moves
 from dboost.errors import DataError
 from dboost.schema import Feature
 from dboost.session.protocol import PartitionStats, SessionRef
-from dboost.session.session_protocol import ByPartitions, P, Result, Session, name_of
+from dboost.session.session_protocol import ByPartitions, Result, Session, name_of
 
 _log = logging.getLogger("dboost")
 
@@ -144,24 +144,15 @@ class PartitionedTable:
         numbers = sorted(self.lengths)
         return MetadataRows(tuple(self.lengths[i] for i in numbers), True).name(row)
 
-    def ask(self, method: Callable[Concatenate[Session, str, P], Result], *arguments: P.args, **none: P.kwargs) -> list[Result]:
-        """Return the results of a method in all sessions, in no particular order."""
-        return self._repeat(method.__name__, method, lambda numbers: arguments)
-
     def read(self, function: ByPartitions[Result]) -> list[Result]:
-        """Return the result of a function of the rows of each session."""
-        return self._repeat(name_of(function(())), Session.read, lambda numbers: (function(numbers),))
-
-    def _repeat(
-        self, name: str, method: Callable[..., Any], arguments: Callable[[Sequence[int]], tuple[Any, ...]]
-    ) -> list[Any]:
-        """Call a method in all sessions until none of them is lost meanwhile. name : of the call, for error messages."""
+        """Return the result of a function of the rows of each session, in no particular order."""
         while True:
             self.repair()
             try:
-                return [answer for _, answer in self._call_each(self.worker_partitions, method, arguments)]
+                answers = self._call_each(self.worker_partitions, Session.read, lambda numbers: (function(numbers),))
+                return [answer for _, answer in answers]
             except LostWorkers as lost:
-                self.connection.attempts.note(name, lost)
+                self.connection.attempts.note(name_of(function(())), lost)
                 self.drop_workers(lost.sessions)
 
     # Loss and repair.

@@ -111,7 +111,7 @@ class BatchRows:
         kept = kept_rows(weight)
         n_kept = table.n_rows if kept is None else len(kept)
         is_one = spec.is_whole or is_small(n_kept, len(spec.binning.features))
-        n_shards, ids = 1 if is_one else self.n_threads, self._ids(spec)
+        n_shards, ids = 1 if is_one else self.n_threads, self.ids(spec)
         for k in range(n_shards):
             kept_range = slice(n_kept * k // n_shards, n_kept * (k + 1) // n_shards)
             n = kept_range.stop - kept_range.start
@@ -132,7 +132,7 @@ class BatchRows:
                 fields["draw_id"] = draw_id
             yield rows_in_memory(fields, spec.shard, RowIds(np.array(ids.runs(kept_range.start, kept_range.stop), np.int64)))
 
-    def _ids(self, spec: BuildSpec) -> RowIds:
+    def ids(self, spec: BuildSpec) -> RowIds:
         """Return the global ids of the rows of positive weight."""
         runs: list[tuple[int, int]] = []
         for number, n in self.owned.items():
@@ -165,7 +165,7 @@ class BatchRows:
         except BaseException:
             store.close()
             raise
-        return store, self._ids(spec)
+        return store, self.ids(spec)
 
     def encode(self, target: Target) -> None:
         """Encode the target for the loss. Idempotent."""

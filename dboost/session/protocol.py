@@ -29,7 +29,6 @@ from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 if TYPE_CHECKING:
     from dboost.data.row_metadata import DataIssue
-    from dboost.losses import Loss
     from dboost.model.ensemble import Ensemble
     from dboost.schema import Level
     from dboost.trees.split_finder import SiblingPair
@@ -60,6 +59,8 @@ class BuildSpec:
     leaves_per_pass: int | None = None
     n_sharing: int = 1  # fits on a worker at the same time, which divide its threads
     unit: float = 1.0  # of targets and raw scores in shards, see `training.leaf_values.TargetStats`
+    #: The model whose leaf values are estimated again: rows keep their raw values instead of codes, see `refit_rows`.
+    given: Ensemble | None = None
 
     def exceeded_limit(self, n_rows: int, n_threads: int, *, n_there: int = 0, spare: Budget | None = None) -> Budget | None:
         """Return the memory limit that `n_rows` more rows exceed, so that they must be in files; None if they may be in memory.
@@ -119,6 +120,9 @@ class ReplayState:
     pending: tuple[TreeDelta, ...] = ()  # trees of the current iteration, whose values are not added to the scores yet
     terms: tuple = ()  # the loss's current record for kernels
     visit: BiteVisit | None = None  # the current visit; None without arcbites
+    #: The new leaf values of the complete iterations of `BuildSpec.given`, float64[n_outputs, n_leaves] each.
+    given_values: tuple[np.ndarray, ...] = ()
+    given_iteration: int = -1  # the iteration to whose leaves rows are assigned
 
 
 class Calls(Protocol):
@@ -142,6 +146,9 @@ class Calls(Protocol):
 
     def grow_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
         """Grow a tree for each task; each is valid until the next one is requested."""
+
+    def assign_leaves(self, iteration: int) -> None:
+        """Assign rows to the leaves of the trees of an iteration of `BuildSpec.given`, instead of growing trees."""
 
     def shard_statistics(self, statistic: Statistic, arguments: tuple[Any, ...]) -> list[Any]:
         """Return the statistic of ranges of rows that together are all training rows."""
@@ -247,25 +254,6 @@ def pack_round(message: Any) -> bytes:
 def unpack(message: bytes | memoryview) -> Any:
     """Return the object that `pack_round` pickled."""
     return pickle.loads(message)
-
-
-@dataclass(frozen=True, eq=False)
-class RefitOrder:
-    """A request to re-estimate leaf values: the model, the loss with its statistics of the rows, the unit of loss sums."""
-
-    model: Ensemble
-    loss: Loss
-    loss_unit: float
-    unit: float  # of targets and raw scores, as in `BuildSpec`
-
-
-@dataclass(frozen=True, eq=False)
-class RefitStep:
-    """The argument of `Session.refit_advance`: the leaf values of an iteration, and the loss's record after it."""
-
-    iteration: int
-    values: np.ndarray  # float64[n_outputs, n_leaves]
-    terms: tuple
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,15 +3,15 @@
 Everything that happens to rows is a method of `Session`: one session does the work of one process for one fit. A `SessionTable`
 calls methods of all sessions with rows of a table and returns their results, which the coordinator merges
 (`training.fit.SessionRows`). A fit in this process has one session, which `training.fit.LocalTable` calls directly. On a
-cluster the calls are messages to workers, which may be lost and replaced (`distributed.partitioned_table`). Both take the name
-of the method from `Session`, so mypy checks the caller and the implementation.
+cluster the calls are messages to workers, which may be lost and replaced (`distributed.partitioned_table`). A message names a
+method of `Session`, and no other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -27,8 +27,6 @@ from dboost.session.protocol import (
     EvalSets,
     FeatureSearch,
     PartitionStats,
-    RefitOrder,
-    RefitStep,
     ReplayState,
     RowPlaces,
 )
@@ -39,7 +37,6 @@ from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.split_finder import PackedSplits
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
-P = ParamSpec("P")
 Result = TypeVar("Result")
 #: Returns the function that a session calls with the rows of a batch (see `batch_rows`), given the partitions of the batch.
 ByPartitions = Callable[[Sequence[int]], Callable[[BatchRows], Result]]
@@ -129,6 +126,9 @@ class Session(Protocol):
     def search_slices(self, k: int, slices: Sequence[bytes], /) -> tuple[dict[int, PackedSplits], float]:
         """Return the best splits of the features of slice `k` by output, and the seconds. slices : they are added up."""
 
+    def assign_leaves(self, iteration: int, /) -> None:
+        """Assign rows to the leaves of the trees of an iteration of `BuildSpec.given`, instead of growing trees."""
+
     def shard_statistics(self, statistic: Statistic, arguments: tuple[Any, ...], /) -> list[Any]:
         """Return the statistic of every shard."""
 
@@ -136,17 +136,6 @@ class Session(Protocol):
         self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[Any]], mark: int, n_cuts: int, /
     ) -> dict[str, tuple[int, list[list[Any]]]] | None:
         """Return rows and metric statistics of each evaluation set after these trees; None if earlier trees are missing."""
-
-    # Re-estimation of leaf values.
-
-    def refit_begin(self, batch: str, order: RefitOrder, past: list[RefitStep], /) -> None:
-        """Prepare the rows of a table, and replay the steps so far."""
-
-    def refit_advance(self, batch: str, number: int, step: RefitStep, /) -> tuple[int, GradientStats | None]:
-        """Return the number of rows, and their gradient statistics after a step."""
-
-    def refit_map(self, batch: str, iteration: int, statistic: Statistic, arguments: tuple[Any, ...], /) -> tuple[int, Any]:
-        """Return the number of rows, and a statistic of them."""
 
 
 #: Names of a session's methods. A message may call no others.
@@ -178,23 +167,14 @@ class SessionTable(Protocol):
     def target_scans(self) -> list[TargetScan]:
         """Return the target scans of all partitions."""
 
-    def ask(self, method: Callable[Concatenate[Session, str, P], Result], *arguments: P.args, **none: P.kwargs) -> list[Result]:
-        """Call a method in all sessions, and return its results."""
-
     def read(self, function: ByPartitions[Result]) -> list[Result]:
         """Return the result of a function of the rows of each session."""
 
     def apply(self, step: ByPartitions[None]) -> None:
         """Change the rows in all sessions now, and in sessions that read partitions again later."""
 
-    def build(self, method: Callable[..., Result], arguments: Callable[[], tuple[Any, ...]]) -> list[Result]:
-        """Call a method in all sessions now, and in sessions that read partitions again later, with the arguments of then."""
-
     def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
         """Store the number of training rows of each partition, and whether all weights are 1."""
-
-    def note_progress(self, what: str) -> None:
-        """Record that the fit has advanced; this resets the count of attempts to replace lost sessions."""
 
     def most_rows(self) -> int:
         """Return the number of rows of positive weight in the session with the most rows."""

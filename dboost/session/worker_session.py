@@ -28,9 +28,7 @@ from typing import Any
 import numpy as np
 
 from dboost.data import Table
-from dboost.data.chunk import plain
 from dboost.data.partition import ReadPlan
-from dboost.data.table import kept_rows
 from dboost.metrics.metric import LossMagnitude
 from dboost.schema import Feature
 from dboost.session.batch_rows import BatchRows, StartingRows
@@ -44,19 +42,16 @@ from dboost.session.protocol import (
     FeatureSearch,
     MissingPartitions,
     PartitionStats,
-    RefitOrder,
-    RefitStep,
     ReplayState,
     RowPlaces,
     SliceExchange,
     pack_round,
     unpack,
 )
-from dboost.session.refit_rows import LeafRefitRows
+from dboost.session.refit_rows import RefitRunner, refit_runners
 from dboost.session.session_protocol import Result
 from dboost.session.shard_runners import ShardRunner, streamed_runners
 from dboost.session.thread_team import Team, team_for
-from dboost.session.warm_start import row_matrices
 from dboost.shards.arcbite_rows import Bite, joined_rows, shard_of_bite
 from dboost.shards.encode import in_ranges
 from dboost.shards.shard import MOST_ROWS, TreeDelta, check_rows_in_memory
@@ -102,7 +97,6 @@ class WorkerSession:
         self._batches: dict[str, PartitionBatch] = {}  # until their rows are encoded
         self._batches_lock, self._turn = threading.Lock(), threading.Lock()
         self._rows: dict[str, BatchRows] = {}
-        self._refits: dict[str, LeafRefitRows | None] = {}
         self._reported_bytes = 0
         #: Bytes read by runners that are closed.
         self._closed_bytes_read = 0
@@ -135,7 +129,6 @@ class WorkerSession:
             self._close_batch(batch)
         self.release_rows()
         self._resources.close()
-        self._refits = {}
 
     def release_rows(self) -> None:
         """Release the training rows and the threads that work on them together; remove their files."""
@@ -221,7 +214,11 @@ class WorkerSession:
         if batch not in self._built:
             rows = self.rows_of(batch)
             rows.drop_target()
-            self.build_from(rows, batch, spec, past)
+            if spec.given is None:
+                self.build_from(rows, batch, spec, past)
+            else:
+                self._spec = spec
+                self._runners += refit_runners(rows, batch, spec, past)
             self._close_batch(batch)
             self._built.add(batch)
         return self.row_places(batch)
@@ -465,6 +462,12 @@ class WorkerSession:
         }
         return found, time.perf_counter() - started
 
+    def assign_leaves(self, iteration: int) -> None:
+        """Assign rows to the leaves of the trees of an iteration of `BuildSpec.given`."""
+        for runner in self._runners:
+            assert isinstance(runner, RefitRunner)
+            runner.assign_leaves(iteration)
+
     def shard_statistics(self, statistic: Statistic, arguments: tuple[Any, ...]) -> list[Any]:
         """Return the statistic of every shard."""
         by_shard = self._each(lambda runner: runner.map_ranges(statistic, *arguments))
@@ -539,44 +542,6 @@ class WorkerSession:
         n_cuts : how often the model has been truncated.
         """
         return self._eval_sets.statistics(first, trees, metrics, mark, n_cuts)
-
-    # Re-estimation of leaf values.
-
-    def refit_begin(self, batch: str, order: RefitOrder, past: list[RefitStep]) -> None:
-        """Prepare the rows of a table, and replay the steps so far."""
-        if batch in self._refits:
-            return
-        rows = self.rows_of(batch)
-        rows.gather()
-        table, y, weight = rows.table, rows.y, rows.table.weight
-        kept = kept_rows(weight)
-        if kept is not None and weight is not None:
-            y, weight = y[kept], weight[kept]
-        refit_rows = None
-        if len(y):
-            raw, matrices = rows.start_scores, list(map(plain, row_matrices(table, kept)))
-            assert raw is not None
-            if order.unit != 1.0:
-                y, raw = y / order.unit, raw / order.unit
-            refit_rows = LeafRefitRows(order.model, matrices, y, weight, raw, order.loss, order.loss_unit, self._n_threads)
-            for number, step in enumerate(past):
-                refit_rows.take_step(number, step)
-        self._refits[batch] = refit_rows
-
-    def refit_advance(self, batch: str, number: int, step: RefitStep) -> tuple[int, GradientStats | None]:
-        """Return the number of rows and the result of `LeafRefitRows.take_step`, None without rows."""
-        rows = self._known_rows(batch)
-        return (0, None) if rows is None else (rows.n_rows, rows.take_step(number, step))
-
-    def refit_map(self, batch: str, iteration: int, statistic: Statistic, arguments: tuple[Any, ...]) -> tuple[int, Any]:
-        """Return the number of rows and the result of `LeafRefitRows.map_ranges`, None without rows."""
-        rows = self._known_rows(batch)
-        return (0, None) if rows is None else (rows.n_rows, rows.map_ranges(iteration, statistic, *arguments))
-
-    def _known_rows(self, batch: str) -> LeafRefitRows | None:
-        if batch not in self._refits:
-            raise MissingPartitions(batch)
-        return self._refits[batch]
 
 
 def _sum_slices(slices: Sequence[bytes]) -> dict[int, RoundHistograms]:

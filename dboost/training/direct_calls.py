@@ -76,6 +76,10 @@ class DirectCalls:
             self._session.begin_trees(tasks)
         return {output: self._session.sum_histograms(output, request) for output, (request, _) in rounds.items()}, None
 
+    def assign_leaves(self, iteration: int) -> None:
+        """See `Calls`."""
+        self._session.assign_leaves(iteration)
+
     def shard_statistics(self, statistic: Statistic, arguments: tuple[Any, ...]) -> list[Any]:
         """See `Calls`."""
         return self._session.shard_statistics(statistic, arguments)

@@ -67,6 +67,10 @@ class Engine:
         """
         return self._calls.grow_trees(tasks)
 
+    def assign_leaves(self, iteration: int) -> None:
+        """Assign rows to the leaves of the trees of an iteration of `BuildSpec.given`, instead of growing trees."""
+        self._calls.assign_leaves(iteration)
+
     def report(self) -> dict[str, float]:
         """Return statistics of the time since the last call (such as bytes read) for the history. The model has none."""
         return self._calls.report()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial, reduce
-from typing import Any, Concatenate, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from dboost.session.protocol import BuildSpec, Calls, Chosen, EvalSets, ReplaySt
 from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, with_summary
 from dboost.session.row_assignment import Numbered, assign_rows, class_counts, digit_counts
 from dboost.session.row_samples import DigitRequest
-from dboost.session.session_protocol import ByPartitions, P, Result, Session, SessionTable
+from dboost.session.session_protocol import ByPartitions, Result, SessionTable
 from dboost.session.target import (
     Target,
     TargetScan,
@@ -501,23 +501,14 @@ class LocalTable:
     def target_scans(self) -> list[TargetScan]:
         return scan_targets(self._table)
 
-    def ask(self, method: Callable[Concatenate[Session, str, P], Result], *arguments: P.args, **none: P.kwargs) -> list[Result]:
-        return [getattr(self._session, method.__name__)(self._BATCH, *arguments)]
-
     def read(self, function: ByPartitions[Result]) -> list[Result]:
         return [self._session.read(self._BATCH, function(self._table.numbers))]
 
     def apply(self, step: ByPartitions[None]) -> None:
         self._session.apply(self._BATCH, step(self._table.numbers))
 
-    def build(self, method: Callable[..., Result], arguments: Callable[[], tuple[Any, ...]]) -> list[Result]:
-        return [getattr(self._session, method.__name__)(self._BATCH, *arguments())]
-
     def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
         self.n_kept, self.unit_weights = n_kept, unit_weights
-
-    def note_progress(self, what: str) -> None:
-        """Do nothing; the session of this process cannot be lost."""
 
     def most_rows(self) -> int:
         return sum(self.n_kept.values())

@@ -5,8 +5,9 @@ and Hessians follow from the scores of the previous trees with their new leaf va
 exact sums, or a quantile of the rows' residuals, by the same `LeafEstimator` and with the same parameters as in the fit. So a
 refit on the training data reproduces the model.
 
-The rows are in this process or on a cluster (`session_protocol.SessionTable`). The results of sessions are merged by
-exact sums and maxima, so leaf values do not depend on the partitions.
+The rows are in this process or on a cluster. An `Engine` advances them as in a fit, but assigns them to the leaves of the
+model's trees instead of growing trees (`session.refit_rows`). Results of sessions are merged by exact sums and maxima, so leaf
+values do not depend on the partitions.
 
 With ``decay`` a leaf value is ``decay · old + (1 - decay) · new``; leaves without rows keep the old value.
 """
@@ -15,24 +16,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dboost.data.binning import Binning
 from dboost.data.roles import by_columns
-from dboost.errors import DataError, DBoostError, ParameterError
+from dboost.errors import DataError, ParameterError
 from dboost.losses import Loss
 from dboost.metrics.exact import unit_for
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters, make_parameters
-from dboost.session.protocol import RefitOrder, RefitStep
+from dboost.session.protocol import BuildSpec
 from dboost.session.reference_sample import with_summary
-from dboost.session.session_protocol import Session, SessionTable
+from dboost.session.refit_rows import refit_shard_spec
+from dboost.session.session_protocol import SessionTable
 from dboost.session.warm_start import WarmStart, check_continues, keywords_for
-from dboost.shards.statistics import Statistic, leaf_totals
-from dboost.training.fit import SessionRows, interruptible_reading
+from dboost.shards.statistics import leaf_totals
+from dboost.training.engine import Engine
+from dboost.training.fit import SessionRows, interruptible_reading, starts_of
 from dboost.training.leaf_values import LeafEstimator, TargetStats, in_units_of, target_stats
 from dboost.training.loop import in_rows
 from dboost.training.plan import FitRequest
@@ -86,69 +90,54 @@ def refit_leaves(
             rows.compute_start_scores(start)
             stats = target_stats(target.loss, partial(rows.map_rows, by_columns), continues=True)
             description = rows.describe(parameters[-1].random_state)
-            refit = _RefitRows(
-                table, RefitOrder(model, stats.loss.in_unit(stats.unit), stats.loss_unit, stats.unit), description.n_rows
+            loss = stats.loss.in_unit(stats.unit)
+            weighted = "sample_weight" in table.roles
+            spec = BuildSpec(
+                shard=refit_shard_spec(
+                    model, weighted=weighted, constant_hessian=loss.constant_hessian, loss_unit=stats.loss_unit
+                ),
+                binning=Binning((), ()),
+                target=target,
+                baseline=start.baseline,
+                warm_start=start,
+                magnitude=stats.magnitude,
+                spread=stats.spread,
+                starts=starts_of(table.n_kept),
+                budget=None,
+                n_bites=None,
+                n_together=1,
+                seed=0,
+                may_stream=False,
+                unit=stats.unit,
+                given=model,
             )
-        found = with_new_leaf_values(model, parameters, refit, stats, decay=decay, source_name=source_name)
+            engine = Engine(table.open_calls(spec), description.n_rows, loss.terms())
+        try:
+            found = with_new_leaf_values(model, parameters, engine, stats, decay=decay, source_name=source_name)
+        finally:
+            engine.close()
     finally:
         rows.close()
     return with_summary(found, description.reference, n_threads)
 
 
-class _RefitRows:
-    """All rows, with what `LeafEstimator` calls, and the iteration that is estimated.
-
-    A call contains its iteration and the number of steps before it, so it may be repeated. When a worker is lost, the sessions
-    that read its partitions again replay all steps so far.
-    """
-
-    def __init__(self, table: SessionTable, order: RefitOrder, n_rows: int) -> None:
-        self.n_rows = n_rows
-        self._table, self._terms = table, order.loss.terms()
-        self._iteration = -1
-        self._past: list[RefitStep] = []
-        table.build(Session.refit_begin, lambda: (order, self._past))
-
-    def select_iteration(self, iteration: int) -> None:
-        """Estimate leaf values of this iteration; sessions assign rows to its leaves when they are next called."""
-        self._iteration = iteration
-
-    def take_step(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
-        self._terms = self._terms if terms is None else terms
-        step = RefitStep(self._iteration, values, self._terms)
-        found = reduce(GradientStats.merge, self._checked(self._table.ask(Session.refit_advance, len(self._past), step)))
-        self._past.append(step)
-        self._table.note_progress(f"advance {len(self._past)} of the leaf values")
-        return found
-
-    def map_ranges(self, statistic: Statistic, *arguments: Any) -> list[Any]:
-        return self._checked(self._table.ask(Session.refit_map, self._iteration, statistic, arguments))
-
-    def _checked(self, found: Sequence[tuple[int, Any]]) -> list[Any]:
-        """Return the results of sessions with rows; raise DBoostError if rows are missing."""
-        n_rows = sum(n for n, _ in found)
-        if n_rows != self.n_rows:
-            raise DBoostError(f"workers hold {n_rows} of the {self.n_rows} rows of the data to estimate leaf values from")
-        return [result for n, result in found if n]
-
-
 def with_new_leaf_values(
     model: Ensemble,
     parameters: Sequence[Parameters],
-    rows: _RefitRows,
+    engine: Engine,
     start: TargetStats,
     *,
     decay: float,
     source_name: str | None,
 ) -> Ensemble:
-    """Return the model with leaf values estimated from rows.
+    """Return the model with leaf values estimated from the rows of an engine.
 
     Parameters
     ----------
     model : Ensemble
     parameters : sequence of Parameters
         Of each iteration, see `parameters_of`.
-    rows : _RefitRows
+    engine : Engine
     start : TargetStats
     decay, source_name
         As in `refit_leaves`.
@@ -156,11 +145,11 @@ def with_new_leaf_values(
     k = model.trees_per_iteration
     steps = {
         id(one): LeafEstimator(
-            rows.take_step,
-            rows.map_ranges,
+            engine.advance,
+            engine.map_shards,
             start.loss.in_unit(start.unit),
             in_units_of(one, start),
-            rows.n_rows,
+            engine.n_rows,
             start.max_weight,
         )
         for one in parameters
@@ -168,11 +157,11 @@ def with_new_leaf_values(
     stats = steps[id(parameters[0])].add_leaf_values(np.zeros((k, 1)))
     trees: list[Tree] = []
     for iteration, of_iteration in enumerate(parameters):
-        rows.select_iteration(iteration)
+        engine.assign_leaves(iteration)
         values = []
         for output in range(k):
             tree = model.trees[iteration * k + output]
-            sums = _leaf_sums(rows, stats, tree.n_leaves, output)
+            sums = _leaf_sums(engine, stats, tree.n_leaves, output)
             found = steps[id(of_iteration)].values(sums, RowSubset(None, 0, output))
             trees.append(_with_values(tree, found * start.unit, sums.reached, decay))
             values.append(trees[-1].value[tree.feature < 0] / start.unit)
@@ -180,7 +169,7 @@ def with_new_leaf_values(
         stats = steps[id(next_parameters)].add_leaf_values(in_rows(values))
         if not np.isfinite(stats.max_gradient).all():
             raise DataError(f"refit_leaves diverged in iteration {iteration + 1}: scores are no longer finite")
-    note = {"label": source_name, "rows": rows.n_rows, "decay": decay}
+    note = {"label": source_name, "rows": engine.n_rows, "decay": decay}
     sources = tuple(source | {"refreshed": [*source.get("refreshed", []), note]} for source in model.sources)
     # Metrics and best iteration were measured with the old leaf values.
     refreshed = replace(model, trees=tuple(trees), sources=sources, metrics={}, best_iteration=None)
@@ -230,9 +219,9 @@ class _LeafSums:
     reached: np.ndarray  # bool[n_leaves], whether the leaf has rows
 
 
-def _leaf_sums(rows: _RefitRows, stats: GradientStats, n_leaves: int, output: int) -> _LeafSums:
-    units = [unit_for(float(largest[output]), rows.n_rows) for largest in (stats.max_gradient, stats.max_hessian)]
-    totals = leaf_totals.merged(rows.map_ranges(leaf_totals, output, n_leaves, *units))
+def _leaf_sums(engine: Engine, stats: GradientStats, n_leaves: int, output: int) -> _LeafSums:
+    units = [unit_for(float(largest[output]), engine.n_rows) for largest in (stats.max_gradient, stats.max_hessian)]
+    totals = leaf_totals.merged(engine.map_shards(leaf_totals, output, n_leaves, *units))
     return _LeafSums(n_leaves, totals[:, :2] / units, totals[:, 2] > 0)
 
 
