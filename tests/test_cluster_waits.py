@@ -267,7 +267,7 @@ def test_a_scheduler_that_is_killed() -> None:
     frame = dd.from_pandas(table(), npartitions=3)
     # By default Dask tries to connect for half a minute.
     impatient = {"dboost.patience": "2s", "distributed.comm.timeouts.connect": "3s"}
-    with Processes(1) as processes, dask.config.set(impatient):
+    with dask.config.set(impatient), Processes(1) as processes:
         message = f"the connection to the scheduler at {processes.address} was lost|the client of {processes.address} is closed"
         with pytest.raises(DBoostError, match=message):
             killing = [at(2, processes.scheduler.kill)]

@@ -1,7 +1,7 @@
 """A new user: a fresh environment with the wheel, an empty folder, the README's code; the same models on every Python.
 
-By default one other Python than the running one is tried (an environment is downloaded and its kernels are compiled, which
-takes minutes). ``make test-pythons`` tries all of them, also with the oldest and the newest versions of the dependencies.
+By default one other Python than the running one is tried (an environment is downloaded; kernels that were never compiled
+for it take minutes). ``make test-pythons`` tries all of them, also with the oldest and the newest versions of the dependencies.
 """
 
 from __future__ import annotations

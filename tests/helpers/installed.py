@@ -25,9 +25,13 @@ _PASSED = ("PIP_", "SSL_", "REQUESTS_")
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return the variables of a new user, who has an empty home and nothing of this process but the way to pip's index."""
+    """Return the variables of a new user, who has an empty home and nothing of this process but the way to pip's index.
+
+    Kernels of the same code, Python and Numba that were compiled on this machine are not compiled again.
+    """
     passed = {key: value for key, value in os.environ.items() if key.startswith(_PASSED) or "proxy" in key.lower()}
-    own = {"HOME": str(home), "PATH": "/usr/bin:/bin", "NUMBA_CACHE_DIR": str(home / "kernels")}
+    kernels = os.environ.get("NUMBA_CACHE_DIR", str(home / "kernels"))
+    own = {"HOME": str(home), "PATH": "/usr/bin:/bin", "NUMBA_CACHE_DIR": kernels}
     return {**passed, **own, **PATIENT}
 
 
