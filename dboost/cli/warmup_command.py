@@ -34,7 +34,7 @@ ON_CLUSTERS = ("columns of numbers", "categories", "categories of over 255 level
 FOR_LOSSES = ("columns of numbers", "categories")
 #: Parameters that prevent packed histograms, so that small tables use the kernels of large ones.
 UNPACKED = {"l1_regularization": 1e-9}
-#: Rows of an evaluation set to which trees are added in the way for many rows (`shards.shard`).
+#: Rows of an evaluation set to which trees are added in the way for many rows (`shards.apply_trees`).
 MANY_ROWS = 8192
 #: The shortest training.
 FEW: dict[str, Any] = {"max_iter": 2, "progress": False}

@@ -23,7 +23,7 @@ from dboost.distributed.session_rounds import check_rows
 from dboost.session.protocol import BiteVisit, BuildSpec, ReplayState
 from dboost.session.session_protocol import Session
 from dboost.session.thread_team import Team
-from dboost.shards.shard import TreeDelta
+from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.shard_grower import BYTES_PER_ROW
 from dboost.shards.statistics import Statistic
 from dboost.trees.tree_rounds import GrowOrder

@@ -48,7 +48,7 @@ from dboost.session.protocol import (
 )
 from dboost.session.session_protocol import ByPartitions, Result, Session
 from dboost.session.target import TargetScan
-from dboost.shards.shard import TreeDelta
+from dboost.shards.apply_trees import TreeDelta
 from dboost.training.callbacks import Iteration
 from dboost.training.direct_calls import log_rows_in_files
 from dboost.training.fit import SessionRows, fit

@@ -27,6 +27,7 @@ from dboost.session.batch_rows import StartingPiece, StartingRows
 from dboost.session.memory import Budget
 from dboost.session.protocol import BiteVisit, BuildSpec
 from dboost.session.thread_team import is_small
+from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.arcbite_rows import (
     Bite,
     bite_fields,
@@ -34,7 +35,6 @@ from dboost.shards.arcbite_rows import (
     block_rows_of,
     sections_of,
 )
-from dboost.shards.shard import TreeDelta
 from dboost.shards.shard_spec import code_fields, rows_that_fit
 from dboost.storage.row_store import InFiles, RowStore
 

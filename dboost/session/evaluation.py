@@ -38,8 +38,9 @@ from dboost.session.protocol import BuildSpec
 from dboost.session.target import encode_chunk
 from dboost.session.thread_team import Team
 from dboost.session.warm_start import add_block, matrix_of, row_matrix
+from dboost.shards.apply_trees import TreeDelta, add_grown_tree
 from dboost.shards.encode import encoded_pieces
-from dboost.shards.shard import BinnedColumns, TreeDelta, add_grown_tree, empty_binned_columns
+from dboost.shards.shard import BinnedColumns, empty_binned_columns
 from dboost.shards.shard_spec import code_rows, rows_that_fit
 from dboost.storage.block_file import Field
 from dboost.storage.row_store import FieldGroup, InFiles, RowRange, RowStore

@@ -22,7 +22,7 @@ from dboost.metrics.metric import LossMagnitude, MetricReduction
 from dboost.session.memory import Budget
 from dboost.session.target import Target, TargetScan
 from dboost.session.warm_start import WarmStart
-from dboost.shards.shard import TreeDelta
+from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.shard_spec import ShardSpec
 from dboost.shards.statistics import Statistic
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask

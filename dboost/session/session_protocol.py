@@ -31,7 +31,7 @@ from dboost.session.protocol import (
     RowPlaces,
 )
 from dboost.session.target import TargetScan
-from dboost.shards.shard import TreeDelta
+from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import Statistic
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.split_finder import PackedSplits

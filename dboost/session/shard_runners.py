@@ -24,7 +24,7 @@ from dboost.session.memory import Budget, blocks_that_stay, nodes_per_pass
 from dboost.session.protocol import BuildSpec, ReplayState
 from dboost.session.thread_team import Team
 from dboost.session.whole_tree_grower import WholeTreeGrower
-from dboost.shards.shard import add_iterations, leaves_of
+from dboost.shards.apply_trees import add_iterations, leaves_of
 from dboost.shards.shard_blocks import ShardBlocks
 from dboost.shards.shard_grower import ShardGrower
 from dboost.shards.statistics import Statistic

@@ -15,7 +15,8 @@ from dboost.kernels.rows import STRIPE
 from dboost.kernels.splits import SPLIT_SIZE, new_search_scratch
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.session.thread_team import Team
-from dboost.shards.shard import Shard, advance_rows, assign_leaves, merge_into_bins
+from dboost.shards.apply_trees import assign_leaves
+from dboost.shards.shard import Shard, advance_rows, merge_into_bins
 from dboost.shards.statistics import Statistic
 from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.fused_grower import (

@@ -52,9 +52,10 @@ from dboost.session.refit_rows import RefitRunner, refit_runners
 from dboost.session.session_protocol import Result
 from dboost.session.shard_runners import ShardRunner, streamed_runners
 from dboost.session.thread_team import Team, team_for
+from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.arcbite_rows import Bite, joined_rows, shard_of_bite
 from dboost.shards.encode import in_ranges
-from dboost.shards.shard import MOST_ROWS, TreeDelta, check_rows_in_memory
+from dboost.shards.shard import MOST_ROWS, check_rows_in_memory
 from dboost.shards.statistics import Statistic
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.split_finder import PackedSplits, SplitFinder, pack_splits

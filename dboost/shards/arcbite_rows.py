@@ -25,7 +25,8 @@ import numpy as np
 
 from dboost.data import RowRoles
 from dboost.kernels.histograms import BinLayout
-from dboost.shards.shard import TreeDelta, add_iterations, columns_among
+from dboost.shards.apply_trees import TreeDelta, add_iterations
+from dboost.shards.shard import columns_among
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.shards.shard_spec import ShardSpec
 from dboost.storage.block_file import BLOCK_ROWS, Field

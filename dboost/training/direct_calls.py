@@ -11,7 +11,7 @@ import numpy as np
 
 from dboost.session.protocol import BiteVisit, BuildSpec
 from dboost.session.worker_session import WorkerSession
-from dboost.shards.shard import TreeDelta
+from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import Statistic
 from dboost.trees.grower import Round, RoundHistograms
 from dboost.trees.tree_rounds import GrowOrder, TreeRounds

@@ -29,7 +29,7 @@ from dboost.metrics.exact import EXACT_SUM, FINE, unit_for
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.session.protocol import EvalSets
 from dboost.session.warm_start import WarmStart
-from dboost.shards.shard import TreeDelta
+from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import fine_bin_hessians
 from dboost.training.callbacks import Callback, Iteration, Progress, checked_rate
 from dboost.training.checkpoint import describe_data, merged_fingerprint

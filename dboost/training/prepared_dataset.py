@@ -62,7 +62,7 @@ from dboost.session.thread_team import team_for
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
 from dboost.session.worker_session import WorkerSession
 from dboost.shards.encode import encoded_pieces, sampled
-from dboost.shards.shard import RowIds, codes_of, empty_binned_columns, tiles_of
+from dboost.shards.shard import RowIds, codes_of, tiles_of
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.shards.shard_spec import code_fields, plan_layout, rows_that_fit
 from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field, StorageError
@@ -331,15 +331,11 @@ class PreparedTargets:
 
     def shards(self, spec: BuildSpec) -> Iterator[ShardBlocks]:
         """Read all rows into memory, see `session.batch_rows.StartingRows`."""
-        n, codes = self.data.n_rows, empty_binned_columns(spec.shard.layout, self.data.n_rows)
-        fields = {"narrow": codes.narrow, "wide": codes.wide, "target": np.empty(n), "raw": np.empty((len(spec.baseline), n))}
-        fields |= {"weight": np.empty(n)} if spec.shard.weighted else {}
-        fields |= {"draw_id": np.empty(n, np.int64)} if spec.shard.grouped else {}
+        store = RowStore(spec.shard.start_groups(), [self.data.n_rows])
         for piece in self.pieces(spec):
-            given = piece.fields | {"narrow": piece.codes.narrow, "wide": piece.codes.wide}
-            for name, array in fields.items():
-                array[..., piece.first : piece.first + piece.codes.n_rows] = given[name]
-        yield rows_in_memory(fields, spec.shard)
+            codes = piece.codes
+            store.append(codes.n_rows, piece.fields | {"narrow": codes.narrow, "wide": codes.wide})
+        yield rows_in_memory(store.load(), spec.shard)
 
     def write(self, spec: BuildSpec, root: Path | None) -> tuple[RowStore, RowIds]:
         """Return a store that streams bin codes from the prepared folder; its own files are in a private directory."""
