@@ -113,7 +113,7 @@ class Booster:
             return self._history
         records = self._records
         names = dict.fromkeys(name for record in reversed(records) for name in record)  # those of the last fit first
-        return pd.DataFrame(records, columns=list(names) or ["iteration"])
+        return pd.DataFrame(records, columns=list(names)) if names else pd.DataFrame({"iteration": np.empty(0, np.int64)})
 
     @property
     def _records(self) -> list[dict[str, Any]]:

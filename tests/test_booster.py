@@ -330,7 +330,8 @@ def test_save_and_load(tmp_path: Path) -> None:
 
 def test_history_of_a_model_without_metrics() -> None:
     booster = Booster(replace(number_model().ensemble, metrics={}))
-    assert list(booster.history.columns) == ["iteration"] and len(booster.history) == 0
+    assert list(booster.history.columns) == ["iteration"] and booster.history["iteration"].dtype == np.int64
+    assert len(booster.history) == 0
 
 
 def assert_frame_tells_the_trees(ensemble: Ensemble) -> pd.DataFrame:
