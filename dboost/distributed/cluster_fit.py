@@ -284,12 +284,11 @@ class ClusterTable:
         )
 
     def hold_out_chosen(self, spec: BuildSpec, chosen: Chosen, *, with_block: bool) -> None:
-        n_in_files = 0
+        in_files: list[int] = []
         for name, (n_rows, max_weight) in chosen.items():
             arguments = name, spec, spec.loss_magnitude(max_weight, n_rows), with_block, True
-            places = self._partitions.build(Session.hold_out, lambda arguments=arguments: arguments)  # type: ignore[misc]
-            n_in_files = sum(one.evaluation for one in places)
-        if n_in_files:
+            in_files = self._partitions.build(Session.hold_out, lambda arguments=arguments: arguments)  # type: ignore[misc]
+        if sum(in_files):  # of all chosen sets so far
             log_streamed_eval_set(" and ".join(chosen))
 
     def open_calls(self, spec: BuildSpec) -> Calls:
@@ -307,7 +306,7 @@ class ClusterTable:
         places = self._partitions.build(Session.build, arguments)
         self._connection.open_line()
         if spec.may_stream:
-            n_in_files = sum(one.training for one in places)
+            n_in_files = sum(one.in_files for one in places)
             log_rows_in_files(n_in_files, spec)
             calls.streams = n_in_files > 0 and spec.n_bites is None
             n_held = min(one.most_in_memory for one in places)
@@ -338,9 +337,9 @@ class ClusterTable:
         table.apply(lambda _: partial(BatchRows.encode, target=spec.target))
         n = sum(table.n_kept.values())
         size = spec.loss_magnitude(max(stats.max_weight for stats in table.partition_stats), n)
-        places = table.build(Session.hold_out, lambda: (name, spec, size, with_block, False))
+        n_in_files = sum(table.build(Session.hold_out, lambda: (name, spec, size, with_block, False)))
         self._calls.watch(table)
-        if sum(one.evaluation for one in places):
+        if n_in_files:
             log_streamed_eval_set(name)
         return n
 

@@ -274,11 +274,10 @@ class PartitionStats:
 
 
 class RowPlaces(NamedTuple):
-    """How many rows of a batch are in files."""
+    """Where training rows are."""
 
-    training: int
-    evaluation: int
-    most_in_memory: int  # training rows that the session would keep in memory, of any batch, if its memory has a limit
+    in_files: int  # rows of a batch in files
+    most_in_memory: int  # rows that the session would keep in memory, of any batch, if its memory has a limit
 
 
 #: Number of rows and largest weight of the evaluation sets that are chosen from the training rows, by name.

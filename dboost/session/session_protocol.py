@@ -76,12 +76,10 @@ class Session(Protocol):
     def build(self, batch: str, spec: BuildSpec, past: ReplayState, /) -> RowPlaces:
         """Build shards from a table, and replay the trees so far; return where the rows are."""
 
-    def hold_out(
-        self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, chosen: bool, /
-    ) -> RowPlaces:
+    def hold_out(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, chosen: bool, /) -> int:
         """Add rows to an evaluation set: all rows of a batch, or those that were chosen for the set from a training table.
 
-        Return where the rows of the batch are.
+        Return how many evaluation rows of the batch are in files.
         """
 
     def keep_only(self, batch: str, numbers: Sequence[int], /) -> None:

@@ -259,16 +259,15 @@ class WorkerSession:
         return self._whole_team if spec.is_whole else None
 
     def row_places(self, batch: str) -> RowPlaces:
-        """Return how many rows of a batch are in files."""
-        training = sum(runner.n_rows for runner in self._runners if runner.batch == batch and runner.rows.in_files)
+        """Return where the training rows of a batch are."""
+        in_files = sum(runner.n_rows for runner in self._runners if runner.batch == batch and runner.rows.in_files)
         if self._bites is not None:
-            training += self._bites.rows_in_files(batch)
+            in_files += self._bites.rows_in_files(batch)
         spec, most = self._spec, MOST_ROWS
         budget = None if spec is None else spec.budget or self._spare
         if spec is not None and budget is not None:
             most = budget.most_rows(spec.shard, self._n_threads)
-        evaluation = self._eval_sets.in_files(batch=batch) if "_eval_sets" in vars(self) else 0
-        return RowPlaces(training, evaluation, most)
+        return RowPlaces(in_files, most)
 
     def keep_only(self, batch: str, numbers: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions, which another session has now."""
@@ -503,12 +502,10 @@ class WorkerSession:
 
     # Evaluation sets.
 
-    def hold_out(
-        self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, chosen: bool
-    ) -> RowPlaces:
+    def hold_out(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, chosen: bool) -> int:
         """Add rows to an evaluation set: all rows of a batch, or those that were chosen for the set from a training table.
 
-        Return where the rows of the batch are.
+        Return how many evaluation rows of the batch are in files.
         """
         if chosen:
             rows = self.rows_of(batch)
@@ -520,7 +517,7 @@ class WorkerSession:
             self._evaluate_rows(batch, EvalRows(rows.table, rows.target_of), name, spec, size, with_block)
             self._close_batch(batch)
             self._built.add(batch)
-        return self.row_places(batch)
+        return self._eval_sets.in_files(batch=batch)
 
     def _evaluate_rows(
         self, batch: str, some: EvalRows, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool

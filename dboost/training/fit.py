@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial, reduce
 from typing import Any, Protocol
@@ -51,7 +51,7 @@ from dboost.session.target import (
     target_for,
     target_of,
 )
-from dboost.session.thread_team import Team, team_for
+from dboost.session.thread_team import team_for
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.session.worker_session import WorkerSession
 from dboost.shards.arcbite_rows import bites_with_rows
@@ -475,24 +475,23 @@ class LocalTable:
 
     def __init__(self, open_table: Callable[[], Table], n_threads: int, budget: Budget | None) -> None:
         self._open_table, self._n_threads, self._budget = open_table, n_threads, budget
+        self._resources = ExitStack()  # released by `close`
 
     def load(self) -> tuple[Feature, ...]:
         table = self._table = self._open_table()
         self._session = WorkerSession(self._n_threads)
+        self._resources.callback(self._session.close)
         self._session.adopt(self._BATCH, table)
         self.named = table.named
         self.n_kept, _, self.unit_weights = self._session.rows_of(self._BATCH).trained_rows()
         return table.features
 
     @cached_property
-    def _team(self) -> Team:
-        """The threads that work on evaluation sets."""
-        shape = self._table.n_rows, len(self._table.features)
-        return team_for(*shape, self._n_threads)
-
-    @cached_property
     def _eval_sets(self) -> SessionEvalSets:
-        return SessionEvalSets(self._team)
+        team = team_for(self._table.n_rows, len(self._table.features), self._n_threads)
+        sets = SessionEvalSets(self._resources.enter_context(team))
+        self._resources.callback(sets.close)
+        return sets
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -527,7 +526,7 @@ class LocalTable:
 
     def open_calls(self, spec: BuildSpec) -> Calls:
         places = self._session.build(self._BATCH, replace(spec, is_whole=True), ReplayState())
-        log_rows_in_files(places.training, spec)
+        log_rows_in_files(places.in_files, spec)
         return DirectCalls(self._session, spec)
 
     def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
@@ -539,9 +538,4 @@ class LocalTable:
         return []
 
     def close(self) -> None:
-        if hasattr(self, "_session"):
-            self._session.close()
-        if "_eval_sets" in vars(self):
-            self._eval_sets.close()
-        if "_team" in vars(self):
-            self._team.close()
+        self._resources.close()

@@ -33,6 +33,7 @@ from dboost.session.protocol import BuildSpec
 from dboost.session.reference_sample import with_summary
 from dboost.session.refit_rows import refit_shard_spec
 from dboost.session.session_protocol import SessionTable
+from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, check_continues, keywords_for
 from dboost.shards.statistics import leaf_totals
 from dboost.training.engine import Engine
@@ -90,28 +91,8 @@ def refit_leaves(
             rows.compute_start_scores(start)
             stats = target_stats(target.loss, partial(rows.map_rows, by_columns), continues=True)
             description = rows.describe(parameters[-1].random_state)
-            loss = stats.loss.in_unit(stats.unit)
-            weighted = "sample_weight" in table.roles
-            spec = BuildSpec(
-                shard=refit_shard_spec(
-                    model, weighted=weighted, constant_hessian=loss.constant_hessian, loss_unit=stats.loss_unit
-                ),
-                binning=Binning((), ()),
-                target=target,
-                baseline=start.baseline,
-                warm_start=start,
-                magnitude=stats.magnitude,
-                spread=stats.spread,
-                starts=starts_of(table.n_kept),
-                budget=None,
-                n_bites=None,
-                n_together=1,
-                seed=0,
-                may_stream=False,
-                unit=stats.unit,
-                given=model,
-            )
-            engine = Engine(table.open_calls(spec), description.n_rows, loss.terms())
+            calls = table.open_calls(_spec_of(model, target, start, stats, table))
+            engine = Engine(calls, description.n_rows, stats.loss.in_unit(stats.unit).terms())
         try:
             found = with_new_leaf_values(model, parameters, engine, stats, decay=decay, source_name=source_name)
         finally:
@@ -119,6 +100,29 @@ def refit_leaves(
     finally:
         rows.close()
     return with_summary(found, description.reference, n_threads)
+
+
+def _spec_of(model: Ensemble, target: Target, start: WarmStart, stats: TargetStats, table: SessionTable) -> BuildSpec:
+    """Return the specification of rows without codes."""
+    loss, weighted = stats.loss.in_unit(stats.unit), "sample_weight" in table.roles
+    shard = refit_shard_spec(model, weighted=weighted, constant_hessian=loss.constant_hessian, loss_unit=stats.loss_unit)
+    return BuildSpec(
+        shard=shard,
+        binning=Binning((), ()),
+        target=target,
+        baseline=start.baseline,
+        warm_start=start,
+        magnitude=stats.magnitude,
+        spread=stats.spread,
+        starts=starts_of(table.n_kept),
+        budget=None,
+        n_bites=None,
+        n_together=1,
+        seed=0,
+        may_stream=False,
+        unit=stats.unit,
+        given=model,
+    )
 
 
 def with_new_leaf_values(

@@ -467,7 +467,7 @@ class PreparedRows:
         session = WorkerSession(n_threads)
         self._exit_callbacks.append(session.close)
         session.build_from(rows, _BATCH, replace(spec, is_whole=True), ReplayState())
-        log_rows_in_files(session.row_places(_BATCH).training, spec)
+        log_rows_in_files(session.row_places(_BATCH).in_files, spec)
         return Engine(DirectCalls(session, spec), data.n_rows, spec.target.loss.terms())
 
     def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> EvalSets:

@@ -299,7 +299,7 @@ def held_rows(dask_worker: Any = None) -> int:
 def rows_in_files(dask_worker: Any = None) -> int:
     """For `Client.run`: the number of these rows that are in files."""
     holdings = dask_worker.plugins["dboost"]._sessions.values()
-    return sum(holding.row_places(batch).training for holding in holdings for batch in holding._built)
+    return sum(holding.row_places(batch).in_files for holding in holdings for batch in holding._built)
 
 
 def session_names(dask_worker: Any = None) -> list[str]:
