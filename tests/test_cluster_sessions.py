@@ -30,8 +30,20 @@ from dboost.distributed import connection as attempts
 from dboost.distributed import worker_plugin
 from dboost.distributed.cluster_calls import ClusterCalls
 from dboost.distributed.connection import Connection
+from dboost.distributed.messages import FAILED
 from dboost.distributed.reducer import Reducer
-from tests.helpers.clusters import SABOTAGE, Processes, a_table, at, held_fits, held_rows, scheduler_plugin, session_names
+from dboost.session.protocol import unpack
+from tests.helpers.clusters import (
+    SABOTAGE,
+    Processes,
+    a_table,
+    at,
+    held_fits,
+    held_rows,
+    scheduler_plugin,
+    session_names,
+    threads_cluster,
+)
 
 FRAME = a_table(4000, seed=1)[["a", "b", "c", "e", "w", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 15, "progress": False, "max_leaf_nodes": 8}
@@ -221,6 +233,23 @@ def test_two_clients_that_register_at_the_same_time_share_one_reducer() -> None:
         assert len(fits) == 2 and len(set(fits)) == 1
         assert processes.client.run_on_scheduler(scheduler_plugin)["fits"] == 0
         processes.wait_for(lambda: not any(processes.client.run(held_fits).values()))
+
+
+def call_other_method(dask_worker: Any = None) -> tuple[str, str]:
+    """For `Client.run`: the answer to a message that names a method of the session which is not in the protocol."""
+    plugin = dask_worker.plugins["dboost"]
+    ((fit, session),) = plugin._sessions.items()
+    status, answer = plugin._execute(fit, session.session, session.latest, "close", ())
+    return status, str(unpack(answer))
+
+
+def test_a_message_calls_only_methods_of_the_protocol() -> None:
+    answers: list[tuple[str, str]] = []
+    with threads_cluster(1, 1) as client:
+        look = at(3, lambda: answers.extend(client.run(call_other_method).values()))
+        model = dboost.fit(lazily(), "z", client=client, callbacks=look, **OPTIONS)
+    assert answers == [(FAILED, "a session has no method 'close'")]
+    assert model.sha256 == dboost.fit(FRAME, "z", **OPTIONS).sha256
 
 
 @pytest.mark.slow

@@ -331,7 +331,7 @@ def _polylines(curves: dict[str, Curve]) -> list[str]:
 #: Methods that add up and search histograms of other workers.
 _REDUCES = {"add_slices", "search_slices"}
 #: Methods that belong to boosting rounds; all others belong to loading.
-_ROUNDS = {"update_scores", "round_histograms", "histogram_slices", "shard_statistics", "evaluate"} | _REDUCES
+_ROUNDS = {"update_scores", "assign_leaves", "round_histograms", "histogram_slices", "shard_statistics", "evaluate"} | _REDUCES
 
 
 class WorkMeter:

@@ -47,12 +47,12 @@ class BuildSpec:
     spread: float  # approximate upper bound of the error of a prediction
     #: Global id of each partition's first row among all rows of positive weight.
     starts: dict[int, int]
-    budget: Budget | None  # bytes that the fit may add to the memory of each process
-    n_bites: int | None  # number of arcbites times `ArcBites.parts`; None without arcbites
-    n_together: int  # `ArcBites.parts`: number of stored parts that form a bite
-    seed: int  # seed of the division into arcbites
+    budget: Budget | None = None  # bytes that the fit may add to the memory of each process
+    n_bites: int | None = None  # number of arcbites times `ArcBites.parts`; None without arcbites
+    n_together: int = 1  # `ArcBites.parts`: number of stored parts that form a bite
+    seed: int = 0  # seed of the division into arcbites
     #: Whether rows may be stored in files without a `memory_limit`; False if trees propose their own bins.
-    may_stream: bool
+    may_stream: bool = False
     #: Whether one session has all rows: they are one shard for all of its threads, so that it can grow whole trees.
     is_whole: bool = False
     #: Leaves that a pass over files may open in a tree; None for as many as the memory allows.

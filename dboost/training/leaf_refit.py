@@ -115,11 +115,6 @@ def _spec_of(model: Ensemble, target: Target, start: WarmStart, stats: TargetSta
         magnitude=stats.magnitude,
         spread=stats.spread,
         starts=starts_of(table.n_kept),
-        budget=None,
-        n_bites=None,
-        n_together=1,
-        seed=0,
-        may_stream=False,
         unit=stats.unit,
         given=model,
     )
