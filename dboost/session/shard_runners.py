@@ -71,7 +71,7 @@ class ShardRunner:
         return self._team is not None
 
     @cached_property
-    def _grower(self) -> ShardGrower | StreamedGrower:
+    def grower(self) -> ShardGrower | StreamedGrower:
         """Grows trees in rounds."""
         return StreamedGrower(self.rows) if self.rows.in_files else ShardGrower(self.rows.shard)
 
@@ -103,11 +103,11 @@ class ShardRunner:
     def begin(self, tasks: Sequence[TreeTask]) -> None:
         """Begin trees that grow in rounds; earlier trees are dropped."""
         self._assign_leaves()
-        self._grower.begin(tasks)
+        self.grower.begin(tasks)
 
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
         """Return the histograms and row counts of a round of one tree, valid until the next round."""
-        return self._grower.sum_histograms(output, request)
+        return self.grower.sum_histograms(output, request)
 
     def _assign_leaves(self) -> None:
         """Assign all rows to the leaves of the last trees, also those that were excluded from growing."""
@@ -132,8 +132,8 @@ class ShardRunner:
 
     def _release(self) -> None:
         """Release buffers; others may use the files, and the team."""
-        if "_grower" in vars(self):
-            self._grower.close()
+        if "grower" in vars(self):
+            self.grower.close()
         self._whole = None
         self.rows.close()
 
