@@ -283,7 +283,7 @@ def test_the_table_is_not_copied(kind: str, limit: str | None) -> None:
 
     dboost.fit(X[:300], y[:300], **OPTIONS)
     X = np.nan_to_num(X)
-    allowed = peak(X) + 6
+    allowed = peak(X) + 8  # blocks of rows are converted; a copy has 12.8
     values = (X * 100).astype(np.int64) if kind == "int64" else KINDS[kind](X)
     assert peak(values) < allowed
 
