@@ -81,7 +81,7 @@ PROGRAM = """
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 @pytest.mark.parametrize(("rows", "columns", "parts"), [(2_000_000, 20, 3), (150_000, 200, 2)])
 def test_memory_of_a_fit_in_one_process(rows: int, columns: int, parts: int, tmp_path: Path) -> None:
-    """Measured memory is between a quarter and 1.25 times the plan, which is that of Dask's partitions; files take less."""
+    """Measured memory is between a quarter and 1.4 times the plan, which is that of Dask's partitions; files take less."""
     script = textwrap.dedent(PROGRAM).format(rows=rows, columns=columns, parts=parts)
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, cwd=ROOT,
@@ -90,7 +90,7 @@ def test_memory_of_a_fit_in_one_process(rows: int, columns: int, parts: int, tmp
     assert done.returncode == 0, done.stderr
     measured = int(done.stdout)
     plan = dboost.plan(rows, columns, workers=1, worker_threads=2, worker_memory="64GiB")
-    assert plan.memory_added / 4 < measured < 1.25 * plan.memory_added, f"{measured / MIB:.0f} MiB, planned: {plan}"
+    assert plan.memory_added / 4 < measured < 1.4 * plan.memory_added, f"{measured / MIB:.0f} MiB, planned: {plan}"
 
 
 def generated(number: int, rows: int, columns: int) -> np.ndarray:
