@@ -300,3 +300,14 @@ def test_the_search_for_the_limit_does_not_change_the_model(options: dict[str, A
     with pytest.warns(UserWarning, match="min_gain=1e.09 allows none"):
         booster = fit(Y, min_gain=1e9, **options)
     assert booster.n_iter_ == 5 and np.ptp(booster.predict(FRAME)) == 0
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "huber"])
+@pytest.mark.parametrize("value", [-8e304, 1e306, 1e-300, 5.0])
+def test_a_constant_target_of_any_size_is_predicted(loss: str, value: float) -> None:
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        booster = dboost.fit(X, np.full(60, value), loss=loss, max_iter=2)
+    np.testing.assert_allclose(booster.predict(X), value, rtol=1e-9)

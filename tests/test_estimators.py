@@ -341,3 +341,15 @@ def test_feature_importances_are_shares_in_the_order_of_the_columns() -> None:
     assert RFE(DBoostRegressor(max_iter=5), n_features_to_select=2).fit(X, y).support_.tolist() == [True, False, True, False]
     constant = DBoostRegressor(max_iter=2).fit(X, np.ones(400))
     assert constant.feature_importances_.tolist() == [0.0] * 4
+
+
+def test_an_arrow_stream_has_the_names_of_its_columns() -> None:
+    rng = np.random.default_rng(0)
+    table = pa.table({"a": rng.normal(size=300), "b": rng.normal(size=300)})
+    y = table["a"].to_numpy() + rng.normal(size=300)
+    once = table.to_reader()  # can be read once only
+    found = DBoostRegressor(max_iter=3, monotonic_cst={"a": 1}).fit(once, y)
+    assert found.booster_.feature_names_in_.tolist() == ["a", "b"]
+    assert np.array_equal(
+        found.predict(table), DBoostRegressor(max_iter=3, monotonic_cst={"a": 1}).fit(table, y).predict(table)
+    )

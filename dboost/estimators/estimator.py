@@ -31,7 +31,7 @@ from dboost._lazy_import import is_a, pd
 from dboost.booster import Booster, as_booster, trained
 from dboost.data.eval_tables import named_sets
 from dboost.data.labels import Names, names_of_table, with_named_constraints
-from dboost.data.partition import chosen_features, is_lazy, is_path, no_table
+from dboost.data.partition import chosen_features, is_lazy, is_path, kind_of, no_table
 from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.estimators.constructor import EstimatorParameters, check_settings, constructor, is_count
@@ -516,7 +516,8 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         else:
             chosen = chosen_features(self.features, names_of_table(X))
             self.feature_names_in_, self.n_features_in_ = np.array(chosen, object), len(chosen)
-        if isinstance(self.monotonic_cst, Mapping) and names_of_table(X) is None:
+        has_names = names_of_table(X) is not None or kind_of(X) == "stream"  # whose names are known when it is read
+        if isinstance(self.monotonic_cst, Mapping) and not has_names:
             raise ParameterError(
                 f"{type(self).__name__} was not fitted on data with feature names. "
                 "Pass monotonic_cst as an integer array instead."

@@ -149,7 +149,12 @@ def _encode(table: Table, roles: RowRoles, target: Target, row_name: Callable[[i
 
 
 def encode_values(
-    target: Target, values: np.ndarray, categories: tuple[Level, ...] | None = None, first: int = 0
+    target: Target,
+    values: np.ndarray,
+    categories: tuple[Level, ...] | None = None,
+    first: int = 0,
+    *,
+    weighted: bool = True,
 ) -> np.ndarray:
     """Return stored targets of rows of positive weight, encoded for the loss: float64[n].
 
@@ -161,11 +166,14 @@ def encode_values(
         Categories of the stored targets. Default: they are numbers.
     first : int
         Number of the first row among those of positive weight, for messages.
+    weighted : bool, default True
+        Whether rows of weight zero may have been left out.
     """
     if target.classes is None:
         if categories is not None:
             raise DataError("the target holds categories or text, the training target numbers")
-        check_range(target.loss, values, lambda row: f"row {first + row} of those of positive weight")
+        those = " of those of positive weight" if weighted else ""
+        check_range(target.loss, values, lambda row: f"row {first + row}{those}")
         return values
     if categories is not None:
         known = {level: code for code, level in enumerate(target.classes)}

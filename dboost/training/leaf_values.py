@@ -139,15 +139,16 @@ def _mean_weight(total: float, n_positive: int) -> float:
     return mean if mean < 1.0 - 2.0**-20 else 1.0
 
 
-def _unit_of(loss: Loss, spread: float, max_weight: float) -> float:
+def _unit_of(loss: Loss, spread: float, largest: float, max_weight: float) -> float:
     """Return the unit of the targets: 1 where float32 has room for gradients from the first to the last iteration.
 
     Only squared error and Huber loss need another one: their gradients are differences between target and score. Multiplying
-    these by a power of two multiplies all sums and leaf values by it, without rounding.
+    these by a power of two multiplies all sums and leaf values by it, without rounding. The largest target is finite in the
+    unit, also if all targets are equal and their spread is next to nothing.
     """
     if not loss.scales_with_target or not 0 < spread < math.inf:
         return 1.0
-    exponent = math.frexp(spread)[1] + math.frexp(max_weight)[1]
+    exponent = max(math.frexp(spread)[1] + math.frexp(max_weight)[1], math.frexp(largest)[1] - 900)
     return 1.0 if abs(exponent) <= 40 else 2.0 ** min(max(exponent, -1000), 1000)
 
 
@@ -232,7 +233,7 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStat
         magnitude, spread = max(magnitude, 1e-200), max(spread, 1e-300)
         if continues:  # all rows may have a small loss at first
             magnitude = max(magnitude, loss.magnitude(mean, spread) or 0.0)
-    unit = _unit_of(loss, spread, max_weight)
+    unit = _unit_of(loss, spread, max(abs(sizes.lowest), abs(sizes.highest)), max_weight)
     in_units = magnitude if unit == 1.0 else max(0.5 * (spread / unit) ** 2, 1e-200)
     loss_unit = unit_for(in_units * max_weight, n, spare_bits=10)
     unexplained = None

@@ -305,7 +305,8 @@ class PreparedTargets:
 
     def encode(self, values: np.ndarray, block: int) -> np.ndarray:
         """Return targets encoded for the loss: float64[n]."""
-        return encode_values(self._target, values, self.data.categories, block * self.data.rows.block_rows)
+        first = block * self.data.rows.block_rows
+        return encode_values(self._target, values, self.data.categories, first, weighted=self.data.has("weight"))
 
     @property
     def reference(self) -> ReferenceSample | None:

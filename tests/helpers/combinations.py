@@ -444,8 +444,8 @@ class Draw:
         column = {"target": "y", "weight": "w", "offset": "o", "a feature": "c0"}.get(role)
         if self.mistake == "no rows":
             return frame[:0]
-        if self.mistake == "no target":
-            return frame.drop(columns="y")
+        if self.mistake == "no target":  # roles of an array are no columns: all of them are missing
+            return frame.drop(columns="y") if self.array is None else frame.assign(y=np.nan)
         if self.mistake == MIXED:
             return frame.assign(c0=np.array(["a", 1.5] * len(frame), object)[: len(frame)])
         if self.mistake == "a feature has an infinite category":

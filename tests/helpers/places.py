@@ -99,7 +99,7 @@ def _streamed(case: Call, **more: Any) -> Booster:
 def killing(case: Call, kill: Callable[[], None]) -> dict[str, Any]:
     """Return the keywords of a fit that writes checkpoints and is killed after an iteration."""
     before = 0 if case.earlier is None else case.earlier.n_iter_
-    last = before + case.rng("killed").randint(1, min(4, case.keywords()["max_iter"]))
+    last = before + case.rng("killed").randint(1, max(min(4, case.keywords()["max_iter"]), 1))
 
     def callback(now: dboost.Iteration) -> None:
         if now.iteration == last:
