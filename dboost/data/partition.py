@@ -434,7 +434,7 @@ _INDEX_NAMES = ("Unnamed: 0", "__index_level_0__", "")
 
 
 def _without_index(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of columns without that of an index, which would be a feature by which rows are recognised; warn."""
+    """Return the names of columns without that of an index, which numbers the rows; warn if there is one."""
     found = [name for name in names if name in _INDEX_NAMES]
     if not found:
         return names
