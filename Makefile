@@ -36,7 +36,7 @@ test: lint
 	$(PYTEST) || { test $$? -eq 3 && echo "pytest itself has failed: once more" && $(PYTEST); }
 
 test-pythons: $(VENV)/.dev
-	TEST_PYTHONS=all $(BIN)/python -m pytest -n 0 -v -m "" tests/test_packaging.py tests/test_install.py
+	TEST_PYTHONS=all $(BIN)/python -m pytest -n 0 -v -m "" tests/project/test_packaging.py tests/project/test_install.py
 
 image-test: $(VENV)/.dev
 	IMAGE_TEST=1 $(BIN)/python -m pytest -n 0 -v -m "" deploy/tests/test_containers.py

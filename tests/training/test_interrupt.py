@@ -18,7 +18,7 @@ import dboost
 from dboost.session.whole_tree_grower import WholeTreeGrower
 from tests.helpers.fits import FEATURES, TARGETS, mixed_frame
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 TRAIN = """
 import sys

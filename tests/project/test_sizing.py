@@ -25,7 +25,7 @@ from dboost.session.whole_tree_grower import WholeTreeGrower
 from dboost.shards.shard import Shard
 from dboost.training.plan import precision_of
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MIB, GIB = 2**20, 2**30
 
 
@@ -164,7 +164,7 @@ def test_the_bytes_of_a_row_are_those_of_the_guide() -> None:
 
 
 def test_the_example_of_data_larger_than_memory() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "guide" / "large.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "large.md").read_text(encoding="utf-8")
     (gigabytes,) = re.findall(r"ten numeric columns of\s+a hundred million rows take ([\d.]+) GB", page)
     assert float(gigabytes) == round(dboost.plan(10**8, 10).memory / 1e9, 1)
 

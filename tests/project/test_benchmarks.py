@@ -37,7 +37,7 @@ from benchmarks.workloads import WORKLOADS
 from dboost.session.memory import Budget
 from dboost.trees.tree_task import TreeTask
 from tests.helpers import real_data
-from tests.test_docs import cell
+from tests.project.test_docs import cell
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COLUMNS, ROWS_A_PART, PARTS = 40, 50_000, 40
 MIB = 2**20
 

@@ -244,7 +244,7 @@ def test_what_cannot_be_told(model: dboost.Booster) -> None:
         model.drift(NEW, source=1)
     with pytest.raises(ParameterError, match="0 sources of the model are called 'new'"):
         model.drift(NEW, source="new")
-    early = dboost.load(Path(__file__).parent / "files" / "model-1.json")
+    early = dboost.load(Path(__file__).parents[1] / "files" / "model-1.json")
     with pytest.raises(ParameterError, match="keeps no summary"):
         early.drift(NEW)
 

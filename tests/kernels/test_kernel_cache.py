@@ -26,7 +26,7 @@ if kernels.KNOWN_NUMBA:
 
 known_numba = pytest.mark.skipif(not kernels.KNOWN_NUMBA, reason="other versions of Numba have a cache of their own")
 
-PACKAGE = Path(__file__).parent.parent / "dboost"
+PACKAGE = Path(__file__).parents[2] / "dboost"
 
 
 @pytest.fixture

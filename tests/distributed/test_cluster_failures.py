@@ -322,7 +322,7 @@ def test_a_client_that_vanishes_is_cleaned_up_after(cluster: Processes, tmp_path
     )
     done = subprocess.run(
         [sys.executable, script],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(Path(__file__).parent)))},
         timeout=120,
     )
     assert done.returncode == -signal.SIGKILL

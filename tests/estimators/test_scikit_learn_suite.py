@@ -18,7 +18,7 @@ import pytest
 
 SUITE = "sklearn.ensemble._hist_gradient_boosting.tests"
 FILES = ("test_gradient_boosting", "test_warm_start", "test_monotonic_constraints")
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 _INFINITE = "infinite values of features are an error in training: they usually stand for a division by zero"
 _CARDINALITY = "a categorical feature may have 65,535 categories, whatever max_bins: there is no limit to raise an error for"

@@ -142,7 +142,7 @@ dboost.prepare(mixed_frame(300, seed=5), "y", sys.argv[1], features=FEATURES)
 def test_a_process_killed_between_two_renames_leaves_the_old_data(n_th: int, tmp_path: Path) -> None:
     dboost.prepare(OLD, "y", tmp_path / "data", features=FEATURES)
     before = saved(dboost.fit(tmp_path / "data", "y", max_iter=2))
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": str(root)}
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "data"), str(n_th)], cwd=root, env=environment)
     assert done.returncode == -signal.SIGKILL
@@ -170,7 +170,7 @@ dboost.prepare(mixed_frame(300, seed=5), "y", sys.argv[1], features=FEATURES)
 
 
 def test_one_process_at_a_time_prepares_a_folder(tmp_path: Path) -> None:
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     (tmp_path / "data[1]").mkdir()
     (tmp_path / "data[1]").rmdir()
     dboost.prepare(OLD, "y", tmp_path / "data[1]", features=FEATURES)
@@ -229,7 +229,7 @@ print(sorted(os.listdir(sys.argv[1])))
 
 @pytest.mark.slow
 def test_of_processes_that_prepare_a_folder_at_once_each_succeeds_or_is_refused(tmp_path: Path) -> None:
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": str(root), "DASK_DBOOST__LEASE": "2s"}
     done = subprocess.run(
         [sys.executable, "-c", AT_ONCE, str(tmp_path)], cwd=root, env=environment, capture_output=True, text=True, timeout=200

@@ -25,7 +25,7 @@ from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.forests import random_ensemble
 from tests.helpers.small_models import BY_HAND, SMALL, same
 
-FILES = Path(__file__).parent / "files"
+FILES = Path(__file__).parents[1] / "files"
 
 
 @given(st.integers(0, 2**32), st.integers(0, 3), st.sampled_from([1, 2, 20, 40]), st.sampled_from([1, 3]), st.booleans())

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "dboost"
+PACKAGE = Path(__file__).parents[2] / "dboost"
 
 #: From the lowest layer to the highest.
 LAYERS: list[set[str]] = [

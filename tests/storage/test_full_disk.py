@@ -30,7 +30,7 @@ from dboost.training import dataset_rows
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import mixed_frame
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SIZE = 256 * 1024
 PAGE = 4096
 

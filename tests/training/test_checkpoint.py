@@ -36,7 +36,7 @@ from tests.helpers.clusters import Processes, threads_cluster
 from tests.helpers.fits import FEATURES, cut, mixed_frame, saved
 from tests.helpers.tables import make_table
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FRAME = mixed_frame(400)
 HELD = mixed_frame(150, seed=1)
 

@@ -24,7 +24,7 @@ from dboost.metrics.named import find_metrics
 from dboost.model import model_file
 from dboost.params import ALIASES, Parameters, loss_names
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide"
 OF_ESTIMATORS = "Only of the estimators"
 

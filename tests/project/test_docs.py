@@ -18,7 +18,7 @@ import pytest
 import dboost
 from dboost.params import Parameters
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 sys.path.append(str(DOCS / "_ext"))
 

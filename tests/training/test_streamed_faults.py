@@ -21,7 +21,7 @@ from dboost.session.memory import Budget
 from dboost.session.worker_session import WorkerSession
 from dboost.shards import shard_spec
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3000, 5)).astype(np.float32)
 Y = X[:, 0] * X[:, 1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "dboost"
+PACKAGE = Path(__file__).parents[2] / "dboost"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 #: Libraries of which files of the package have the names.
