@@ -111,16 +111,19 @@ def propose(values: np.ndarray, weight: np.ndarray | None, max_bins: int) -> np.
     if weight is None:
         ordered = np.sort(values)
         last = _ends(ordered)
-        distinct, cumulative = ordered[last].astype(np.float64), (last + 1).astype(np.float64)
+        cumulative = None
     else:
         order = np.argsort(values, kind="stable")
         ordered = values[order]
         last = _ends(ordered)
-        distinct, cumulative = ordered[last].astype(np.float64), np.cumsum(weight[order])[last]
+        cumulative = np.cumsum(weight[order])[last]
+    distinct = ordered[last].astype(np.float64)
     distinct += 0.0  # -0.0 becomes 0.0: a sort leaves their order undefined
     if len(distinct) <= max_bins:
         return between(distinct)
-    return between(distinct, quantile_positions(cumulative, max_bins))
+    return between(
+        distinct, quantiles_of_counts(last, max_bins) if cumulative is None else quantile_positions(cumulative, max_bins)
+    )
 
 
 #: Differences that are multiples of the step to this fraction of it are on a grid: cents of a million differ by 0.01 ± 1e-10.
@@ -175,6 +178,19 @@ def quantile_positions(cumulative: np.ndarray, max_bins: int) -> np.ndarray:
     # No value is above the largest one: a candidate there moves to its neighbor.
     positions = np.sort(np.minimum(np.concatenate((at, own, own[own > 0] - 1)), len(mass) - 2))
     return positions[_ends(positions)][: max_bins - 1]
+
+
+def quantiles_of_counts(last: np.ndarray, max_bins: int) -> np.ndarray:
+    """Return the positions of `quantile_positions` for rows without weights: int64[n_edges].
+
+    last : int64[n], the position of the last row of each distinct value, ascending.
+    """
+    n_rows = int(last[-1]) + 1
+    if n_rows - len(last) + 1 > 2.0 * (n_rows / max(max_bins, 1)):  # a value may be heavy
+        return quantile_positions((last + 1).astype(np.float64), max_bins)
+    wanted = np.ceil(float(n_rows) * np.arange(1, max(max_bins, 1)) / max(max_bins, 1)).astype(np.int64)
+    positions = np.minimum(np.searchsorted(last, wanted - 1, side="left"), len(last) - 2)
+    return positions[_ends(positions)]
 
 
 def _ends(ordered: np.ndarray) -> np.ndarray:

@@ -106,6 +106,13 @@ def test_bins_are_about_equally_heavy(counts: list[int], seed: int) -> None:
     assert len(edges) >= max_bins - 2 * len(own) - 1, "and the others share what is left"
 
 
+@given(n=st.integers(3, 600), n_values=st.integers(2, 900), max_bins=st.integers(1, 40), seed=st.integers(0, 2**32))
+def test_weights_of_one_change_no_proposal(n: int, n_values: int, max_bins: int, seed: int) -> None:
+    """Counts of rows have a shorter way to the quantiles than sums of weights."""
+    values = np.random.default_rng(seed).integers(0, n_values, n).astype(np.float32)
+    assert np.array_equal(propose(values, None, max_bins), propose(values, np.ones(n), max_bins))
+
+
 @pytest.mark.parametrize("n", [255 * 20, 100_000])
 def test_quantiles_are_the_inverted_distribution_function(n: int) -> None:
     column = np.random.default_rng(0).exponential(size=n)
