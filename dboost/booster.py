@@ -79,8 +79,10 @@ class Booster:
         ``iteration`` (from 1, including those that early stopping dropped), ``train_loss`` and ``<eval set>_<metric>``. In the
         process of the fit also ``seconds``, ``rows_kept`` and ``bytes_read``; on a cluster ``workers``, the number of workers
         that hold rows; with arcbites ``bite`` and ``visit``, where iterations that were rolled back are followed by others
-        with the same numbers. A continued model has the iterations of all fits, NaN where a column was not recorded: the file
-        of a model has only its metrics.
+        with the same numbers. ``history.attrs["lost_workers"]`` has, if workers with rows were lost during the fit, a dict for
+        each: ``worker``, its address, ``iteration``, after which it was lost (None while data were loaded), and the
+        ``partitions`` and ``rows`` that other workers read again. A continued model has the iterations of all fits, NaN where
+        a column was not recorded: the file of a model has only its metrics.
     timings : dict of str to float
 
     Examples
@@ -102,6 +104,7 @@ class Booster:
         self.ensemble = ensemble
         self._history = history
         self._custom_loss = loss
+        self._lost_workers: list[dict[str, Any]] = []
         self.timings = dict(timings or {})
 
     # Attributes.
@@ -113,7 +116,10 @@ class Booster:
             return self._history
         records = self._records
         names = dict.fromkeys(name for record in reversed(records) for name in record)  # those of the last fit first
-        return pd.DataFrame(records, columns=list(names)) if names else pd.DataFrame({"iteration": np.empty(0, np.int64)})
+        found = pd.DataFrame(records, columns=list(names)) if names else pd.DataFrame({"iteration": np.empty(0, np.int64)})
+        if self._lost_workers:
+            found.attrs["lost_workers"] = self._lost_workers
+        return found
 
     @property
     def _records(self) -> list[dict[str, Any]]:
@@ -1174,7 +1180,9 @@ def trained(fitted: FitResult, parameters: Parameters, continued: Booster | None
     """Return the model of a fit, which may have continued another one."""
     history = fitted.history if continued is None else continued.history_with(fitted.history)
     loss = None if isinstance(parameters.loss, str) else parameters.loss
-    return Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=loss)
+    booster = Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=loss)
+    booster._lost_workers = fitted.lost_workers
+    return booster
 
 
 def as_booster(model: Any) -> Booster:

@@ -110,6 +110,7 @@ class ClusterCalls:
 
         answers = self._with_recovery("advance", ask)
         self._connection.attempts.reset(f"iteration {number}")
+        self._connection.iteration = number
         if self._pending:
             self._iterations.append(
                 tuple(TreeDelta(tree.routes, row, tree.output) for tree, row in zip(self._pending, values, strict=True))

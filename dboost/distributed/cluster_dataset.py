@@ -37,7 +37,7 @@ from dboost.data.partition import (
 )
 from dboost.data.roles import ROLES
 from dboost.data.table import values_of
-from dboost.distributed.cluster_fit import ClusterTable
+from dboost.distributed.cluster_fit import ClusterTable, fit_over
 from dboost.distributed.connection import Connection, address_of, current_client, submit, usable
 from dboost.distributed.messages import pack
 from dboost.distributed.read_tasks import ReadTasks, finished, rows_alone
@@ -69,7 +69,7 @@ from dboost.training.dataset_rows import (
     write_description,
     write_part,
 )
-from dboost.training.fit import SessionRows, fit, starts_of
+from dboost.training.fit import SessionRows, starts_of
 from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.plan import FitRequest
@@ -134,7 +134,7 @@ class ClusterRows:
     def fit(self, request: FitRequest) -> FitResult:
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
             table = self._table(connection, request.budget, request.n_threads, request.n_at_once)
-            return fit(request, DatasetRows(table, request, self.data))
+            return fit_over(connection, request, DatasetRows(table, request, self.data))
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:
         check_thresholds(model, self.data.binning, "refit_leaves")

@@ -51,7 +51,7 @@ from dboost.session.target import TargetScan
 from dboost.shards.apply_trees import TreeDelta
 from dboost.training.callbacks import Iteration
 from dboost.training.direct_calls import log_rows_in_files
-from dboost.training.fit import SessionRows, fit
+from dboost.training.fit import SessionRows, TrainingRows, fit
 from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.loop import metrics_of
@@ -182,7 +182,14 @@ def fit_on_cluster(client: Client, request: FitRequest, make_tasks: Callable[[],
         Makes the tasks that read the training data.
     """
     with Connection(client, WorkerChoice.of(request.workers)) as connection:
-        return fit(request, SessionRows(ClusterTable(connection, make_tasks, request.n_threads), request))
+        return fit_over(connection, request, SessionRows(ClusterTable(connection, make_tasks, request.n_threads), request))
+
+
+def fit_over(connection: Connection, request: FitRequest, rows: TrainingRows) -> FitResult:
+    """Train on rows of a cluster; the result has the lost workers."""
+    result = fit(request, rows)
+    result.lost_workers = connection.losses
+    return result
 
 
 def refit_on_cluster(client: Client, model: Ensemble, make_tasks: Callable[[], ReadTasks], **options: Any) -> Ensemble:

@@ -26,6 +26,7 @@ from distributed.core import Status
 from distributed.worker import thread_state
 
 from dboost.config import liveness_timeout, uses_lines, without_graph_warning, worker_timeout
+from dboost.display import counted
 from dboost.distributed.line import Line
 from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack
 from dboost.distributed.reducer import Reducer
@@ -289,6 +290,7 @@ def submit(client: Client, graph: dict[Any, Any], keys: list[Any], **options: An
 
 
 _numbers = count()
+_log = logging.getLogger("dboost")
 
 
 class Connection:
@@ -312,6 +314,11 @@ class Connection:
     lost : set of SessionRef
         Lost sessions. They are never called again, even if their workers return: other sessions have read their rows, and no
         row may be counted twice.
+    losses : list of dict
+        The lost workers that had rows, in the order of their losses: "worker" (address), "iteration" (after which the worker
+        was lost, None while data were loaded), "partitions" and "rows" (of the first table that had some).
+    iteration : int, optional
+        The last complete iteration, None while data are loaded.
     attempts : Attempts
     address : str
         Of the scheduler.
@@ -338,6 +345,9 @@ class Connection:
         self._watch = SchedulerWatch(client, self.address)
         self.roster: list[tuple[str, str]] = []
         self.lost: set[SessionRef] = set()
+        self.losses: list[dict[str, Any]] = []
+        self._reported: set[SessionRef] = set()
+        self.iteration: int | None = None
         self.attempts = Attempts()
         self.memory_limits: dict[str, int] = {}
         self.has_ended = False
@@ -524,6 +534,16 @@ class Connection:
         with suppress(DBoostError):  # not essential: a lost session is never called again
             self._call("dboost_abandon", sessions=list(refs))
 
+    def report_loss(self, ref: SessionRef, table: str, n_partitions: int, n_rows: int) -> None:
+        """Log a lost worker, once, and record it in `losses`. table : whose partitions other workers read again."""
+        if ref in self._reported:
+            return
+        self._reported.add(ref)
+        self.losses.append({"worker": ref.worker, "iteration": self.iteration, "partitions": n_partitions, "rows": n_rows})
+        when = "while data were loaded" if self.iteration is None else f"after iteration {self.iteration}"
+        partitions = f"{counted(n_partitions, 'partition')} of the {table} ({counted(n_rows, 'row')})"
+        _log.warning("worker %s was lost %s: other workers read its %s again", ref.worker, when, partitions)
+
     def discard(self, batch: str) -> None:
         """Have all workers release an abandoned batch."""
         with suppress(DBoostError):
@@ -568,6 +588,10 @@ class Connection:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self.losses and kind is None:
+            n_lost = counted(len(self.losses), "worker")
+            verb = "was" if len(self.losses) == 1 else "were"
+            _log.warning("%s %s lost during the fit, and the result is the same as without the loss", n_lost, verb)
         try:
             self.end("done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
         finally:

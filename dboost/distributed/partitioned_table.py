@@ -158,8 +158,12 @@ class PartitionedTable:
     # Loss and repair.
 
     def drop_workers(self, refs: Iterable[SessionRef]) -> None:
-        """Remove the partitions of lost sessions."""
+        """Remove the partitions of lost sessions, and report those that had some."""
         lost_refs = set(refs)
+        for ref in sorted(lost_refs):
+            numbers = [i for entry in self.worker_partitions if entry.ref == ref for i in entry.numbers]
+            if numbers:
+                self.connection.report_loss(ref, self.name, len(numbers), sum(self.lengths[i] for i in numbers))
         self.worker_partitions = [entry for entry in self.worker_partitions if entry.ref not in lost_refs]
 
     def repair(self) -> bool:

@@ -6,6 +6,7 @@ The processes are real and are killed with signals. Most tests share one cluster
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -86,6 +87,47 @@ def test_a_worker_is_killed_while_training(cluster: Processes, expected: str, de
     booster = dboost.fit(lazily(), "z", client=cluster.client, callbacks=kill, **OPTIONS)
     assert booster.sha256 == expected
     assert len(cluster.client.nthreads()) == 2
+
+
+def test_a_lost_worker_is_reported(cluster: Processes, expected: str, caplog: pytest.LogCaptureFixture) -> None:
+    pids = cluster.pids()
+    victim = min(pids)
+    kill = at(5, lambda: os.kill(pids[victim], signal.SIGKILL))
+    held = {"held": dd.from_pandas(FRAME.iloc[:600], npartitions=3)}
+    booster = dboost.fit(lazily(), "z", client=cluster.client, callbacks=kill, eval_set=held, **OPTIONS)
+    lost = booster.history.attrs["lost_workers"]
+    assert lost == pickle.loads(pickle.dumps(booster)).history.attrs["lost_workers"]
+    ((worker, n_partitions, n_rows),) = [(one["worker"], one["partitions"], one["rows"]) for one in lost]
+    assert worker == victim and n_partitions >= 1 and 0 < n_rows < len(FRAME)
+    first, last = [record.getMessage() for record in caplog.records if record.name == "dboost"]
+    assert first.startswith(f"worker {victim} was lost after iteration {lost[0]['iteration']}: other workers read its ")
+    assert f"of the training data ({n_rows:,} rows) again" in first and lost[0]["iteration"] in (4, 5)
+    assert last == "1 worker was lost during the fit, and the result is the same as without the loss"
+    without = dboost.fit(lazily(), "z", client=cluster.client, **OPTIONS)
+    assert without.sha256 == expected and not without.history.attrs
+
+
+def test_a_fit_that_ends_while_a_new_worker_reads_says_nothing_of_it(
+    cluster: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client is closed at once; the tasks of the new worker are cancelled, which is no failure."""
+    began = [0.0]
+
+    def replace(now: dboost.Iteration) -> bool:
+        if now.iteration == 3:
+            os.kill(cluster.any_pid(), signal.SIGKILL)
+        elif now.iteration == 5:
+            cluster.add_worker()
+            cluster.client.wait_for_workers(3, timeout=60)
+            began[0] = time.monotonic()
+        time.sleep(0.05)
+        return began[0] > 0 and time.monotonic() - began[0] > 1.5
+
+    with Client(cluster.address, set_as_default=False) as other:
+        dboost.fit(lazily(3.0), "z", client=other, callbacks=replace, **OPTIONS | {"max_iter": 500})
+    time.sleep(0.5)
+    messages = [record.getMessage() for record in caplog.records if record.name == "dboost"]
+    assert len(messages) == 2 and all("was lost" in message for message in messages)
 
 
 @pytest.mark.slow

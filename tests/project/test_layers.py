@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[2] / "dboost"
 
 #: From the lowest layer to the highest.
 LAYERS: list[set[str]] = [
-    {"errors", "peer_names", "schema", "version", "_lazy_import"},
+    {"display", "errors", "peer_names", "schema", "version", "_lazy_import"},
     {"config"},
     {"kernels"},
     {"losses"},
