@@ -1,12 +1,14 @@
 """Every fit gives the same model, history and predictions at every place, to the last bit: `CASES` × `PLACES`.
 
 The reference is the case in the memory of this process, with one thread. The fast cells are chosen so that each place trains
-each kind of case that it may treat in its own way (`Fixed.kinds`), and that each case is trained somewhere. The others of the
-square, without cases that are of the same kinds as another one, are slow tests.
+each kind of case that it may treat in its own way (`Fixed.kinds`), and that each case is trained somewhere; with the slow cells
+each place trains each kind of case. ``CONFORMANCE=all pytest -m "" tests/test_conformance.py`` runs the whole square, without
+cases that are of the same kinds as another one.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -90,12 +92,13 @@ OWN_CODE: dict[str, set[str]] = {
 }
 
 
-def _fast_cells() -> set[tuple[str, str]]:
-    """Return cells, by place and case, that have every kind that the place treats in its own way, and every case."""
-    found: set[tuple[str, str]] = set()
-    new = set(CASES)
+def _chosen(of_place: Callable[[str], set[str]], found: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Return cells, by place and case, that with those found before have all these kinds of every place, and every case."""
+    found = set(found)
+    new = set(CASES) - {name for _, name in found}
     for place, names in CELLS.items():
-        missing = OWN_CODE[place] & set().union(*(CASES[name].kinds for name in names))
+        wanted = of_place(place) & set().union(*(CASES[name].kinds for name in names))
+        missing = wanted.difference(*(CASES[name].kinds for where, name in found if where == place))
         while missing:
             best = max(names, key=lambda name: (len(CASES[name].kinds & missing), name in new))
             found.add((place, best))
@@ -104,7 +107,9 @@ def _fast_cells() -> set[tuple[str, str]]:
     return found | {("threads", name) for name in new}
 
 
-FAST = _fast_cells()
+FAST = _chosen(lambda place: OWN_CODE[place], set())
+SQUARE = {(place, name) for place, names in CELLS.items() for name in names}
+CHOSEN = SQUARE if os.environ.get("CONFORMANCE") == "all" else _chosen(lambda place: OWN_CODE["cluster"], FAST)
 
 
 @cache
@@ -164,6 +169,7 @@ PROOFS: dict[str, Proof] = {
         pytest.param(place, name, marks=() if (place, name) in FAST else pytest.mark.slow)
         for place, names in CELLS.items()
         for name in names
+        if (place, name) in CHOSEN
     ],
 )
 def test_the_model_is_that_of_one_process(client: Client, tmp_path: Path, place: str, name: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -13,9 +15,18 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dboost
-from dboost.distributed.messages import pack
+from dboost.distributed.messages import READING, pack
 from dboost.session import memory
-from tests.helpers.clusters import a_table, held_fits, held_rows, session_names, threads_cluster, until
+from tests.helpers.clusters import (
+    Processes,
+    a_table,
+    held_fits,
+    held_rows,
+    session_names,
+    threads_cluster,
+    until,
+    wait_for_file,
+)
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 8, "max_leaf_nodes": 6, "progress": False}
@@ -220,3 +231,30 @@ def test_whoever_is_not_asked_at_the_moment_keeps_its_rows(client: Client, expec
     lazy = dd.from_pandas(FRAME, npartitions=6)
     assert dboost.fit(lazy, "z", client=client, callbacks=look, **OPTIONS).sha256 == expected
     assert chosen == [[]]
+
+
+def read_tasks(dask_scheduler: Any = None) -> list[str]:
+    return [str(key) for key in dask_scheduler.tasks if str(key).startswith(READING)]
+
+
+def test_a_worker_that_joins_stops_reading_at_the_end_of_the_fit(client: Client, tmp_path: Path) -> None:
+    wait_until = partial(wait_for_file, tmp_path / "may read")
+    (tmp_path / "may read").touch()
+    lazy = dd.from_pandas(FRAME, npartitions=8)
+    slow = lazy.map_partitions(lambda part: wait_until(part) or part, meta=lazy._meta)
+
+    def look(now: dboost.Iteration) -> bool:
+        if now.iteration == 2:
+            (tmp_path / "may read").unlink()
+            (tmp_path / "may read.begun").unlink()
+            client.cluster.scale(4)
+            until(lambda: n_workers(client) == 4)
+        time.sleep(0.02)
+        return now.iteration > 2 and (tmp_path / "may read.begun").exists()
+
+    try:
+        booster = dboost.fit(slow, "z", client=client, callbacks=look, **OPTIONS | {"max_iter": 2000})
+        assert booster.n_iter_ < 2000
+        Processes.wait_for(lambda: not client.run_on_scheduler(read_tasks), 20)
+    finally:
+        (tmp_path / "may read").touch()

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 from typing import Any
 
 import dask
@@ -19,7 +20,9 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.distributed import worker_plugin
-from dboost.distributed.worker_calls import Branch, RoundSums, tree_of
+from dboost.distributed.line import Line
+from dboost.distributed.messages import FitCancelled
+from dboost.distributed.worker_calls import Branch, Relay, RoundSums, tree_of
 from dboost.losses import Loss
 from dboost.session.protocol import SessionRef
 from dboost.session.protocol import unpack as unpacked
@@ -51,6 +54,21 @@ def test_the_tree_has_every_session_once_and_no_wide_one(n: int, fan_in: int) ->
         level = below
     assert sorted(found) == sorted(refs)
     assert depth <= 1 + np.ceil(np.log(max(n, 1)) / np.log(fan_in))
+
+
+@pytest.mark.parametrize("how", ["another call", "a closed line"])
+def test_a_call_that_is_given_up_ends_the_waiting_of_its_exchange(how: str) -> None:
+    reducer, here = (Line(end) for end in socket.socketpair())
+    relay = Relay(here, SessionRef("tcp://10.0.0.1", "s"), lambda missing: {})
+    relay.check_others(1)
+    if how == "another call":
+        reducer.send(2, 0, b"")
+    else:
+        reducer.close()
+    with pytest.raises(FitCancelled):
+        relay.check_others(1)
+    relay.close()
+    reducer.close()
 
 
 def test_sums_that_do_not_fit_32_bits_are_passed_on_as_they_are() -> None:

@@ -100,6 +100,7 @@ def test_resources(expected: str) -> None:
         ([], "workers is empty"),
         ({}, "workers is empty"),
         ({"GPU": 0}, "must be a positive number"),
+        ({"GPU": True}, "must be a positive number"),
         (3.5, "must be addresses or names"),
         ([1.5], "must be addresses or names"),
     ],

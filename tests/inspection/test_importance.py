@@ -16,6 +16,7 @@ from sklearn.metrics import log_loss
 import dboost
 from dboost import Booster
 from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.metrics import Metric
 from tests.helpers.fits import FEATURES, cut, mixed_frame
 from tests.helpers.forests import random_ensemble
 
@@ -133,6 +134,26 @@ def test_permutation_by_hand(target: str) -> None:
             order = np.random.default_rng([3, j, repeat]).permutation(len(frame))
             worse.append(loss(frame.assign(**{name: frame[name].to_numpy()[order]})) - loss(frame))
         assert found[name] / 100 * found.attrs["unit"] == pytest.approx(np.mean(worse), abs=1e-9)
+
+
+def accuracy(y: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> float:
+    return float(((prediction > 0.5) == y).mean())
+
+
+def test_permutation_with_a_function_of_which_larger_values_are_better() -> None:
+    frame = mixed_frame(300)
+    booster = dboost.fit(frame[[*FEATURES, "late"]], "late", max_iter=5)
+    how = {"kind": "permutation", "data": frame, "target": "late", "n_repeats": 2}
+    with pytest.raises(ParameterError, match=r"accuracy\.greater_is_better"):
+        booster.importance(**how, metric=accuracy)
+    counted = Metric("right", lambda y, p, w: np.array([((p > 0.5) == y).sum(), len(y)]), np.add, lambda s: s[0] / s[1], True)
+    wrong = booster.importance(**how, metric="error")
+    accuracy.greater_is_better = True  # type: ignore[attr-defined]
+    for metric in (accuracy, counted):
+        right = booster.importance(**how, metric=metric)
+        assert right.attrs["score"] == pytest.approx(1 - wrong.attrs["score"])
+        pd.testing.assert_series_equal(right, wrong, check_exact=False)
+        assert right.attrs["unit"] == pytest.approx(wrong.attrs["unit"]) and right.iloc[0] == 100
 
 
 def test_permutation_is_the_same_for_any_partitioning_and_with_weights() -> None:
