@@ -147,21 +147,18 @@ def check_layout(fields: Mapping[str, Sequence[Field]], binning: Binning, contin
     refuse(list(fields["codes"]) != tiles, "the fields of codes are not those of the bins")
     roles = [
         "target",
-        *(name for name in (*STORED, "begun", "start") if any(one.name == name for one in fields["rows"])),
+        *(name for name in (*STORED, "start") if any(one.name == name for one in fields["rows"])),
     ]
     names = [one.name for one in fields["rows"]]
-    refuse(
-        names != roles or ("start" in names) != continues or ("begun" in names and not continues), f"rows have fields {names}"
-    )
+    refuse(names != roles or ("start" in names) != continues, f"rows have fields {names}")
     dtypes = {role.field: role.stored_dtype for role in ROLES.values()}
     for one in fields["rows"]:
-        outputs = one.before if one.name in ("begun", "start") else ()
+        outputs = one.before if one.name == "start" else ()
         is_plain = one.before == () or (len(outputs) == 1 and type(outputs[0]) is int and outputs[0] > 2)
         refuse(
             one.dtype != dtypes.get(one.name, "<f8") or not is_plain or one.after != (),
             f"the field {one.name!r} of rows has another shape or type",
         )
-    refuse(len({one.before for one in fields["rows"] if one.name in ("begun", "start")}) > 1, "scores differ in shape")
     if "portrait" in fields:
         wanted = [Field("values", "<f8", (), (len(binning.features),)), Field("target", "<f8")]
         refuse(list(fields["portrait"]) != wanted, "the fields of the reference sample are not those of the features")
@@ -259,9 +256,8 @@ class RolesCheck:
         """Return what is wrong with a block."""
         roles = stored_roles(views)
         found = self.of_targets(roles.numbers) or roles_problem(roles)
-        for name in ("begun", "start"):
-            if found is None and name in views and not np.isfinite(views[name]).all():
-                found = "scores are not finite"
+        if found is None and "start" in views and not np.isfinite(views["start"]).all():
+            found = "scores are not finite"
         self._max_weight = max(self._max_weight, 1.0 if roles.weight is None else float(roles.weight.max()))
         self._missing_blocks -= 1
         return found if found is not None or self._missing_blocks else self._at_the_end()

@@ -4,7 +4,7 @@
                   without it is no prepared data set
     codes         tiles and wide columns, see `shards.shard`
     rows          the roles, targets as numbers or the codes of their categories; if a model is continued, the initial raw
-                  scores (``start``) and, if that fit is resumed, those before its first iteration (``begun``)
+                  scores (``start``)
     portrait      reference sample: feature values and targets of some rows, for the models' summary of the data
 
 The block files have checksums. Rows of weight zero are left out, because they do not affect a model. Fits do not change the
@@ -237,9 +237,8 @@ def write_binned(
     model = warm_start.model
     flat = None if model is None else FlatEnsemble(model)
     outputs = () if model is None or model.n_outputs == 1 else (model.n_outputs,)
-    resumes = warm_start.is_new_source and warm_start.n_before > warm_start.n_earlier
     fields = [Field(ROLES[role].field, ROLES[role].stored_dtype) for role in scan.stored]
-    fields += [Field(name, "<f8", outputs) for name, there in (("begun", resumes), ("start", flat is not None)) if there]
+    fields += [] if flat is None else [Field("start", "<f8", outputs)]
     tiles = code_fields(layout)
     block_rows = rows_that_fit(tiles, scan.n_rows)
     groups = FieldGroup("codes", tiles, sealed=True), FieldGroup("rows", fields, sealed=True)
@@ -263,11 +262,7 @@ def write_binned(
                 matrix = matrix_of(piece.chunk)
                 scores = np.repeat(warm_start.baseline[:, None], len(matrix), axis=1)
                 scores += 0.0 if offset is None else offset
-                n_earlier = warm_start.n_earlier if resumes else 0
-                if resumes:
-                    add_block(scores, flat, matrix, (0, n_earlier), n_threads)
-                    written["begun"] = scores.copy() if outputs else scores[0].copy()
-                add_block(scores, flat, matrix, (n_earlier, warm_start.n_before), n_threads)
+                add_block(scores, flat, matrix, (0, warm_start.n_before), n_threads)
                 written["start"] = scores if outputs else scores[0]
             store.append(piece.codes.n_rows, {name: values for name, values in written.items() if values is not None})
         store.check_filled()
@@ -295,12 +290,12 @@ class PreparedTargets:
 
     def map_rows(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return ``function(roles, *arguments)`` of each block."""
-        scores = ("begun", "start") if self._continues else ()
         found = []
         for block, rows in self.data.blocks_of_rows():
             roles = replace(stored_roles(rows), target=self.encode(rows["target"], block))
-            name = next((name for name in scores if name in rows), None)
-            found.append(function(roles if name is None else replace(roles, offset=rows[name]), *arguments))
+            if self._continues:
+                roles = replace(roles, offset=rows["start"])
+            found.append(function(roles, *arguments))
         return found
 
     def encode(self, values: np.ndarray, block: int) -> np.ndarray:
@@ -438,7 +433,7 @@ class PreparedRows:
         missing = None
         if warm_start.model is not None:
             outputs = () if warm_start.model.n_outputs == 1 else (warm_start.model.n_outputs,)
-            if any(one.name in ("begun", "start") and one.before != outputs for one in self._data.rows.fields):
+            if any(one.name == "start" and one.before != outputs for one in self._data.rows.fields):
                 raise StorageError(
                     f"{self._data.rows.path} is damaged: its scores are not those of a model with {warm_start.model.n_outputs} "
                     "outputs; prepare the data set again"
