@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,13 +31,11 @@ from dboost.storage.paths import path_text
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.callbacks import Callback
 from dboost.training.dataset_rows import lease_of
-from dboost.training.fit import interruptible_reading
+from dboost.training.fit import LocalTable, SessionRows, interruptible_reading
 from dboost.training.plan import FitRequest, check_group, checked_callbacks
 from dboost.training.prepared_dataset import (
     PreparedDataset,
     describe,
-    propose_within,
-    scan_table,
     write_binned,
     write_folder,
 )
@@ -375,25 +373,15 @@ def prepare(
 
 def _write_prepared(source: TableInput, request: FitRequest, settings: dict[str, Any], folder: Path) -> PreparedDataset:
     """Read a table and write its bins to a folder. settings : the keywords of `prepare` that shape the data, as JSON."""
-    parameters, n_threads = request.parameters, request.n_threads
     options = replace(request.reading, spool_roles=True)
-    with interruptible_reading(), source.table.open(options, **request.warm_start.like) as table:
-        census = scan_table(table)
-        check_categories([census.target], name_of_target(request.roles["target"]))
-        start = request.warm_start.widened(table.features)
-        if start.keeps_bins:
-            binning = start.binning(table.features)
-        else:
-            binning = propose_within(
-                table,
-                census.n_kept,
-                max_bins=parameters.max_bins,
-                seed=parameters.random_state,
-                n_threads=n_threads,
-                budget=request.budget,
-            )
-        seed = parameters.random_state
-        written = write_binned(table, census, binning, folder, warm_start=start, seed=seed, n_threads=n_threads)
+    table = LocalTable(partial(source.table.open, options, **request.warm_start.like), request.n_threads, request.budget)
+    rows, seed = SessionRows(table, request), request.parameters.random_state
+    with interruptible_reading(), closing(rows):
+        start = request.warm_start.widened(rows.load())
+        scans = table.target_scans()
+        check_categories(scans, name_of_target(request.roles["target"]))
+        binning = rows.propose_bins(start, request.parameters)
+        written = write_binned(table, scans[0], binning, folder, warm_start=start, seed=seed, n_threads=request.n_threads)
     written.settings = settings
     return written
 

@@ -236,8 +236,7 @@ def bin_chunk(chunk: Chunk, binning: Binning) -> tuple[BinnedPartition, Chunk, n
         infinite = Encoder(binning, codes, pool, 1).encode(known, kept, 0)
     if infinite is not None:
         raise DataError(f"column {features[infinite[1]].name!r} holds an infinite value (row {infinite[0]})")
-    of_features = tuple(codes.of(feature) for feature in range(len(features)))
-    return BinnedPartition(of_features, chunk.roles.rows(rows)), known, rows
+    return BinnedPartition(codes.columns(), chunk.roles.rows(rows)), known, rows
 
 
 def _of_feature(feature: Feature, column: Column) -> Column:

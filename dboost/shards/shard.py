@@ -67,6 +67,10 @@ class BinnedColumns(NamedTuple):
         row = int(self.row_of[feature])
         return self.narrow[row] if row >= 0 else self.wide[-1 - row]
 
+    def columns(self) -> tuple[np.ndarray, ...]:
+        """Return the codes of every feature."""
+        return tuple(map(self.of, range(len(self.row_of))))
+
     def part(self, rows: slice) -> BinnedColumns:
         """Return some of the rows (views)."""
         return BinnedColumns(self.narrow[:, rows], self.wide[:, rows], self.row_of)

@@ -478,7 +478,7 @@ class LocalTable:
         self._resources = ExitStack()  # released by `close`
 
     def load(self) -> tuple[Feature, ...]:
-        table = self._table = self._open_table()
+        table = self.table = self._open_table()
         self._session = WorkerSession(self._n_threads)
         self._resources.callback(self._session.close)
         self._session.adopt(self._BATCH, table)
@@ -488,23 +488,23 @@ class LocalTable:
 
     @cached_property
     def _eval_sets(self) -> SessionEvalSets:
-        team = team_for(self._table.n_rows, len(self._table.features), self._n_threads)
+        team = team_for(self.table.n_rows, len(self.table.features), self._n_threads)
         sets = SessionEvalSets(self._resources.enter_context(team))
         self._resources.callback(sets.close)
         return sets
 
     @property
     def roles(self) -> tuple[str, ...]:
-        return self._table.role_names
+        return self.table.role_names
 
     def target_scans(self) -> list[TargetScan]:
-        return scan_targets(self._table)
+        return scan_targets(self.table)
 
     def read(self, function: ByPartitions[Result]) -> list[Result]:
-        return [self._session.read(self._BATCH, function(self._table.numbers))]
+        return [self._session.read(self._BATCH, function(self.table.numbers))]
 
     def apply(self, step: ByPartitions[None]) -> None:
-        self._session.apply(self._BATCH, step(self._table.numbers))
+        self._session.apply(self._BATCH, step(self.table.numbers))
 
     def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
         self.n_kept, self.unit_weights = n_kept, unit_weights

@@ -10,8 +10,8 @@
 The block files have checksums. Rows of weight zero are left out, because they do not affect a model. Fits do not change the
 folder: encoded targets and scores are written to other files.
 
-Writing takes memory for a chunk, a sample of the rows and a block. The table is read three times: for targets and weights, for
-the sample that proposes the split points (some columns at a time), and for the bin codes.
+Writing takes memory for a chunk and a block. The table is read for targets and weights, for the sample that proposes the split
+points (some columns at a time), as in every fit (`training.fit.SessionRows`), and for the bin codes.
 
 `PreparedTargets` encodes the targets for the loss of a fit; `PreparedRows` implements `training.fit.TrainingRows`.
 
@@ -40,29 +40,27 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data import CategoryColumn, Column, RowRoles, Table
-from dboost.data.binning import Binning, columns_at_once, propose_all, sample_rows
-from dboost.data.chunk import BinnedPartition
+from dboost.data import CategoryColumn, Chunk, Column, RowRoles
+from dboost.data.binning import Binning
+from dboost.data.chunk import BinnedPartition, DecodedColumns
 from dboost.data.eval_tables import EvalTable
 from dboost.data.labels import Names, text_of
 from dboost.data.roles import ROLES
-from dboost.data.table import kept_rows, values_of
+from dboost.data.table import values_of
 from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, reason
-from dboost.kernels.histograms import BinLayout
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
 from dboost.params import Parameters
 from dboost.schema import Feature, Level
 from dboost.session.batch_rows import StartingPiece
 from dboost.session.evaluation import SessionEvalSets
-from dboost.session.memory import Budget
 from dboost.session.protocol import BuildSpec, Chosen, EvalSets, ReplayState
 from dboost.session.reference_sample import ReferenceSample, reference_rows
-from dboost.session.target import Target, TargetScan, encode_values, scan_targets
+from dboost.session.target import Target, TargetScan, encode_values
 from dboost.session.thread_team import team_for
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
 from dboost.session.worker_session import WorkerSession
-from dboost.shards.encode import encoded_pieces, sampled
-from dboost.shards.shard import RowIds, codes_of, tiles_of
+from dboost.shards.encode import encoded_pieces
+from dboost.shards.shard import BinnedColumns, RowIds, codes_of, tiles_of
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.shards.shard_spec import code_fields, plan_layout, rows_that_fit
 from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field, StorageError
@@ -90,43 +88,8 @@ from dboost.training.dataset_checks import (
 )
 from dboost.training.direct_calls import DirectCalls, log_rows_in_files
 from dboost.training.engine import Engine
-from dboost.training.fit import learn_target
+from dboost.training.fit import LocalTable, learn_target
 from dboost.training.plan import FitPlan, FitRequest, RowsDescription, ValidationPlan, needs_test_set
-
-
-@dataclass(frozen=True, eq=False)
-class TableScan:
-    """Statistics of the targets and weights of a table."""
-
-    n_kept: tuple[int, ...]  # rows of positive weight in each chunk
-    target: TargetScan
-    categories: tuple[Level, ...] | None  # of a target of text or categories, in the order of their codes
-    stored: tuple[str, ...]  # the roles that the rows have; weights only if some are neither 0 nor 1
-
-    @property
-    def n_rows(self) -> int:
-        return sum(self.n_kept)
-
-
-def scan_table(table: Table) -> TableScan:
-    """Read the targets and weights of a table, chunk by chunk."""
-    n_kept: list[int] = []
-    categories: tuple[Level, ...] | None = None
-    weighted, found = False, set[str]()
-    for i, length in enumerate(table.lengths):
-        if not length:
-            n_kept.append(0)
-            continue
-        roles = table.roles(i)
-        weight, target = roles.weight, roles.target
-        n_kept.append(length if weight is None else int(np.count_nonzero(weight > 0)))
-        if isinstance(target, CategoryColumn):
-            categories = target.categories
-        weighted = weighted or (weight is not None and not ((weight == 0.0) | (weight == 1.0)).all())
-        found |= roles.by_name().keys()
-    if not weighted:
-        found -= {"sample_weight"}
-    return TableScan(tuple(n_kept), scan_targets(table)[0], categories, tuple(role for role in ROLES if role in found))
 
 
 @dataclass(eq=False)
@@ -159,17 +122,19 @@ class PreparedDataset:
 
     def partitions(self) -> list[BinnedPartition]:
         """Read all rows into memory, one partition for each block."""
-        layout = plan_layout(self.binning.n_bins, self.binning.is_categorical)
-        buffer = self.codes.buffer()
         found = []
         for block, rows in self.blocks_of_rows():
-            self.codes.read(block, buffer)
-            views = self.codes.views(buffer, block)
-            codes = codes_of(views["tiles"], views.get("wide"), layout)
             others = {name: rows[name].copy() for name in STORED if name in rows}
-            columns = tuple(codes.of(feature) for feature in range(len(self.binning.edges)))
+            columns = self.codes_in(block).columns()
             found.append(BinnedPartition(columns, RowRoles(self.as_given(rows["target"]), **others)))
         return found
+
+    def codes_in(self, block: int) -> BinnedColumns:
+        """Read the codes of a block."""
+        buffer = self.codes.buffer()
+        self.codes.read(block, buffer)
+        views = self.codes.views(buffer, block)
+        return codes_of(views["tiles"], views.get("wide"), plan_layout(self.binning.n_bins, self.binning.is_categorical))
 
     def as_given(self, stored: np.ndarray) -> Column:
         """Return stored targets (float64[n]) in the type that they were given in."""
@@ -182,41 +147,9 @@ class PreparedDataset:
         self.rows.close()
 
 
-def propose_within(
-    table: Table, n_kept: tuple[int, ...], *, max_bins: int, seed: int, n_threads: int, budget: Budget | None
-) -> Binning:
-    """Propose split points from a sample of the rows, reading the sampled values of some columns at a time."""
-    n_rows = sum(n_kept)
-    sample: list[np.ndarray] = []
-    weights: list[np.ndarray | None] = []
-    first = start = 0
-    for i, (length, n) in enumerate(zip(table.lengths, n_kept, strict=True)):
-        rows = sample_rows(n_rows, seed, first, first + n) - first
-        if len(rows):
-            weight = table.roles(i).weight
-            kept = kept_rows(weight)
-            rows = rows if kept is None else kept[rows]
-            sample.append(start + rows)
-            weights.append(None if weight is None else weight[rows])
-        first, start = first + n, start + length
-    rows = np.concatenate(sample)
-    joined = [weight for weight in weights if weight is not None]
-    weight = np.concatenate(joined) if joined else None
-    numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical]
-    edges: list[np.ndarray | None] = [None] * len(table.features)
-    n_columns = columns_at_once(n_rows, None if budget is None else budget.sampled)
-    for at in range(0, len(numeric), n_columns):
-        some = numeric[at : at + n_columns]
-        parts = [part for _, part in sampled(table, rows, some, n_threads)]
-        columns = [np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*parts, strict=True)]
-        for j, edge in zip(some, propose_all(columns, weight, max_bins, n_threads), strict=True):
-            edges[j] = edge
-    return Binning(table.features, tuple(edges))
-
-
 def write_binned(
-    table: Table,
-    scan: TableScan,
+    source: LocalTable,
+    scan: TargetScan,
     binning: Binning,
     folder: Path,
     *,
@@ -224,7 +157,7 @@ def write_binned(
     seed: int,
     n_threads: int,
 ) -> PreparedDataset:
-    """Write the rows of a table to an existing folder; seed : of the reference sample.
+    """Write the rows of a table to an existing folder. scan : of its targets; seed : of the reference sample.
 
     Raises
     ------
@@ -233,31 +166,34 @@ def write_binned(
     DataError
         When a numeric feature holds an infinite value, naming column and row.
     """
+    table, n_rows = source.table, sum(source.n_kept.values())
+    stored_roles = [role for role in ROLES if role in source.roles and not (role == "sample_weight" and source.unit_weights)]
     layout = plan_layout(binning.n_bins, binning.is_categorical)
     model = warm_start.model
     flat = None if model is None else FlatEnsemble(model)
     outputs = () if model is None or model.n_outputs == 1 else (model.n_outputs,)
-    fields = [Field(ROLES[role].field, ROLES[role].stored_dtype) for role in scan.stored]
+    fields = [Field(ROLES[role].field, ROLES[role].stored_dtype) for role in stored_roles]
     fields += [] if flat is None else [Field("start", "<f8", outputs)]
     tiles = code_fields(layout)
-    block_rows = rows_that_fit(tiles, scan.n_rows)
+    block_rows = rows_that_fit(tiles, n_rows)
     groups = FieldGroup("codes", tiles, sealed=True), FieldGroup("rows", fields, sealed=True)
-    store = RowStore(groups, [scan.n_rows], InFiles(block_rows, None, folder))
+    store = RowStore(groups, [n_rows], InFiles(block_rows, None, folder))
     try:
         sampled_rows: list[tuple[np.ndarray, np.ndarray]] = []
         first = 0
         for piece in encoded_pieces(table, binning, layout, n_threads, block_rows):
             target, offset = piece.roles.target, piece.roles.offset
             values = target.codes if isinstance(target, CategoryColumn) else target
+            categories = target.categories if isinstance(target, CategoryColumn) else None
             assert values is not None
             roles: dict[str, Any] = piece.roles.by_name() | {"target": values}
-            rows = reference_rows(scan.n_rows, len(table.features), seed, first, first + piece.codes.n_rows) - first
+            rows = reference_rows(n_rows, len(table.features), seed, first, first + piece.codes.n_rows) - first
             sampled_rows.append((values_of(piece.chunk, rows), values[rows].astype(np.float64)))
             first += piece.codes.n_rows
             written: dict[str, np.ndarray | None] = {
                 "tiles": tiles_of(piece.codes, layout),
                 "wide": piece.codes.wide,
-            } | {ROLES[role].field: roles[role] for role in scan.stored}
+            } | {ROLES[role].field: roles[role] for role in stored_roles}
             if flat is not None:
                 matrix = matrix_of(piece.chunk)
                 scores = np.repeat(warm_start.baseline[:, None], len(matrix), axis=1)
@@ -272,7 +208,7 @@ def write_binned(
         raise
     reference = ReferenceSample(*(np.concatenate(parts) for parts in zip(*sampled_rows, strict=True)))
     codes, stored = store.files
-    return PreparedDataset(table.named, binning, scan.target, scan.categories, codes, stored, reference=reference)
+    return PreparedDataset(table.named, binning, scan, categories, codes, stored, reference=reference)
 
 
 class PreparedTargets:
@@ -351,14 +287,10 @@ class PreparedTargets:
 
     def pieces(self, spec: BuildSpec, n_threads: int = 1, piece_rows: int = 0) -> Iterator[StartingPiece]:
         """Yield the rows block by block, with their bin codes."""
-        data, first = self.data, 0
-        buffer = data.codes.buffer()
+        first = 0
         for block, fields in enumerate(self.starting(spec)):
-            n = len(fields["target"])
-            data.codes.read(block, buffer)
-            views = data.codes.views(buffer, block)
-            yield StartingPiece(first, codes_of(views["tiles"], views.get("wide"), spec.shard.layout), fields)
-            first += n
+            yield StartingPiece(first, self.data.codes_in(block), fields)
+            first += len(fields["target"])
 
     def starting(self, spec: BuildSpec) -> Iterator[dict[str, np.ndarray]]:
         """Yield target, weight (if weighted) and initial raw scores of each block."""
@@ -373,35 +305,15 @@ class PreparedTargets:
             if self._missing is not None:
                 model, iterations = self._missing
                 flat = FlatEnsemble(model) if flat is None else flat
-                matrix = self._values(block, spec.shard.layout)
-                add_block(raw, flat, matrix, iterations, 1)
+                # Trees of these bins route the values in them equally.
+                values = DecodedColumns(self.data.codes_in(block).columns(), self.data.binning)
+                add_block(raw, flat, matrix_of(Chunk(n, values)), iterations, 1)
             found = {"target": spec.in_unit(self.encode(rows["target"], block)), "raw": spec.in_unit(raw)}
             if spec.shard.weighted:
                 found["weight"] = rows["weight"]
             if spec.shard.grouped:
                 found["draw_id"] = rows["group"]
             yield found
-
-    def _values(self, block: int, layout: BinLayout) -> np.ndarray:
-        """Return feature values that lie in the rows' bins: float64[n, n_features]. Trees of these bins route them equally.
-
-        The value for bin b is its upper edge; for the last bin it is the next float above the last edge.
-        """
-        data = self.data
-        n = data.codes.rows_of(block)
-        buffer = data.codes.buffer()
-        data.codes.read(block, buffer)
-        views = data.codes.views(buffer, block)
-        codes = codes_of(views["tiles"], views.get("wide"), layout)
-        values = np.empty((n, len(data.binning.edges)))
-        for j, edges in enumerate(data.binning.edges):
-            n_bins = int(data.binning.n_bins[j])
-            if edges is None:
-                of_code = np.arange(n_bins, dtype=np.float64)
-            else:
-                of_code = np.append(edges, np.nextafter(edges[-1], np.inf) if len(edges) else 0.0)
-            values[:, j] = np.append(of_code, np.nan)[codes.of(j)]
-        return values
 
 
 _BATCH = "training data"
