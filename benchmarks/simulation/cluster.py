@@ -170,7 +170,7 @@ class Simulated:
         for k in range(self.n_workers):
             worker = Worker(f"worker-{k:04d}", self)
             self.workers[worker.address] = worker
-            self._of_executor |= {worker.holder._pool: worker, worker.line: worker}
+            self._of_executor |= {worker.holder._pool: worker, worker.holder._waiting: worker, worker.line: worker}
         self.scheduler = Scheduler(self)
 
     def line(self, sender: str, receiver: str) -> Line:

@@ -208,6 +208,22 @@ def propose_all(
         return tuple(pool.map(lambda column: None if column is None else propose(column, weight, max_bins), columns))
 
 
+#: The sampled values of some numeric columns, and the weights of these rows (None: all are 1), by partition.
+Sample = dict[int, tuple[list[np.ndarray], np.ndarray | None]]
+
+
+def propose_together(samples: Sequence[Sample], max_bins: int, n_threads: int) -> list[np.ndarray]:
+    """Return the split candidates of each column. samples : of the sessions, each of other partitions."""
+    by_partition = {i: one for sample in samples for i, one in sample.items()}
+    ordered = [by_partition[i] for i in sorted(by_partition)]
+    weights = [weight for _, weight in ordered]
+    known = [weight for weight in weights if weight is not None]
+    weight = np.concatenate(known) if len(known) == len(weights) and known else None
+    values = [of_partition for of_partition, _ in ordered]
+    columns = [np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*values, strict=True)]
+    return [edges for edges in propose_all(columns, weight, max_bins, n_threads) if edges is not None]
+
+
 def distinct_values(column: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Return the distinct finite values of a column united with known ones, ascending float64, at most MAX_FINE_BINS + 1."""
     found = np.unique(column[np.isfinite(column)]).astype(np.float64)

@@ -21,6 +21,7 @@ import numpy as np
 from distributed import Client
 
 from dboost.config import metric_rows
+from dboost.data.binning import Sample
 from dboost.data.chunk import CategoryIndex
 from dboost.data.eval_tables import EvalTable, named_in_messages
 from dboost.data.partition import ReadPlan
@@ -274,6 +275,9 @@ class ClusterTable:
 
     def read(self, function: ByPartitions[Result]) -> list[Result]:
         return self._partitions.read(function)
+
+    def propose(self, draw: ByPartitions[Sample], n_columns: int, max_bins: int) -> list[np.ndarray]:
+        return self._partitions.propose(draw, n_columns, max_bins)
 
     def apply(self, step: ByPartitions[None]) -> None:
         self._partitions.apply(step)

@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 
 from dboost.config import imbalance
+from dboost.data.binning import Sample
 from dboost.data.partition import ReadPlan, some_values
 from dboost.data.row_metadata import MetadataRows
 from dboost.distributed.connection import Connection
 from dboost.distributed.messages import LostWorkers
 from dboost.distributed.read_tasks import ReadTasks, Receipt, rows_alone
 from dboost.distributed.rebalance import is_for_one_worker, is_held, plan_moves
+from dboost.distributed.sample_exchange import choose_owners
 from dboost.errors import DataError
 from dboost.schema import Feature
 from dboost.session.protocol import PartitionStats, SessionRef
@@ -146,13 +148,34 @@ class PartitionedTable:
 
     def read(self, function: ByPartitions[Result]) -> list[Result]:
         """Return the result of a function of the rows of each session, in no particular order."""
+
+        def ask() -> list[Result]:
+            answers = self._call_each(self.worker_partitions, Session.read, lambda numbers: (function(numbers),))
+            return [answer for _, answer in answers]
+
+        return self._until_none_is_lost(name_of(function(())), ask)
+
+    def propose(self, draw: ByPartitions[Sample], n_columns: int, max_bins: int) -> list[np.ndarray]:
+        """Return the split candidates of columns, see `session.proposal`. draw : returns the sampled values of a session."""
+
+        def ask() -> list[np.ndarray]:
+            draws: dict[SessionRef, list[tuple[str, Any]]] = {}
+            for entry in self.worker_partitions:
+                draws.setdefault(entry.ref, []).append((entry.batch, draw(entry.numbers)))
+            order = choose_owners(sorted(draws), sum(self.n_kept.values()), n_columns, max_bins)
+            answers = self.connection.ask_each({ref: (some, order) for ref, some in draws.items()}, Session.draw_sample)
+            return [edges for owner in order.owners for edges in answers[owner]]
+
+        return self._until_none_is_lost(name_of(draw(())), ask)
+
+    def _until_none_is_lost(self, name: str, ask: Callable[[], Result]) -> Result:
+        """Return the result of calls of all sessions, repeated after losses. name : of the calls, for messages."""
         while True:
             self.repair()
             try:
-                answers = self._call_each(self.worker_partitions, Session.read, lambda numbers: (function(numbers),))
-                return [answer for _, answer in answers]
+                return ask()
             except LostWorkers as lost:
-                self.connection.attempts.note(name_of(function(())), lost)
+                self.connection.attempts.note(name, lost)
                 self.drop_workers(lost.sessions)
 
     # Loss and repair.

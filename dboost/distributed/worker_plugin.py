@@ -49,6 +49,7 @@ from dboost.distributed.messages import (
     pack_error,
 )
 from dboost.distributed.monitoring import WorkMeter, publish
+from dboost.distributed.sample_exchange import answer_proposal
 from dboost.distributed.worker_calls import METHODS, SLICE, STATUSES, Relay, accept_line, open_worker_line, run_on
 from dboost.errors import DBoostError
 from dboost.session.memory import Budget, keep_freed_memory, trim_memory
@@ -140,6 +141,10 @@ def _take_slice(worker_session: WorkerSession, batch: str, partition: int, plan:
 
 #: Number of threads, i.e. of fits whose calls may run on a worker at the same time.
 _FITS_AT_A_TIME = 16
+#: Calls that wait for other sessions: they have threads of their own, so that they never wait for each other's.
+_WAITING = frozenset(method.__name__ for method in (Session.histogram_slices, Session.draw_sample))
+#: Number of such calls at the same time.
+_MOST_WAITING = 1024
 #: Seconds in which running calls may end when a worker closes. Dask's nanny kills it after 4 s.
 _TEARDOWN_TIMEOUT = 3.0
 #: Calls whose results contain no objects of the user, so that they can be pickled with `pack_round`.
@@ -147,6 +152,8 @@ _OF_ROUNDS = frozenset(
     method.__name__
     for method in (Session.round_histograms, Session.histogram_slices, Session.add_slices, Session.search_slices)
 )
+#: Calls whose results are not packed: those, and a sample, whose slices are packed.
+_NOT_PACKED = _OF_ROUNDS | {Session.draw_sample.__name__}
 #: Calls that free the memory of feature values.
 _FREES_MEMORY = frozenset(
     method.__name__ for method in (Session.scan_partitions, Session.build, Session.hold_out, Session.keep_only)
@@ -170,6 +177,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         self._ended: set[str] = set()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_FITS_AT_A_TIME, "dboost-calls")
+        self._waiting = ThreadPoolExecutor(_MOST_WAITING, "dboost-exchanges")
         self._inbox = Inbox()
         #: Fit and session of each line on which calls arrive.
         self._lines: dict[Line, tuple[str, str]] = {}
@@ -199,6 +207,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
 
         def close() -> None:
             self._pool.shutdown()
+            self._waiting.shutdown()
             with suppress(RuntimeError):  # the event loop has ended, because a call took too long
                 self._loop.call_soon_threadsafe(closed.set)
 
@@ -243,7 +252,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
         """
         if self.known(fit, session) is None:
             return {"status": UNKNOWN}
-        return await self._loop.run_in_executor(self._pool, self._call, fit, session, number, method, arguments)
+        pool = self._waiting if method in _WAITING else self._pool
+        return await self._loop.run_in_executor(pool, self._call, fit, session, number, method, arguments)
 
     def _exchange(
         self, fit: str, session: str, number: int, arguments: bytes | memoryview, relay: Relay | None
@@ -264,22 +274,45 @@ class DBoostWorkerPlugin(WorkerPlugin):
         exchange, here = worker_session.exchange, SessionRef(self._worker.address, session)
         assert exchange is not None
         k, group = exchange.place(here)
+        # Each session sends to the next one of its group first, so that no link receives from all at the same time.
+        first, wanted = (k, len(group)) if k < len(slices) else (0, 0)
+        to_group = {group[j]: slices[j] for j in (*range(first, len(slices)), *range(first))}
+        status, received = self._swap(fit, here, number, 0, to_group, wanted, relay)
+        if status == OK and received and exchange.n_groups > 1:
+            status, answer = execute(Session.add_slices.__name__, (received,))
+            if status != OK:
+                return status, answer
+            seconds += answer[1]
+            owner = exchange.owner(k)
+            wanted = exchange.n_groups if owner == here else 0
+            status, received = self._swap(fit, here, number, 1, {owner: answer[0]}, wanted, relay)
+        if status != OK:
+            return status, received
+        if received:
+            status, answer = execute(Session.search_slices.__name__, (k, received))
+            if status != OK:
+                return status, answer
+            best = answer[0]
+            seconds += answer[1]
+        return OK, (histograms, n_rows, seconds, best)
+
+    def _swap(
+        self,
+        fit: str,
+        here: SessionRef,
+        number: int,
+        stage: int,
+        slices: dict[SessionRef, bytes],
+        n_wanted: int,
+        relay: Relay | None,
+    ) -> tuple[str, Any]:
+        """Send slices to other sessions; return the status and as many received ones as are wanted, or the error."""
         check = None if relay is None else partial(relay.check_others, number)
-        self._inbox.begin(fit, number)
+        if stage == 0:
+            self._inbox.begin(fit, number)
         try:
-            # Each session sends to the next one of its group first, so that no link receives from all at the same time.
-            first, wanted = (k, len(group)) if k < len(slices) else (0, 0)
-            to_group = {group[j]: slices[j] for j in (*range(first, len(slices)), *range(first))}
-            self._send_slices(fit, here, number, 0, to_group, relay)
-            received = self._inbox.all_of(fit, number, 0, wanted, check) if wanted else []
-            if received and exchange.n_groups > 1:
-                status, answer = execute(Session.add_slices.__name__, (received,))
-                if status != OK:
-                    return status, answer
-                seconds += answer[1]
-                owner = exchange.owner(k)
-                self._send_slices(fit, here, number, 1, {owner: answer[0]}, relay)
-                received = self._inbox.all_of(fit, number, 1, exchange.n_groups, check) if owner == here else []
+            self._send_slices(fit, here, number, stage, slices, relay)
+            return OK, self._inbox.all_of(fit, number, stage, n_wanted, check) if n_wanted else []
         except FitCancelled:
             return STALE, b""
         except LostWorkers as lost:
@@ -288,13 +321,6 @@ class DBoostWorkerPlugin(WorkerPlugin):
             raise  # of a session below the relay
         except Exception as error:  # any error is raised in the client
             return FAILED, pack_error(error)
-        if received:
-            status, answer = execute(Session.search_slices.__name__, (k, received))
-            if status != OK:
-                return status, answer
-            best = answer[0]
-            seconds += answer[1]
-        return OK, (histograms, n_rows, seconds, best)
 
     def _send_slices(
         self, fit: str, here: SessionRef, number: int, stage: int, slices: dict[SessionRef, bytes], relay: Relay | None
@@ -412,6 +438,13 @@ class DBoostWorkerPlugin(WorkerPlugin):
         """Answer a call: by a method of the session, or by an exchange with other sessions; see `_execute`, `_exchange`."""
         if method == Session.histogram_slices.__name__:
             return self._exchange(fit, session, number, arguments, relay)
+        if method == Session.draw_sample.__name__:
+            here = SessionRef(self._worker.address, session)
+
+            def swap(slices: dict[SessionRef, bytes], n_wanted: int) -> tuple[str, Any]:
+                return self._swap(fit, here, number, 0, slices, n_wanted, relay)
+
+            return answer_proposal(here, arguments, partial(self._execute, fit, session, number), swap)
         return self._execute(fit, session, number, method, arguments)
 
     def _execute(
@@ -419,7 +452,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
     ) -> tuple[str, Any]:
         """Call a method of a session; return the status, and the packed answer or error.
 
-        Answers of methods in `_OF_ROUNDS` are not packed. arguments : packed, or a tuple.
+        Answers of methods in `_NOT_PACKED` are not packed. arguments : packed, or a tuple.
         """
         worker_session = self.known(fit, session)
         if worker_session is None:
@@ -435,7 +468,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 answer = getattr(worker_session, method)(*(arguments if isinstance(arguments, tuple) else unpack(arguments)))
                 if method in _FREES_MEMORY:
                     trim_memory()
-                if method not in _OF_ROUNDS:
+                if method not in _NOT_PACKED:
                     answer = pack(answer)
                 with self._lock:
                     if self.known(fit, session) is not None:  # metrics of a fit that has ended meanwhile would never be removed

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from dboost.data import Table
-from dboost.data.binning import sample_rows
+from dboost.data.binning import Sample, sample_rows
 from dboost.data.roles import RowRoles
 from dboost.data.table import kept_rows
 from dboost.model.ensemble import FlatEnsemble
@@ -247,10 +247,8 @@ class BatchRows:
         kept = kept_rows(self.table.weight)
         return distinct_of(self.table, np.arange(self.table.n_rows) if kept is None else kept)
 
-    def proposal_sample(
-        self, starts: dict[int, int], n_rows: int, seed: int, columns: tuple[int, int]
-    ) -> dict[int, tuple[list[np.ndarray], np.ndarray | None]]:
-        """Return the sampled rows of each partition: a range (first, last) of the numeric columns, and weights or None.
+    def proposal_sample(self, starts: dict[int, int], n_rows: int, seed: int, columns: tuple[int, int]) -> Sample:
+        """Return a range (first, last) of the numeric columns of the sampled rows.
 
         starts : {partition: global id of its first row of positive weight}; n_rows : of the whole table.
         """

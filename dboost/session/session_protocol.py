@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from dboost.data.binning import Sample
 from dboost.data.eval_tables import EvalTable
 from dboost.metrics.metric import LossMagnitude
 from dboost.schema import Feature
@@ -70,6 +71,18 @@ class Session(Protocol):
 
     def read(self, batch: str, function: Callable[[BatchRows], Result], /) -> Result:
         """Return the result of a function of the rows of a batch; it is a function of a module, or a `partial` of one."""
+
+    def draw_sample(
+        self, draws: Sequence[tuple[str, Callable[[BatchRows], Sample]]], bounds: Sequence[int], own: int | None, /
+    ) -> tuple[list[bytes], Sample]:
+        """Draw rows of some batches; return the ranges of their columns, packed, and range `own`, which is not.
+
+        A message calls it with a `ProposalOrder` instead of the range, and is answered with the split candidates of the columns
+        that the session owns (`distributed.sample_exchange`).
+        """
+
+    def propose(self, kept: Sample, received: Sequence[bytes], max_bins: int, /) -> list[np.ndarray]:
+        """Return the split candidates of the own range of columns. received : from the other sessions."""
 
     # Shards and evaluation sets.
 
@@ -167,6 +180,9 @@ class SessionTable(Protocol):
 
     def read(self, function: ByPartitions[Result]) -> list[Result]:
         """Return the result of a function of the rows of each session."""
+
+    def propose(self, draw: ByPartitions[Sample], n_columns: int, max_bins: int) -> list[np.ndarray]:
+        """Return the split candidates of columns. draw : returns the sampled values of a session."""
 
     def apply(self, step: ByPartitions[None]) -> None:
         """Change the rows in all sessions now, and in sessions that read partitions again later."""

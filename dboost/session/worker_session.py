@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from dboost.data import Table
+from dboost.data.binning import Sample, propose_together
 from dboost.data.partition import ReadPlan
 from dboost.metrics.metric import LossMagnitude
 from dboost.schema import Feature
@@ -36,6 +37,7 @@ from dboost.session.bites import BiteStore, Iterations, SessionBites
 from dboost.session.evaluation import EvalRows, SessionEvalSets
 from dboost.session.memory import Budget
 from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
+from dboost.session.proposal import divided
 from dboost.session.protocol import (
     BiteVisit,
     BuildSpec,
@@ -207,6 +209,21 @@ class WorkerSession:
     def read(self, batch: str, function: Callable[[BatchRows], Result]) -> Result:
         """Return the result of a function of the rows of a batch."""
         return function(self.rows_of(batch))
+
+    def draw_sample(
+        self, draws: Sequence[tuple[str, Callable[[BatchRows], Sample]]], bounds: Sequence[int], own: int | None
+    ) -> tuple[list[bytes], Sample]:
+        """Draw rows of some batches; return the ranges of their columns, packed (empty for `own`), and range `own`."""
+        sample: Sample = {}
+        for batch, draw in draws:
+            sample |= draw(self.rows_of(batch))
+        ranges = divided(sample, bounds)
+        packed = [b"" if k == own else pack_round(some) for k, some in enumerate(ranges)]
+        return packed, {} if own is None else ranges[own]
+
+    def propose(self, kept: Sample, received: Sequence[bytes], max_bins: int) -> list[np.ndarray]:
+        """Return the split candidates of the own range of columns. received : from the other sessions."""
+        return propose_together([kept, *map(unpack, received)], max_bins, self._n_threads)
 
     # Shards.
 

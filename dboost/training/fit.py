@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dboost.data import Table
-from dboost.data.binning import Binning, columns_at_once, distinct_values, exact_binning, propose_all
+from dboost.data.binning import Binning, Sample, columns_at_once, distinct_values, exact_binning, propose_together
 from dboost.data.eval_tables import EvalTable
 from dboost.data.roles import by_columns
 from dboost.errors import DBoostError, FitInterrupted, warn
@@ -372,29 +372,17 @@ class SessionRows:
             return exact_binning(features, [reduce(distinct_values, of_feature) for of_feature in zip(*found, strict=True)])
         n_rows = self._numbering[1]
         n_numeric = sum(not feature.is_categorical for feature in features)
-        edges: list[np.ndarray | None] = []
-        for columns in self._column_ranges(n_numeric, n_rows):  # no name keeps the values of a range while the next one is read
-            edges += propose_all(
-                *self._sample(columns, parameters.random_state), fine_bins_of(parameters), self._request.n_threads
-            )
+        seed, starts = parameters.random_state, self._numbering[0]
+        edges: list[np.ndarray] = []
+        for columns in self._column_ranges(n_numeric, n_rows):
+
+            def draw(numbers: Sequence[int], columns: tuple[int, int] = columns) -> Callable[[BatchRows], Sample]:
+                of = {i: starts[i] for i in numbers}
+                return partial(BatchRows.proposal_sample, starts=of, n_rows=n_rows, seed=seed, columns=columns)
+
+            edges += table.propose(draw, columns[1] - columns[0], fine_bins_of(parameters))
         numeric = iter(edges)
         return Binning(features, tuple(None if feature.is_categorical else next(numeric) for feature in features))
-
-    def _sample(self, columns: tuple[int, int], seed: int) -> tuple[list[np.ndarray], np.ndarray | None]:
-        """Return a range of numeric columns of the sampled rows, in the order of the rows, and the weights of these."""
-        starts, n_rows = self._numbering
-        by_partition: dict[int, Any] = {}
-        for answer in self._table.read(
-            lambda numbers: partial(
-                BatchRows.proposal_sample, starts={i: starts[i] for i in numbers}, n_rows=n_rows, seed=seed, columns=columns
-            )
-        ):
-            by_partition |= answer
-        ordered = [by_partition[i] for i in sorted(by_partition)]
-        weights = [weight for _, weight in ordered]
-        weight = None if any(one is None for one in weights) else np.concatenate(weights)
-        values = [of_partition for of_partition, _ in ordered]
-        return [np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*values, strict=True)], weight
 
     def _column_ranges(self, n_numeric: int, n_rows: int) -> list[tuple[int, int]]:
         """Return ranges of numeric columns whose sampled values fit into memory together."""
@@ -502,6 +490,9 @@ class LocalTable:
 
     def read(self, function: ByPartitions[Result]) -> list[Result]:
         return [self._session.read(self._BATCH, function(self.table.numbers))]
+
+    def propose(self, draw: ByPartitions[Sample], n_columns: int, max_bins: int) -> list[np.ndarray]:
+        return propose_together(self.read(draw), max_bins, self._n_threads)
 
     def apply(self, step: ByPartitions[None]) -> None:
         self._session.apply(self._BATCH, step(self.table.numbers))

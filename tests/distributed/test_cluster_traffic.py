@@ -26,7 +26,7 @@ from tests.helpers.clusters import threads_cluster
 
 N = 40_000
 #: Calls whose results contain rows, but no more than the sample.
-SAMPLES = {"proposal_sample", "reference_values"}
+SAMPLES = {"reference_values"}
 
 
 @pytest.fixture(scope="module")
