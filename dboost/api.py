@@ -374,7 +374,7 @@ def prepare(
 def _write_prepared(source: TableInput, request: FitRequest, settings: dict[str, Any], folder: Path) -> PreparedDataset:
     """Read a table and write its bins to a folder. settings : the keywords of `prepare` that shape the data, as JSON."""
     options = replace(request.reading, spool_roles=True)
-    table = LocalTable(partial(source.table.open, options, **request.warm_start.like), request.n_threads, request.budget)
+    table = LocalTable(partial(source.table.open, options, **request.warm_start.like), request.n_threads)
     rows, seed = SessionRows(table, request), request.parameters.random_state
     with interruptible_reading(), closing(rows):
         start = request.warm_start.widened(rows.load())

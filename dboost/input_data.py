@@ -127,7 +127,7 @@ class TableInput:
         n_threads, like = options["n_threads"], {"like": model.features}
         with self.place() as cluster:
             if cluster is None:
-                table = LocalTable(partial(self.table.open, ReadOptions(n_threads), **like), n_threads, None)
+                table = LocalTable(partial(self.table.open, ReadOptions(n_threads), **like), n_threads)
                 return refit_leaves(model, table, **options)
             from dboost.distributed.cluster_fit import refit_on_cluster
 

@@ -75,6 +75,8 @@ class WorkerSession:
         Folder for rows that exceed a memory limit; default: the folder of Dask's temporary files.
     spare : Budget, optional
         Memory that the worker may use before Dask pauses it; the budget of a fit without a `memory_limit`.
+    team : Team, optional
+        Threads that work on shards, one shard each, and on evaluation sets; closed with the session. Default: `n_threads`.
 
     Attributes
     ----------
@@ -90,12 +92,15 @@ class WorkerSession:
         Number of leaves that a round may split, if it is a pass over files.
     """
 
-    def __init__(self, n_threads: int, folder: Path | None = None, spare: Budget | None = None) -> None:
+    def __init__(
+        self, n_threads: int, folder: Path | None = None, spare: Budget | None = None, team: Team | None = None
+    ) -> None:
         self.session = uuid.uuid4().hex
         self.lock = threading.Lock()
         self.latest = -1
         self.exchange: SliceExchange | None = None
         self._n_threads, self._folder, self._spare = n_threads, folder, spare
+        self._given_team = team
         self._resources = ExitStack()  # released by `close`
         self._batches: dict[str, PartitionBatch] = {}  # until their rows are encoded
         self._batches_lock, self._turn = threading.Lock(), threading.Lock()
@@ -115,13 +120,11 @@ class WorkerSession:
 
     @cached_property
     def _team(self) -> Team:
-        """The threads that work on shards, one shard each, and on evaluation sets."""
-        team = Team(self._n_threads)
-        self._resources.callback(team.close)
-        return team
+        return self._resources.enter_context(self._given_team or Team(self._n_threads))
 
     @cached_property
-    def _eval_sets(self) -> SessionEvalSets:
+    def eval_sets(self) -> SessionEvalSets:
+        """The evaluation sets."""
         sets = SessionEvalSets(self._team, self._folder)
         self._resources.callback(sets.close)
         return sets
@@ -298,7 +301,7 @@ class WorkerSession:
             if kept is not None:
                 runners.append(kept)
         self._runners = runners
-        self._eval_sets.keep_only(batch, numbers)
+        self.eval_sets.keep_only(batch, numbers)
         if self._bites is not None and self._spec is not None:
             self._bites.keep_only(batch, numbers, partial(self._spec.are_of, partitions=numbers))
 
@@ -534,7 +537,7 @@ class WorkerSession:
             self._evaluate_rows(batch, EvalRows(rows.table, rows.target_of), name, spec, size, with_block)
             self._close_batch(batch)
             self._built.add(batch)
-        return self._eval_sets.in_files(batch=batch)
+        return self.eval_sets.in_files(batch=batch)
 
     def _evaluate_rows(
         self, batch: str, some: EvalRows, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool
@@ -543,7 +546,7 @@ class WorkerSession:
         if any(some.counts()):
             if with_block:
                 self.rows_of(batch).gather()
-            self._eval_sets.add(name, some, spec, spec.budget or self._spare, size=size, with_block=with_block, batch=batch)
+            self.eval_sets.add(name, some, spec, spec.budget or self._spare, size=size, with_block=with_block, batch=batch)
 
     def evaluate(
         self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[Any]], mark: int, n_cuts: int
@@ -556,7 +559,7 @@ class WorkerSession:
         mark : number of trees to which the model was truncated last, or may be truncated next; -1 for never.
         n_cuts : how often the model has been truncated.
         """
-        return self._eval_sets.statistics(first, trees, metrics, mark, n_cuts)
+        return self.eval_sets.statistics(first, trees, metrics, mark, n_cuts)
 
 
 def _sum_slices(slices: Sequence[bytes]) -> dict[int, RoundHistograms]:

@@ -201,7 +201,7 @@ class LocalRows:
         def opened() -> Table:
             return open_binned(self._partitions(), self._data.binning, self._data.named, options)
 
-        return LocalTable(opened, request.n_threads, request.budget)
+        return LocalTable(opened, request.n_threads)
 
     def targets(self) -> Column:
         return joined_targets([partition.roles.target for partition in self._partitions()])

@@ -34,8 +34,7 @@ from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.batch_rows import BatchRows
-from dboost.session.evaluation import EvalRows, SessionEvalSets, log_streamed_eval_set
-from dboost.session.memory import Budget
+from dboost.session.evaluation import EvalRows, log_streamed_eval_set
 from dboost.session.protocol import BuildSpec, Calls, Chosen, EvalSets, ReplayState
 from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, with_summary
 from dboost.session.row_assignment import Numbered, assign_rows, class_counts, digit_counts
@@ -103,7 +102,7 @@ def fit(request: FitRequest, rows: TrainingRows) -> FitResult:
 
 def fit_table(request: FitRequest, open_training: Callable[[], Table]) -> FitResult:
     """Train in this process on the table that a function opens."""
-    return fit(request, SessionRows(LocalTable(open_training, request.n_threads, request.budget), request))
+    return fit(request, SessionRows(LocalTable(open_training, request.n_threads), request))
 
 
 def _prepare(
@@ -455,31 +454,23 @@ class LocalTable:
     open_table : callable
         Reads the table.
     n_threads : int
-    budget : Budget or None
-        Memory that the fit may add to this process.
     """
 
     _BATCH = "training data"
 
-    def __init__(self, open_table: Callable[[], Table], n_threads: int, budget: Budget | None) -> None:
-        self._open_table, self._n_threads, self._budget = open_table, n_threads, budget
+    def __init__(self, open_table: Callable[[], Table], n_threads: int) -> None:
+        self._open_table, self._n_threads = open_table, n_threads
         self._resources = ExitStack()  # released by `close`
 
     def load(self) -> tuple[Feature, ...]:
         table = self.table = self._open_table()
-        self._session = WorkerSession(self._n_threads)
+        team = team_for(table.n_rows, len(table.features), self._n_threads)
+        self._session = WorkerSession(self._n_threads, team=team)
         self._resources.callback(self._session.close)
         self._session.adopt(self._BATCH, table)
         self.named = table.named
         self.n_kept, _, self.unit_weights = self._session.rows_of(self._BATCH).trained_rows()
         return table.features
-
-    @cached_property
-    def _eval_sets(self) -> SessionEvalSets:
-        team = team_for(self.table.n_rows, len(self.table.features), self._n_threads)
-        sets = SessionEvalSets(self._resources.enter_context(team))
-        self._resources.callback(sets.close)
-        return sets
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -511,8 +502,8 @@ class LocalTable:
             rows = self._session.rows_of(self._BATCH)
             assert rows.chosen is not None
             eval_rows = EvalRows(rows.table, rows.target_of, *rows.chosen.pop(name))
-            self._eval_sets.add(name, eval_rows, spec, self._budget, with_block=with_block)
-            if self._eval_sets.in_files(name=name):
+            self._session.eval_sets.add(name, eval_rows, spec, spec.budget, with_block=with_block)
+            if self._session.eval_sets.in_files(name=name):
                 log_streamed_eval_set(name)
 
     def open_calls(self, spec: BuildSpec) -> Calls:
@@ -522,8 +513,8 @@ class LocalTable:
 
     def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
         for one in sets:
-            self._eval_sets.add_table(one, spec, self._budget, with_block=with_block)
-        return self._eval_sets
+            self._session.eval_sets.add_table(one, spec, spec.budget, with_block=with_block)
+        return self._session.eval_sets
 
     def observers(self, loss_name: str, n_rows: int, n_features: int) -> list[Callable[[Any], Any]]:
         return []

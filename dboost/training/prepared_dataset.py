@@ -13,7 +13,7 @@ folder: encoded targets and scores are written to other files.
 Writing takes memory for a chunk and a block. The table is read for targets and weights, for the sample that proposes the split
 points (some columns at a time), as in every fit (`training.fit.SessionRows`), and for the bin codes.
 
-`PreparedTargets` encodes the targets for the loss of a fit; `PreparedRows` implements `training.fit.TrainingRows`.
+`PreparedRows` has the rows of one fit.
 
 **Writing** is atomic. A new folder is written under a temporary name beside its final path, synced to disk and renamed. One run
 at a time does so, which holds the lease (`storage.lease`) ``.NAME.lease.json`` and removes what killed runs have left. An
@@ -52,7 +52,6 @@ from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
 from dboost.params import Parameters
 from dboost.schema import Feature, Level
 from dboost.session.batch_rows import StartingPiece
-from dboost.session.evaluation import SessionEvalSets
 from dboost.session.protocol import BuildSpec, Chosen, EvalSets, ReplayState
 from dboost.session.reference_sample import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_values
@@ -86,6 +85,7 @@ from dboost.training.dataset_checks import (
     sample_problem,
     stored_roles,
 )
+from dboost.training.dataset_rows import refuse_other_proposals
 from dboost.training.direct_calls import DirectCalls, log_rows_in_files
 from dboost.training.engine import Engine
 from dboost.training.fit import LocalTable, learn_target
@@ -211,21 +211,53 @@ def write_binned(
     return PreparedDataset(table.named, binning, scan, categories, codes, stored, reference=reference)
 
 
-class PreparedTargets:
-    """Roles of a prepared data set for one fit, block by block.
+_BATCH = "training data"
 
-    continues : whether a model of other data is continued (default False); then its raw scores replace the offsets, and a class
-    that is missing in the model is an error. missing : a model and its iterations (first, last) that are missing in the scores
-    of the files, grown by the fit that is resumed, with the bins of this data set.
+
+class PreparedRows:
+    """The rows of a prepared data set, for one fit in this process.
+
+    Implements `training.fit.TrainingRows`, and `session.batch_rows.StartingRows` for the session. Targets are encoded for the
+    loss of the fit block by block.
     """
 
-    def __init__(
-        self, data: PreparedDataset, target: Target, *, continues: bool = False, missing: tuple[Ensemble, Range] | None = None
-    ) -> None:
-        self.data, self._target, self._continues, self._missing = data, target, continues, missing
+    def __init__(self, data: PreparedDataset, request: FitRequest) -> None:
+        self.data, self._request = data, request
+        n_threads = request.n_threads
+        self._session = WorkerSession(n_threads, team=team_for(data.n_rows, len(data.binning.features), n_threads))
+
+    def load(self) -> tuple[Feature, ...]:
+        refuse_other_proposals(self._request.parameters)
+        return self.data.binning.features
+
+    def learn_target(self) -> Target:
+        self._target = learn_target(self._request, lambda: [self.data.target])
+        return self._target
+
+    def assign(self, target: Target, ensemble_so_far: Callable[[], Ensemble]) -> tuple[ValidationPlan, Chosen]:
+        if needs_test_set(self._request.parameters, ValidationPlan(), self._request.eval_sets):
+            raise ParameterError("arcbites on prepared data need a test set to tell when to leave a bite: give an eval_set")
+        return ValidationPlan(), {}
+
+    def propose_bins(self, warm_start: WarmStart, parameters: Parameters) -> Binning:
+        model, self._continues = warm_start.model, warm_start.is_new_source
+        #: A model and its iterations that are missing in the scores of the files, grown by the fit that is resumed.
+        self._missing: tuple[Ensemble, Range] | None = None
+        if model is not None:
+            outputs = () if model.n_outputs == 1 else (model.n_outputs,)
+            if any(one.name == "start" and one.before != outputs for one in self.data.rows.fields):
+                raise StorageError(
+                    f"{self.data.rows.path} is damaged: its scores are not those of a model with {model.n_outputs} outputs; "
+                    "prepare the data set again"
+                )
+            if warm_start.resumes:
+                self._missing = model, (warm_start.n_earlier, warm_start.n_before)
+        return self.data.binning
+
+    def compute_start_scores(self, warm_start: WarmStart) -> None:
+        """Do nothing: the files contain the scores."""
 
     def map_rows(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Return ``function(roles, *arguments)`` of each block."""
         found = []
         for block, rows in self.data.blocks_of_rows():
             roles = replace(stored_roles(rows), target=self.encode(rows["target"], block))
@@ -239,19 +271,37 @@ class PreparedTargets:
         first = block * self.data.rows.block_rows
         return encode_values(self._target, values, self.data.categories, first, weighted=self.data.has("weight"))
 
-    @property
-    def reference(self) -> ReferenceSample | None:
-        """The reference sample, with targets encoded for the loss."""
-        sample = self.data.reference
-        return None if sample is None else ReferenceSample(sample.values, self.encode(sample.target, 0))
+    def describe(self, seed: int) -> RowsDescription:
+        data, sample = self.data, self.data.reference
+        reference = None if sample is None else ReferenceSample(sample.values, self.encode(sample.target, 0))
+        return RowsDescription(data.n_rows, data.n_rows, data.has("weight"), data.named, reference, data.has("group"))
+
+    def build(self, plan: FitPlan, chosen: Chosen) -> Engine:
+        self._spec = spec = plan.build_spec({0: 0})
+        self._session.build_from(self, _BATCH, replace(spec, is_whole=True), ReplayState())
+        log_rows_in_files(self._session.row_places(_BATCH).in_files, spec)
+        return Engine(DirectCalls(self._session, spec), self.data.n_rows, spec.target.loss.terms())
+
+    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> EvalSets:
+        for one in sets:
+            self._session.eval_sets.add_table(one, self._spec, self._spec.budget, with_block=plan.needs_values)
+        return self._session.eval_sets
+
+    def observers(self, plan: FitPlan) -> list[Callback]:
+        return []
+
+    def close(self) -> None:
+        self._session.close()
+        self.data.close()
+
+    # For the session.
 
     @property
     def owned(self) -> dict[int, int]:
-        """See `session.batch_rows.StartingRows`; all rows form one partition."""
+        """All rows form one partition."""
         return {0: self.data.n_rows}
 
     def draw_ids(self, number: int, start: int) -> np.ndarray:
-        """See `session.batch_rows.StartingRows`."""
         if not self.data.has("group"):
             return start + np.arange(self.data.n_rows)
         return np.concatenate([rows["group"].copy() for _, rows in self.data.blocks_of_rows()])
@@ -262,7 +312,6 @@ class PreparedTargets:
         return self.data.n_rows
 
     def shards(self, spec: BuildSpec) -> Iterator[ShardBlocks]:
-        """Read all rows into memory, see `session.batch_rows.StartingRows`."""
         store = RowStore(spec.shard.start_groups(), [self.data.n_rows])
         for piece in self.pieces(spec):
             codes = piece.codes
@@ -275,7 +324,7 @@ class PreparedTargets:
         place, existing = InFiles(data.codes.block_rows, root), {"codes": data.codes}
         store = RowStore(spec.shard.groups(in_memory=False), [data.n_rows], place, existing)
         try:
-            for fields in self.starting(spec):
+            for fields in self._starting(spec):
                 constant = spec.shard.constant_state(fields.get("weight"), fields["raw"].shape)
                 store.append(len(fields["target"]), fields | constant)
             store.check_filled()
@@ -288,11 +337,11 @@ class PreparedTargets:
     def pieces(self, spec: BuildSpec, n_threads: int = 1, piece_rows: int = 0) -> Iterator[StartingPiece]:
         """Yield the rows block by block, with their bin codes."""
         first = 0
-        for block, fields in enumerate(self.starting(spec)):
+        for block, fields in enumerate(self._starting(spec)):
             yield StartingPiece(first, self.data.codes_in(block), fields)
             first += len(fields["target"])
 
-    def starting(self, spec: BuildSpec) -> Iterator[dict[str, np.ndarray]]:
+    def _starting(self, spec: BuildSpec) -> Iterator[dict[str, np.ndarray]]:
         """Yield target, weight (if weighted) and initial raw scores of each block."""
         flat: FlatEnsemble | None = None
         for block, rows in self.data.blocks_of_rows():
@@ -314,81 +363,6 @@ class PreparedTargets:
             if spec.shard.grouped:
                 found["draw_id"] = rows["group"]
             yield found
-
-
-_BATCH = "training data"
-
-
-class PreparedRows:
-    """The rows of a prepared data set, for one fit in this process; implements `training.fit.TrainingRows`."""
-
-    def __init__(self, data: PreparedDataset, request: FitRequest) -> None:
-        self._data, self._request = data, request
-        self._exit_callbacks: list[Callable[[], object]] = [data.close]
-
-    def load(self) -> tuple[Feature, ...]:
-        proposal = self._request.parameters.split_proposal
-        if proposal != "global":
-            raise ParameterError(f"split_proposal={proposal!r} wants to see the values, but these data were binned before")
-        return self._data.binning.features
-
-    def learn_target(self) -> Target:
-        self._target = learn_target(self._request, lambda: [self._data.target])
-        return self._target
-
-    def assign(self, target: Target, ensemble_so_far: Callable[[], Ensemble]) -> tuple[ValidationPlan, Chosen]:
-        if needs_test_set(self._request.parameters, ValidationPlan(), self._request.eval_sets):
-            raise ParameterError("arcbites on prepared data need a test set to tell when to leave a bite: give an eval_set")
-        return ValidationPlan(), {}
-
-    def propose_bins(self, warm_start: WarmStart, parameters: Parameters) -> Binning:
-        missing = None
-        if warm_start.model is not None:
-            outputs = () if warm_start.model.n_outputs == 1 else (warm_start.model.n_outputs,)
-            if any(one.name == "start" and one.before != outputs for one in self._data.rows.fields):
-                raise StorageError(
-                    f"{self._data.rows.path} is damaged: its scores are not those of a model with {warm_start.model.n_outputs} "
-                    "outputs; prepare the data set again"
-                )
-        if warm_start.model is not None and warm_start.resumes:
-            missing = warm_start.model, (warm_start.n_earlier, warm_start.n_before)
-        self._rows = PreparedTargets(self._data, self._target, continues=warm_start.is_new_source, missing=missing)
-        return self._data.binning
-
-    def compute_start_scores(self, warm_start: WarmStart) -> None:
-        """Do nothing: the files contain the scores."""
-
-    def map_rows(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return self._rows.map_rows(function, *arguments)
-
-    def describe(self, seed: int) -> RowsDescription:
-        data = self._data
-        grouped = data.has("group")
-        return RowsDescription(data.n_rows, data.n_rows, data.has("weight"), data.named, self._rows.reference, grouped)
-
-    def build(self, plan: FitPlan, chosen: Chosen) -> Engine:
-        data, rows, n_threads = self._data, self._rows, self._request.n_threads
-        self._spec = spec = plan.build_spec({0: 0})
-        self._team = team_for(data.n_rows, len(data.binning.features), n_threads)
-        self._eval_sets = SessionEvalSets(self._team)
-        self._exit_callbacks += [self._eval_sets.close, self._team.close]
-        session = WorkerSession(n_threads)
-        self._exit_callbacks.append(session.close)
-        session.build_from(rows, _BATCH, replace(spec, is_whole=True), ReplayState())
-        log_rows_in_files(session.row_places(_BATCH).in_files, spec)
-        return Engine(DirectCalls(session, spec), data.n_rows, spec.target.loss.terms())
-
-    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> EvalSets:
-        for one in sets:
-            self._eval_sets.add_table(one, self._spec, self._request.budget, with_block=plan.needs_values)
-        return self._eval_sets
-
-    def observers(self, plan: FitPlan) -> list[Callback]:
-        return []
-
-    def close(self) -> None:
-        for close in self._exit_callbacks:
-            close()
 
 
 VERSION = 1

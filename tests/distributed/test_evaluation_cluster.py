@@ -59,7 +59,7 @@ def in_files(dask_worker: Any = None) -> int:
     """For `Client.run`: how many evaluation rows a worker has in files, in all its fits."""
     holdings = dask_worker.plugins["dboost"]._sessions.values()
     batches = [(holding, batch) for holding in holdings for batch in {*holding._built, *holding._batches}]
-    return sum(holding._eval_sets.in_files(batch=batch) for holding, batch in batches)
+    return sum(holding.eval_sets.in_files(batch=batch) for holding, batch in batches)
 
 
 def same(client: Client, target: str, sets: Any, n_filed: int, data: Any = None, **options: Any) -> dboost.Booster:
