@@ -15,11 +15,12 @@ rows, types and lengths are compared before anything is decoded.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -42,8 +43,9 @@ from dboost.schema import Level
 from dboost.session.reference_sample import reference_size
 from dboost.session.target import MAX_CLASSES, TargetScan
 from dboost.shards.shard_spec import NARROW_BINS, code_fields, plan_layout
-from dboost.storage.block_file import Field
+from dboost.storage.block_file import Field, StorageError
 
+Parsed = TypeVar("Parsed")
 #: Errors of parsing content that has a right digest and a wrong structure.
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError)
 #: Fields of the roles beside the target, in their order in files.
@@ -67,6 +69,46 @@ def parse_json(data: bytes | str) -> Any:
         raise ValueError(f"{name} is not JSON")
 
     return json.loads(data, parse_constant=constant)
+
+
+def content_text(content: Any) -> bytes:
+    """Return the text of the content of a description, to which its checksum belongs."""
+    return json.dumps(content, ensure_ascii=False, sort_keys=True).encode("utf-8", "backslashreplace")
+
+
+def digest_of(content: bytes) -> str:
+    """Return the checksum of a description or of a file."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def parse_description(data: bytes, name: str, version: int, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed:
+    """Return what `parse` makes of the content of a description. name : of its file; version : the newest one that is known.
+
+    Raises
+    ------
+    StorageError
+        If it is damaged, or was written by a newer version.
+    """
+    try:
+        stored = parse_json(data)
+        if stored["version"] > version:
+            raise StorageError(f"{name} has format version {stored['version']}, this dboost reads versions up to {version}")
+        if digest_of(content_text(stored["content"])) != stored["sha256"]:
+            raise StorageError(f"{name} is damaged: its content does not match its checksum")
+        return parse(stored["content"])
+    except MALFORMED as error:
+        raise StorageError(
+            f"{name} is damaged or no description of prepared data: {error}; prepare the data set again"
+        ) from error
+
+
+def binning_content(binning: Binning, named: bool) -> dict[str, Any]:
+    """Return the entries of a description that `parse_binning` reads. named : whether the features' names are the user's."""
+    return {
+        "named": named,
+        "features": [{"name": feature.name, "levels": feature.categories} for feature in binning.features],
+        "edges": [None if edges is None else edges.tolist() for edges in binning.edges],
+    }
 
 
 def count(value: Any, what: str, least: int = 0, most: int = 2**53) -> int:

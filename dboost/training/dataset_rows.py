@@ -17,7 +17,6 @@ description promises (`training.dataset_checks`).
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -52,14 +51,16 @@ from dboost.storage.block_file import StorageError
 from dboost.storage.lease import Lease
 from dboost.storage.paths import path_text
 from dboost.training.dataset_checks import (
-    MALFORMED,
     PartPromise,
+    binning_content,
     check_sample_rows,
+    content_text,
     count,
     decode_part,
     decoded,
+    digest_of,
     parse_binning,
-    parse_json,
+    parse_description,
     parse_settings,
     refuse,
     roles_problem,
@@ -385,21 +386,18 @@ def write_description(
     _read(root, *files[0])
     values = {f"v{j}": np.ascontiguousarray(data.sample[:, j]) for j in range(data.sample.shape[1])}
     sample = _write(root, f"sample-{version}.parquet", values, data.sample_target)
-    content = {
+    content = binning_content(data.binning, data.named) | {
         "n_bytes": sum(size for *_, size in parts),
-        "named": data.named,
-        "features": [{"name": feature.name, "levels": feature.categories} for feature in data.binning.features],
-        "edges": [None if edges is None else edges.tolist() for edges in data.binning.edges],
         "settings": settings,
         "files": files,
         "lengths": list(lengths),
         "filled": [role in filled for role in ROLES][: max(3, *(k + 1 for k, role in enumerate(ROLES) if role in filled))],
         "sample": sample[:2],
     }
-    text = json.dumps(content, ensure_ascii=False, sort_keys=True)
-    head = {"format": "dboost-dataset", "version": VERSION, "sha256": _digest(text.encode()), "content": content}
+    checksum = digest_of(content_text(content))
+    head = {"format": "dboost-dataset", "version": VERSION, "sha256": checksum, "content": content}
     lease.renew()
-    write_whole(f"{root}/{NAME}", json.dumps(head, ensure_ascii=False, sort_keys=True).encode())
+    write_whole(f"{root}/{NAME}", content_text(head))
     lease.renew()
     kept = {*(name for name, _ in files), sample[0], NAME, _LEASE}
     for found in names_in(root):
@@ -425,18 +423,7 @@ def read_description(root: str) -> StoredDataset:
         If it is damaged, or was written by a newer version.
     """
     name = f"{root}/{NAME}"
-    try:
-        stored = parse_json(read_whole(name))
-        if stored["version"] > VERSION:
-            raise StorageError(f"{shown(name)} has format version {stored['version']}, this dboost reads up to {VERSION}")
-        content = stored["content"]
-        if _digest(json.dumps(content, ensure_ascii=False, sort_keys=True).encode()) != stored["sha256"]:
-            raise StorageError(f"{shown(name)} is damaged: its content does not match its checksum")
-        return _stored(root, content)
-    except MALFORMED as error:
-        raise StorageError(
-            f"{shown(name)} is damaged or no description of a data set: {error}; prepare the data set again"
-        ) from error
+    return parse_description(read_whole(name), shown(name), VERSION, partial(_stored, root))
 
 
 def _stored(root: str, content: dict[str, Any]) -> StoredDataset:
@@ -486,7 +473,7 @@ def _write(root: str, name: str, columns: dict[str, Any], target: Column) -> tup
     pq.write_table(table, buffer)
     content = buffer.getvalue()
     write_whole(f"{root}/{name}", content)
-    return name, _digest(content), len(content)
+    return name, digest_of(content), len(content)
 
 
 def _read(root: str, name: str, checksum: str) -> bytes:
@@ -497,10 +484,6 @@ def _read(root: str, name: str, checksum: str) -> bytes:
         content = read_whole(f"{root}/{name}")
     except FileMissingError as error:
         raise StorageError(f"{shown(root)} is damaged: the file {name} is missing") from error
-    if _digest(content) != checksum:
+    if digest_of(content) != checksum:
         raise StorageError(f"{shown(root)}/{name} is damaged: its content does not match its checksum")
     return content
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -25,8 +25,6 @@ protect against damage only, so the content is checked as well (`training.datase
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import re
@@ -35,6 +33,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +67,19 @@ from dboost.storage.paths import path_text
 from dboost.storage.row_store import FieldGroup, InFiles, RowStore
 from dboost.training.callbacks import Callback
 from dboost.training.dataset_checks import (
-    MALFORMED,
     STORED,
     BlockCheck,
     CodesCheck,
     RolesCheck,
+    binning_content,
     check_layout,
     check_sample_rows,
+    content_text,
     count,
+    digest_of,
     parse_binning,
     parse_checksums,
-    parse_json,
+    parse_description,
     parse_settings,
     parse_target,
     refuse,
@@ -421,10 +422,10 @@ def _write_new(final: Path, write: Callable[[Path], PreparedDataset], lease: Lea
             file.sync()
         reference.close()
         data.close()
-        content = _content(data, reference)
-        head = f'{{\n "format": "dboost-binned",\n "version": {VERSION},\n "sha256": "{_digest(content)}",\n "content": '
-        with open(new / _NAME, "w", encoding="utf-8", errors="backslashreplace") as description:
-            description.write(head + content + "}\n")
+        content = content_text(_content(data, reference))
+        head = f'{{\n "format": "dboost-binned",\n "version": {VERSION},\n "sha256": "{digest_of(content)}",\n "content": '
+        with open(new / _NAME, "wb") as description:
+            description.write(head.encode() + content + b"}\n")
             description.flush()
             os.fsync(description.fileno())
         lease.renew()
@@ -465,18 +466,7 @@ def open_folder(path: str | os.PathLike[str]) -> PreparedDataset:
     """
     folder = _readable_folder(Path(path_text(path)))
     name = folder / _NAME
-    try:
-        stored = parse_json(name.read_text(encoding="utf-8"))
-        if stored["version"] > VERSION:
-            raise StorageError(f"{name} has format version {stored['version']}, this dboost reads versions up to {VERSION}")
-        content = stored["content"]
-        if _digest(_text(content)) != stored["sha256"]:
-            raise StorageError(f"{name} is damaged: its content does not match its checksum")
-        return _opened(folder, content)
-    except MALFORMED as error:
-        raise StorageError(
-            f"{name} is damaged or no description of prepared data: {error}; prepare the data set again"
-        ) from error
+    return parse_description(name.read_bytes(), str(name), VERSION, partial(_opened, folder))
 
 
 def check_same_model(data: PreparedDataset, given_value: Any) -> None:
@@ -540,14 +530,6 @@ def describe(value: Any) -> Any:
     return f"<{type(value).__name__}>"
 
 
-def _digest(content: str) -> str:
-    return hashlib.sha256(content.encode("utf-8", "backslashreplace")).hexdigest()
-
-
-def _text(content: Any) -> str:
-    return json.dumps(content, ensure_ascii=False, sort_keys=True)
-
-
 def _write_reference(folder: Path, reference: ReferenceSample | None) -> BlockFile:
     """Write the reference sample, in one block."""
     assert reference is not None
@@ -566,7 +548,7 @@ def _read_reference(file: BlockFile) -> ReferenceSample:
     return ReferenceSample(**file.views(buffer, 0))
 
 
-def _content(data: PreparedDataset, reference: BlockFile) -> str:
+def _content(data: PreparedDataset, reference: BlockFile) -> dict[str, Any]:
     files = {}
     for name, file in (("codes", data.codes), ("rows", data.rows), ("portrait", reference)):
         assert file.checksums is not None
@@ -576,26 +558,21 @@ def _content(data: PreparedDataset, reference: BlockFile) -> str:
             "checksums": [f"{digest:016x}" for digest in file.checksums.tolist()],
         }
     target = data.target
-    return _text(
-        {
-            "byte_order": sys.byteorder,
-            "n_rows": data.n_rows,
-            "block_rows": data.codes.block_rows,
-            "named": data.named,
-            "features": [{"name": feature.name, "levels": feature.categories} for feature in data.binning.features],
-            "edges": [None if edges is None else edges.tolist() for edges in data.binning.edges],
-            "target": {
-                "levels": target.categories,
-                "distinct": target.distinct.tolist(),
-                "too_many": target.too_many,
-                "dtype": target.dtype,
-                "is_bool": target.is_bool,
-            },
-            "target_levels": data.categories,
-            "settings": data.settings,
-            "files": files,
-        }
-    )
+    return binning_content(data.binning, data.named) | {
+        "byte_order": sys.byteorder,
+        "n_rows": data.n_rows,
+        "block_rows": data.codes.block_rows,
+        "target": {
+            "levels": target.categories,
+            "distinct": target.distinct.tolist(),
+            "too_many": target.too_many,
+            "dtype": target.dtype,
+            "is_bool": target.is_bool,
+        },
+        "target_levels": data.categories,
+        "settings": data.settings,
+        "files": files,
+    }
 
 
 def _opened(folder: Path, content: dict[str, Any]) -> PreparedDataset:

@@ -278,7 +278,7 @@ def test_damaged_files_are_named(client: Client, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="does not match its checksum"):
         dboost.Dataset(root)
     (root / "dataset.json").write_text(text[: len(text) // 2])
-    with pytest.raises(StorageError, match="no description of a data set"):
+    with pytest.raises(StorageError, match="no description of prepared data"):
         dboost.Dataset(root)
 
 
