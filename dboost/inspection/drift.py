@@ -7,7 +7,7 @@ Other rows are counted in the same groups, partition by partition on the workers
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,14 @@ from dboost.data.partition import is_source
 from dboost.data.roles import n_columns_of
 from dboost.data.table import values_of
 from dboost.errors import DataError, DBoostError, ParameterError
-from dboost.inspection.row_functions import lazy_pieces
-from dboost.model.data_summary import n_rows_of
+from dboost.inspection.row_functions import on_partitions
+from dboost.model.data_summary import Summary, n_rows_of
 from dboost.model.ensemble import Ensemble, FlatEnsemble, number_of
 from dboost.schema import Level
 from dboost.session.reference_sample import summary_of
 from dboost.session.target import check_one_column
 
+Tallies = list[np.ndarray] | None
 #: Rows that are counted at a time.
 _CHUNK_ROWS = 65_536
 
@@ -40,11 +41,11 @@ def drift(ensemble: Ensemble, data: Any, target: Any = None, source: int | str =
             "keep_summary=False, its file is of an earlier version, or it comes from elsewhere; "
             "continuing it on some data gives it one"
         )
-    count = _Count(ensemble, number, target)
+    count = partial(_counted, FlatEnsemble(ensemble), ensemble, summary, target)
     if is_source(data):
         if target is not None and column_named(target, data) is None:
             raise ParameterError("drift: name the column of the target, where the data come in partitions")
-        tallies = _lazily(data, ensemble, count)
+        tallies = on_partitions(count, data, ensemble, *([] if target is None else [target]))
     else:
         tallies = [count(data)]
     found = [tally for tally in tallies if tally is not None]
@@ -66,40 +67,33 @@ def _added(one: list[np.ndarray], other: list[np.ndarray]) -> list[np.ndarray]:
     return [a + b for a, b in zip(one, other, strict=True)]
 
 
-class _Count:
-    """Counts the rows of a table in memory; holds everything that a partition's task needs besides the partition."""
+def _counted(
+    flat: FlatEnsemble, ensemble: Ensemble, summary: Summary, target: Any, data: Any, part: int | None = None
+) -> Tallies:
+    """Return the tallies of the columns of a table; None without rows."""
+    if not len(data):
+        return None
+    try:
+        with open_table(data, target, like=ensemble.features, extend_categories=True, require_target=False) as table:
+            return _of_table(flat, ensemble, summary, target, table)
+    except DBoostError as error:
+        where = "" if part is None else f"partition {part}: "
+        raise type(error)(f"drift: {where}{error}") from None
 
-    def __init__(self, ensemble: Ensemble, source: int, target: Any) -> None:
-        self._ensemble, self._source, self.target = ensemble, source, target
-        self._flat = FlatEnsemble(ensemble)
 
-    def __call__(self, data: Any, part: int | None = None) -> list[np.ndarray] | None:
-        if not len(data):
-            return None
-        try:
-            with open_table(
-                data, self.target, like=self._ensemble.features, extend_categories=True, require_target=False
-            ) as table:
-                return self._of_table(table)
-        except DBoostError as error:
-            where = "" if part is None else f"partition {part}: "
-            raise type(error)(f"drift: {where}{error}") from None
-
-    def _of_table(self, table: Table) -> list[np.ndarray]:
-        summary = summary_of(self._ensemble, self._source)
-        assert summary is not None
-        truth = None if self.target is None else _target_of(table, self._ensemble.classes)
-        chunk = table.chunk(0)
-        n_levels = np.array([np.inf if f.categories is None else len(f.categories) for f in self._ensemble.features])
-        counted: list[list[np.ndarray]] = []
-        for first in range(0, table.n_rows, _CHUNK_ROWS):
-            rows = np.arange(first, min(first + _CHUNK_ROWS, table.n_rows))
-            values = values_of(chunk, rows)
-            scores = None
-            if summary.scores:  # the trees treat an unknown level as missing
-                scores = self._flat.raw_scores(np.where(values >= n_levels, np.nan, values), n_threads=1)
-            counted.append(summary.tally(values, scores, None if truth is None else truth[rows]))
-        return reduce(_added, counted)
+def _of_table(flat: FlatEnsemble, ensemble: Ensemble, summary: Summary, target: Any, table: Table) -> list[np.ndarray]:
+    truth = None if target is None else _target_of(table, ensemble.classes)
+    chunk = table.chunk(0)
+    n_levels = np.array([np.inf if f.categories is None else len(f.categories) for f in ensemble.features])
+    counted: list[list[np.ndarray]] = []
+    for first in range(0, table.n_rows, _CHUNK_ROWS):
+        rows = np.arange(first, min(first + _CHUNK_ROWS, table.n_rows))
+        values = values_of(chunk, rows)
+        scores = None
+        if summary.scores:  # the trees treat an unknown level as missing
+            scores = flat.raw_scores(np.where(values >= n_levels, np.nan, values), n_threads=1)
+        counted.append(summary.tally(values, scores, None if truth is None else truth[rows]))
+    return reduce(_added, counted)
 
 
 def _target_of(table: Table, classes: tuple[Level, ...] | None) -> np.ndarray:
@@ -116,15 +110,3 @@ def _target_of(table: Table, classes: tuple[Level, ...] | None) -> np.ndarray:
         return np.array([known.get(level, len(classes)) for level in column.categories], np.float64)[column.codes]
     values, codes = np.unique(column, return_inverse=True)
     return np.array([known.get(level, len(classes)) for level in values.tolist()], np.float64)[codes]
-
-
-def _lazily(data: Any, ensemble: Ensemble, count: _Count) -> list[list[np.ndarray] | None]:
-    import dask
-
-    pieces, _ = lazy_pieces(data, ensemble, *([] if count.target is None else [count.target]))
-    shared = dask.delayed(count, pure=False, traverse=False)
-    return list(dask.compute(*(dask.delayed(_call)(shared, piece, i) for i, piece in enumerate(pieces))))
-
-
-def _call(count: _Count, piece: Any, part: int) -> list[np.ndarray] | None:
-    return count(piece, part)

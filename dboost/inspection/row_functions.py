@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -70,7 +71,10 @@ def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, Block], 
         For an array of weights with a Dask collection or a path, or a name of a column with an array.
     """
     if is_source(data):
-        parts = _lazily(data, ensemble, _Task(function, ensemble, _column(weight, ensemble, data)))
+        column = _column(weight, ensemble, data)
+        others = () if column is None else (column,)
+        features = *ensemble.features, *map(Feature, others)
+        parts = on_partitions(partial(_applied, function, features, ensemble.named, column), data, ensemble, *others)
     else:
         block = block_of(data, ensemble, weight)
         parts = [[function(0, block)] if len(block) else []]
@@ -101,7 +105,7 @@ def sample(data: Any, ensemble: Ensemble, n_rows: int, weight: Any = None) -> tu
     for part, length in lengths.items():
         of_part[part] = numbers[(numbers >= start) & (numbers < start + length)] - start
         start += length
-    picked = over_blocks(data, ensemble, _Pick(of_part), weight)
+    picked = over_blocks(data, ensemble, partial(_picked, of_part), weight)
     weights = [one.weight for one in picked if one.weight is not None]
     return numbers, Block(np.concatenate([one.block for one in picked]), np.concatenate(weights) if weights else None)
 
@@ -166,24 +170,16 @@ def _length(part: int, block: Block) -> tuple[int, int]:
     return part, len(block)
 
 
-class _Pick:
-    def __init__(self, of_part: dict[int, np.ndarray]) -> None:
-        self._of_part = of_part
-
-    def __call__(self, part: int, block: Block) -> Block:
-        return block[self._of_part[part]]
+def _picked(of_part: dict[int, np.ndarray], part: int, block: Block) -> Block:
+    return block[of_part[part]]
 
 
-class _Task:
-    """Everything that a partition's task needs besides the partition: one key of the graph for all partitions."""
-
-    def __init__(self, function: Callable[[int, Block], Any], ensemble: Ensemble, weight: str | None) -> None:
-        self._function, self._named, self.weight = function, ensemble.named, weight
-        self._features = ensemble.features if weight is None else (*ensemble.features, Feature(weight))
-
-    def __call__(self, data: Any, part: int) -> list[Any]:
-        block = feature_block(data, self._features, self._named, what="inspect")
-        return [self._function(part, _split(block, self.weight))] if len(block) else []
+def _applied(
+    function: Callable[[int, Block], T], features: tuple[Feature, ...], named: bool, weight: str | None, data: Any, part: int
+) -> list[T]:
+    """Return the result of a function for a partition; nothing without rows. weight : the last of the features, or None."""
+    block = feature_block(data, features, named, what="inspect")
+    return [function(part, _split(block, weight))] if len(block) else []
 
 
 def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any], list[float]]:
@@ -211,20 +207,22 @@ def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any],
     return pieces, [float("nan")] * len(pieces)
 
 
-def _lazily(data: Any, ensemble: Ensemble, task: _Task) -> list[Any]:
+def on_partitions(task: Callable[[Any, int], T], data: Any, ensemble: Ensemble, *others: str) -> list[T]:
+    """Return ``task(table, i)`` of each partition i of a Dask collection or of files. others : as of `lazy_pieces`."""
     import dask
 
     from dboost.config import without_graph_warning
 
-    pieces, _ = lazy_pieces(data, ensemble, *(() if task.weight is None else (task.weight,)))
+    pieces, _ = lazy_pieces(data, ensemble, *others)
     shared = dask.delayed(task, pure=False, traverse=False)
     # The model is part of the graph, so that Dask can send it again when a worker is lost; users cannot make it smaller.
     with without_graph_warning():
-        return list(dask.compute(*(dask.delayed(_call)(shared, piece, i) for i, piece in enumerate(pieces))))
+        return list(dask.compute(*(dask.delayed(call)(shared, piece, i) for i, piece in enumerate(pieces))))
 
 
-def _call(task: _Task, piece: Any, part: int) -> list[Any]:
-    return task(piece, part)
+def call(task: Callable[..., T], *arguments: Any) -> T:
+    """Call a function that is an argument, so that it is one key of a graph and not a part of each of its tasks."""
+    return task(*arguments)
 
 
 class EvaluatedRows:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -33,10 +33,11 @@ from dboost.data import feature_block, predict_through
 from dboost.data.chunk import plain_blocks
 from dboost.data.partition import is_source
 from dboost.errors import MissingExtraError, ParameterError
-from dboost.inspection.row_functions import lazy_pieces
+from dboost.inspection.row_functions import call, lazy_pieces
 from dboost.kernels import shap as kernels
 from dboost.kernels.shap import Forest, attribute, attribute_paths, interact, interact_paths
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Tree, share_out
+from dboost.schema import Feature
 
 
 @dataclass(frozen=True, eq=False)
@@ -468,22 +469,14 @@ def _lazy_array(data: Any, ensemble: Ensemble, function: Shapley) -> Any:
     import dask.array as da
 
     pieces, lengths = lazy_pieces(data, ensemble)
-    task = dask.delayed(_Values(function, ensemble), pure=False, traverse=False)
+    task = dask.delayed(partial(_values, function, ensemble.features, ensemble.named), pure=False, traverse=False)
     parts = [
-        da.from_delayed(dask.delayed(_call)(task, piece), (length, *function.shape), np.float64)
+        da.from_delayed(dask.delayed(call)(task, piece), (length, *function.shape), np.float64)
         for piece, length in zip(pieces, lengths, strict=True)
     ]
     return da.concatenate(parts, allow_unknown_chunksizes=True)
 
 
-class _Values:
-    def __init__(self, function: Shapley, ensemble: Ensemble) -> None:
-        self._function, self._features, self._named = function, ensemble.features, ensemble.named
-
-    def __call__(self, piece: Any) -> np.ndarray:
-        block = feature_block(piece, self._features, self._named)
-        return self._function(block) if len(block) else np.empty((0, *self._function.shape))
-
-
-def _call(task: _Values, piece: Any) -> np.ndarray:
-    return task(piece)
+def _values(function: Shapley, features: tuple[Feature, ...], named: bool, piece: Any) -> np.ndarray:
+    block = feature_block(piece, features, named)
+    return function(block) if len(block) else np.empty((0, *function.shape))
