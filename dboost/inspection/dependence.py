@@ -39,7 +39,7 @@ product of two of them contains the weight.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, pairwise, product
@@ -269,7 +269,7 @@ def partial_dependence(
         raise ParameterError(f"sample_weight has nothing to weigh: {why}")
     rows = None if data is None else sample(data, ensemble, SAMPLE_ROWS, sample_weight)[1]
     on = axes(ensemble, chosen, grid, rows)
-    at, finish = points(on), Finish(ensemble, scale)
+    at, finish = points(on), _unchanged if scale == "raw" else ensemble.outputs.linked
     numbers: np.ndarray | None = None
     counts: np.ndarray | None = None
     if data is None:
@@ -345,14 +345,12 @@ class Traversal:
         return scores
 
 
-class Finish:
-    """Transform of raw scores [n, n_outputs] to the requested scale, in the same shape."""
+#: Converts raw scores (float64[n, n_outputs]) to the scale of the result.
+Finish = Callable[[np.ndarray], np.ndarray]
 
-    def __init__(self, ensemble: Ensemble, scale: str) -> None:
-        self._outputs = None if scale == "raw" else ensemble.outputs
 
-    def __call__(self, raw: np.ndarray) -> np.ndarray:
-        return raw if self._outputs is None else self._outputs.linked(raw)
+def _unchanged(raw: np.ndarray) -> np.ndarray:
+    return raw
 
 
 #: For each point: exact sums by output, the exact sum of the weights, and the number of rows.
