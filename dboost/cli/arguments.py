@@ -20,7 +20,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-import dboost
 from dboost.errors import ParameterError
 from dboost.params import Parameters, check_removed
 from dboost.peer_names import similar_parameters
@@ -341,16 +340,24 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float | bool)
 
 
-def parameter_names() -> list[str]:
-    """Return the keywords of `dboost.fit` that ``--set`` accepts."""
-    return keywords(dboost.fit, ELSEWHERE)
-
-
 def keywords(function: Callable[..., Any], elsewhere: Mapping[str, str]) -> list[str]:
     """Return the keywords of a function without those in `elsewhere`."""
     signature = inspect.signature(function).parameters.values()
     names = [parameter.name for parameter in signature if parameter.kind is parameter.KEYWORD_ONLY]
     return [name for name in names if name not in elsewhere]
+
+
+def keywords_in(
+    arguments: argparse.Namespace,
+    function: Callable[..., Any],
+    elsewhere: Mapping[str, str] = ELSEWHERE,
+    assignments: Iterable[str] | None = None,
+) -> dict[str, Any]:
+    """Return the keywords of a function in --params, --set (or these assignments), --group and --memory-limit."""
+    known = keywords(function, elsewhere)
+    given = gather(arguments.params, arguments.set if assignments is None else assignments, known, elsewhere)
+    options = {name: getattr(arguments, name) for name in ("group", "memory_limit")}
+    return given | {name: value for name, value in options.items() if value is not None}
 
 
 def gather(

@@ -40,10 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
     output_paths.check_separate(
         {"--output": arguments.output, "--predictions": arguments.predictions}, {"DATA": arguments.data}
     )
-    known = settings.keywords(dboost.cv, ELSEWHERE)
-    parameters = settings.gather(arguments.params, arguments.set, known, ELSEWHERE)
-    if arguments.memory_limit is not None:
-        parameters["memory_limit"] = arguments.memory_limit
+    parameters = settings.keywords_in(arguments, dboost.cv, ELSEWHERE)
     data, target = rows_of(arguments)
     division = fold_keywords(arguments)
     with cluster_at(arguments.scheduler, arguments.workers) as client:

@@ -38,7 +38,7 @@ def check_target(arguments: argparse.Namespace) -> bool:
 
 
 def rows_of(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """Return DATA as an argument of `dboost.cv`, and keywords with its target and groups, unless it is a prepared data set.
+    """Return DATA as an argument of `dboost.cv`, and a keyword with its target, unless it is a prepared data set.
 
     Checks as `check_target`.
     """
@@ -46,7 +46,7 @@ def rows_of(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
         if arguments.group is not None:
             raise ParameterError(f"--group: {arguments.data} holds prepared data, which have the groups of dboost prepare")
         return dboost.Dataset(arguments.data), {}
-    return arguments.data, {"target": arguments.target} | ({} if arguments.group is None else {"group": arguments.group})
+    return arguments.data, {"target": arguments.target}
 
 
 #: Why keywords of `dboost.cv` and `tune` cannot be set by ``--set``.

@@ -20,11 +20,6 @@ ELSEWHERE = {
 
 
 def run(arguments: argparse.Namespace) -> None:
-    known = settings.keywords(dboost.prepare, ELSEWHERE)
-    parameters = settings.gather(arguments.params, arguments.set, known, ELSEWHERE)
-    if arguments.group is not None:
-        parameters["group"] = arguments.group
-    if arguments.memory_limit is not None:
-        parameters["memory_limit"] = arguments.memory_limit
+    parameters = settings.keywords_in(arguments, dboost.prepare, ELSEWHERE)
     with dboost.prepare(arguments.data, arguments.target, arguments.output, **parameters) as data:
         print(f"{data.n_rows:,} rows and {len(data.features)} features, prepared in {arguments.output}")

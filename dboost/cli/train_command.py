@@ -25,7 +25,7 @@ from dboost.training.history import NOT_SCORES
 
 
 def run(arguments: argparse.Namespace) -> None:
-    parameters = settings.gather(arguments.params, arguments.set, settings.parameter_names())
+    parameters = settings.keywords_in(arguments, dboost.fit)
     if arguments.arcbites:
         parameters.setdefault("arcbites", True)  # --set may have given options
     parameters |= _options(arguments)
@@ -114,11 +114,9 @@ def _train_on_new(arguments: argparse.Namespace, parameters: dict[str, Any]) -> 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Options with a name of their own as keywords of `dboost.fit`, without those that are not given."""
     given = {
-        "group": arguments.group,
         "eval_set": arguments.eval,
         "start_from": arguments.start_from,
         "checkpoint": arguments.checkpoint,
-        "memory_limit": arguments.memory_limit,
         "progress": not arguments.quiet,
     }
     return {name: value for name, value in given.items() if value is not None}

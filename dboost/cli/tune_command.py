@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
     until = math.inf if seconds is None else perf_counter() + seconds
     fixed, space = divide(arguments.set)
     known = settings.keywords(dboost.cv, ELSEWHERE)
-    given = settings.gather(arguments.params, fixed, known, ELSEWHERE)
+    given = settings.keywords_in(arguments, dboost.cv, ELSEWHERE, fixed)
     for name in space:
         settings.check_key(name, "in --set", known, ELSEWHERE)
         given.pop(name, None)  # of --params
@@ -71,8 +71,6 @@ def run(arguments: argparse.Namespace) -> None:
         raise ParameterError(f"{twice} is given twice, by two of its names")
     path = _study_path(arguments.output)
     output_paths.check_separate({"--output": path}, {"DATA": arguments.data})
-    if arguments.memory_limit is not None:
-        given["memory_limit"] = arguments.memory_limit
     limit = None if given.get("memory_limit") is None else parse_memory_limit(given["memory_limit"])
     learning = {name: value for name, value in given.items() if name not in DataOptions._fields}
     reading = {name: given.get(name) for name in DataOptions._fields}
@@ -90,7 +88,7 @@ def run(arguments: argparse.Namespace) -> None:
     data, target = rows_of(arguments)
     division = FoldOptions(**fold_keywords(arguments))
     with cluster_at(arguments.scheduler, arguments.workers) as client:
-        options = DataOptions(**reading | {"client": client, "group": arguments.group})
+        options = DataOptions(**reading | {"client": client})
         with folded(data, target.get("target", ...), division, options, parameters) as rows:
             metrics = metric_names(arguments.metric, target_of(rows.targets, parameters))
             if len(metrics) != 1:
@@ -280,7 +278,7 @@ def train_command(arguments: argparse.Namespace, fixed: dict[str, Any], best: op
     if arguments.group is not None and canonical(parameters).get("subsample", 1.0) < 1:  # otherwise only folds need it
         command += ["--group", arguments.group]
     for name, value in parameters.items():
-        if name not in ("early_stopping_rounds", "memory_limit"):  # no evaluation set; an option of its own
+        if name not in ("early_stopping_rounds", "group", "memory_limit"):  # no evaluation set; options of their own
             command += ["--set", f"{name}={as_set(value)}"]
     for option in ("memory_limit", "scheduler", "workers"):
         value = getattr(arguments, option)
