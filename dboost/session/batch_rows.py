@@ -32,7 +32,7 @@ from dboost.session.protocol import BuildSpec
 from dboost.session.row_samples import ChosenRows
 from dboost.session.target import Target, encode_chunk, encode_like
 from dboost.session.thread_team import is_small
-from dboost.session.warm_start import WarmStart, add_block, add_trees, matrix_of, starting_scores
+from dboost.session.warm_start import WarmStart, add_block, add_trees, chunk_matrices, matrix_of, starting_scores
 from dboost.shards.encode import distinct_of, encode_table, encoded_pieces, sampled
 from dboost.shards.shard import BinnedColumns, RowIds, tiles_of
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
@@ -202,11 +202,8 @@ class BatchRows:
                     scores += offset[some]
                 if flat is not None and warm_start.n_earlier:
                     at = 0
-                    for _, positions, chunk in table.slices(k, kept):
-                        matrix = matrix_of(chunk) if positions is None else matrix_of(chunk)[positions]
-                        here = scores[:, at : at + len(matrix)].copy()
-                        add_block(here, flat, matrix, iterations, self.n_threads)
-                        scores[:, at : at + len(matrix)] = here
+                    for matrix in chunk_matrices(table, k, kept):
+                        add_block(scores[:, at : at + len(matrix)], flat, matrix, iterations, self.n_threads)
                         at += len(matrix)
                 self._scores.put(k, [scores])
 

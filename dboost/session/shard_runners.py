@@ -12,7 +12,7 @@ another session has now. Both give the same sums as an uninterrupted fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from dboost.shards.streamed_grower import StreamedGrower
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
+GivenLeaves = Callable[[np.ndarray, int], np.ndarray]
+
 
 class ShardRunner:
     """Rows with their state between calls.
@@ -46,6 +48,8 @@ class ShardRunner:
         What has been trained before.
     team : Team, optional
         Threads that share the work on rows in memory, and grow whole trees if these are all rows of the fit.
+    given_leaves : callable, optional
+        Returns the leaves of rows in the trees of an iteration of `BuildSpec.given`, given their values: int32[n_trees, n].
 
     Attributes
     ----------
@@ -55,10 +59,18 @@ class ShardRunner:
         Statistics of the gradients after the last `advance`.
     """
 
-    def __init__(self, rows: ShardBlocks, batch: str, spec: BuildSpec, past: ReplayState, team: Team | None = None) -> None:
+    def __init__(
+        self,
+        rows: ShardBlocks,
+        batch: str,
+        spec: BuildSpec,
+        past: ReplayState,
+        team: Team | None = None,
+        given_leaves: GivenLeaves | None = None,
+    ) -> None:
         self.rows, self.batch, self.applied = rows, batch, -1
         self.stats: GradientStats | None = None
-        self._spec, self._team = spec, team
+        self._spec, self._team, self._given_leaves = spec, team, given_leaves
         self._whole = None if team is None else WholeTreeGrower(rows.shard, team)
         self._replay(past)
 
@@ -76,6 +88,9 @@ class ShardRunner:
         return StreamedGrower(self.rows) if self.rows.in_files else ShardGrower(self.rows.shard)
 
     def _replay(self, past: ReplayState) -> None:
+        for iteration, values in enumerate(past.given_values):
+            self.assign_leaves(iteration)
+            self.advance_rows(past.terms, values)
         # The scores of a bite already include the iterations before the visit.
         missed = past.iterations if past.visit is None else past.iterations[past.visit.n_kept :]
         if missed or past.pending:
@@ -87,6 +102,14 @@ class ShardRunner:
             # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
             self.advance_rows(past.terms, np.zeros((self.rows.spec.n_outputs, self.rows.spec.max_leaves)))
             self.applied = past.applied
+        if past.given_iteration >= 0:
+            self.assign_leaves(past.given_iteration)
+
+    def assign_leaves(self, iteration: int) -> None:
+        """Assign each row to its leaf in each tree of an iteration of `BuildSpec.given`."""
+        assert self._given_leaves is not None
+        for shard in self.rows.walk(["values"], ["leaf"]):
+            shard.leaf[:] = self._given_leaves(shard.fields["values"], iteration)
 
     def advance_rows(self, terms: tuple, values: np.ndarray) -> None:
         """Add leaf values to the scores, recompute the gradients, and store their statistics."""
@@ -102,14 +125,14 @@ class ShardRunner:
 
     def begin(self, tasks: Sequence[TreeTask]) -> None:
         """Begin trees that grow in rounds; earlier trees are dropped."""
-        self._assign_leaves()
+        self._route_excluded()
         self.grower.begin(tasks)
 
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
         """Return the histograms and row counts of a round of one tree, valid until the next round."""
         return self.grower.sum_histograms(output, request)
 
-    def _assign_leaves(self) -> None:
+    def _route_excluded(self) -> None:
         """Assign all rows to the leaves of the last trees, also those that were excluded from growing."""
         if self._whole is not None:
             self._whole.route_excluded()
@@ -119,14 +142,14 @@ class ShardRunner:
 
         A new runner has no `GradientStats`: they describe the old rows, and the next `advance` recomputes them.
         """
-        self._assign_leaves()
+        self._route_excluded()
         rows = self.rows.subset(partial(self._spec.are_of, partitions=numbers))
         if rows is self.rows:
             return self
         self._release()
         if rows is None:
             return None
-        found = ShardRunner(rows, self.batch, self._spec, ReplayState(), self._team)
+        found = ShardRunner(rows, self.batch, self._spec, ReplayState(), self._team, self._given_leaves)
         found.applied = self.applied
         return found
 

@@ -146,9 +146,14 @@ def row_matrices(table: Table, rows: np.ndarray | None) -> Iterator[np.ndarray]:
         if rows is not None:
             low, high = np.searchsorted(rows, (start, start + length))
             positions = rows[low:high] - start
-        for _, some, chunk in table.slices(i, positions):
-            yield matrix_of(chunk) if some is None else matrix_of(chunk)[some]
+        yield from chunk_matrices(table, i, positions)
         start += length
+
+
+def chunk_matrices(table: Table, i: int, rows: np.ndarray | None) -> Iterator[np.ndarray]:
+    """Yield the values of all or some rows (positions, int64, ascending) of a chunk, slice by slice."""
+    for _, some, chunk in table.slices(i, rows):
+        yield matrix_of(chunk) if some is None else matrix_of(chunk)[some]
 
 
 def row_matrix(table: Table, rows: np.ndarray | None) -> np.ndarray:

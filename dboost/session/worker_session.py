@@ -31,6 +31,7 @@ from dboost.data import Table
 from dboost.data.binning import Sample, propose_together
 from dboost.data.partition import ReadPlan
 from dboost.metrics.metric import LossMagnitude
+from dboost.model.ensemble import FlatEnsemble
 from dboost.schema import Feature
 from dboost.session.batch_rows import BatchRows, StartingRows
 from dboost.session.bites import BiteStore, Iterations, SessionBites
@@ -50,7 +51,7 @@ from dboost.session.protocol import (
     pack_round,
     unpack,
 )
-from dboost.session.refit_rows import RefitRunner, refit_runners
+from dboost.session.refit_rows import rows_with_values
 from dboost.session.session_protocol import Result
 from dboost.session.shard_runners import ShardRunner, streamed_runners
 from dboost.session.thread_team import Team, team_for
@@ -239,7 +240,10 @@ class WorkerSession:
                 self.build_from(rows, batch, spec, past)
             else:
                 self._spec = spec
-                self._runners += refit_runners(rows, batch, spec, past)
+                leaves = partial(_leaves_in, FlatEnsemble(spec.given), self._n_threads)
+                self._runners += [
+                    ShardRunner(some, batch, spec, past, given_leaves=leaves) for some in rows_with_values(rows, spec)
+                ]
             self._close_batch(batch)
             self._built.add(batch)
         return self.row_places(batch)
@@ -485,7 +489,6 @@ class WorkerSession:
     def assign_leaves(self, iteration: int) -> None:
         """Assign rows to the leaves of the trees of an iteration of `BuildSpec.given`."""
         for runner in self._runners:
-            assert isinstance(runner, RefitRunner)
             runner.assign_leaves(iteration)
 
     def shard_statistics(self, statistic: Statistic, arguments: tuple[Any, ...]) -> list[Any]:
@@ -560,6 +563,11 @@ class WorkerSession:
         n_cuts : how often the model has been truncated.
         """
         return self.eval_sets.statistics(first, trees, metrics, mark, n_cuts)
+
+
+def _leaves_in(flat: FlatEnsemble, n_threads: int, values: np.ndarray, iteration: int) -> np.ndarray:
+    """Return the leaves of rows in the trees of an iteration: int32[n_trees, n]."""
+    return flat.leaves(values, (iteration, iteration + 1), n_threads).T
 
 
 def _sum_slices(slices: Sequence[bytes]) -> dict[int, RoundHistograms]:
