@@ -23,13 +23,14 @@ from dboost.data.labels import Names, names_of_table, with_named_constraints
 from dboost.data.partition import as_frame, is_lazy, is_path, may_name_columns
 from dboost.data.paths import open_path
 from dboost.dataset import Dataset
+from dboost.display import number
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.metrics.named import names_of
 from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters, shows_parameters
 from dboost.session.memory import Budget, parse_memory_limit
 from dboost.session.row_samples import FoldRows
 from dboost.session.target import Target, choose_target, scan_target
-from dboost.training.callbacks import Callback, StoppingRule, schedule_of
+from dboost.training.callbacks import Callback, Progress, StoppingRule, schedule_of
 from dboost.training.checkpoint import first_difference, plain
 from dboost.training.fit_result import FitResult
 from dboost.training.folds import (
@@ -98,7 +99,7 @@ class CVResult:
         return len(self.states[0].history)
 
     def __repr__(self) -> str:
-        best = f"{self.metric} {self.best_score:.6g} in iteration {self.best_iteration}"
+        best = f"{self.metric} {number(self.best_score)} in iteration {self.best_iteration}"
         return f"<dboost.CVResult: {len(self.boosters)} folds, {best}>"
 
 
@@ -215,8 +216,12 @@ def cv(
     )  # fmt: skip
     options = DataOptions(sample_weight, offset, group, features, categorical_features, client, memory_limit, n_threads)
     division = FoldOptions(folds, groups, time, repeats, earlier)
-    with folded(data, target, division, options, settings.parameters) as rows:
-        return cross_validate(rows, settings, earlier)
+    try:
+        settings.progress.phase("reading and binning")
+        with folded(data, target, division, options, settings.parameters) as rows:
+            return cross_validate(rows, settings, earlier)
+    finally:
+        settings.progress.close()
 
 
 class FoldOptions(NamedTuple):
@@ -347,6 +352,7 @@ class FoldSettings:
         As in `cv`.
     callbacks : tuple of callable
     progress : bool or None
+        As in `cv`; the attribute is the `Progress`.
     n_threads : int
         Threads of this process for all folds together.
     limit : int or None
@@ -368,7 +374,8 @@ class FoldSettings:
             raise ParameterError("a metric of cv may not be called 'train_loss', like the training loss in the scores")
         if self.parameters.arcbites is not None:
             raise ParameterError("cv does not take arcbites: each fold would visit other bites at the same time")
-        self.eval_metric, self.early_stopping, self.callbacks, self.progress = eval_metric, early_stopping, callbacks, progress
+        self.eval_metric, self.early_stopping, self.callbacks = eval_metric, early_stopping, callbacks
+        self.progress = Progress(progress)
         self.n_threads, self.limit, self.until = n_threads, limit, until
 
     def parameters_on(self, data: Dataset) -> Parameters:

@@ -1,8 +1,74 @@
-"""How people read numbers: in the terminal, in reports and plots, on the dashboard, and in warnings."""
+"""How people read numbers: in the terminal, in reports and plots, on the dashboard, and in warnings.
+
+Numbers have a few significant digits and no exponent, unless they are tiny or huge: 53,032 and 0.00012, not 5.303e+04. Digits
+are grouped by commas from 10,000 on, so that years and codes are not.
+"""
 
 from __future__ import annotations
+
+import math
+from typing import Any
+
+#: Exponents of ten outside of which numbers are written with one.
+_LEAST, _MOST = -5, 15
+
+
+def number(value: Any, digits: int = 6) -> str:
+    """Return a number with so many significant digits; all digits of its whole part.
+
+    Examples
+    --------
+    >>> [number(x) for x in (53031.8, 2011.0, 0.93938, 0.5, 1.5e-7, float("nan"))]
+    ['53,032', '2011', '0.93938', '0.5', '1.5e-7', 'nan']
+    """
+    value = float(value)
+    if not math.isfinite(value) or value == 0:
+        return str(value) if value else "0"
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    if _LEAST <= int(exponent) < _MOST:
+        return fixed(value, max(digits - 1 - int(exponent), 0), trim=True)
+    return f"{_trimmed(mantissa)}e{int(exponent)}"
+
+
+def fixed(value: float, decimals: int, *, trim: bool = False) -> str:
+    """Return a number with so many decimals. trim : without zeros at their end."""
+    text = f"{value:.{decimals}f}" if abs(value) < 10_000 else f"{value:,.{decimals}f}"
+    return _trimmed(text) if trim else text
+
+
+def with_spread(mean: float, spread: float) -> str:
+    """Return a mean and its standard deviation, which decides the decimals of both: "53,032 ± 780", "0.939 ± 0.012"."""
+    if not (math.isfinite(mean) and math.isfinite(spread)) or spread == 0:
+        return f"{number(mean)} ± {number(spread)}"
+    exponent = int(f"{spread:.1e}".partition("e")[2])
+    if not _LEAST <= exponent < _MOST or abs(mean) >= 10.0**_MOST:
+        return f"{number(mean)} ± {number(spread, 2)}"
+    decimals = max(1 - exponent, 0)
+    return f"{fixed(mean, decimals)} ± {fixed(round(spread, 1 - exponent), decimals)}"
 
 
 def counted(n: int, noun: str) -> str:
     """Return a number and its noun, in the plural unless it is 1: "1 worker", "20,000 rows"."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in two units at most: "0.4 s", "12 s", "3 min 05 s", "2 h 10 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
+
+
+def cut(text: str, length: int = 24) -> str:
+    """Shorten a text in its middle: names that differ at their ends stay different."""
+    if len(text) <= length:
+        return text
+    head = length // 2
+    return f"{text[:head]}…{text[len(text) - (length - 1 - head) :]}"
+
+
+def _trimmed(text: str) -> str:
+    return text.rstrip("0").rstrip(".") if "." in text else text

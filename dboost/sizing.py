@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from dboost.data.binning import SAMPLE_ROWS
+from dboost.display import number
 from dboost.errors import ParameterError
 from dboost.losses.deviance import SquaredError
 from dboost.params import Parameters
@@ -350,4 +351,4 @@ def _duration(minutes: float) -> str:
     """Return a duration as text, with two significant digits."""
     if minutes < 1:
         return f"{max(minutes * 60, 1):.0f} s"
-    return f"{minutes:.2g} min" if minutes < 100 else f"{minutes / 60:.2g} h" if minutes < 6000 else f"{minutes / 60:,.0f} h"
+    return f"{number(minutes, 2)} min" if minutes < 100 else f"{number(minutes / 60, 2)} h"

@@ -8,6 +8,7 @@ a node sends before it is removed); and one sentence on stderr instead of a trac
 from __future__ import annotations
 
 import io
+import logging
 import signal
 import sys
 import threading
@@ -93,9 +94,25 @@ def _plain_warnings() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _log_shown(is_verbose: bool) -> Iterator[None]:
+    """Print the log `dboost` on stderr, also what is no warning."""
+    log, last_resort = logging.getLogger("dboost"), logging.lastResort
+    before = log.level
+    if is_verbose and last_resort is not None:
+        log.setLevel(logging.INFO)
+        last_resort.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+        if last_resort is not None:
+            last_resort.setLevel(logging.WARNING)
+
+
 def _run(arguments: Any, terminated: list[int]) -> int:
     try:
-        with _plain_warnings():
+        with _plain_warnings(), _log_shown(getattr(arguments, "verbose", False)):
             arguments.run(arguments)
     except KeyboardInterrupt as stop:
         return _report(arguments, str(stop) or "interrupted", TERMINATED if terminated else INTERRUPTED)

@@ -62,6 +62,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     for add in (_train, _predict, _inspect, _prepare, _cv, _tune, _demo, _warmup):
         command = add(commands)
+        does = "show the log, too: what was decided, such as the loss, and where rows are"
+        command.add_argument("-v", "--verbose", action="store_true", help=does)
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser.parse_args(argv)
 

@@ -23,6 +23,7 @@ import dboost
 from dboost.cli import arguments as settings
 from dboost.cli import output_paths
 from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_keywords, rows_of
+from dboost.display import number, with_spread
 from dboost.distributed.client import cluster_at
 from dboost.errors import ParameterError
 from dboost.storage.atomic_write import write_whole
@@ -70,7 +71,7 @@ def _line(result: dboost.CVResult) -> str:
     """Return the best score in one line."""
     best = result.summary[result.summary["iteration"] == result.best_iteration].set_index("metric")
     std = best.loc[result.metric, "std"]
-    return f"{result.metric} {result.best_score:.6g} ± {std:.2g} in iteration {result.best_iteration}"
+    return f"{result.metric} {with_spread(result.best_score, std)} in iteration {result.best_iteration}"
 
 
 def _table(result: dboost.CVResult) -> Table:
@@ -79,15 +80,16 @@ def _table(result: dboost.CVResult) -> Table:
     title = f"{len(result.boosters)} folds, {last} iterations; the best mean {result.metric} is in {result.best_iteration}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("metric", overflow="fold")
-    table.add_column("iteration", justify="right")
+    table.add_column("iteration", justify="right", no_wrap=True)
     table.add_column("mean ± std", justify="right", no_wrap=True)
     table.add_column("each fold", overflow="fold")
     summary = result.summary[result.summary["iteration"] == result.best_iteration]
     scores = result.scores[result.scores["iteration"] == result.best_iteration]
     for name, mean, std in zip(summary["metric"], summary["mean"], summary["std"], strict=True):
         of_folds = scores.loc[scores["metric"] == name].sort_values("fold")["value"]
-        each = " ".join(f"{value:.5g}" for value in of_folds)
-        table.add_row(str(name), str(result.best_iteration), f"{mean:.5g} ± {std:.2g}", each)
+        each = [number(value, 5) for value in of_folds]
+        table.columns[-1].min_width = max(table.columns[-1].min_width or 0, *map(len, each))
+        table.add_row(str(name), str(result.best_iteration), with_spread(mean, std), " ".join(each))
     return table
 
 

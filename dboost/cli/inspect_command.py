@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from rich.table import Table
 import dboost
 from dboost._lazy_import import pd
 from dboost.cli import output_paths
+from dboost.display import number
 from dboost.errors import ModelFileError, ParameterError
 from dboost.params import Parameters
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 #: Largest number of features in a table.
 SHOWN = 50
+
+
+_NUMBER = re.compile(r"[-−+\d.,e%–→± ]*|nan|-?inf")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -58,6 +63,11 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _print(console: Console, table: Table) -> None:
+    """Print a table, unless it is empty. On a narrow terminal the texts are wrapped, not the numbers."""
+    for column in table.columns:
+        cells = list(map(str, column.cells))
+        if cells and all(map(_NUMBER.fullmatch, cells)):
+            column.min_width = max(map(len, cells))
     if table.row_count:
         console.print(table)
 
@@ -127,7 +137,7 @@ def _dependence(booster: Booster, wanted: str, data: str | None, weight: str | N
 def _dependence_table(found: pd.DataFrame) -> Table:
     table = _table(f"Dependence on {' and '.join(found.attrs['features'])}", *map(str, found.columns))
     for row in found.itertuples(index=False):
-        table.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
+        table.add_row(*(number(value) if isinstance(value, float) else str(value) for value in row))
     return table
 
 
@@ -193,7 +203,7 @@ def _outline(ensemble: Ensemble) -> Table:
         leaves = [tree.n_leaves for tree in ensemble.trees]
         table.add_row("leaves per tree", f"{min(leaves)} to {max(leaves)}, {sum(leaves) / len(leaves):.1f} on average")
         table.add_row("depth", f"up to {max(tree.depth for tree in ensemble.trees)}")
-    table.add_row("first score", ", ".join(f"{score:.6g}" for score in ensemble.baseline))
+    table.add_row("first score", ", ".join(number(score) for score in ensemble.baseline))
     return table
 
 
@@ -217,7 +227,7 @@ def _metrics(ensemble: Ensemble) -> Table:
     kept = ensemble.best_iteration or ensemble.n_iterations
     for name, values in ensemble.metrics.items():
         if values:
-            table.add_row(name, *(f"{values[i]:.6g}" for i in (0, min(kept, len(values)) - 1, -1)))
+            table.add_row(name, *(number(values[i]) for i in (0, min(kept, len(values)) - 1, -1)))
     return table
 
 
@@ -272,4 +282,4 @@ def _shown(value: Any) -> str:
         return value[:12] + "…" if len(value) == 64 else value
     if isinstance(value, list | tuple):
         return ", ".join(map(_shown, value))
-    return "–" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return "–" if value is None else number(value) if isinstance(value, float) else str(value)

@@ -29,6 +29,7 @@ from dboost.cli import output_paths
 from dboost.cli.arguments import key_and_value, literal
 from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_columns, fold_keywords, rows_of
 from dboost.cross_validation import DataOptions, FoldedRows, FoldOptions, FoldSettings, cross_validate, folded, target_of
+from dboost.display import number
 from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, ParameterError
 from dboost.integrations.optuna import PruningCallback, optuna
@@ -258,7 +259,7 @@ def _ended(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
 def _line(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> str:
     """Return what is printed for a trial that has ended."""
     if trial.state == State.COMPLETE:
-        how = f"{trial.value:.6g} in iteration {trial.user_attrs['best_iteration']}"
+        how = f"{number(trial.value)} in iteration {trial.user_attrs['best_iteration']}"
     else:
         how = trial.user_attrs.get("error", f"pruned after iteration {trial.last_step}")
     has_best = any(one.state == State.COMPLETE for one in _ended(study))
@@ -266,7 +267,7 @@ def _line(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> str:
 
 
 def _best(study: optuna.Study) -> str:
-    return f"best {study.user_attrs[SETTINGS]['--metric']} {study.best_value:.6g} of trial {study.best_trial.number}"
+    return f"best {study.user_attrs[SETTINGS]['--metric']} {number(study.best_value)} of trial {study.best_trial.number}"
 
 
 def train_command(arguments: argparse.Namespace, fixed: dict[str, Any], best: optuna.trial.FrozenTrial) -> str:

@@ -21,6 +21,7 @@ from dboost.data.chunk import CategoryIndex
 from dboost.data.column import CategoryColumn, Column, apply
 from dboost.data.partition import ReadPlan
 from dboost.data.roles import ROLES, RowRoles
+from dboost.display import number
 from dboost.errors import DataError
 from dboost.schema import Level
 from dboost.storage.spool import Spool
@@ -186,8 +187,8 @@ def check_max_weight(max_weight: float, what: str) -> None:
         raise DataError(f"{what} is zero in every row: nothing is left to learn from")
     if max_weight < LEAST_MAX_WEIGHT:
         raise DataError(
-            f"{what} is {max_weight:g} at most in all rows, but at least one weight of {LEAST_MAX_WEIGHT:g} or more is needed: "
-            "multiply all weights by the same number"
+            f"{what} is {number(max_weight)} at most in all rows, but at least one weight of {number(LEAST_MAX_WEIGHT)} or "
+            "more is needed: multiply all weights by the same number"
         )
 
 

@@ -188,6 +188,7 @@ def fit_on_cluster(client: Client, request: FitRequest, make_tasks: Callable[[],
 
 def fit_over(connection: Connection, request: FitRequest, rows: TrainingRows) -> FitResult:
     """Train on rows of a cluster; the result has the lost workers."""
+    connection.progress = request.progress
     result = fit(request, rows)
     result.lost_workers = connection.losses
     return result

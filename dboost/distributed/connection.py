@@ -35,6 +35,7 @@ from dboost.distributed.worker_choice import WorkerChoice, WorkerRecord
 from dboost.errors import DBoostError, InputTypeError, is_out_of_descriptors, out_of_descriptors, warn
 from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
 from dboost.storage.block_file import StorageError
+from dboost.training.callbacks import Progress
 from dboost.trees.tree_rounds import GrowOrder
 from dboost.trees.tree_task import GrownTree
 from dboost.version import __version__
@@ -319,6 +320,8 @@ class Connection:
         was lost, None while data were loaded), "partitions" and "rows" (of the first table that had some).
     iteration : int, optional
         The last complete iteration, None while data are loaded.
+    progress : Progress
+        Shows the partitions that have been read. Default: nothing.
     attempts : Attempts
     address : str
         Of the scheduler.
@@ -348,6 +351,7 @@ class Connection:
         self.losses: list[dict[str, Any]] = []
         self._reported: set[SessionRef] = set()
         self.iteration: int | None = None
+        self.progress = Progress(False)
         self.attempts = Attempts()
         self.memory_limits: dict[str, int] = {}
         self.has_ended = False

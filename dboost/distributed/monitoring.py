@@ -44,6 +44,8 @@ from typing import TYPE_CHECKING, Any
 
 from tornado.web import RequestHandler
 
+from dboost.display import counted, number
+
 if TYPE_CHECKING:
     from jinja2 import Template
 
@@ -300,6 +302,8 @@ def page(registry: FitRegistry, now: float) -> str:
         n_trees=int(registry.totals["trees"]),
         now=now,
         polylines=_polylines,
+        number=number,
+        counted=counted,
         seconds_by_phase=_seconds_by_phase,
         colors=_COLORS,
         phase_colors=_PHASE_COLORS,

@@ -22,6 +22,7 @@ from dboost.config import imbalance
 from dboost.data.binning import Sample
 from dboost.data.partition import ReadPlan, some_values
 from dboost.data.row_metadata import MetadataRows
+from dboost.display import counted
 from dboost.distributed.connection import Connection
 from dboost.distributed.messages import LostWorkers
 from dboost.distributed.read_tasks import ReadTasks, Receipt, rows_alone
@@ -291,6 +292,9 @@ class PartitionedTable:
         if single is not None:
             if len(n_threads) > 1:
                 _log.info("%s: a small table, so worker %s gets all rows (dboost.single-worker-values)", self.name, single)
+                if self._n_batches == 1:  # not when partitions are read again
+                    where = f"one of {counted(len(n_threads), 'worker')} gets all rows (dboost.single-worker-values)"
+                    self.connection.progress.write(f"the {self.name}: a small table, so {where}")
             moves = {i: single for i, worker in addresses.items() if worker != single}
         elif n_threads:
             moves = plan_moves(addresses, self.lengths, n_threads, n_rows_of, imbalance(self.source.is_persisted))

@@ -311,6 +311,7 @@ class _ReadEvents:
         if now - self._last_event >= _EVENT_INTERVAL or n_read == self._table["partitions"]:
             self._last_event = now
             self._connection.record_event("reading", read=n_read, **self._table)
+            self._connection.progress.count(n_read, self._table["partitions"], "partition")
 
 
 def finished(connection: Connection, futures: Sequence[Future], what: str, bound: Sequence[str] = ()) -> list[Any]:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from dboost.booster import Booster
+from dboost.display import number
 from dboost.errors import DataError, ParameterError
 from dboost.metrics.metric import MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
@@ -128,7 +129,9 @@ def _class_weight(counts: Sequence[int], target: Target, class_weight: Any) -> n
         raise ParameterError(f"class_weight must hold numbers: {error}") from None
     if not (of_classes > 0).all():
         culprit = int(np.argmin(of_classes > 0))
-        raise ParameterError(f"class_weight of class {target.classes[culprit]!r} is {of_classes[culprit]:g}, not positive")
+        raise ParameterError(
+            f"class_weight of class {target.classes[culprit]!r} is {number(of_classes[culprit])}, not positive"
+        )
     return of_classes
 
 

@@ -47,6 +47,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dboost.display import number
 from dboost.errors import DataError, ParameterError
 from dboost.losses import Gamma, LogLoss, Loss, Poisson
 from dboost.metrics.exact import ExactSum, total
@@ -170,13 +171,13 @@ def _merge(k: int, a: _Ranking, b: _Ranking) -> _Ranking:
 def _finish(name: str, k: int, compute: Callable[[_Ranking, int], float], ranking: _Ranking) -> float:
     if ranking.least_target < 0:
         raise DataError(
-            f"eval_metric {name!r}: targets are relevances and must not be negative, but one is {ranking.least_target:g}"
+            f"eval_metric {name!r}: targets are relevances and must not be negative, but one is {number(ranking.least_target)}"
         )
     least, largest = ranking.weights
     if least < largest:
         raise ParameterError(
             f"eval_metric {name!r} ranks all rows of an evaluation set, whose weights must therefore be equal, but they are "
-            f"between {least:g} and {largest:g}: give the evaluation set without weights, or choose another metric"
+            f"between {number(least)} and {number(largest)}: give the evaluation set without weights, or choose another metric"
         )
     return compute(ranking, k) if len(ranking.by_score.key) else math.nan
 

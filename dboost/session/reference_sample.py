@@ -23,6 +23,7 @@ import numpy as np
 
 from dboost.data.binning import sample_rows
 from dboost.data.table import values_in
+from dboost.display import number
 from dboost.errors import DriftWarning, warn
 from dboost.model.data_summary import STRONG, Summary
 from dboost.model.ensemble import Ensemble, FlatEnsemble
@@ -111,7 +112,7 @@ def warn_of_drift(model: Ensemble, sample: ReferenceSample, asked: Parameters, l
     rest = f" and {len(unique) - _MOST_NAMES} more" if len(unique) > _MOST_NAMES else ""
     listed = ", ".join(unique[:_MOST_NAMES]) + rest
     pairs = ((name, getattr(learning, name), getattr(asked, name)) for name in ("learning_rate", "l2_regularization"))
-    changed = [f"{name} {damped:.3g} instead of {given:.3g}" for name, damped, given in pairs if damped != given]
+    changed = [f"{name} {number(damped, 3)} instead of {number(given, 3)}" for name, damped, given in pairs if damped != given]
     steps = f"steps are damped: {', '.join(changed)}" if changed else "steps are not damped"
     warn(
         f"the new data have drifted from those that the model learned from last (stability index above {STRONG}): {listed}; "

@@ -21,6 +21,7 @@ from dboost.data.chunk import CategoryIndex, too_many_classes
 from dboost.data.column import CategoryColumn, Column
 from dboost.data.roles import n_columns_of
 from dboost.data.row_metadata import EXACT, levels_dtype, result_dtype
+from dboost.display import number
 from dboost.errors import DataError, ParameterError, warn
 from dboost.losses import Loss, by_name
 from dboost.model.ensemble import Ensemble
@@ -103,7 +104,7 @@ def check_range(loss: Loss, values: np.ndarray, row_name: Callable[[int], str]) 
     if wrong is not None and wrong.any():
         row = int(np.argmax(wrong))
         wanted = "non-negative y and sum(y) > 0" if loss.target_range == "non-negative" else "strictly positive y"
-        raise DataError(f"loss={loss.name!r} requires {wanted}: the target is {values[row]:g} in {row_name(row)}")
+        raise DataError(f"loss={loss.name!r} requires {wanted}: the target is {number(values[row])} in {row_name(row)}")
 
 
 def encode_like(table: Table, target: Target) -> np.ndarray:
@@ -335,12 +336,13 @@ def _tell_choice(loss_name: str, classes: tuple[Level, ...] | None, values: np.n
     if loss_name == "squared_error" and (n == 2 or (n in _LIKE_CLASSES and is_integer)):
         what = f"the target holds {n} different integers, which are taken as numbers"
         if n == 2:
-            what = f"the target holds two different numbers, {values[0]:g} and {values[1]:g}, which are taken as numbers"
+            two = " and ".join(map(number, values))
+            what = f"the target holds two different numbers, {two}, which are taken as numbers"
         warn(f"{what}: give loss='squared_error' to say so, or loss='log_loss' if they are classes")
     elif loss_name == "squared_error" and values.tolist() in ([0.0], [1.0]):
         warn(
-            f"the target is {values[0]:g} in all rows and is taken as a number: give loss='squared_error' to say so; if 0 and "
-            "1 are classes, rows of both are needed"
+            f"the target is {number(values[0])} in all rows and is taken as a number: give loss='squared_error' to say so; if "
+            "0 and 1 are classes, rows of both are needed"
         )
 
 

@@ -41,6 +41,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from dboost.display import number
 from dboost.errors import DBoostError, is_failure
 from dboost.storage.atomic_write import FileMissingError, create_whole, read_whole, remove, write_whole
 
@@ -177,7 +178,7 @@ class Lease:
 
     def _watch(self, found: bytes) -> None:
         """Return when the content of the file has not changed for the duration, or when its process has ended."""
-        print(f"dboost: {self._called(found)}: waiting {self._seconds:g} s for its next renewal", file=sys.stderr)
+        print(f"dboost: {self._called(found)}: waiting {number(self._seconds)} s for its next renewal", file=sys.stderr)
         deadline = time.monotonic() + self._seconds
         while time.monotonic() < deadline and not _is_dead(found):
             time.sleep(self._seconds / _WATCHES)

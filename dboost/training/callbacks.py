@@ -1,20 +1,23 @@
-"""Callbacks, early stopping, schedules of the learning rate, and progress display."""
+"""Callbacks, early stopping, schedules of the learning rate, and the progress of a fit."""
 
 from __future__ import annotations
 
 import copy
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dboost.display import counted, duration, number
 from dboost.errors import ParameterError
 from dboost.model.ensemble import Ensemble
+
+if TYPE_CHECKING:
+    from dboost.training.progress import Display
 
 
 @dataclass(frozen=True)
@@ -161,67 +164,79 @@ class StoppingRule:
 
 
 class Progress:
-    """A progress bar on a terminal; elsewhere a line each twentieth of the iterations.
+    """Shows the phases and iterations of a fit.
 
     Parameters
     ----------
     wanted : bool or None
-        None: a bar if stderr is a terminal, else no output. True: also lines if stderr is no terminal.
-    n_iterations : int
-    unit : str
-        What is counted.
+        None: a bar on a terminal (stderr) and in a notebook, else no output. True: lines elsewhere, too.
     """
 
-    def __init__(self, wanted: bool | None, n_iterations: int, unit: str = "iteration") -> None:
-        self._unit = unit
-        terminal = sys.stderr.isatty()
-        self._bar: Any = None
-        self._lines = bool(wanted) and not terminal
-        self._every = max(n_iterations // 20, 1)
-        self._total = n_iterations
-        if terminal and wanted is not False:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as RichProgress
-
-            self._bar = RichProgress(
-                TextColumn("boosting"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}", markup=False),
-                TimeRemainingColumn(), console=Console(stderr=True),
-            )  # fmt: skip
-            self._task = self._bar.add_task("", total=n_iterations, note="")
-            self._bar.start()
-        self._shown = 0.0
-        self._is_first = True
+    def __init__(self, wanted: bool | None) -> None:
+        self._wanted, self._unit = wanted, ""
+        self._display: Display | None = None
+        self._is_open, self._is_boosting = False, False
+        self._n_iterations, self._first, self._first_ended = 0, 0, 0.0
         self._n_rows_grown, self._seconds = 0, 0.0
+
+    def phase(self, name: str) -> None:
+        """Show a phase before the first iteration."""
+        self._open()
+        if self._display is not None:
+            self._display.begin(name)
+
+    def count(self, n_done: int, n_total: int, unit: str) -> None:
+        """Show how much of the phase is done; no effect while boosting, when rows of new workers are read."""
+        if self._display is not None and not self._is_boosting:
+            self._display.update(n_done, n_total, unit, "", "")
+
+    def write(self, text: str) -> None:
+        """Show a line beside the bar."""
+        if self._display is not None:
+            self._display.write(text)
+
+    def begin(self, n_iterations: int, unit: str = "iteration") -> None:
+        """Show that boosting has begun. n_iterations : number of the last iteration; unit : what is counted."""
+        self.phase("boosting")
+        self._is_boosting, self._n_iterations, self._unit = True, n_iterations, unit
 
     def show(self, record: dict[str, Any], scores: Sequence[str], seconds: float) -> None:
         """Show an iteration.
 
         seconds : duration of the iteration alone; with arcbites ``record["seconds"]`` may include loading one.
         """
-        iteration = record["iteration"]
-        if not self._is_first:  # kernels are compiled in the first one
+        iteration, now = record["iteration"], time.monotonic()
+        if not self._first_ended:  # kernels are compiled in the first one
+            self._first, self._first_ended = iteration, now
+        else:
             self._n_rows_grown += record["rows_kept"]
             self._seconds += seconds
-        self._is_first = False
-        if self._bar is not None:
-            now = time.monotonic()
-            if now - self._shown > 0.1 or iteration == self._total:
-                self._shown = now
-                self._bar.update(self._task, completed=iteration, note=self._note(record, scores))
-        elif self._lines and (iteration % self._every == 0 or iteration in (1, self._total)):
-            print(f"{self._unit} {iteration}/{self._total}: {self._note(record, scores)}", file=sys.stderr, flush=True)
+        if self._display is None:
+            return
+        left = ""
+        if iteration > self._first:
+            each = (now - self._first_ended) / (iteration - self._first)
+            left = f"{duration(each * (self._n_iterations - iteration))} left"
+        self._display.update(iteration, self._n_iterations, self._unit, left, self._note(record, scores))
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        if self._display is not None:
+            self._display.close()
+            self._display = None
+
+    def _open(self) -> None:
+        if self._is_open or self._wanted is False:
+            return
+        from dboost.training.progress import open_display
+
+        self._is_open = True
+        self._display = open_display(bool(self._wanted))
 
     def _note(self, record: dict[str, Any], scores: Sequence[str]) -> str:
         """Current metrics, rows per second from the second iteration on, and on a cluster the number of workers with rows."""
-        parts = [f"{name} {record[name]:.5g}" for name in scores]
+        parts = [f"{name} {number(record[name], 5)}" for name in scores]
         if self._seconds > 0:
             parts.append(f"{self._n_rows_grown / self._seconds:,.0f} rows/s")
         if "workers" in record:
-            parts.append(f"{record['workers']} workers")
+            parts.append(counted(record["workers"], "worker"))
         return ", ".join(parts)

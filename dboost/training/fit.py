@@ -55,7 +55,7 @@ from dboost.session.warm_start import WarmStart, check_continues
 from dboost.session.worker_session import WorkerSession
 from dboost.shards.arcbite_rows import bites_with_rows
 from dboost.training.arcbites import run_arcbites
-from dboost.training.callbacks import Callback, Progress
+from dboost.training.callbacks import Callback
 from dboost.training.direct_calls import DirectCalls, log_rows_in_files
 from dboost.training.engine import Engine
 from dboost.training.fit_result import OBSERVERS, FitResult
@@ -97,6 +97,7 @@ def fit(request: FitRequest, rows: TrainingRows) -> FitResult:
                     observer.end(result)
             return result
     finally:
+        request.progress.close()
         rows.close()
 
 
@@ -109,6 +110,8 @@ def _prepare(
     request: FitRequest, rows: TrainingRows, clock: Clock, ensemble_so_far: _EnsembleSoFar
 ) -> tuple[FitPlan, Engine, EvalSets | None]:
     """Read the data; return the plan, an engine with the encoded rows, and the evaluation sets."""
+    progress = request.progress
+    progress.phase("reading the data")
     features = rows.load()
     warm_start = request.warm_start
     if warm_start.model is not None:
@@ -131,6 +134,7 @@ def _prepare(
         warm_start = request.checkpoint.resume(warm_start, features, target, parameters, settings)
     clock.lap("load")
 
+    progress.phase("binning")
     binning = rows.propose_bins(warm_start, parameters)
     if warm_start.is_new_source:
         rows.compute_start_scores(warm_start)
@@ -145,6 +149,7 @@ def _prepare(
     clock.lap("bin")
     eval_sets: EvalSets | None = None
     if has_eval_sets:
+        progress.phase("reading evaluation sets")
         try:
             eval_sets = rows.eval_sets(plan, chosen, request.eval_sets)
         except BaseException:
@@ -169,7 +174,8 @@ def _boost(
         stopping.resume(warm_start.model)
     collect = partial(assemble, loop)
     ensemble_so_far.assemble = partial(collect, whole=True)
-    bar = Progress(plan.request.progress, loop.n_iterations)
+    bar = plan.request.progress
+    bar.begin(loop.n_iterations)
     if warm_start.is_new_source and warm_start.model is not None and plan.reference is not None and not warm_start.resumes:
         warn_of_drift(warm_start.model, plan.reference, plan.parameters, plan.learning)
     try:

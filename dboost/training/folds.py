@@ -287,7 +287,7 @@ class FoldScores:
     n_folds : int
     callbacks : sequence of callable
         Called with the means after every iteration; True stops all folds.
-    progress : bool or None
+    progress : Progress
     n_iterations : int
     until : float
         Time (`time.perf_counter`) after which no iteration begins.
@@ -302,7 +302,7 @@ class FoldScores:
         self,
         n_folds: int,
         callbacks: Sequence[Callback],
-        progress: bool | None,
+        progress: Progress,
         n_iterations: int,
         until: float = math.inf,
         past: Sequence[Sequence[Mapping[str, Any]]] = (),
@@ -313,7 +313,8 @@ class FoldScores:
         self._finished: list[Mapping[str, Any]] = []  # the last records of folds that do not wait
         self._n_folds, self._lock = n_folds, threading.Lock()
         self._callbacks, self.n_iterations, self._until = callbacks, n_iterations, until
-        self._progress = Progress(progress, n_iterations) if self.is_together else Progress(progress, n_folds, "fold")
+        self._progress = progress
+        progress.begin(*((n_iterations, "iteration") if self.is_together else (n_folds, "fold")))
         self._scored = threading.Barrier(n_folds, self._combine)
         self._decided = threading.Barrier(n_folds, self._decide)
         self._records: list[Mapping[str, Any]] = [{}] * n_folds
@@ -472,7 +473,7 @@ def fit_folds(
     rows : BinnedRows
     folds : sequence of FoldRows
     request_of : callable
-        Returns the request of one fit, given ``fold``, ``n_threads``, ``callbacks``, ``progress`` and ``warm_start``.
+        Returns the request of one fit, given ``fold``, ``n_threads``, ``callbacks`` and ``warm_start``.
     scores : FoldScores
         Receives the scores; closed at the end.
     n_threads : int
@@ -499,7 +500,7 @@ def fit_folds(
                 past, warm_start = earlier[number].history, COLD_START.resumed(earlier[number].model)
             fold = Fold(folds[number], partial(scores.mean, number), past)
             threads = max(n_threads // at_once, 1)
-            how = {"callbacks": (partial(scores.ends, number),), "progress": False, "warm_start": warm_start}
+            how = {"callbacks": (partial(scores.ends, number),), "warm_start": warm_start}
             result = rows.fit(request_of(fold=fold, n_threads=threads, **how))
             scores.finish(result)
             return result

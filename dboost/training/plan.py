@@ -33,7 +33,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from typing import Any
 
@@ -68,7 +68,7 @@ from dboost.session.row_samples import (
 from dboost.session.target import Target
 from dboost.session.warm_start import COLD_START, WarmStart, checked_source_name
 from dboost.shards.shard_spec import ShardSpec, plan_layout
-from dboost.training.callbacks import Callback, LearningRates, RecordOf, StoppingRule, schedule_of
+from dboost.training.callbacks import Callback, LearningRates, Progress, RecordOf, StoppingRule, schedule_of
 from dboost.training.checkpoint import Checkpoint, checkpoint_in
 from dboost.training.history import NOT_SCORES
 from dboost.training.leaf_values import TargetStats
@@ -419,7 +419,7 @@ class FitRequest:
     #: Roles of the training table as the user gave them, by name.
     roles: Mapping[str, Any] = field(default_factory=dict)
     callbacks: tuple[Callback, ...] = ()
-    progress: bool | None = None
+    progress: Progress = field(default_factory=partial(Progress, False))
     make_validation_plan: MakeValidationPlan | None = None
     warm_start: WarmStart = COLD_START
     checkpoint: Checkpoint | None = None
@@ -459,7 +459,7 @@ class FitRequest:
         n_threads, eval_set, callbacks, early_stopping, memory_limit, time_limit, checkpoint, checkpoint_every
             As in `dboost.fit`.
         **settings
-            Other fields.
+            Other fields; ``progress`` as in `dboost.fit`, default False.
         """
         learning = learning | rounds_of_rule(early_stopping, learning)
         learning_rates = schedule_of(learning)
@@ -476,6 +476,7 @@ class FitRequest:
             early_stopping=early_stopping,
             learning_rates=learning_rates,
             time_limit=parse_time_limit(time_limit),
+            progress=Progress(settings.pop("progress", False)),
             **settings,
         )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dboost.display import number
 from dboost.trees.tree_task import GrownTree, TreeTask
 
 if TYPE_CHECKING:
@@ -64,11 +65,11 @@ def why_no_split(loop: BoostingLoop) -> str | None:
             others = [other for other in named if other != name]
             if others and _have_splits(loop, tasks, others):
                 named = others
-    shown = " and ".join(name if name == "monotonic_cst" else f"{name}={getattr(given, name):g}" for name in named)
+    shown = " and ".join(name if name == "monotonic_cst" else f"{name}={number(getattr(given, name))}" for name in named)
     one = len(named) == 1
     what = what.format(f"{shown} {'allows' if one else 'allow'} none in the")
     if "min_hessian" in named:
-        what += f", whose Hessians add up to {hessians / loop.target_stats.mean_weight:.3g}"
+        what += f", whose Hessians add up to {number(hessians / loop.target_stats.mean_weight, 3)}"
     remedy = "relax the constraints" if named == ["monotonic_cst"] else f"give {'a smaller value' if one else 'smaller values'}"
     return f"{what}; {remedy}, or more rows"
 

@@ -653,7 +653,7 @@ def test_interrupting_says_how_far_it_came(here: Path, number: int, status: int)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
-        while first.startswith("compiling"):
+        while first.startswith(("compiling", "reading", "binning")):
             first = process.stderr.readline()
         process.send_signal(number)
         try:

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
+from dboost import display
 from dboost.errors import MissingExtraError
 from dboost.model.ensemble import Ensemble
 
@@ -168,12 +169,7 @@ def colour(i: int) -> dict[str, Any]:
 
 def short(text: Any, length: int = 24) -> str:
     """Return a name for a plot, cut to a length that fits beside a bar."""
-    return plain(cut("missing" if text is None else str(text), length))
-
-
-def cut(text: str, length: int = 24) -> str:
-    """Cut a text that is too long."""
-    return text if len(text) <= length else text[: length - 1] + "…"
+    return plain(display.cut("missing" if text is None else str(text), length))
 
 
 def plain(text: str) -> str:
@@ -193,7 +189,7 @@ def key(text: str) -> str:
 
 def number(value: float) -> str:
     """Format a number with four digits and a typographic minus sign."""
-    return f"{value:.4g}".replace("-", "−")
+    return display.number(value, 4).replace("-", "−")
 
 
 def score_label(ensemble: Ensemble, scale: str = "raw", centred: bool = False) -> str:

@@ -26,6 +26,7 @@ import numpy as np
 from dask.utils import format_bytes
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from dboost import display
 from dboost._lazy_import import pd
 from dboost.errors import InputTypeError, ParameterError
 from dboost.inspection.importance import importance
@@ -222,7 +223,7 @@ def card(ensemble: Ensemble) -> str:
                 for name, values in ensemble.metrics.items()
                 if values
             ],
-            importance=[(canvas.cut(str(name)), value) for name, value in percent[percent > 0].head(N_CARD).items()],
+            importance=[(display.cut(str(name)), value) for name, value in percent[percent > 0].head(N_CARD).items()],
         )
     )
 

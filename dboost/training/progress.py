@@ -1,0 +1,183 @@
+"""How the progress of a fit is drawn: a bar on a terminal and in a notebook, lines elsewhere.
+
+`training.callbacks.Progress` says what is shown: the phases before the first iteration, and the iterations. The bar keeps the
+count and the time left on narrow terminals, where the metrics are cut.
+"""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+from typing import Any, Protocol
+
+from dboost.display import counted, duration
+
+#: Seconds between two updates of a bar, and between two lines of a phase.
+_BAR_INTERVAL, _LINE_INTERVAL = 0.1, 5.0
+#: Characters of the bar on a terminal.
+_BAR_WIDTH = 16
+
+
+class Display(Protocol):
+    """What is drawn: a phase, with the count 0 of 0 if it is not known, or iterations."""
+
+    def begin(self, phase: str) -> None: ...
+    def update(self, done: int, n_total: int, unit: str, left: str, note: str) -> None: ...
+    def write(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Lines:
+    """A line for each phase and each twentieth of the iterations."""
+
+    def __init__(self) -> None:
+        self._phase, self._next_line = "", 0.0
+
+    def begin(self, phase: str) -> None:
+        self._phase, self._next_line = phase, time.monotonic() + _LINE_INTERVAL
+        if phase != "boosting":
+            self.write(phase)
+
+    def update(self, done: int, n_total: int, unit: str, left: str, note: str) -> None:
+        if self._phase == "boosting":
+            if done % max(n_total // 20, 1) == 0 or done in (1, n_total):
+                self.write(f"{unit} {done}/{n_total}: {note}")
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + _LINE_INTERVAL
+            self.write(f"{self._phase}: {done:,} of {counted(n_total, unit)}")
+
+    def write(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Do nothing: all lines are written."""
+
+
+class _Bar:
+    """Base of bars: keeps what is shown, and limits how often it is drawn."""
+
+    def __init__(self) -> None:
+        self.phase, self.done, self.n_total, self.left, self.note = "", 0, 0, "", ""
+        self._began = time.monotonic()
+        self._drawn, self._is_over = -1.0, False
+
+    def begin(self, phase: str) -> None:
+        self.phase, self.done, self.n_total, self.left, self.note = phase, 0, 0, "", ""
+        self._began = time.monotonic()
+        self._draw()
+
+    def update(self, done: int, n_total: int, unit: str, left: str, note: str) -> None:
+        self.done, self.n_total, self.left, self.note = done, n_total, left, note
+        now = time.monotonic()
+        if now - self._drawn > _BAR_INTERVAL or done == n_total:
+            self._drawn = now
+            self._draw()
+
+    @property
+    def counts(self) -> str:
+        """The count and the time left, or at the end the time that was needed."""
+        seconds = duration(time.monotonic() - self._began)
+        if not self.n_total:
+            return seconds
+        count = f"{self.done}/{self.n_total}"
+        if self._is_over:
+            return f"{count} in {seconds}"
+        return f"{count} {self.left}".rstrip()
+
+    def write(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Show the final state, with the time that was needed."""
+        self._is_over = True
+        self._draw()
+
+    def _draw(self) -> None:
+        raise NotImplementedError
+
+
+class _TerminalBar(_Bar):
+    """A bar of rich, above which other output of the process appears."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, ProgressColumn
+        from rich.progress import Progress as RichProgress
+        from rich.text import Text
+
+        super().__init__()
+        console, texts = Console(stderr=True), self._texts
+
+        class Texts(ProgressColumn):
+            """The texts before or after the bar."""
+
+            max_refresh = None
+
+            def __init__(self, place: int) -> None:
+                super().__init__()
+                self._place = place
+
+            def render(self, task: Any) -> Text:
+                return Text(texts(console.width)[self._place], no_wrap=True)
+
+        self._bar = RichProgress(Texts(0), BarColumn(_BAR_WIDTH), Texts(1), console=console)
+        self._task = self._bar.add_task("", total=None)
+
+    def _texts(self, width: int) -> tuple[str, str]:
+        """Return the phase, and count, time and note; the note is cut where the terminal is narrow."""
+        n_left = width - len(self.phase) - _BAR_WIDTH - 3
+        text = f"{self.counts}  {self.note}".rstrip()
+        return self.phase, text if len(text) <= n_left else f"{text[: max(n_left, len(self.counts) + 1) - 1]}…"
+
+    def begin(self, phase: str) -> None:
+        super().begin(phase)
+        self._bar.start()
+        self._bar.refresh()
+
+    def _draw(self) -> None:
+        self._bar.update(self._task, completed=self.done, total=self.n_total or None)
+
+    def close(self) -> None:
+        super().close()
+        self._bar.stop()
+
+
+class _NotebookBar(_Bar):
+    """A bar in the output of a notebook's cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handle: Any = None
+
+    def _draw(self) -> None:
+        from IPython.display import display
+
+        text = f"{self.counts} {self.note}".rstrip()
+        state = f'value="{self.done}" max="{self.n_total}"' if self.n_total else ""
+        bar = f'<progress {state} style="width: 14em; vertical-align: middle"></progress>'
+        shown = {
+            "text/html": f"<div>{html.escape(self.phase)} {bar} {html.escape(text)}</div>",
+            "text/plain": f"{self.phase} {text}",
+        }
+        if self._handle is None:
+            self._handle = display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+
+def open_display(is_wanted: bool) -> Display | None:
+    """Return a bar in a notebook and on a terminal, elsewhere lines if they are wanted."""
+    if _in_notebook():
+        return _NotebookBar()
+    if sys.stderr.isatty():
+        return _TerminalBar()
+    return _Lines() if is_wanted else None
+
+
+def _in_notebook() -> bool:
+    """Whether a kernel of a notebook runs this process."""
+    if "IPython" not in sys.modules:
+        return False
+    shell = sys.modules["IPython"].get_ipython()
+    return getattr(shell, "kernel", None) is not None

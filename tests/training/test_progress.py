@@ -1,0 +1,115 @@
+"""The progress of a fit: its phases, a bar on terminals of any width and in notebooks, lines elsewhere."""
+
+from __future__ import annotations
+
+import re
+import sys
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+
+import dboost
+from dboost.training.callbacks import Progress
+from tests.helpers.clusters import threads_cluster
+
+FRAME = pd.DataFrame({"a": np.arange(400.0), "y": np.arange(400.0) % 7 * 10_000})
+METRICS = ["root_mean_squared_error", "mean_absolute_error"]
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def screens(self) -> list[str]:
+        """Every state of the bar, without colors."""
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.getvalue())
+        return [line for line in re.split(r"[\r\n]+", plain) if line.strip()]
+
+
+def a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """To be called by the test: pytest replaces stderr after the fixtures."""
+    found = Terminal()
+    monkeypatch.setattr(sys, "stderr", found)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    return found
+
+
+@pytest.fixture
+def cells(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """What the output of a notebook's cell holds, one state after the other."""
+    shown: list[dict[str, str]] = []
+
+    def display(bundle: dict[str, str], *, raw: bool, display_id: bool) -> Any:
+        assert raw and display_id
+        shown.append(bundle)
+        return SimpleNamespace(update=lambda later, raw: shown.append(later))
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object())))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    return shown
+
+
+def test_count_and_time_stay_visible_on_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = a_terminal(monkeypatch)
+    dboost.fit(FRAME, "y", max_iter=30, eval_set=FRAME, eval_metric=METRICS)
+    boosting = [line for line in terminal.screens if line.startswith("boosting")]
+    assert boosting, terminal.getvalue()
+    assert all(len(line.rstrip()) <= 80 for line in boosting)
+    assert all(re.search(r" (1/30|\d+/30 (in )?([\d.]+ min )?[\d.]+ s)( left)?", line) for line in boosting if "eval_" in line)
+    assert re.search(r" 30/30 in [\d.]+ s  eval_root_mean_squared_error [\d.,]+", boosting[-1])
+
+
+def test_phases_before_the_first_iteration_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = a_terminal(monkeypatch)
+    dboost.fit(FRAME, "y", max_iter=2, eval_set=FRAME)
+    text = "\n".join(terminal.screens)
+    found = [text.index(phase) for phase in ("reading the data", "binning", "reading evaluation sets", "boosting")]
+    assert found == sorted(found)
+    before = len(terminal.getvalue())
+    dboost.cv(FRAME, "y", max_iter=2, folds=2)
+    assert "reading and binning" in terminal.getvalue()[before:]
+
+
+def test_the_bar_ends_with_a_fit_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = a_terminal(monkeypatch)
+    with pytest.raises(dboost.DataError, match="target"):
+        dboost.fit(FRAME.assign(y=np.nan), "y")
+    assert terminal.getvalue().endswith("\x1b[?25h"), "the cursor is shown again"
+
+
+def test_a_notebook_has_a_bar(cells: list[dict[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
+    dboost.fit(FRAME, "y", max_iter=5, eval_set={"<b>": FRAME})
+    assert cells[0]["text/plain"].startswith("reading the data ")
+    first, last = cells[0]["text/html"], cells[-1]["text/html"]
+    assert "<progress " in first and "max=" not in first
+    assert '<progress value="5" max="5"' in last and "5/5 in " in last and "&lt;b&gt;_squared_error" in last
+    assert capsys.readouterr().err == ""
+    n = len(cells)
+    dboost.fit(FRAME, "y", max_iter=2, progress=False)
+    assert len(cells) == n
+
+
+def test_one_worker_is_singular_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with dask.config.set({"dboost.single-worker-values": 8_000_000}), threads_cluster(3, 1) as client:
+        dboost.fit(dd.from_pandas(FRAME, npartitions=3), "y", max_iter=2, progress=True, client=client)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].endswith(", 1 worker")
+    why = "the training data: a small table, so one of 3 workers gets all rows (dboost.single-worker-values)"
+    assert why in lines
+
+
+def test_partitions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = a_terminal(monkeypatch)
+    progress = Progress(None)
+    progress.phase("reading the data")
+    progress.count(3, 12, "partition")
+    progress.close()
+    assert "3/12" in terminal.screens[-1]
