@@ -68,7 +68,7 @@ class QuickScorerForest(NamedTuple):
         Position of the codes, and of the table for them.
     tables : uint32[...]
         For each code, and for missing values after the last one: the bits that stay set.
-    values : float64[n_leaves]
+    values : float64[n_leaves, width]
     """
 
     columns: np.ndarray
@@ -109,7 +109,7 @@ class TraversalForest(NamedTuple):
         0, which is empty.
     sets : uint32[...]
         Bits of the codes that go left; the bit after the last code is for missing values.
-    values : float64[n_leaves]
+    values : float64[n_leaves, width]
     """
 
     columns: np.ndarray
@@ -154,7 +154,8 @@ def predict_quickscorer(forest, matrix, rows, tree_range, scores, leaves, scratc
     rows, tree_range : (first, last)
         The last one is not included.
     scores : float64[n, n_outputs]
-        The leaves' values are added to it in the order of the trees; tree t belongs to output t modulo n_outputs.
+        The leaves' values are added to it in the order of the trees; those of tree t to the outputs from t * width modulo
+        n_outputs on.
     leaves : int32[n, n_trees or 0]
         Receives the numbers of the leaves, unless it has no columns.
     scratch : (block, codes, lanes)
@@ -248,9 +249,10 @@ def _step_with_sets(at, block, codes, nodes, node_sets, sets):
 @internal
 def _hand_over(leaf, values, first_value, row, n_rows, t, column, scores, leaves):
     """Add the values of the leaves to the scores, and store the leaf numbers if wanted."""
-    k = t % scores.shape[1]
-    for r in range(n_rows):
-        scores[row + r, k] += values[first_value + leaf[r]]
+    first = t * values.shape[1] % scores.shape[1]
+    for k in range(values.shape[1]):
+        for r in range(n_rows):
+            scores[row + r, first + k] += values[first_value + leaf[r], k]
     if leaves.shape[1]:
         for r in range(n_rows):
             leaves[row + r, column] = leaf[r]
@@ -272,8 +274,9 @@ def predict_rows(forest, matrix, tree_range, scores):
     """
     columns, n_levels, trees, nodes = forest.columns, forest.n_levels, forest.trees, forest.nodes
     node_sets, sets, values = forest.node_sets, forest.sets, forest.values
-    first = columns.size - n_levels.size
+    first, width, n_outputs = columns.size - n_levels.size, values.shape[1], scores.shape[1]
     for row in range(matrix.shape[0]):
+        output = tree_range[0] * width % n_outputs
         for t in range(tree_range[0], tree_range[1]):
             tree = trees[t]
             at = U32(tree.root)
@@ -288,7 +291,11 @@ def predict_rows(forest, matrix, tree_range, scores):
                     code = U32(value if (value >= 0) & (value < limit) else limit)
                     left = (sets[word + (code >> U32(5))] >> (code & U32(31))) & U32(1) != U32(0)
                 at = pick(left, at + U32(1), node.right)
-            scores[row, t % scores.shape[1]] += values[tree.first_value + nodes[at].leaf]
+            leaf = tree.first_value + nodes[at].leaf
+            scores[row, output] += values[leaf, 0]
+            for k in range(1, width):
+                scores[row, output + k] += values[leaf, k]
+            output = output + width if output + width < n_outputs else 0
 
 
 I = np.int64  # noqa: E741

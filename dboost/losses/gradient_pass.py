@@ -1,9 +1,8 @@
 """The pass over rows that depends on the loss: score update, gradient, Hessian and loss in one loop.
 
-A built-in loss keeps its parameters in a `NamedTuple` of its own type and overloads `block_terms` for that type. Numba then
-compiles `update_gradients` for each loss that is used. `update_all_gradients` does the same for losses with several outputs,
-whose gradients depend on all raw scores of a row: its arrays have the shape [n_outputs, n_rows], and the loss gets a block of
-rows with the raw scores of all outputs (`output_terms`).
+A built-in loss keeps its parameters in a `NamedTuple` of its own type and overloads `block_terms` for that type, or, if its
+gradients depend on several raw scores of a row, `output_terms`. Numba then compiles `update_gradients` for each loss that is
+used. Scores and gradients have the shape [n_outputs, n_rows].
 
 The loss is summed exactly: each row's loss is divided into a coarse and a fine integer (in units of 1 / loss_unit and
 1 / (loss_unit * FINE)), whose float64 sums are exact in any order.
@@ -32,16 +31,15 @@ LARGEST = np.float64(2.0**50)
 
 
 class GradientRows(NamedTuple):
-    """The rows of a shard, for the pass that computes gradients. With n_outputs outputs, arrays marked * have an axis before
-    that of the rows."""
+    """The rows of a shard, for the pass that computes gradients."""
 
-    raw: np.ndarray  # * float64[n], updated
-    leaf: np.ndarray  # * uint8 or int32[n]: leaf of the last tree
+    raw: np.ndarray  # float64[n_outputs, n], updated
+    leaf: np.ndarray  # uint8 or int32[n_outputs, n]: leaf of the last tree
     target: np.ndarray  # float64[n]
     weight: np.ndarray  # float64[n], empty for 1 each
     repeat_count: np.ndarray  # uint8[n]: how often each row counts; empty: gradients are multiplied by the weights
-    gradient: np.ndarray  # * float32[n], written
-    hessian: np.ndarray  # * float32[n], written; empty when it is constant
+    gradient: np.ndarray  # float32[n_outputs, n], written
+    hessian: np.ndarray  # float32[n_outputs, n], written; float32[n_outputs, 0] when it is constant
     #: The same memory as int32, in which magnitudes order like numbers and maxima vectorise.
     gradient_bits: np.ndarray
     hessian_bits: np.ndarray
@@ -62,8 +60,8 @@ class PassTotals(NamedTuple):
     """What a pass adds up."""
 
     loss: np.ndarray  # float64[2]: coarse and fine sums of the weighted loss, added to
-    #: int32[2] or int32[2, n_outputs]: receives the bits of the largest |gradient| and Hessian of each output (a NaN is larger
-    #: than all numbers).
+    #: int32[2, n_outputs]: the bits of the largest |gradient| and Hessian of each output (a NaN is larger than all numbers),
+    #: updated.
     maxima: np.ndarray
 
 
@@ -86,7 +84,7 @@ def block_terms(loss, y, raw, gradient, hessian, value, scratch):
 
 
 def output_terms(loss, y, raw, gradient, hessian, first, value, scratch):
-    """Compute gradients, Hessians and losses of a block of rows of a loss with several outputs, see `block_terms`.
+    """Compute gradients, Hessians and losses of a block of rows for all outputs, see `block_terms`.
 
     raw : float64[n_outputs, n_rows]; gradient, hessian : float32[n_outputs, n_rows], of all rows: the block begins at row
     `first` (y and value begin at 0). A slice of one output's row is contiguous, so that loops over it vectorise; a row of a
@@ -118,45 +116,16 @@ def overloads(stub):
     return decorate
 
 
-@uncounted
-def update_gradients(loss, rows, values, first_row, last_row, loss_unit, scratch, totals, influence):
-    """Add leaf values to raw scores, then write gradients and Hessians and add up the loss, for rows first_row…last_row-1.
+@overloads(output_terms)
+def _terms_of_only_output(loss, y, raw, gradient, hessian, first, value, scratch):
+    arguments = y, raw, gradient, hessian, value, scratch
+    if any(choose(loss, *arguments) is not None for choose in _OVERLOADS[block_terms]):
 
-    loss : the loss's record; rows : GradientRows; values : float64[n_leaves]; scratch : PassScratch; totals : PassTotals;
-    influence : InfluencePass or None.
-    """
-    raw, leaf, target, weight = rows.raw, rows.leaf, rows.target, rows.weight
-    gradient, hessian, gradient_bits, hessian_bits = rows.gradient, rows.hessian, rows.gradient_bits, rows.hessian_bits
-    top_gradient = top_hessian = np.int32(0)
-    value, coarse = scratch.terms[0], scratch.terms[1]
-    for first in range(first_row, last_row, BLOCK):
-        last = first + BLOCK if first + BLOCK < last_row else last_row
-        score, y, g, at = raw[first:last], target[first:last], gradient[first:last], leaf[first:last]
-        for i in range(score.size):
-            score[i] += values[at[i]]
-        h = hessian[first:last]  # empty when it is constant
-        block_terms(loss, y, score, g, h, value, scratch.single)
-        if weight.size > 0:
-            w = weight[first:last]
-            for i in range(score.size):
-                value[i] *= w[i]
-            if rows.repeat_count.size == 0:
-                for i in range(score.size):
-                    g[i] *= np.float32(w[i])
-                for i in range(h.size):
-                    h[i] *= np.float32(w[i])
-        bits = gradient_bits[first:last]
-        for i in range(bits.size):
-            magnitude = bits[i] & np.int32(0x7FFFFFFF)
-            top_gradient = magnitude if magnitude > top_gradient else top_gradient
-        bits = hessian_bits[first:last]
-        for i in range(bits.size):
-            top_hessian = bits[i] if bits[i] > top_hessian else top_hessian
-        if influence is not None:
-            _note_influence(influence, I(0), bits, rows.repeat_count, first)
-        add_exactly(value, coarse, score.size, loss_unit, totals.loss)
-    totals.maxima[0] = top_gradient
-    totals.maxima[1] = top_hessian
+        def terms(loss, y, raw, gradient, hessian, first, value, scratch):
+            last = first + y.size
+            block_terms(loss, y, raw[0, first:last], gradient[0, first:last], hessian[0, first:last], value, scratch)
+
+        return terms
 
 
 @internal
@@ -195,10 +164,11 @@ def _sum_integers(values, n):
 
 
 @uncounted
-def update_all_gradients(loss, rows, values, first_row, last_row, loss_unit, scratch, totals, influence):
-    """Add leaf values to the raw scores of several outputs, then write gradients and Hessians and add up the loss.
+def update_gradients(loss, rows, values, first_row, last_row, loss_unit, scratch, totals, influence):
+    """Add leaf values to raw scores, then write gradients and Hessians and add up the loss, for rows first_row…last_row-1.
 
-    values : float64[n_outputs, n_leaves]; the other parameters are those of `update_gradients`.
+    loss : the loss's record; rows : GradientRows; values : float64[n_outputs, n_leaves]; scratch : PassScratch; totals :
+    PassTotals; influence : InfluencePass or None.
     """
     raw, leaf, target, weight = rows.raw, rows.leaf, rows.target, rows.weight
     gradient, hessian, gradient_bits, hessian_bits = rows.gradient, rows.hessian, rows.gradient_bits, rows.hessian_bits
@@ -222,6 +192,7 @@ def update_all_gradients(loss, rows, values, first_row, last_row, loss_unit, scr
                     g, h = gradient[k, first:last], hessian[k, first:last]
                     for i in range(n):
                         g[i] *= np.float32(w[i])
+                    for i in range(h.size):
                         h[i] *= np.float32(w[i])
         for k in range(n_outputs):
             g_bits, h_bits = gradient_bits[k, first:last], hessian_bits[k, first:last]
@@ -229,6 +200,7 @@ def update_all_gradients(loss, rows, values, first_row, last_row, loss_unit, scr
             for i in range(n):
                 magnitude = g_bits[i] & np.int32(0x7FFFFFFF)
                 top_gradient = magnitude if magnitude > top_gradient else top_gradient
+            for i in range(h_bits.size):
                 top_hessian = h_bits[i] if h_bits[i] > top_hessian else top_hessian
             maxima[0, k], maxima[1, k] = top_gradient, top_hessian
             if influence is not None:

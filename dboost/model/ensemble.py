@@ -434,7 +434,7 @@ class FlatEnsemble:
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
-        self._ensemble, self._width = ensemble.expanded(), ensemble.width
+        self._ensemble = ensemble
         self._forests: dict[np.dtype, QuickScorerForest | TraversalForest] = {}
 
     def raw_scores(self, matrix: np.ndarray, iterations: Range | None = None, n_threads: int | None = None) -> np.ndarray:
@@ -475,7 +475,7 @@ class FlatEnsemble:
         first, last = self._ensemble.trees_in(iterations)
         leaves = np.empty((len(matrix), last - first), np.int32)
         self._run(matrix, iterations, n_threads, np.zeros((len(matrix), self._ensemble.n_outputs)), leaves)
-        return leaves if self._width == 1 else np.ascontiguousarray(leaves[:, :: self._width])
+        return leaves
 
     def _run(
         self,
@@ -578,7 +578,7 @@ class _Forest:
     n_levels : uint32[n_used - n_numeric]
     column_index : int64[n_nodes]
         Index of a split's feature in `columns`.
-    values : float64[n_leaves of all trees]
+    values : float64[n_leaves of all trees, width]
     """
 
     def __init__(self, trees: Sequence[Tree], features: tuple[Feature, ...]) -> None:
@@ -598,7 +598,8 @@ class _Forest:
         right = np.concatenate([none, *(tree.right for tree in trees)]).astype(np.int64)
         self.right = np.where(self.is_leaf, np.arange(n), right + self.first_node[self.tree])
         self.depth = self._depths()
-        self.values = np.concatenate([none, *(tree.value for tree in trees)])[self.is_leaf]
+        values = [tree.value.reshape(tree.n_nodes, -1) for tree in trees] or [np.empty((0, 1))]
+        self.values = np.concatenate(values)[self.is_leaf]
 
         used = np.unique(self.feature[~self.is_leaf])
         is_categorical = np.array([features[column].is_categorical for column in used], np.bool_)

@@ -54,7 +54,6 @@ class RowPredictor:
         predict: Callable[[Any, Any], Any],
         origin: tuple[Callable[..., RowPredictor], tuple[Any, ...]],
     ) -> None:
-        ensemble = ensemble.expanded()
         self._forest = traversal_forest(ensemble.trees, ensemble.features)
         self._trees = ensemble.trees_in(iterations)
         self._baseline = np.asarray(ensemble.baseline, np.float64)[None]

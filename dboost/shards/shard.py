@@ -42,7 +42,6 @@ from dboost.losses.gradient_pass import (
     InfluencePass,
     PassScratch,
     PassTotals,
-    update_all_gradients,
     update_gradients,
 )
 from dboost.metrics.exact import ExactSum
@@ -269,20 +268,18 @@ class Shard:
     @cached_property
     def gradient_rows(self) -> GradientRows:
         """What `advance_rows` reads and writes."""
-        raw, leaf, gradient = self.raw, self.leaf, self.gradient
         hessian = self.hessian if self.loss_hessian is None else self.loss_hessian
-        if self.n_outputs == 1:  # `update_gradients` has no loop over outputs
-            raw, leaf, gradient, hessian = raw[0], leaf[0], gradient[0], None if hessian is None else hessian[0]
-        hessian = or_empty(hessian, "float32")
+        if hessian is None:
+            hessian = np.empty((self.n_outputs, 0), np.float32)
         return GradientRows(
-            raw,
-            leaf,
+            self.raw,
+            self.leaf,
             self.target,
             or_empty(self.weight, "float64"),
             or_empty(self.repeat_count, "uint8"),
-            gradient,
+            self.gradient,
             hessian,
-            gradient.view(np.int32),
+            self.gradient.view(np.int32),
             hessian.view(np.int32),
         )
 
@@ -337,23 +334,18 @@ def advance_rows(
     """
     if isinstance(loss_terms, CustomTerms):
         return _by_methods(shard, loss_terms.loss, values[0], loss_unit, first, last)
-    rows, influence = shard.gradient_rows, None
+    influence = None
     if getattr(loss_terms, "counts_influence", False):
         near = shard.near.buffer_for(first, last) if shard.near is not None else NOTHING_NEAR
         sums = np.zeros((shard.n_outputs, LANES, N_DIGITS), np.int64)
         influence = InfluencePass(sums, near.expected, near.rows, near.n)
-    loss, maxima = np.zeros(2), np.zeros((2, shard.n_outputs), np.int32)
-    if shard.n_outputs == 1:
-        totals = PassTotals(loss, maxima.ravel())
-        update_gradients(loss_terms, rows, values[0], first, last, loss_unit, scratch, totals, influence)
-    else:
-        totals = PassTotals(loss, maxima)
-        update_all_gradients(loss_terms, rows, values, first, last, loss_unit, scratch, totals, influence)
-    max_gradient, max_hessian = maxima.view(np.float32).astype(np.float64)
+    totals = PassTotals(np.zeros(2), np.zeros((2, shard.n_outputs), np.int32))
+    update_gradients(loss_terms, shard.gradient_rows, values, first, last, loss_unit, scratch, totals, influence)
+    max_gradient, max_hessian = totals.maxima.view(np.float32).astype(np.float64)
     if shard.hessian is None and shard.loss_hessian is None:
         max_hessian = np.ones_like(max_hessian)
     by_digit = None if influence is None else influence.sums.sum(axis=1)
-    return GradientStats(max_gradient, max_hessian, float(loss[0]), float(loss[1]), by_digit)
+    return GradientStats(max_gradient, max_hessian, float(totals.loss[0]), float(totals.loss[1]), by_digit)
 
 
 def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, loss_unit: float, first: int, last: int) -> GradientStats:

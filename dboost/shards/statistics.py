@@ -48,6 +48,7 @@ from dboost.kernels.quantile_keys import (
 from dboost.kernels.rows import sum_by_leaf
 from dboost.losses import Loss
 from dboost.metrics.exact import FEW, total
+from dboost.model.outputs import scores
 from dboost.shards.shard import Shard
 from dboost.trees.tree_task import RowSubset
 
@@ -266,13 +267,10 @@ def _line_slopes(
     output = subset.output
     direction, y = values[shard.output_arrays(output)[2][rows]], shard.target[rows]
     with np.errstate(all="ignore"):
-        if shard.n_outputs == 1:
-            raw = shard.raw[0][rows] + at * direction
-            gradient, hessian = loss.gradient(y, raw), loss.hessian(y, raw)
-        else:
-            raw = shard.raw[:, rows].T.copy()
-            raw[:, output] += at * direction
-            gradient, hessian = loss.gradient(y, raw)[:, output], loss.hessian(y, raw)[:, output]
+        raw = shard.raw[:, rows].T.copy()
+        raw[:, output] += at * direction
+        of_outputs = (derivative(y, scores(raw)) for derivative in (loss.gradient, loss.hessian))
+        gradient, hessian = (of.reshape(raw.shape)[:, output] for of in of_outputs)
         if shard.weight is not None:
             gradient, hessian = gradient * shard.weight[rows], hessian * shard.weight[rows]
         return total(gradient * direction), total(hessian * direction * direction)

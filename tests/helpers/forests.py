@@ -12,7 +12,9 @@ POOL = np.array([-np.inf, -1e300, -2.5, -1e-320, -0.0, 0.0, 1e-50, 0.1, 1 / 3, 1
 LEVELS: tuple[tuple[object, ...], ...] = (("a", "b", "c"), tuple(range(100)), (False, True), (0.5, 1.5, 2.5, "one"))
 
 
-def random_tree(rng: np.random.Generator, features: tuple[Feature, ...], n_leaves: int, lean: float = 0.5) -> Tree:
+def random_tree(
+    rng: np.random.Generator, features: tuple[Feature, ...], n_leaves: int, lean: float = 0.5, width: int = 1
+) -> Tree:
     """A tree grown by splitting random leaves; `lean` near 0 or 1 makes it a chain to the left or right."""
     children: dict[int, tuple[int, int]] = {}
     open_leaves = [0]
@@ -43,7 +45,8 @@ def random_tree(rng: np.random.Generator, features: tuple[Feature, ...], n_leave
         else:
             categories[i] = np.flatnonzero(rng.random(len(levels)) < 0.5).astype(np.int32)
     gain = np.where(feature < 0, 0.0, rng.exponential(size=n))
-    cover, count, value = rng.exponential(size=n), rng.integers(1, 1000, n), rng.normal(size=n)
+    cover, count = rng.exponential(size=n), rng.integers(1, 1000, n)
+    value = rng.normal(size=n if width == 1 else (n, width))
     return Tree(feature, threshold, tuple(categories), missing_left, left, right, gain, cover, count, value)
 
 
@@ -54,14 +57,19 @@ def random_ensemble(
     n_outputs: int = 1,
     with_categories: bool = True,
     lean: float = 0.5,
+    is_wide: bool = False,
 ) -> Ensemble:
-    """Return an ensemble of random trees over five features, two of them categorical if wanted."""
+    """Return an ensemble of random trees over five features, two of them categorical if wanted.
+
+    is_wide : whether a tree has a value for each output.
+    """
     rng = np.random.default_rng(seed)
     features = tuple(
         Feature(f"x{j}", LEVELS[int(rng.integers(len(LEVELS)))] if with_categories and j in (1, 3) else None)  # type: ignore[arg-type]
         for j in range(5)
     )
-    trees = tuple(random_tree(rng, features, n_leaves, lean) for _ in range(n_iterations * n_outputs))
+    width = n_outputs if is_wide else 1
+    trees = tuple(random_tree(rng, features, n_leaves, lean, width) for _ in range(n_iterations * n_outputs // width))
     edges = tuple(None if feature.is_categorical else np.unique(rng.normal(size=4)) for feature in features)
     return Ensemble(
         features=features,
@@ -75,6 +83,7 @@ def random_ensemble(
         parameters={"learning_rate": 0.1, "max_leaf_nodes": n_leaves, "quantile": None},
         sources=({"label": "first", "rows": 1000, "first_iteration": 1, "last_iteration": n_iterations},),
         metrics={"train_loss": tuple(rng.exponential(size=n_iterations).tolist())},
+        width=width,
     )
 
 

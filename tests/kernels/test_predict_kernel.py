@@ -40,6 +40,7 @@ ensembles = st.builds(
     n_outputs=st.sampled_from([1, 3]),
     with_categories=st.booleans(),
     lean=st.sampled_from([0.0, 0.5, 1.0]),
+    is_wide=st.booleans(),
 )
 
 

@@ -39,10 +39,8 @@ from dboost.losses.gradient_pass import (
     GradientRows,
     InfluencePass,
     PassTotals,
-    block_terms,
     new_pass_scratch,
     output_terms,
-    update_all_gradients,
     update_gradients,
 )
 from dboost.metrics.exact import ExactSum, unit_for
@@ -97,24 +95,17 @@ EVERY = pytest.mark.parametrize("case", LOSSES, ids=str)
 
 @njit(error_model="numpy")
 def terms_of(loss, y, raw, gradient, hessian, value, scratch):
-    block_terms(loss, y, raw, gradient, hessian, value, scratch)
-
-
-@njit(error_model="numpy")
-def terms_of_outputs(loss, y, raw, gradient, hessian, value, scratch):
     output_terms(loss, y, raw, gradient, hessian, 0, value, scratch)
 
 
 def kernel_terms(loss: Loss, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradient, Hessian and value of up to BLOCK rows as kernels see them, shaped like `raw`."""
     assert len(y) <= BLOCK
-    scores = np.ascontiguousarray(raw.T)
+    scores = np.ascontiguousarray(raw.reshape(len(y), loss.n_outputs).T)
     gradient, hessian = np.empty((2, *scores.shape), np.float32)
     value = np.empty(len(y))
-    (terms_of if scores.ndim == 1 else terms_of_outputs)(
-        loss.terms(), y, scores, gradient, hessian, value, np.empty(BLOCK, np.float32)
-    )
-    return gradient.T, hessian.T, value
+    terms_of(loss.terms(), y, scores, gradient, hessian, value, np.empty(BLOCK, np.float32))
+    return gradient.T.reshape(raw.shape), hessian.T.reshape(raw.shape), value
 
 
 def derivative(function: Callable[[np.ndarray], np.ndarray], raw: np.ndarray, output: int) -> np.ndarray:
@@ -276,8 +267,8 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
     rng = np.random.default_rng(seed)
     y, raw = case.rows(n, seed=seed)
     weight = rng.exponential(size=n) if weighted else None
-    before = np.ascontiguousarray(raw.T)
-    values = rng.normal(size=5) if k == 1 else rng.normal(size=(k, 5))
+    before = np.ascontiguousarray(raw.reshape(n, k).T)
+    values = rng.normal(size=(k, 5))
     leaf = rng.integers(5, size=before.shape).astype(np.uint8)
     times = rng.integers(1, 4, n).astype(np.uint8) if weighted and not weigh else None
     loss_unit = unit_for(1e10, n)
@@ -289,7 +280,7 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
         score, gradient, hessian = before.copy(), np.empty(before.shape, np.float32), np.empty(before.shape, np.float32)
         sums, tops, influence = np.zeros(2), [], np.zeros((k, LANES, N_DIGITS), np.int64)
         for first, last in ranges:
-            top = np.zeros(2 if k == 1 else (2, k), np.int32)
+            top = np.zeros((2, k), np.int32)
             rows = GradientRows(
                 score, leaf, y, or_empty(weight, "float64"), or_empty(times, "uint8"), gradient, hessian,
                 gradient.view(np.int32), hessian.view(np.int32),
@@ -297,7 +288,7 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
             noted = InfluencePass(influence, np.zeros(k, np.int32), None, n_near)
             if digits is not None:
                 noted = noted._replace(expected=digits, near=near)
-            (update_gradients if k == 1 else update_all_gradients)(
+            update_gradients(
                 loss.terms(), rows, values, first, last, loss_unit, new_pass_scratch(), PassTotals(sums, top), noted
             )
             tops.append(top.view(np.float32))
@@ -307,7 +298,7 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
     in_two = walked([(min(cut, n), n), (0, min(cut, n))])
     for a, b in zip(in_two, (score, gradient, hessian, sums, top, influence), strict=True):
         assert a.tobytes() == b.tobytes()
-    taken = values[leaf] if k == 1 else np.stack([values[j][leaf[j]] for j in range(k)])
+    taken = np.stack([values[j][leaf[j]] for j in range(k)])
     assert np.array_equal(score, before + taken)
     starts = range(0, n, BLOCK)
     parts = [kernel_terms(loss, y[s : s + BLOCK], score.T[s : s + BLOCK]) for s in starts]
@@ -320,13 +311,13 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
     assert np.array_equal(top, np.stack([np.abs(g).max(axis=0), h.max(axis=0)]))
     total = ExactSum.of(value, loss_unit)
     assert (total.coarse, total.fine) == tuple(sums.tolist())
-    for of_output, by_digit in zip(h.reshape(n, k).T, influence, strict=True):
+    for of_output, by_digit in zip(h.T, influence, strict=True):
         bits = np.ascontiguousarray(of_output).view(np.int32)
         weights = (np.frexp(np.abs(of_output))[0] * 2**24).astype(np.int64) * (1 if times is None else times)
         normal = (bits >> 23 > 0) & (bits > 0)
         expected = np.bincount(bits[normal] >> 20, weights[normal], N_DIGITS)
         assert np.array_equal(by_digit[8:], expected[8:]), "digits below 8 are those of numbers below the normal ones"
-    first_digits = np.ascontiguousarray(h.reshape(n, k).T).view(np.int32) >> FIRST_SHIFT
+    first_digits = np.ascontiguousarray(h.T).view(np.int32) >> FIRST_SHIFT
     walked([(0, min(cut, n)), (min(cut, n), n)], first_digits[:, 0].copy())
     for j in range(k):
         assert near[j, : n_near[j]].tolist() == np.flatnonzero(first_digits[j] == first_digits[j, 0]).tolist()
@@ -334,13 +325,13 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
 
 def test_a_gradient_that_is_no_number_is_noticed() -> None:
     """As bits, NaN is larger than all numbers, so it reaches the check for divergence."""
-    raw, gradient = np.array([0.0, np.nan, 1.0]), np.empty(3, np.float32)
-    sums, top = np.zeros(2), np.zeros(2, np.int32)
-    absent = or_empty(None, "float64"), or_empty(None, "uint8"), or_empty(None, "float32")
+    raw, gradient = np.array([[0.0, np.nan, 1.0]]), np.empty((1, 3), np.float32)
+    sums, top = np.zeros(2), np.zeros((2, 1), np.int32)
+    absent = or_empty(None, "float64"), or_empty(None, "uint8"), np.empty((1, 0), np.float32)
     rows = GradientRows(
-        raw, np.zeros(3, np.uint8), np.zeros(3), *absent[:2], gradient, absent[2], gradient.view(np.int32),
+        raw, np.zeros((1, 3), np.uint8), np.zeros(3), *absent[:2], gradient, absent[2], gradient.view(np.int32),
         absent[2].view(np.int32),
     )  # fmt: skip
     totals = PassTotals(sums, top)
-    update_gradients(SquaredError().terms(), rows, np.zeros(1), 0, 3, 1.0, new_pass_scratch(), totals, None)
-    assert np.isnan(top.view(np.float32)[0])
+    update_gradients(SquaredError().terms(), rows, np.zeros((1, 1)), 0, 3, 1.0, new_pass_scratch(), totals, None)
+    assert np.isnan(top.view(np.float32)[0, 0])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from dboost.model.ensemble import Ensemble, Tree
 
 
@@ -44,6 +46,8 @@ def raw_scores(ensemble: Ensemble, rows: Sequence[Sequence[float]], n_iterations
     for row in rows:
         score = [float(baseline) for baseline in ensemble.baseline]
         for t, tree in enumerate(trees):
-            score[t % n_outputs] += float(tree.value[final_node(tree, row)])
+            values = np.atleast_1d(tree.value[final_node(tree, row)])
+            for k, value in enumerate(values.tolist(), t * len(values)):
+                score[k % n_outputs] += value
         scores.append(score)
     return scores
