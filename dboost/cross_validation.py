@@ -23,7 +23,7 @@ from dboost.data.labels import Names, names_of_table, with_named_constraints
 from dboost.data.partition import as_frame, is_lazy, is_path, may_name_columns
 from dboost.data.paths import open_path
 from dboost.dataset import Dataset
-from dboost.display import number
+from dboost.display import metric_name, number
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.metrics.named import names_of
 from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters, shows_parameters
@@ -99,7 +99,7 @@ class CVResult:
         return len(self.states[0].history)
 
     def __repr__(self) -> str:
-        best = f"{self.metric} {number(self.best_score)} in iteration {self.best_iteration}"
+        best = f"{metric_name(self.metric)} {number(self.best_score)} in iteration {self.best_iteration}"
         return f"<dboost.CVResult: {len(self.boosters)} folds, {best}>"
 
 

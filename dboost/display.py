@@ -36,6 +36,15 @@ def fixed(value: float, decimals: int, *, trim: bool = False) -> str:
     return _trimmed(text) if trim else text
 
 
+def metric_name(column: str) -> str:
+    """Return the name of a metric, or a column of the history, as people read it.
+
+    The loss squared_error is half the mean squared error: shown under its own name, it looks as if it were twice too small.
+    """
+    is_half = column.endswith("squared_error") and not column.endswith(("mean_squared_error", "half_squared_error"))
+    return f"{column.removesuffix('squared_error')}half_squared_error" if is_half else column
+
+
 def with_spread(mean: float, spread: float) -> str:
     """Return a mean and its standard deviation, which decides the decimals of both: "53,032 ± 780", "0.939 ± 0.012"."""
     if not (math.isfinite(mean) and math.isfinite(spread)) or spread == 0:

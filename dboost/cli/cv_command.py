@@ -23,7 +23,7 @@ import dboost
 from dboost.cli import arguments as settings
 from dboost.cli import output_paths
 from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_keywords, rows_of
-from dboost.display import number, with_spread
+from dboost.display import metric_name, number, with_spread
 from dboost.distributed.client import cluster_at
 from dboost.errors import ParameterError
 from dboost.storage.atomic_write import write_whole
@@ -71,13 +71,14 @@ def _line(result: dboost.CVResult) -> str:
     """Return the best score in one line."""
     best = result.summary[result.summary["iteration"] == result.best_iteration].set_index("metric")
     std = best.loc[result.metric, "std"]
-    return f"{result.metric} {with_spread(result.best_score, std)} in iteration {result.best_iteration}"
+    return f"{metric_name(result.metric)} {with_spread(result.best_score, std)} in iteration {result.best_iteration}"
 
 
 def _table(result: dboost.CVResult) -> Table:
     """Return the scores in the best iteration: a row for each metric."""
     last = result.scores["iteration"].max()
-    title = f"{len(result.boosters)} folds, {last} iterations; the best mean {result.metric} is in {result.best_iteration}"
+    best = f"the best mean {metric_name(result.metric)} is in {result.best_iteration}"
+    title = f"{len(result.boosters)} folds, {last} iterations; {best}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("metric", overflow="fold")
     table.add_column("iteration", justify="right", no_wrap=True)
@@ -89,7 +90,7 @@ def _table(result: dboost.CVResult) -> Table:
         of_folds = scores.loc[scores["metric"] == name].sort_values("fold")["value"]
         each = [number(value, 5) for value in of_folds]
         table.columns[-1].min_width = max(table.columns[-1].min_width or 0, *map(len, each))
-        table.add_row(str(name), str(result.best_iteration), with_spread(mean, std), " ".join(each))
+        table.add_row(metric_name(str(name)), str(result.best_iteration), with_spread(mean, std), " ".join(each))
     return table
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 import dboost
 from dboost._lazy_import import pd
 from dboost.cli import output_paths
-from dboost.display import number
+from dboost.display import metric_name, number
 from dboost.errors import ModelFileError, ParameterError
 from dboost.params import Parameters
 
@@ -227,7 +227,7 @@ def _metrics(ensemble: Ensemble) -> Table:
     kept = ensemble.best_iteration or ensemble.n_iterations
     for name, values in ensemble.metrics.items():
         if values:
-            table.add_row(name, *(number(values[i]) for i in (0, min(kept, len(values)) - 1, -1)))
+            table.add_row(metric_name(name), *(number(values[i]) for i in (0, min(kept, len(values)) - 1, -1)))
     return table
 
 

@@ -18,7 +18,7 @@ from dboost.cli import output_paths
 from dboost.cli.data_arguments import check_target
 from dboost.cli.ledger import model_settings, open_ledger
 from dboost.data.files import no_files_error
-from dboost.display import number
+from dboost.display import metric_name, number
 from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, InputTypeError, ParameterError, is_passing, shown
 from dboost.storage.atomic_write import write_whole
@@ -127,6 +127,6 @@ def _summary(booster: Any, path: str) -> str:
     history = booster.history
     last = history[history["iteration"] == booster.n_iter_].to_dict("records")
     values = last[0].items() if last else ()  # NaN: evaluated by an earlier fit only
-    scores = [f", {name} {number(value)}" for name, value in values if name not in NOT_SCORES and value == value]
+    scores = [f", {metric_name(name)} {number(value)}" for name, value in values if name not in NOT_SCORES and value == value]
     stopped = f" (the best of {history['iteration'].max()})" if booster.best_iteration and len(history) else ""
     return f"{booster.n_iter_} iterations{stopped}{''.join(scores)}; saved as {path}"

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any
 
 from tornado.web import RequestHandler
 
-from dboost.display import counted, number
+from dboost.display import counted, metric_name, number
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -303,6 +303,7 @@ def page(registry: FitRegistry, now: float) -> str:
         now=now,
         polylines=_polylines,
         number=number,
+        metric_name=metric_name,
         counted=counted,
         seconds_by_phase=_seconds_by_phase,
         colors=_COLORS,

@@ -87,6 +87,13 @@ def summary_of(model: Ensemble, source: int = -1) -> Summary | None:
     return summary if is_last else replace(summary, scores=())
 
 
+def damped_steps(asked: Parameters, learning: Parameters) -> str:
+    """Return how steps are damped, for messages; empty if they are not. asked, learning : see `warn_of_drift`."""
+    pairs = ((name, getattr(learning, name), getattr(asked, name)) for name in ("learning_rate", "l2_regularization"))
+    changed = [f"{name} {number(damped, 3)} instead of {number(given, 3)}" for name, damped, given in pairs if damped != given]
+    return f"steps are damped: {', '.join(changed)}" if changed else ""
+
+
 def warn_of_drift(model: Ensemble, sample: ReferenceSample, asked: Parameters, learning: Parameters) -> None:
     """Warn if the rows that continue a model have drifted from those of the model's last source.
 
@@ -111,9 +118,7 @@ def warn_of_drift(model: Ensemble, sample: ReferenceSample, asked: Parameters, l
     unique = list(dict.fromkeys(one["name"] for one in drifted))  # scores of several outputs have one entry
     rest = f" and {len(unique) - _MOST_NAMES} more" if len(unique) > _MOST_NAMES else ""
     listed = ", ".join(unique[:_MOST_NAMES]) + rest
-    pairs = ((name, getattr(learning, name), getattr(asked, name)) for name in ("learning_rate", "l2_regularization"))
-    changed = [f"{name} {number(damped, 3)} instead of {number(given, 3)}" for name, damped, given in pairs if damped != given]
-    steps = f"steps are damped: {', '.join(changed)}" if changed else "steps are not damped"
+    steps = damped_steps(asked, learning) or "steps are not damped"
     warn(
         f"the new data have drifted from those that the model learned from last (stability index above {STRONG}): {listed}; "
         f"{steps}. Booster.drift(data) tells more",

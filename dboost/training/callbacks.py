@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dboost.display import counted, duration, number
+from dboost.display import counted, duration, metric_name, number
 from dboost.errors import ParameterError
 from dboost.model.ensemble import Ensemble
 
@@ -234,7 +234,7 @@ class Progress:
 
     def _note(self, record: dict[str, Any], scores: Sequence[str]) -> str:
         """Current metrics, rows per second from the second iteration on, and on a cluster the number of workers with rows."""
-        parts = [f"{name} {number(record[name], 5)}" for name in scores]
+        parts = [f"{metric_name(name)} {number(record[name], 5)}" for name in scores]
         if self._seconds > 0:
             parts.append(f"{self._n_rows_grown / self._seconds:,.0f} rows/s")
         if "workers" in record:

@@ -13,6 +13,7 @@ on the partitions. `training.prepared_dataset.PreparedRows` implements it for pr
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -78,6 +79,8 @@ from dboost.training.plan import (
     with_own_metrics,
 )
 from dboost.training.split_limits import why_no_split
+
+_log = logging.getLogger("dboost")
 
 
 def fit(request: FitRequest, rows: TrainingRows) -> FitResult:
@@ -176,8 +179,12 @@ def _boost(
     ensemble_so_far.assemble = partial(collect, whole=True)
     bar = plan.request.progress
     bar.begin(loop.n_iterations)
-    if warm_start.is_new_source and warm_start.model is not None and plan.reference is not None and not warm_start.resumes:
-        warn_of_drift(warm_start.model, plan.reference, plan.parameters, plan.learning)
+    if warm_start.is_new_source and warm_start.model is not None and not warm_start.resumes:
+        if plan.damping:
+            _log.info(plan.damping)
+            bar.write(plan.damping)
+        if plan.reference is not None:
+            warn_of_drift(warm_start.model, plan.reference, plan.parameters, plan.learning)
     try:
         if plan.parameters.arcbites is None:
             loop.run(collect, bar)

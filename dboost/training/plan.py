@@ -42,6 +42,7 @@ import numpy as np
 from dboost.data import ReadOptions
 from dboost.data.binning import MAX_FINE_BINS, Binning
 from dboost.data.eval_tables import EvalTable, eval_tables
+from dboost.display import number
 from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
 from dboost.losses import Loss
@@ -53,7 +54,7 @@ from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, EarlyStopping
 from dboost.schema import Feature, Level
 from dboost.session.memory import Budget, TreeNeeds, check_proposal, format_bytes, histogram_bytes, resident_bytes
 from dboost.session.protocol import BuildSpec
-from dboost.session.reference_sample import ReferenceSample
+from dboost.session.reference_sample import ReferenceSample, damped_steps
 from dboost.session.row_samples import (
     HELD_OUT,
     TRAIN,
@@ -543,6 +544,18 @@ class FitPlan:
             "unexplained_loss": unexplained if unexplained is not None and math.isfinite(unexplained) else None,
             "steps": {name: getattr(self.learning, name) for name in ("learning_rate", "l2_regularization")},
         }
+
+    @property
+    def damping(self) -> str:
+        """How and why steps are damped, for the user; empty if they are not."""
+        steps, unexplained = damped_steps(self.parameters, self.learning), self.stats.unexplained
+        if not steps or unexplained is None:
+            return ""
+        left = (
+            f"{number(100 * unexplained, 3)} % of the loss of a constant" if math.isfinite(unexplained) else "an unknown loss"
+        )
+        why = f"the model has learned from other rows before and leaves {left} on these"
+        return f"{steps}, because {why}; continue_steps='full' uses full steps"
 
     @property
     def baseline(self) -> np.ndarray:

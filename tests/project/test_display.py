@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 import dboost
-from dboost.display import counted, cut, duration, number, with_spread
+from dboost.display import counted, cut, duration, metric_name, number, with_spread
 
 PACKAGE = Path(dboost.__file__).parent
 
@@ -45,6 +45,22 @@ def test_numbers_of_fewer_digits() -> None:
 )  # fmt: skip
 def test_means_and_their_spread(mean: float, spread: float, shown: str) -> None:
     assert with_spread(mean, spread) == shown
+
+
+def test_the_loss_squared_error_is_shown_as_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is half the mean squared error: above an RMSE it looked wrong."""
+    names = ["eval_squared_error", "squared_error", "eval_mean_squared_error", "a_root_mean_squared_error", "eval_poisson"]
+    shown = ["eval_half_squared_error", "half_squared_error", *names[2:]]
+    assert list(map(metric_name, names)) == shown
+    frame = pd.DataFrame({"a": np.arange(100.0), "y": np.arange(100.0) % 7})
+    metrics = ["squared_error", "root_mean_squared_error"]
+    booster = dboost.fit(frame, "y", max_iter=2, eval_set=frame, eval_metric=metrics, progress=True)
+    assert "eval_half_squared_error" in capsys.readouterr().err
+    assert {"eval_squared_error", "eval_root_mean_squared_error"} <= set(booster.history)
+    assert "eval half squared error" in booster._repr_html_()
+    booster.report(tmp_path / "report.html")
+    assert "eval half squared error" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "half_squared_error" in repr(dboost.cv(frame, "y", folds=2, max_iter=2, progress=False))
 
 
 def test_counts_times_and_long_names() -> None:

@@ -467,7 +467,7 @@ def test_progress_lines_where_there_is_no_terminal(capfd: pytest.CaptureFixture[
     assert lines[:3] == ["reading the data", "binning", "reading evaluation sets"]
     del lines[:3]
     assert len(lines) == 21
-    assert lines[0].startswith("iteration 1/40: eval_squared_error ")
+    assert lines[0].startswith("iteration 1/40: eval_half_squared_error ")
     assert ", eval_mean_absolute_error " in lines[0]
     assert [line.split(":")[0] for line in lines[1:]] == [f"iteration {i}/40" for i in range(2, 41, 2)]
     fit(progress=True, max_iter=2)

@@ -90,11 +90,23 @@ def test_a_notebook_has_a_bar(cells: list[dict[str, str]], capsys: pytest.Captur
     assert cells[0]["text/plain"].startswith("reading the data ")
     first, last = cells[0]["text/html"], cells[-1]["text/html"]
     assert "<progress " in first and "max=" not in first
-    assert '<progress value="5" max="5"' in last and "5/5 in " in last and "&lt;b&gt;_squared_error" in last
+    assert '<progress value="5" max="5"' in last and "5/5 in " in last and "&lt;b&gt;_half_squared_error" in last
     assert capsys.readouterr().err == ""
     n = len(cells)
     dboost.fit(FRAME, "y", max_iter=2, progress=False)
     assert len(cells) == n
+
+
+def test_damped_steps_are_shown_with_their_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    """They change the learning rate and λ that the user may have given."""
+    first = dboost.fit(FRAME, "y", max_iter=20, progress=False)
+    booster = dboost.fit(FRAME, "y", max_iter=2, start_from=first, source_name="more", progress=True)
+    used = booster.sources[-1]["steps"]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("steps are damped")]
+    assert f"learning_rate {used['learning_rate']:.3g} instead of 0.1, l2_regularization 30 instead of 1, because" in line
+    assert re.search(r"leaves [\d.]+ % of the loss of a constant on these; continue_steps='full'", line)
+    dboost.fit(FRAME, "y", max_iter=2, start_from=first, progress=True, continue_steps="full")
+    assert "damped" not in capsys.readouterr().err
 
 
 def test_one_worker_is_singular_and_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from dboost import losses
 from dboost._lazy_import import pd
 from dboost.data.labels import Names
+from dboost.display import metric_name
 from dboost.errors import DBoostError, ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, VERMILION
@@ -50,7 +51,7 @@ def plot_history(ensemble: Ensemble, history: pd.DataFrame, ax: Any) -> Any:
                 axes.plot(
                     history["iteration"], history[column], label=canvas.key(canvas.plain(f"{rows} rows")), **canvas.colour(i)
                 )
-            axes.set_ylabel(canvas.plain(metric.replace("_", " ")))
+            axes.set_ylabel(canvas.plain(metric_name(metric).replace("_", " ")))
             axes.grid(axis="y")
             axes.margins(x=0.01)
             if best is not None:

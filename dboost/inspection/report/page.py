@@ -219,7 +219,7 @@ def card(ensemble: Ensemble) -> str:
             n_features=len(ensemble.features),
             n_sources=len(ensemble.sources),
             metrics=[
-                (name.replace("_", " "), float(values[min(kept, len(values)) - 1]))
+                (display.metric_name(name).replace("_", " "), float(values[min(kept, len(values)) - 1]))
                 for name, values in ensemble.metrics.items()
                 if values
             ],
@@ -320,7 +320,9 @@ def _metrics(ensemble: Ensemble) -> pd.DataFrame:
         known = [value for value in values if value == value]  # NaN before an evaluation set was first used
         if known:
             last = values[min(kept, len(values)) - 1]
-            rows.append({"metric": name.replace("_", " "), "first": known[0], "kept": last, "last": values[-1]})
+            rows.append(
+                {"metric": display.metric_name(name).replace("_", " "), "first": known[0], "kept": last, "last": values[-1]}
+            )
     return pd.DataFrame(rows)
 
 
@@ -336,7 +338,9 @@ def _quality(context: ReportContext) -> dict[str, Any] | None:
         for one in classes[-1:] if len(classes) == 2 else classes[:N_CLASSES]:
             figures.append(embed(performance.draw_calibration(rows, one, 10, None)))
             figures.append(embed(performance.draw_lift(rows, one, None)))
-    metrics = pd.DataFrame([{"metric": name.replace("_", " "), "value": value} for name, value in rows.metrics().items()])
+    metrics = pd.DataFrame(
+        [{"metric": display.metric_name(name).replace("_", " "), "value": value} for name, value in rows.metrics().items()]
+    )
     return {
         "n_rows": len(rows.target),
         "is_weighted": rows.weight is not None,
