@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.errors import MORE_ROOM, DBoostError, is_full
+from dboost.errors import MORE_ROOM, DBoostError, is_full, reason
 from dboost.kernels.checksum import checksum
 
 #: Rows of a block: enough that Python's overhead is negligible, few enough that its codes stay in cache.
@@ -305,7 +305,7 @@ class BlockFile:
             free = f"{shutil.disk_usage(self.path.parent).free / 2**20:.0f} MiB are free"
             why = f"there is no room for its {wanted} ({error.strerror}; {free})"
             return StorageError(f"cannot {verb} {self.path}: {why}: {MORE_ROOM}")
-        return StorageError(f"cannot {verb} {self.path}: {error.strerror}")
+        return StorageError(f"cannot {verb} {self.path}: {reason(error)}")
 
     def sync(self) -> None:
         """Force all data to the disk."""

@@ -33,7 +33,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from dboost.errors import MORE_ROOM, DBoostError, is_full
+from dboost.errors import DBoostError, reason
 from dboost.storage.paths import path_text
 
 fcntl: Any
@@ -151,7 +151,7 @@ class PrivateDirectory:
 
 
 def _not_written(folder: Path | None, error: OSError) -> DBoostError:
-    return DBoostError(f"cannot write temporary files in {folder}: {error}{f': {MORE_ROOM}' if is_full(error) else ''}")
+    return DBoostError(f"cannot write temporary files in {folder}: {reason(error)}")
 
 
 def _make_directory(root: Path) -> tuple[Path, IO[bytes]]:
@@ -295,7 +295,7 @@ class Spool:
             with open(path, "rb") as file:
                 return tuple(form.read(file) for form in stored.forms)
         except OSError as error:
-            raise DBoostError(f"cannot read the temporary file {path}: {error}") from error
+            raise DBoostError(f"cannot read the temporary file {path}: {reason(error)}") from error
 
     def keep_only(self, numbers: Collection[int]) -> None:
         """Remove the arrays stored under all other numbers."""

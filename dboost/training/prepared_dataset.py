@@ -46,7 +46,7 @@ from dboost.data.eval_tables import EvalTable
 from dboost.data.labels import Names, text_of
 from dboost.data.roles import ROLES
 from dboost.data.table import values_of
-from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, reason
+from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, reason, shown
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
 from dboost.params import Parameters
 from dboost.schema import Feature, Level
@@ -466,7 +466,11 @@ def open_folder(path: str | os.PathLike[str]) -> PreparedDataset:
     """
     folder = _readable_folder(Path(path_text(path)))
     name = folder / _NAME
-    return parse_description(name.read_bytes(), str(name), VERSION, partial(_opened, folder))
+    try:
+        content = name.read_bytes()
+    except OSError as error:
+        raise StorageError(f"cannot read {shown(name)}: {reason(error)}") from error
+    return parse_description(content, str(name), VERSION, partial(_opened, folder))
 
 
 def check_same_model(data: PreparedDataset, given_value: Any) -> None:

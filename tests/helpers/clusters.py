@@ -60,10 +60,16 @@ def lines_cluster(n_workers: int = 3) -> Iterator[Client]:
 
 #: Processes of clusters are forked from one that has imported what all of them need. It starts with the first of them.
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload([
+_PRELOADED = [
     "distributed.cli.dask_scheduler", "distributed.cli.dask_worker", "dask.dataframe", "dboost.distributed.worker_plugin",
     "dboost.distributed.reducer", "dboost.training.fit", "numba.np.arrayobj", "tests.helpers.clusters",
-])  # fmt: skip
+]  # fmt: skip
+_PROCESSES.set_forkserver_preload(_PRELOADED)
+
+
+def preload(*modules: str) -> None:
+    """Have processes of clusters forked from one that has imported these modules, too; before the first of them starts."""
+    _PROCESSES.set_forkserver_preload([*_PRELOADED, *modules])
 
 
 def _become(command: str, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
@@ -322,6 +328,18 @@ def hold_files(n_files: int, n_left: int | None = None) -> None:
     _HELD.extend(open(os.devnull) for _ in range(n_files))  # noqa: SIM115
     if n_left is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (_HELD[-1].fileno() + 1 + n_left, hard))
+
+
+@contextlib.contextmanager
+def few_descriptors(n_left: int) -> Iterator[None]:
+    """Within the context, this process may open `n_left` files."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hold_files(3, n_left)
+    try:
+        yield
+    finally:
+        release_files()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
 def release_files() -> None:
