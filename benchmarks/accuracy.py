@@ -2,6 +2,7 @@
 
     python -m benchmarks.accuracy --tables covtype elec2
     python -m benchmarks.accuracy --defaults
+    python -m benchmarks.accuracy --defaults --engines dboost-auto dboost-refit catboost
 
 Real tables are those of `tests/helpers/real_data.py`: each seed is a random split. Generated families are small tables of
 `benchmarks/workloads.py`: each seed is a new table, with as many test rows as training rows. All libraries share the rows, so
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -29,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import workloads
-from benchmarks.engines import ENGINES, USUAL, Settings, raw_score_by_defaults
+from benchmarks.engines import BY_DEFAULTS, ENGINES, USUAL, Settings, raw_score_by_defaults
 from benchmarks.race import scores
 from benchmarks.workloads import Workload
 from tests.helpers import real_data
@@ -79,10 +81,12 @@ def measure(name: str, tables: Iterable[Rows], settings: Settings, engines: Sequ
     found: dict[str, dict[str, list[float]]] = {engine: {} for engine in engines}
     for number, (X, y, X_test, y_test) in enumerate(tables):
         for engine in engines:
+            began = time.perf_counter()
             if by_defaults:
                 raw_score = raw_score_by_defaults(engine, X, y, settings.n_classes, settings.threads)
             else:
                 raw_score = ENGINES[engine](X, y, settings).raw_score
+            found[engine].setdefault("seconds", []).append(time.perf_counter() - began)
             raw = np.asarray(raw_score(X_test), np.float64)
             for score, value in scores(y_test, raw, settings.loss, settings.n_classes).items():
                 found[engine].setdefault(score, []).append(value)
@@ -124,7 +128,7 @@ def draw(name: str, found: Found) -> Table:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description="Compare accuracy.")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
-    parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(USUAL))
+    parser.add_argument("--engines", nargs="+", choices=[*ENGINES, *BY_DEFAULTS], default=list(USUAL))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--trees", type=int, help="iterations of equal settings, 100 if not given")
     parser.add_argument("--threads", type=int, default=2)
@@ -133,6 +137,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if options.defaults and options.trees is not None:
         parser.error("--trees is for equal settings: each library has its own number with --defaults")
+    if not options.defaults and set(options.engines) & set(BY_DEFAULTS):
+        parser.error(f"{', '.join(BY_DEFAULTS)} are compared with --defaults only")
     trees = 100 if options.trees is None else options.trees
     seeds = range(options.seeds)
     console = Console(width=140)

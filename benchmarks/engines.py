@@ -318,6 +318,14 @@ ENGINES: dict[str, Callable[..., Fit]] = {
     "sklearn": fit_sklearn,
 }
 USUAL = ("dboost", "lightgbm", "xgboost", "sklearn")
+#: dboost at its defaults, and where rows that are held out decide on the number of iterations: keywords of `dboost.fit`.
+AUTOMATIC: dict[str, dict[str, Any]] = {
+    "dboost": {},
+    "dboost-auto": {"max_iter": "auto"},
+    "dboost-refit": {"max_iter": "auto", "refit": True},
+}
+#: Libraries that are compared at their own defaults only; CatBoost must be installed by hand.
+BY_DEFAULTS = ("dboost-auto", "dboost-refit", "catboost")
 
 
 def raw_score_by_defaults(engine: str, X: Features, y: np.ndarray, n_classes: int, threads: int) -> Callable[[Features], Any]:
@@ -325,11 +333,23 @@ def raw_score_by_defaults(engine: str, X: Features, y: np.ndarray, n_classes: in
 
     Only the number of threads is set, and that XGBoost treats pandas categories as such.
     """
-    if engine == "dboost":
+    if engine in AUTOMATIC:
         import dboost
 
-        booster = dboost.fit(X, y, loss="log_loss" if n_classes else "squared_error", n_threads=threads, progress=False)
+        booster = dboost.fit(
+            X, y, loss="log_loss" if n_classes else "squared_error", n_threads=threads, progress=False, **AUTOMATIC[engine]
+        )
         return lambda X: booster.predict(X, raw_score=True)
+    if engine == "catboost":
+        from catboost import CatBoostClassifier, CatBoostRegressor
+
+        named = [] if isinstance(X, np.ndarray) else [name for name in X if X[name].dtype.kind not in "fiub"]
+        texts = {name: str for name in named}  # CatBoost takes text, and no missing categories
+        model = (CatBoostClassifier if n_classes else CatBoostRegressor)(
+            thread_count=threads, verbose=False, allow_writing_files=False, cat_features=named or None
+        )
+        model.fit(X.astype(texts) if named else X, y)
+        return lambda X: model.predict(X.astype(texts) if named else X, prediction_type="RawFormulaVal")
     if engine == "lightgbm":
         from lightgbm import LGBMClassifier, LGBMRegressor
 

@@ -29,6 +29,7 @@ from dboost.session.target import check_categories, name_of_target
 from dboost.session.warm_start import WarmStart, check_options, keywords_for, without_model
 from dboost.storage.paths import path_text
 from dboost.storage.spool import PrivateDirectory
+from dboost.training.auto_iterations import FRACTION, check_refit, hold_out, refitted, with_auto_iterations
 from dboost.training.callbacks import Callback
 from dboost.training.dataset_rows import lease_of
 from dboost.training.fit import LocalTable, SessionRows, interruptible_reading
@@ -54,6 +55,8 @@ def fit(
     eval_set: Any = None,
     eval_metric: Any = None,
     early_stopping: EarlyStopping | None = None,
+    validation_fraction: float | None = None,
+    refit: bool = False,
     client: Any = None,
     workers: Any = None,
     n_threads: int | None = None,
@@ -105,6 +108,13 @@ def fit(
     early_stopping : dboost.EarlyStopping, optional
         Stop by one metric of one evaluation set, with a least improvement. `early_stopping_rounds` is the same for the last
         metric of the last set. Default: none.
+    validation_fraction : float or int, optional
+        Share or number of the rows that are held out: they are the last evaluation set, "validation". A hash of a row's number
+        decides, so they are the same for any partitioning; of classes an exact number of each, with `group` whole groups.
+        Default: 0.1 with ``max_iter="auto"`` and no `eval_set`, else none.
+    refit : bool, default False
+        Train once more at the end, on all rows, with as many iterations as early stopping has kept. The history and
+        `Booster.best_iteration` are those of the fit that held rows out. Reads the data twice.
     client : distributed.Client, optional
         Train on its cluster (not with prepared data). Default: for Dask collections and paths the current client if there is
         one, else this process.
@@ -151,7 +161,10 @@ def fit(
         Parameters of learning, see `dboost.params.Parameters`. These names of other libraries are aliases: `grow_policy`
         ("lossguide" or "depthwise") of `growth`, `min_split_gain` of `min_gain`, and `leaf_estimation` of `step`. A parameter
         and its alias together are an error. `learning_rate` may be a function of the iteration, from 0, or a sequence with one
-        rate for each.
+        rate for each. ``max_iter="auto"`` needs no tuning: up to 2,000 iterations with a learning rate of 0.05, until the rows
+        of `validation_fraction` (or the last `eval_set`) have not improved for 50 of them. `learning_rate` and
+        `early_stopping_rounds` change that. Give an `eval_set` of later rows if the model will predict later rows than it
+        learns from: rows that are held out at random cannot tell how well it does.
 
     Returns
     -------
@@ -169,10 +182,15 @@ def fit(
     >>> booster = dboost.fit(frame, "target", max_iter=200, eval_set=test)       # doctest: +SKIP
     >>> dboost.fit("s3://bucket/rows/", "target", client=client)                 # doctest: +SKIP
     >>> dboost.fit(new_rows, "target", start_from=booster)                       # doctest: +SKIP
+    >>> dboost.fit(frame, "target", max_iter="auto")                             # doctest: +SKIP
     """
     began = time.perf_counter()
     learning = canonical({**parameters, "start_from": start_from, "init_model": init_model, "continue_steps": continue_steps})
     start_from, continue_steps = learning.pop("start_from"), learning.pop("continue_steps")
+    if isinstance(learning.get("max_iter"), str):
+        if eval_set is None and validation_fraction is None:
+            validation_fraction = FRACTION
+        learning = with_auto_iterations(learning, has_rule=early_stopping is not None)
     if CONSTRAINTS & learning.keys():
         learning = with_named_constraints(learning, data)
     rows = input_of(
@@ -204,6 +222,8 @@ def fit(
         checkpoint_every=checkpoint_every,
         eval_metric=eval_metric,
         roles=rows.roles,
+        validation_fraction=validation_fraction,
+        make_validation_plan=None if validation_fraction is None else hold_out(validation_fraction, learning),
         progress=progress,
         warm_start=warm_start,
         source_name=source_name,
@@ -211,11 +231,15 @@ def fit(
         keep_summary=keep_summary,
         began=began,
     )
-    if group is not None:
+    if group is not None and validation_fraction is None:
         check_group(request.parameters)
-    if eval_metric is not None and eval_set is None and request.parameters.arcbites is None:  # arcbites hold rows out
+    has_sets = eval_set is not None or validation_fraction is not None
+    if eval_metric is not None and not has_sets and request.parameters.arcbites is None:  # arcbites hold rows out
         warn("eval_metric has no effect without an eval_set")
-    return trained(rows.fit(request), request.parameters, model)
+    if refit is not False:
+        check_refit(refit, request, stops=request.parameters.early_stopping_rounds is not None)
+    fitted = rows.fit(request)
+    return trained(refitted(rows.fit, request, fitted) if refit else fitted, request.parameters, model)
 
 
 async def fit_async(data: Any, target: Any = ..., *, callbacks: Callback | Sequence[Callback] = (), **keywords: Any) -> Booster:

@@ -71,6 +71,8 @@ class Booster:
         Seconds of the fit by phase. Default: empty, as for a loaded model.
     loss : Loss, optional
         The user-defined loss that the model was trained with. Default: the loss that the ensemble names.
+    notes : dict, optional
+        Attributes of the history. Default: none, as for a loaded model.
 
     Attributes
     ----------
@@ -79,7 +81,8 @@ class Booster:
         ``iteration`` (from 1, including those that early stopping dropped), ``train_loss`` and ``<eval set>_<metric>``. In the
         process of the fit also ``seconds``, ``rows_kept`` and ``bytes_read``; on a cluster ``workers``, the number of workers
         that hold rows; with arcbites ``bite`` and ``visit``, where iterations that were rolled back are followed by others
-        with the same numbers. ``history.attrs["lost_workers"]`` has, if workers with rows were lost during the fit, a dict for
+        with the same numbers. ``history.attrs["ended_by"]`` says why the fit ended, and
+        ``history.attrs["lost_workers"]`` has, if workers with rows were lost during the fit, a dict for
         each: ``worker``, its address, ``iteration``, after which it was lost (None while data were loaded), and the
         ``partitions`` and ``rows`` that other workers read again. A continued model has the iterations of all fits, NaN where
         a column was not recorded: the file of a model has only its metrics.
@@ -100,11 +103,12 @@ class Booster:
         history: pd.DataFrame | list[dict[str, Any]] | None = None,
         timings: dict[str, float] | None = None,
         loss: Loss | None = None,
+        notes: dict[str, Any] | None = None,
     ) -> None:
         self.ensemble = ensemble
         self._history = history
+        self._notes = dict(notes or {})
         self._custom_loss = loss
-        self._lost_workers: list[dict[str, Any]] = []
         self.timings = dict(timings or {})
 
     # Attributes.
@@ -117,8 +121,7 @@ class Booster:
         records = self._records
         names = dict.fromkeys(name for record in reversed(records) for name in record)  # those of the last fit first
         found = pd.DataFrame(records, columns=list(names)) if names else pd.DataFrame({"iteration": np.empty(0, np.int64)})
-        if self._lost_workers:
-            found.attrs["lost_workers"] = self._lost_workers
+        found.attrs |= self._notes
         return found
 
     @property
@@ -405,7 +408,9 @@ class Booster:
         return hash(self.sha256)
 
     def __repr__(self) -> str:
-        size = f"{self.n_iter_} iterations, {self.n_features_in_} features"
+        by = self._notes.get("ended_by", "max_iter")
+        ended = "" if by == "max_iter" else f" (ended by {by})"
+        size = f"{self.n_iter_} iterations{ended}, {self.n_features_in_} features"
         return f"<Booster: {self.ensemble.loss['name']}, {self.outputs.kind}, {size}>"
 
     def _repr_html_(self) -> str:
@@ -1180,9 +1185,8 @@ def trained(fitted: FitResult, parameters: Parameters, continued: Booster | None
     """Return the model of a fit, which may have continued another one."""
     history = fitted.history if continued is None else continued.history_with(fitted.history)
     loss = None if isinstance(parameters.loss, str) else parameters.loss
-    booster = Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=loss)
-    booster._lost_workers = fitted.lost_workers
-    return booster
+    notes = {name: value for name in ("ended_by", "lost_workers") if (value := getattr(fitted, name))}
+    return Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=loss, notes=notes)
 
 
 def as_booster(model: Any) -> Booster:

@@ -30,6 +30,7 @@ from dboost.params import EarlyStopping, LearningParameters, Parameters, canonic
 from dboost.session.memory import Budget, parse_memory_limit
 from dboost.session.row_samples import FoldRows
 from dboost.session.target import Target, choose_target, scan_target
+from dboost.training.auto_iterations import with_auto_iterations
 from dboost.training.callbacks import Callback, Progress, StoppingRule, schedule_of
 from dboost.training.checkpoint import first_difference, plain
 from dboost.training.fit_result import FitResult
@@ -203,7 +204,7 @@ def cv(
     began, seconds = perf_counter(), parse_time_limit(time_limit)
     learning = canonical({**parameters, "start_from": start_from})
     earlier = learning.pop("start_from")
-    learning = with_named_constraints(learning, data)
+    learning = with_auto_iterations(with_named_constraints(learning, data), has_rule=early_stopping is not None)
     if earlier is not None:
         if not isinstance(earlier, CVResult):
             raise InputTypeError(f"start_from must be a result of dboost.cv, not {type(earlier).__name__}")

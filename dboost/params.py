@@ -362,7 +362,9 @@ class Parameters:
         Number(above=0.0),
         "Factor of each tree's leaf values; also a function of the iteration, from 0, or a sequence of them.",
     )
-    max_iter: int = _parameter(100, Integer(1), "Iterations; with K > 2 classes each of them grows K trees.")
+    max_iter: int = _parameter(
+        100, Integer(1), 'Iterations; with K > 2 classes each of them grows K trees. "auto": rows that are held out decide.'
+    )
     max_leaf_nodes: int | None = _parameter(31, Integer(2, optional=True), "Largest number of leaves of a tree.")
     max_depth: int | None = _parameter(None, Integer(1, optional=True), "Largest number of splits on a path.")
     min_samples_leaf: int = _parameter(20, Integer(1), "Smallest number of rows (of positive weight) in a leaf.")
@@ -488,7 +490,7 @@ class TreeParameters(TypedDict, total=False):
     huber_alpha: float
     tweedie_power: float
     learning_rate: float | Sequence[float] | Callable[[int], float]
-    max_iter: int
+    max_iter: int | str
     max_leaf_nodes: int | None
     max_depth: int | None
     min_samples_leaf: int

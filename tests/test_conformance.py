@@ -44,7 +44,7 @@ CELLS = {place: _cells(place) for place in EVERYWHERE}
 #: What a session of a fit holds or computes.
 IN_SESSIONS = {
     "sample_weight", "offset", "classes", "subsample", "influence_trimming", "quantiles", "loss=huber", "own loss", "eval_set",
-    "continued", "arcbites", "step=line_search", "criterion=gradient",
+    "continued", "arcbites", "step=line_search", "criterion=gradient", "validation_fraction",
 }  # fmt: skip
 #: Calls of sessions beside those of every fit, and what the reducer does for all of them.
 CALLS = {
@@ -74,6 +74,7 @@ OWN_CODE: dict[str, set[str]] = {
         "early_stopping_rounds",
         "continued",
         "arcbites",
+        "validation_fraction",
     },
     "prepared": ROWS | {"continued"},
     "prepared, streamed": ROWS | {"continued", "quantiles"},

@@ -35,6 +35,7 @@ from dboost.errors import DataError, ParameterError
 from dboost.integrations.optuna import PruningCallback, optuna
 from dboost.params import ALIASES, canonical
 from dboost.session.memory import parse_memory_limit
+from dboost.training.auto_iterations import with_auto_iterations
 from dboost.training.folds import metric_names
 from dboost.training.plan import available_threads, parse_time_limit
 
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
     given = settings.keywords_in(arguments, dboost.cv, ELSEWHERE, fixed)
     for name in space:
         settings.check_key(name, "in --set", known, ELSEWHERE)
-        given.pop(name, None)  # of --params
+    given = {name: value for name, value in with_auto_iterations(given, has_rule=False).items() if name not in space}
     if not space:
         raise ParameterError("nothing is searched: give a range, for example --set learning_rate=log:0.01..0.3")
     names = [ALIASES.get(name, (name,))[0] for name in (*space, *given)]

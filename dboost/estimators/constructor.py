@@ -18,7 +18,9 @@ import numpy as np
 from dboost.api import fit
 from dboost.data.roles import ROLES
 from dboost.errors import ParameterError
+from dboost.estimators.validation import DEFAULT_ROUNDS
 from dboost.params import TreeParameters, documentation, entry, learning_keywords
+from dboost.training.auto_iterations import ROUNDS, is_auto, is_share
 from dboost.training.callbacks import Callback
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -32,6 +34,7 @@ class EstimatorParameters(TreeParameters, total=False):
     features: Any
     categorical_features: Any
     eval_metric: Any
+    refit: bool
     client: Any
     workers: Any
     n_jobs: int | None
@@ -67,10 +70,6 @@ def is_count(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not is_flag(value)
-
-
-def _is_part(value: Any) -> bool:
-    return value >= 1 if is_count(value) else _is_number(value) and 0 < value < 1
 
 
 class OwnParameter(NamedTuple):
@@ -116,12 +115,12 @@ OWN = {
         0.1,
         "float, int or None",
         "Fraction or number of the rows that are held out, unless `fit` gets validation data. None: score the training rows.",
-        (lambda v: v is None or _is_part(v), "a part of the rows below 1, a number of rows, or None"),
+        (lambda v: v is None or is_share(v), "a part of the rows below 1, a number of rows, or None"),
     ),
     "n_iter_no_change": OwnParameter(
-        10,
+        DEFAULT_ROUNDS,
         "int >= 1",
-        "Iterations without improvement before training stops.",
+        f'Iterations without improvement before training stops; with ``max_iter="auto"`` {ROUNDS} unless it is given.',
         (lambda v: is_count(v) and v >= 1, "an integer of at least 1"),
     ),
     "tol": OwnParameter(
@@ -179,7 +178,7 @@ def documented(estimator: Class) -> Class:
 
 _RUNNING = """\
     features, categorical_features, eval_metric, client, workers, callbacks, progress, memory_limit, time_limit, source_name, \
-    continue_bins, continue_steps, checkpoint, checkpoint_every, keep_summary
+    refit, continue_bins, continue_steps, checkpoint, checkpoint_every, keep_summary
         As in `dboost.fit`; the default of `progress` follows `verbose`.
     start_from : Booster, path or URL, optional
         As in `dboost.fit`; not with `warm_start`. Alias: `init_model`."""
@@ -212,7 +211,10 @@ def check_settings(estimator: Any) -> None:
         value = getattr(estimator, name)
         if one.check is not None and not one.check[0](value):
             raise ParameterError(f"{name}={value!r} must be {one.check[1]}")
-    if estimator.early_stopping_rounds is not None and estimator.early_stopping is True:
+    if is_auto(estimator.max_iter):
+        if estimator.early_stopping is False:
+            raise ParameterError('max_iter="auto" stops early: leave early_stopping=False out, or give a number of iterations')
+    elif estimator.early_stopping_rounds is not None and estimator.early_stopping is True:
         raise ParameterError(
             "early_stopping_rounds and early_stopping=True are two rules to stop by: give one (the latter waits for "
             "n_iter_no_change iterations)"

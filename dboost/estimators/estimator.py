@@ -18,7 +18,7 @@ import numbers
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -41,6 +41,7 @@ from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters, canonical, check_removed
 from dboost.session.row_samples import HELD_OUT, WATCHED
 from dboost.session.warm_start import WarmStart, check_options
+from dboost.training.auto_iterations import MOST_ITERATIONS, check_refit, is_auto, refitted, with_auto_iterations
 from dboost.training.callbacks import Callback, Iteration
 from dboost.training.plan import FitRequest, available_threads, checked_callbacks
 
@@ -313,6 +314,8 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
 
     def _n_new_iterations(self) -> int:
         """The largest number of iterations that `fit` may add; 0 also for an invalid one, which `fit` refuses."""
+        if is_auto(self.max_iter):
+            return MOST_ITERATIONS
         if not is_count(self.max_iter):
             return 0
         before = self.booster_.n_iter_ if self.warm_start and hasattr(self, "booster_") else 0
@@ -366,8 +369,14 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
             raise ParameterError("scorers do not take offsets: with an offset, scoring must be 'loss'")
         start = self._start(settings, continued)
         seeds = self._seeds if start.is_own and hasattr(self, "_seeds") else self._draw_seeds()
-        policy = EarlyStoppingPolicy(self, seeds.split, validation_set=list(sets)[-1] if sets else None)
+        auto = is_auto(settings["max_iter"])
+        policy = EarlyStoppingPolicy(self, seeds.split, validation_set=list(sets)[-1] if sets else None, is_auto=auto)
         learning = {field.name: settings[field.name] for field in fields(Parameters)}
+        if auto:
+            if not sets and settings["validation_fraction"] is None:
+                raise ParameterError('max_iter="auto" needs validation rows: give validation_fraction, X_val or eval_set')
+            rate = None if settings["learning_rate"] == Parameters().learning_rate else settings["learning_rate"]
+            learning = with_auto_iterations(learning | {"learning_rate": rate, "early_stopping_rounds": None}, has_rule=True)
         learning = with_named_constraints(learning | {"loss": self._loss(), "random_state": seeds.learning}, X)
         rows = input_of(X, ... if isinstance(X, Dataset) else y, **{name: settings[name] for name in _OF_ROWS}, **roles)
         request = FitRequest.of(
@@ -383,9 +392,15 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         )
         if start.is_complete(request.parameters.max_iter):
             return self
+        stops = auto or self.early_stopping is not False or settings["early_stopping_rounds"] is not None
+        check_refit(settings["refit"], request, stops=stops)
+        if settings["refit"] and settings["warm_start"]:
+            raise ParameterError("refit=True does not go together with warm_start: leave one of them out")
         check_lengths(X, y, sample_weight)
         self._set_features(X)
         fitted = rows.fit(request)
+        if settings["refit"] and policy.stops:
+            fitted = refitted(rows.fit, replace(request, callbacks=checked_callbacks(settings["callbacks"])), fitted)
         if settings["eval_metric"] is not None and not sets and not policy.stops:
             warn("eval_metric has no effect without an eval_set and without early stopping")
         if start.model is None:

@@ -12,8 +12,6 @@ floats, with categories as codes.
 from __future__ import annotations
 
 import copy
-import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,12 +26,15 @@ from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.session.row_samples import HELD_OUT, WATCHED, Draw, in_proportion
 from dboost.session.target import Target
+from dboost.training.auto_iterations import ROUNDS, n_held_out
 from dboost.training.callbacks import StoppingRule
 from dboost.training.plan import ValidationPlan
 from dboost.trees.tree_task import HOLD_OUT, WATCH, derive_seed
 
 #: "auto" means early stopping above this number of rows.
 MANY_ROWS = 10_000
+#: Default of `n_iter_no_change`.
+DEFAULT_ROUNDS = 10
 #: Number of training rows in the sample for a scorer.
 SAMPLE_ROWS = 10_000
 
@@ -48,6 +49,8 @@ class EarlyStoppingPolicy:
     seed: int
     #: Name of the user's evaluation set for early stopping, or None.
     validation_set: str | None
+    #: Whether the estimator has ``max_iter="auto"``.
+    is_auto: bool = False
     #: Whether the fit may stop early.
     stops: bool = False
     #: Columns of the history with the "train" and "validation" scores.
@@ -63,14 +66,22 @@ class EarlyStoppingPolicy:
         later = ensemble.metrics[column][: ensemble.n_iterations]
         return self.sign * np.array([before.get(column, np.nan), *later])
 
+    @property
+    def _rounds(self) -> int:
+        settings = self.estimator
+        if not self.is_auto:
+            return int(settings.n_iter_no_change)
+        given = None if settings.n_iter_no_change == DEFAULT_ROUNDS else settings.n_iter_no_change
+        return int(settings.early_stopping_rounds or given or ROUNDS)
+
     def make_validation_plan(self, counts: Sequence[int], target: Target, assemble: Callable[[], Ensemble]) -> ValidationPlan:
         """Return the plan, given the numbers of rows per class; see `training.plan`."""
         settings = self.estimator
         weight = _class_weight(counts, target, getattr(settings, "class_weight", None))
         n_rows = sum(counts)
-        own_rule = settings.early_stopping_rounds is not None
+        own_rule = settings.early_stopping_rounds is not None and not self.is_auto
         by_score = n_rows > MANY_ROWS if settings.early_stopping == "auto" else bool(settings.early_stopping)
-        by_score = by_score and not own_rule
+        by_score = self.is_auto or (by_score and not own_rule)
         self.stops = by_score or own_rule
 
         held_out = watched = None
@@ -98,7 +109,7 @@ class EarlyStoppingPolicy:
             column = self.columns.get("validation", self.columns["train"])
             stopping = StoppingRule(
                 column,
-                settings.n_iter_no_change,
+                self._rounds,
                 larger_is_better=self.sign > 0,
                 tolerance=settings.tol,
                 # Scores such as the accuracy have few values, and the first of many equal ones belongs to a weak model.
@@ -137,10 +148,7 @@ def _class_weight(counts: Sequence[int], target: Target, class_weight: Any) -> n
 
 def _split(counts: Sequence[int], target: Target, size: Any, seed: int) -> Draw:
     """The rows to hold out: as many as in scikit-learn, stratified by class."""
-    total = sum(counts)
-    n = int(size) if isinstance(size, numbers.Integral) else math.ceil(size * total)
-    if n >= total:
-        raise ParameterError(f"validation_fraction={size!r} holds out {n} of {total} rows: none would be left to train on")
+    total, n = sum(counts), n_held_out(counts, size)
     if target.classes is not None:
         n_classes = sum(count > 0 for count in counts)
         if 1 in counts:

@@ -210,7 +210,7 @@ def _boost(
     model_file.check(ensemble, n_known=0 if warm_start.model is None else len(warm_start.model.trees))
     if no_split is not None and fold is None:  # `folds.fit_folds` warns once for all folds
         warn(no_split)
-    return FitResult(ensemble, history, loop.before, stopping, whole, clock.seconds, no_split)
+    return FitResult(ensemble, history, loop.before, stopping, whole, clock.seconds, no_split, loop.ended_by)
 
 
 def _described(model: Ensemble, plan: FitPlan) -> Ensemble:

@@ -116,6 +116,7 @@ class BoostingLoop:
         self.history: list[dict[str, Any]] = []
         self.stats: GradientStats | None = None
         self._has_split = False
+        self._ended_by: str | None = None
         if plan.max_weight is None:
             counted = engine.n_rows, self.target_stats.max_weight
         else:
@@ -254,17 +255,25 @@ class BoostingLoop:
         progress.show(record, self.shown, ended - grows_from)
         has_waited = self.early_stopping is not None and self.early_stopping.should_stop(iteration, record)
         self._check_defined(iteration, record)
-        is_ended = False
         now = Iteration(iteration, n_iterations, record, assemble, self.rate)
         for callback in self.callbacks:
-            is_ended = bool(callback(now)) or is_ended
+            if callback(now):
+                self._ended_by = "a callback"
         self._use_rate_of(now)
         limit = self.plan.request.time_limit
-        if limit is not None:  # the next iteration is expected to take as long as this one
-            is_ended = time.perf_counter() - self.plan.request.began + record["seconds"] > limit or is_ended
+        if limit is not None and time.perf_counter() - self.plan.request.began + record["seconds"] > limit:
+            self._ended_by = "time_limit"  # the next iteration is expected to take as long as this one
         if self.checkpoint is not None and self.valued is None:  # with arcbites it is written between visits
             self.checkpoint.note(self.history, self.n_done, self.trees)
-        return IterationEnd(stats, has_waited, is_ended)
+        return IterationEnd(stats, has_waited, self._ended_by is not None)
+
+    @property
+    def ended_by(self) -> str | None:
+        """Why no further iteration follows; None with arcbites whose visits are over."""
+        stopping = self.early_stopping
+        if self._ended_by is None and stopping is not None and stopping.has_waited(self.n_done):
+            return f"early stopping: {stopping.column} was best in iteration {stopping.best_iteration} of {self.n_done}"
+        return self._ended_by or ("max_iter" if self.parameters.arcbites is None else None)
 
     def _check_defined(self, iteration: int, record: dict[str, Any]) -> None:
         """Warn once if the metric of early stopping is undefined; raise a DataError if arcbites depend on it.

@@ -128,7 +128,8 @@ TEST_SHARE, MOST_TEST_ROWS = 0.1, 200_000
 def needs_test_set(parameters: Parameters, plan: ValidationPlan, sets: Sequence[Any]) -> bool:
     """Whether arcbites need a test set and the user has given none."""
     arcbites = parameters.arcbites
-    return arcbites is not None and arcbites.is_watched and not sets and plan.early_stopping is None
+    is_watched = arcbites is not None and arcbites.is_watched
+    return is_watched and not sets and plan.early_stopping is None and plan.held_out is None
 
 
 def draws_rows(parameters: Parameters) -> bool:
@@ -422,6 +423,8 @@ class FitRequest:
     callbacks: tuple[Callback, ...] = ()
     progress: Progress = field(default_factory=partial(Progress, False))
     make_validation_plan: MakeValidationPlan | None = None
+    #: Share or number of the rows that `make_validation_plan` holds out for `dboost.fit`; None if it does not.
+    validation_fraction: float | int | None = None
     warm_start: WarmStart = COLD_START
     checkpoint: Checkpoint | None = None
     source_name: str | None = None
@@ -490,7 +493,8 @@ class FitRequest:
         _check_early_stopping(self)
         checked_source_name(self.source_name)
         if self.eval_sets or self.eval_metric is not None:
-            check_columns([one.name for one in self.eval_sets], names_of(self.eval_metric, self.parameters.loss_name))
+            sets = [*([] if self.validation_fraction is None else [HELD_OUT]), *(one.name for one in self.eval_sets)]
+            check_columns(sets, names_of(self.eval_metric, self.parameters.loss_name))
         if not isinstance(self.keep_summary, bool):
             raise ParameterError(f"keep_summary={self.keep_summary!r} must be True or False")
         if self.parameters.arcbites is not None and self.warm_start.model is not None and not self.warm_start.is_new_source:
@@ -688,6 +692,8 @@ def requested(
     """Return the settings of a fit that its checkpoint compares, by names that never change; `max_iter` may change."""
     warm_start = request.warm_start
     settings = {name: value for name, value in parameters.to_dict().items() if name != "max_iter"}
+    if request.validation_fraction is not None:
+        settings["validation_fraction"] = request.validation_fraction
     return settings | {
         "start_from": None if warm_start.model is None else model_file.digest(warm_start.model),
         "continue_bins": "kept" if warm_start.keeps_bins else "new",
@@ -717,7 +723,9 @@ def stopping_rule(
         if rounds is None:
             return None
         asked = EarlyStopping(rounds) if request.early_stopping is None else request.early_stopping
-        names = [one.name for one in request.eval_sets] or [HELD_OUT]
+        names = [one.name for one in request.eval_sets]
+        if request.validation_fraction is not None or not names:
+            names.append(HELD_OUT)
         eval_set = names[-1] if asked.eval_set is None else asked.eval_set
         if eval_set not in names:
             raise ParameterError(f"early_stopping: there is no evaluation set {eval_set!r}, but {', '.join(map(repr, names))}")
@@ -810,9 +818,10 @@ def rounds_of(parameters: Parameters) -> int | None:
 def _check_early_stopping(request: FitRequest) -> None:
     """Raise ParameterError for early stopping without an evaluation set and without held-out rows."""
     parameters = request.parameters
-    holds_out = request.fold is not None or (parameters.arcbites is not None and parameters.arcbites.is_watched)
+    holds_out = request.fold is not None or request.validation_fraction is not None
+    holds_out = holds_out or (parameters.arcbites is not None and parameters.arcbites.is_watched)
     if parameters.early_stopping_rounds is not None and not request.eval_sets and not holds_out:
-        raise ParameterError("early_stopping_rounds needs an eval_set")
+        raise ParameterError("early_stopping_rounds needs an eval_set, or validation_fraction")
 
 
 def check_columns(eval_sets: Sequence[str], metrics: Sequence[str]) -> None:

@@ -80,7 +80,7 @@ ROLES = ("sample_weight", "offset")
 #: Options that are kinds, whatever their value.
 KINDS = (
     *ROLES, "arcbites", "early_stopping_rounds", "eval_set", "influence_trimming", "interaction_cst", "max_features",
-    "monotonic_cst", "subsample",
+    "monotonic_cst", "subsample", "validation_fraction",
 )  # fmt: skip
 
 
@@ -100,6 +100,12 @@ CASES: dict[str, Fixed] = {name: Fixed(target, options) for name, (target, optio
 CASES |= {name: Fixed(target, then, first, LATER) for name, (target, first, then) in CONTINUED.items()}
 CASES |= {name: Fixed(target, how, first, LATER, refits=True) for name, (target, first, how) in REFITTED.items()}
 CASES["many columns"] = _wide()
+CASES["held-out rows, 3 classes"] = Fixed(
+    "level", {"max_iter": 9, "early_stopping_rounds": 1, "learning_rate": 0.9, "validation_fraction": 0.3, "sample_weight": "w"}
+)
+CASES["held-out rows, arcbites"] = Fixed(
+    "y", {"arcbites": dboost.ArcBites(2, None, 2), "validation_fraction": 200, "eval_metric": "mae"}
+)
 CASES["learning rates"] = Fixed("y", {"learning_rate": [0.5, 0.3, 0.2, 0.1, 0.1, 0.05]})
 CASES |= {
     f"{name}, proposal {proposal}": Fixed(

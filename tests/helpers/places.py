@@ -246,7 +246,8 @@ def _can_stream(described: Any) -> bool:
 
 
 def _can_prepare(described: Any) -> bool:
-    return _is_global(described) and described.arcbites is None
+    holds_out = getattr(described, "options", {}).get("validation_fraction") is not None  # a data set's bins are of all rows
+    return _is_global(described) and described.arcbites is None and not holds_out
 
 
 def _can_prepare_on_cluster(described: Any) -> bool:

@@ -60,7 +60,10 @@ def test_the_last_metric_of_the_last_set_is_the_default() -> None:
         ({"early_stopping": dboost.EarlyStopping(5), "early_stopping_rounds": 4}, "two rules to stop by"),
         ({"early_stopping": dboost.EarlyStopping(5, "f1")}, "'f1' is none of the fit's metrics, which are auc, logloss"),
         ({"early_stopping": dboost.EarlyStopping(5, eval_set="x")}, "there is no evaluation set 'x', but 'one', 'two'"),
-        ({"early_stopping": dboost.EarlyStopping(5), "eval_set": None}, "early_stopping_rounds needs an eval_set"),
+        (
+            {"early_stopping": dboost.EarlyStopping(5), "eval_set": None},
+            "early_stopping_rounds needs an eval_set, or validation_fraction",
+        ),
         ({"time_limit": "soon"}, "time_limit='soon' must be a positive number of seconds or a duration"),
         ({"time_limit": 0}, "time_limit=0 must be"),
         ({"time_limit": True}, "time_limit=True must be"),
