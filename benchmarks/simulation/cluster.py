@@ -489,6 +489,6 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
         patch.object(worker_calls, "run_on", run_on),
         patch.object(worker_plugin, "run_on", run_on),
     ):
-        request = FitRequest(parameters, 1, roles={"target": target}, progress=False)
+        request = FitRequest(parameters, 1, roles={"target": target})
         client = _Client(simulated)
         return fit_on_cluster(client, request, lambda: _Source(data, target, n_parts=n_parts_of(client)))

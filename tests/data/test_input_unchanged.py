@@ -42,7 +42,7 @@ def test_a_table_keeps_its_weights(limit: int | None, weighted: bool) -> None:
         return ValidationPlan(class_weight, Draw(1, tuple(n // 5 for n in counts)))
 
     budget = None if limit is None else Budget(limit)
-    request = FitRequest(make_parameters({"max_iter": 2}), 1, progress=False, make_validation_plan=validation, budget=budget)
+    request = FitRequest(make_parameters({"max_iter": 2}), 1, make_validation_plan=validation, budget=budget)
     with open_table(FRAME[[*FEATURES, "late", "w"]], "late", sample_weight="w" if weighted else None) as table:
         before, kept = table.weight, None if table.weight is None else table.weight.copy()
         fitted = fit_table(request, lambda: table)

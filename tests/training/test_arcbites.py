@@ -136,7 +136,7 @@ def test_naive_twin(loss: str, order: str) -> None:
         rows = bites == bite
         parameters = make_parameters(options | {"max_iter": 2 * n})
         twin = fit_table(
-            FitRequest(parameters, 1, progress=False, warm_start=WarmStart.same_data(model)),
+            FitRequest(parameters, 1, warm_start=WarmStart.same_data(model)),
             lambda rows=rows: open_table(frame[rows], y[rows], options=ReadOptions(n_threads=1)),  # type: ignore[misc]
         )
         model = twin.ensemble
