@@ -135,11 +135,6 @@ NO_ROLES = RowRoles()
 ROLES: dict[str, Role] = {one.metadata["name"]: Role(field=one.name, **one.metadata) for one in fields(RowRoles)}
 
 
-def by_columns(roles: RowRoles, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return ``function(y, weight, offset, *arguments)``, for functions that use no other roles."""
-    return function(roles.numbers, roles.weight, roles.offset, *arguments)
-
-
 def keys_of(column: Column, what: str) -> np.ndarray:
     """Return the key of each value: int64[n].
 

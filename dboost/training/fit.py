@@ -26,7 +26,6 @@ import numpy as np
 from dboost.data import Table
 from dboost.data.binning import Binning, Sample, columns_at_once, distinct_values, exact_binning, propose_together
 from dboost.data.eval_tables import EvalTable
-from dboost.data.roles import by_columns
 from dboost.errors import DBoostError, FitInterrupted, warn
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import find_metrics
@@ -141,7 +140,7 @@ def _prepare(
     binning = rows.propose_bins(warm_start, parameters)
     if warm_start.is_new_source:
         rows.compute_start_scores(warm_start)
-    stats = target_stats(target.loss, partial(rows.map_rows, by_columns), continues=warm_start.is_new_source)
+    stats = target_stats(target.loss, rows.map_rows, continues=warm_start.is_new_source)
     description = rows.describe(parameters.random_state)
     plan = make_plan(request, parameters, target, binning, stats, description, (metrics, stopping), warm_start)
     if plan.shard.grouped and plan.parameters.arcbites is not None:

@@ -16,13 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dboost.data.binning import Binning
-from dboost.data.roles import by_columns
 from dboost.errors import DataError, ParameterError
 from dboost.losses import Loss
 from dboost.metrics.exact import unit_for
@@ -89,7 +87,7 @@ def refit_leaves(
             target = rows.learn_target()
             check_continues(model, features, target)
             rows.compute_start_scores(start)
-            stats = target_stats(target.loss, partial(rows.map_rows, by_columns), continues=True)
+            stats = target_stats(target.loss, rows.map_rows, continues=True)
             description = rows.describe(parameters[-1].random_state)
             calls = table.open_calls(_spec_of(model, target, start, stats, table))
             engine = Engine(calls, description.n_rows, stats.loss.in_unit(stats.unit).terms())

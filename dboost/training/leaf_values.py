@@ -17,15 +17,10 @@ all absolute residuals after the last trees, so each iteration with it takes a s
 With ``influence_trimming`` the rows with the smallest influence, which together have a given fraction of the total influence,
 are excluded from growing a tree and from its leaf values. Two more calls find the threshold.
 
-**Minimization.** `minimize_convex` is Newton's method with safeguards. The sign of the slope shows on which side of the point
-the minimum lies, so two bounds enclose it; a Newton step beyond them is replaced by bisection. As long as one bound is missing,
-the step is limited to a length that grows fourfold: the curvature of an exponential far from its minimum leads to steps in the
-thousands. At a kink, where the curvature is zero, the method is bisection.
-
 **Initial score** (baseline prediction) and the units of exact sums. `target_stats` works with statistics of the training rows
-only. ``ask(function, *arguments)`` calls ``function(y, weight, offset, *arguments)`` for each row subset, in this process or on
-workers, and returns the list of results. The results are merged exactly (maxima, sums of integers), so the statistics do not
-depend on the partitions. The first call returns sizes, which determine the units of exact sums; the second one returns the
+only. ``ask(function, *arguments)`` calls ``function(rows, *arguments)`` for each row subset, in this process or on workers, and
+returns the list of results. The results are merged exactly (maxima, sums of integers), so the statistics do not depend on the
+partitions. The first call returns sizes, which determine the units of exact sums; the second one returns the
 sums.
 
 For most losses the initial score follows from the mean of the target. With offsets, or for a custom loss, Newton's method finds
@@ -42,6 +37,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost.data import RowRoles
 from dboost.errors import DataError, ParameterError, warn
 from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import Residuals, count_digits, next_keys
@@ -59,6 +55,7 @@ from dboost.metrics.exact import (
     total,
     unit_for,
 )
+from dboost.model.outputs import scores
 from dboost.params import Parameters
 from dboost.shards.statistics import (
     Statistic,
@@ -75,11 +72,12 @@ from dboost.shards.statistics import (
     size_keys,
     size_next,
 )
+from dboost.training.minimize import minimize_convex
 from dboost.trees.tree_task import GradientStats, Leaves, RowSubset, bounded, leaf_values, newton_steps
 
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
-#: ``ask(function, *arguments)`` returns ``function(y, weight, offset, *arguments)`` of each row subset.
+#: ``ask(function, *arguments)`` returns ``function(rows, *arguments)`` of each row subset (`RowRoles`, with encoded targets).
 Ask = Callable[..., list[Any]]
 
 
@@ -247,17 +245,16 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStat
 
 
 def _in_unit(
-    y: np.ndarray,
-    weight: np.ndarray | None,
-    offset: np.ndarray | None,
+    rows: RowRoles,
     unit: float,
     function: Callable[..., Any],
     *arguments: Any,
 ) -> Any:
     """Call a function with targets and offsets in a unit."""
     if unit != 1.0:
-        y, offset = y / unit, None if offset is None else offset / unit
-    return function(y, weight, offset, *arguments)
+        offset = None if rows.offset is None else rows.offset / unit
+        rows = replace(rows, target=rows.numbers / unit, offset=offset)
+    return function(rows, *arguments)
 
 
 def _too_large(loss: Loss, mean: float, sizes: Sizes, continues: bool, unit: float) -> str:
@@ -293,20 +290,17 @@ def _unexplained(loss: Loss, ask: Ask, means: np.ndarray, unit: float) -> float:
     return of_model / of_constant if of_constant > 0 else math.inf
 
 
-def _without_offset(
-    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, function: Callable[..., Any], *arguments: Any
-) -> Any:
-    return function(y, weight, None, *arguments)
+def _without_offset(rows: RowRoles, function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(replace(rows, offset=None), *arguments)
 
 
-def _total_loss(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss, at: np.ndarray) -> int | None:
+def _total_loss(rows: RowRoles, loss: Loss, at: np.ndarray) -> int | None:
     """Return the exact sum of the weighted losses with raw scores offset + `at` (float64[n_outputs])."""
-    raw = np.repeat(at[:, None], len(y), axis=1)
-    if offset is not None:
-        raw += offset
+    raw = np.repeat(at[:, None], rows.n_rows, axis=1)
+    if rows.offset is not None:
+        raw += rows.offset
     with np.errstate(all="ignore"):
-        losses = loss.value(y, raw[0] if len(at) == 1 else raw.T)
-    return total(losses if weight is None else losses * weight)
+        return total(_weighted(loss.value(rows.numbers, scores(raw.T)), rows))
 
 
 def _smoothed(means: np.ndarray, weights: float) -> np.ndarray:
@@ -329,8 +323,8 @@ def _best_constants(loss: Loss, ask: Ask, means: np.ndarray, has_offset: bool, u
     return best
 
 
-def _check_loss(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss) -> str | None:
-    return check_derivatives(loss, y) if len(y) else None
+def _check_loss(rows: RowRoles, loss: Loss) -> str | None:
+    return check_derivatives(loss, rows.numbers) if rows.n_rows else None
 
 
 def _quantile(ask: Ask, level: float, unit: float) -> float:
@@ -353,26 +347,23 @@ def _statistic_at(ask: Ask, statistic: ResidualQuantile, best: float, unit: floa
     )
 
 
-def _digits(
-    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, unit: float, *digits: Any
-) -> np.ndarray:
+def _digits(rows: RowRoles, at: float, sizes: bool, unit: float, *digits: Any) -> np.ndarray:
     counts = np.zeros((1, 256), np.int64)
-    count_digits(_residuals(y, weight, offset, at, sizes), *digits, unit, counts)
+    count_digits(_residuals(rows, at, sizes), *digits, unit, counts)
     return counts
 
 
-def _next(
-    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool, keys: np.ndarray
-) -> np.ndarray:
+def _next(rows: RowRoles, at: float, sizes: bool, keys: np.ndarray) -> np.ndarray:
     following = np.full(1, ~np.uint64(0))
-    next_keys(_residuals(y, weight, offset, at, sizes), keys, following)
+    next_keys(_residuals(rows, at, sizes), keys, following)
     return following
 
 
-def _residuals(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, at: float, sizes: bool) -> Residuals:
+def _residuals(rows: RowRoles, at: float, sizes: bool) -> Residuals:
     """Return the residuals of all rows, or their absolute values, as one group."""
     ungrouped, all_rows = or_empty(None, "uint8"), or_empty(None, "int64")
-    return Residuals(y, _raw_scores(y, offset, at), or_empty(weight, "float64"), ungrouped, sizes, all_rows, 0, len(y))
+    weight, n = or_empty(rows.weight, "float64"), rows.n_rows
+    return Residuals(rows.numbers, _raw_scores(rows, at), weight, ungrouped, sizes, all_rows, 0, n)
 
 
 def _slopes(ask: Ask, loss: Loss, at: float) -> tuple[float, float]:
@@ -381,108 +372,69 @@ def _slopes(ask: Ask, loss: Loss, at: float) -> tuple[float, float]:
     return slope, curvature
 
 
-def _derivatives(
-    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss, at: float
-) -> tuple[int | None, int | None]:
-    raw = _raw_scores(y, offset, at)
+def _derivatives(rows: RowRoles, loss: Loss, at: float) -> tuple[int | None, int | None]:
+    y, raw = rows.numbers, _raw_scores(rows, at)
     with np.errstate(over="ignore", invalid="ignore"):
-        gradient, hessian = loss.gradient(y, raw), loss.hessian(y, raw)
-        if weight is not None:
-            gradient, hessian = gradient * weight, hessian * weight
-    return total(gradient), total(hessian)
+        return total(_weighted(loss.gradient(y, raw), rows)), total(_weighted(loss.hessian(y, raw), rows))
 
 
-def _largest_loss(
-    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, loss: Loss, at: float
-) -> tuple[float, float]:
+def _largest_loss(rows: RowRoles, loss: Loss, at: float) -> tuple[float, float]:
     """Return the largest loss, and the largest distance between target and prediction."""
-    if not len(y):
+    if not rows.n_rows:
         return 0.0, 0.0
-    raw = _raw_scores(y, offset, at)
+    y, raw = rows.numbers, _raw_scores(rows, at)
     with np.errstate(over="ignore", invalid="ignore"):
         return float(np.abs(loss.value(y, raw)).max()), float(np.abs(loss.inverse_link(raw) - y).max())
 
 
-def _raw_scores(y: np.ndarray, offset: np.ndarray | None, at: float) -> np.ndarray:
-    return np.full(len(y), at) if offset is None else offset.reshape(len(y)) + at  # start scores are [1, n]
+def _raw_scores(rows: RowRoles, at: float) -> np.ndarray:
+    n = rows.n_rows
+    return np.full(n, at) if rows.offset is None else rows.offset.reshape(n) + at  # start scores are [1, n]
 
 
-def _sizes(y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None) -> Sizes:
-    if not len(y):
+def _weighted(values: np.ndarray, rows: RowRoles) -> np.ndarray:
+    return values if rows.weight is None else values * rows.weight
+
+
+def _sizes(rows: RowRoles) -> Sizes:
+    n = rows.n_rows
+    if not n:
         return Sizes(0, 0.0, np.inf, -np.inf, False, True, 0.0, 0)
-    has_offset = offset is not None
+    weight, has_offset = rows.weight, rows.offset is not None
+    lowest, highest = float(rows.numbers.min()), float(rows.numbers.max())
     if weight is None:
-        return Sizes(len(y), 1.0, float(y.min()), float(y.max()), has_offset, True, float(len(y)), len(y))
+        return Sizes(n, 1.0, lowest, highest, has_offset, True, float(n), n)
     is_whole = bool((weight == np.rint(weight)).all() and weight.max() <= 2.0**20)
     n_counted = float(weight.sum()) if is_whole else 0.0
     n_positive = int(np.count_nonzero(weight))
-    return Sizes(len(y), float(weight.max()), float(y.min()), float(y.max()), has_offset, is_whole, n_counted, n_positive)
+    return Sizes(n, float(weight.max()), lowest, highest, has_offset, is_whole, n_counted, n_positive)
 
 
 def _sums(
-    y: np.ndarray, weight: np.ndarray | None, offset: np.ndarray | None, n_outputs: int, target_unit: float, weight_unit: float,
+    rows: RowRoles,
+    n_outputs: int,
+    target_unit: float,
+    weight_unit: float,
     is_whole: bool,
-) -> list[ExactSum]:  # fmt: skip
+) -> list[ExactSum]:
     """Return the sum of the weighted targets, or with several outputs the weight of each class; and then the total weight."""
+    y, weight = rows.numbers, rows.weight
     weights = ExactSum(weight_unit, float(len(y)) * weight_unit) if weight is None else ExactSum.of(weight, weight_unit)
     if n_outputs > 1:
-        return [*_class_weights(y, weight, n_outputs, weight_unit), weights]
+        return [*_class_weights(rows, n_outputs, weight_unit), weights]
     with np.errstate(over="ignore", invalid="ignore"):  # `target_stats` raises an error for infinite sums
         if weight is None or is_whole:
             return [ExactSum.of(y, target_unit, weight), weights]
         return [ExactSum.of(y * weight, target_unit), weights]
 
 
-def _class_weights(y: np.ndarray, weight: np.ndarray | None, n_classes: int, weight_unit: float) -> list[ExactSum]:
+def _class_weights(rows: RowRoles, n_classes: int, weight_unit: float) -> list[ExactSum]:
     """Return the total weight of each class."""
+    y, weight = rows.numbers, rows.weight
     if weight is None:
         counts = np.bincount(y.astype(np.int64), minlength=n_classes)
         return [ExactSum(weight_unit, float(count) * weight_unit) for count in counts]
     return [ExactSum.of(weight[y == k], weight_unit) for k in range(n_classes)]
-
-
-#: Enough to bisect all floats between any two bounds.
-_MOST_STEPS = 1100
-
-
-def minimize_convex(slopes: Callable[[float], tuple[float, float]], start: float, tolerance: float = 0.0) -> float:
-    """Return the minimizer of a convex function of one number, accurate to the last few bits.
-
-    Parameters
-    ----------
-    slopes : callable
-        Returns the first and the second derivative at a point. A first derivative of NaN means too far from `start`.
-    start : float
-    tolerance : float, default 0
-        Relative error at which the search may end.
-
-    Returns
-    -------
-    float
-        The minimizer; a large number if the function has no minimum.
-    """
-    low, high, at, before = -math.inf, math.inf, start, start
-    stride = 1.0 if abs(start) < 2.0**40 else abs(start)  # longer than the distance of two floats there
-    for _ in range(_MOST_STEPS):
-        slope, curvature = slopes(at)
-        if math.isnan(slope):
-            slope = at - before
-        if slope == 0.0:
-            return at
-        low, high = (low, at) if slope > 0 else (at, high)
-        step = -slope / curvature if curvature > 0 and math.isfinite(slope) else -math.copysign(math.inf, slope)
-        if abs(step) > stride:
-            step = math.copysign(stride, step)
-            stride *= 4.0
-        following = at + step
-        if abs(following - at) <= tolerance * abs(following) or abs(following) > 1e300:
-            return following if following != at and abs(following) <= 1e300 and low < following < high else at
-        if not low < following < high:
-            following = low + (high - low) / 2
-            if not low < following < high or high - low <= tolerance * abs(following):
-                return at
-        before, at = at, following
-    return at
 
 
 #: Relative error of the multiplier at which a line search ends.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost.training.leaf_values import minimize_convex
+from dboost.training.minimize import minimize_convex
 
 
 def counted(slopes: Callable[[float], tuple[float, float]]) -> tuple[Callable[[float], tuple[float, float]], list[float]]:

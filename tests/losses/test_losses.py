@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
+from dboost.data import RowRoles
 from dboost.errors import ParameterError
 from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS
@@ -60,7 +61,7 @@ class Case:
         return "-".join(map(str, stored.values()))
 
     def start(self, y: np.ndarray, weight: np.ndarray | None = None) -> TargetStats:
-        return target_stats(self.loss, lambda function, *arguments: [function(y, weight, None, *arguments)])
+        return target_stats(self.loss, lambda function, *arguments: [function(RowRoles(y, weight), *arguments)])
 
     @property
     def n_outputs(self) -> int:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dboost.data import RowRoles
 from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, SquaredError
 from dboost.session import thread_team
 from dboost.shards.shard import Shard
@@ -31,7 +32,7 @@ def in_parts(y: np.ndarray, weight: np.ndarray | None, borders: list[int]) -> As
     """Return an `Ask` over several parts of the rows, some of which may be empty."""
     pieces = [slice(*pair) for pair in pairwise([0, *sorted(min(b, len(y)) for b in borders), len(y)])]
     return lambda function, *arguments: [
-        function(y[piece], None if weight is None else weight[piece], None, *arguments) for piece in pieces
+        function(RowRoles(y[piece], None if weight is None else weight[piece]), *arguments) for piece in pieces
     ]
 
 
