@@ -763,6 +763,11 @@ class Table:
         first = next((i for i, length in enumerate(self.lengths) if length), None)
         return () if first is None else tuple(self.roles(first).by_name())
 
+    def n_kept(self, i: int) -> int:
+        """Return the number of rows of positive weight of chunk `i`."""
+        weight = self.roles(i).weight if self.lengths[i] else None
+        return self.lengths[i] if weight is None else int(np.count_nonzero(weight > 0))
+
     def draw_ids(self, i: int, start: int) -> np.ndarray:
         """Return the numbers by which samples of rows are drawn: int64[n], of the rows of positive weight of partition `i`.
 

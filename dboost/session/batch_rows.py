@@ -84,17 +84,12 @@ class BatchRows:
     @property
     def n_kept(self) -> int:
         """Number of rows of positive weight."""
-        return sum(self.kept_of(k) for k in range(self.table.n_chunks))
-
-    def kept_of(self, k: int) -> int:
-        """Return the number of rows of positive weight of chunk k."""
-        weight = self.table.roles(k).weight if self.table.lengths[k] else None
-        return self.table.lengths[k] if weight is None else int(np.count_nonzero(weight > 0))
+        return sum(map(self.table.n_kept, range(self.table.n_chunks)))
 
     @property
     def owned(self) -> dict[int, int]:
         """Number of rows of positive weight of each partition with such rows."""
-        return {number: n for k, number in enumerate(self.table.numbers) if (n := self.kept_of(k))}
+        return {number: n for k, number in enumerate(self.table.numbers) if (n := self.table.n_kept(k))}
 
     def draw_ids(self, number: int, start: int) -> np.ndarray:
         """See `StartingRows`."""
@@ -192,7 +187,7 @@ class BatchRows:
             return
         flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
         for k in range(table.n_chunks):
-            n = self.kept_of(k)
+            n = table.n_kept(k)
             if n:
                 roles = table.roles(k)
                 kept, offset = kept_rows(roles.weight), roles.offset
@@ -219,7 +214,7 @@ class BatchRows:
                 yield roles if self.start_scores is None else replace(roles, offset=self.start_scores)
             return
         for k in range(table.n_chunks):
-            if self.kept_of(k):
+            if self.table.n_kept(k):
                 yield self.range_of(k)
 
     def map_rows(self, function: Callable[..., Result], arguments: tuple[Any, ...]) -> list[Result]:
@@ -318,7 +313,7 @@ class BatchRows:
         if not table.keeps_roles_apart:
             return
         filled = [k for k, length in enumerate(table.lengths) if length]
-        some = [k for k in filled if self.kept_of(k)]
+        some = [k for k in filled if self.table.n_kept(k)]
         if self._has_start_scores and some:
             self.start_scores = np.concatenate([self._scores.get(k)[0] for k in some], axis=-1)
         self.y = np.concatenate([np.empty(0), *(self._targets.get(k)[0] for k in filled)])

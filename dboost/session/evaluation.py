@@ -90,11 +90,7 @@ class EvalRows:
         """Return the number of these rows in each chunk."""
         if self.rows is not None:
             return np.diff(np.searchsorted(self.rows, np.cumsum((0, *self.table.lengths)))).tolist()
-        found = []
-        for k, length in enumerate(self.table.lengths):
-            weight = self.table.roles(k).weight if length else None
-            found.append(length if weight is None else int(np.count_nonzero(weight > 0)))
-        return found
+        return [self.table.n_kept(k) for k in range(self.table.n_chunks)]
 
     def weights(self) -> tuple[float, bool]:
         """Return the largest weight, and whether the rows have weights."""

@@ -28,7 +28,7 @@ def rows_with_values(rows: BatchRows, spec: BuildSpec) -> Iterator[ShardBlocks]:
     """Yield the rows of positive weight of each partition of a batch, whose start scores have been computed."""
     table = rows.table
     for k, number in enumerate(table.numbers):
-        n = rows.kept_of(k)
+        n = table.n_kept(k)
         if not n:
             continue
         roles, matrices = rows.range_of(k), list(chunk_matrices(table, k, kept_rows(table.roles(k).weight)))
