@@ -192,7 +192,7 @@ class ClusterRows:
         """Write the rows to a folder that all workers share, or to an object store, replacing an older data set."""
         version = new_version()
         try:
-            parts = self._map(partial(_write_part, root, version), [(i,) for i in range(len(self.futures))])
+            parts = self._map(partial(write_part, root, version), [(i,) for i in range(len(self.futures))])
             return write_description(root, version, self.data, settings, parts, self.lengths, self.filled, lease)
         except BaseException:
             remove_version(root, version)
@@ -265,13 +265,14 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
             rows = SessionRows(table, request)
             features = rows.load()
             check_categories(table.target_scans(), name_of_target(request.roles.get("target")))
-            raw = table.source  # read again, perhaps, with columns as text
+            partitions = table.partitions
+            raw = partitions.source  # read again, perhaps, with columns as text
             binning = rows.propose_bins(COLD_START, parameters)
             n_kept = table.n_kept
             starts, n_rows = starts_of(n_kept), sum(n_kept.values())
             plan = replace(raw.plan, known=features, extend_categories=False)
             has = raw.roles
-            ends = np.cumsum([0, *(table.lengths[i] for i in range(raw.n_parts))]).tolist()
+            ends = np.cumsum([0, *(partitions.lengths[i] for i in range(raw.n_parts))]).tolist()
             token = uuid.uuid4().hex
             keys = [f"dboost-binned-{token}-{i}" for i in range(raw.n_parts)]
             shared = f"dboost-bins-{token}"
@@ -280,7 +281,7 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
             graph = raw.graph | {shared: (_identity, pack(common))}
             for i, key in enumerate(keys):
                 given = {role: rows_alone(some_values(values, ends[i], ends[i + 1])) for role, values in raw.whole.items()}
-                known = starts[i], n_kept[i], table.lengths[i], table.fingerprints[i]
+                known = starts[i], n_kept[i], partitions.lengths[i], partitions.fingerprints[i]
                 graph[key] = (_bin_part, shared, i, known, pack(given), raw.bundles[i])
             futures += submit(client, graph, keys, **restricted)
             of_samples = {f"dboost-sample-{token}-{i}": (_sample_of, key) for i, key in enumerate(keys)}
@@ -378,10 +379,6 @@ def _bundle_of(partition: BinnedPartition) -> tuple[Any, ...]:
 def _call(packed: bytes, partition: BinnedPartition) -> Any:
     function, arguments = unpack(packed)
     return function(partition, *arguments)
-
-
-def _write_part(root: str, version: str, partition: BinnedPartition, i: int) -> tuple[str, str, int]:
-    return write_part(root, version, i, partition)
 
 
 def _read_part(promise: bytes, root: str, name: str, checksum: str, n_rows: int) -> BinnedPartition:

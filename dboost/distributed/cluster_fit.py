@@ -235,60 +235,45 @@ class ClusterTable:
         self._unit_weights: bool | None = None
 
     def load(self) -> tuple[Feature, ...]:
-        self._partitions = PartitionedTable(self._connection, self._name, self._make_tasks(), n_at_once=self._n_at_once)
-        return load_partitions(self._partitions)
+        self.partitions = PartitionedTable(self._connection, self._name, self._make_tasks(), n_at_once=self._n_at_once)
+        return load_partitions(self.partitions)
 
     @property
     def named(self) -> bool:
-        return self._partitions.source.named
+        return self.partitions.source.named
 
     @property
     def n_kept(self) -> dict[int, int]:
-        return self._partitions.n_kept
-
-    @property
-    def lengths(self) -> dict[int, int]:
-        """Number of rows of each partition."""
-        return self._partitions.lengths
-
-    @property
-    def fingerprints(self) -> dict[int, int]:
-        """Checksum of the values of each partition, see `data.partition`."""
-        return self._partitions.fingerprints
-
-    @property
-    def source(self) -> ReadTasks:
-        """The tasks that have read the table."""
-        return self._partitions.source
+        return self.partitions.n_kept
 
     @property
     def roles(self) -> tuple[str, ...]:
-        return self.source.roles
+        return self.partitions.source.roles
 
     @property
     def unit_weights(self) -> bool:
         if self._unit_weights is None:
-            return all(stats.unit_weights for stats in self._partitions.partition_stats)
+            return all(stats.unit_weights for stats in self.partitions.partition_stats)
         return self._unit_weights
 
     def target_scans(self) -> list[TargetScan]:
-        return [stats.target for stats in self._partitions.partition_stats if stats.target is not None]
+        return [stats.target for stats in self.partitions.partition_stats if stats.target is not None]
 
     def read(self, function: ByPartitions[Result]) -> list[Result]:
-        return self._partitions.read(function)
+        return self.partitions.read(function)
 
     def propose(self, draw: ByPartitions[Sample], n_columns: int, max_bins: int) -> list[np.ndarray]:
-        return self._partitions.propose(draw, n_columns, max_bins)
+        return self.partitions.propose(draw, n_columns, max_bins)
 
     def apply(self, step: ByPartitions[None]) -> None:
-        self._partitions.apply(step)
+        self.partitions.apply(step)
 
     def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
-        self._partitions.set_n_trained(n_kept)
+        self.partitions.set_n_trained(n_kept)
         self._unit_weights = unit_weights
 
     def most_rows(self) -> int:
-        return max(self._partitions.rows_of_sessions().values())
+        return max(self.partitions.rows_of_sessions().values())
 
     def refuse_values(self, name: str) -> None:
         raise ParameterError(
@@ -299,23 +284,23 @@ class ClusterTable:
         in_files: list[int] = []
         for name, (n_rows, max_weight) in chosen.items():
             arguments = name, spec, spec.loss_magnitude(max_weight, n_rows), with_block, True
-            in_files = self._partitions.build(Session.hold_out, lambda arguments=arguments: arguments)  # type: ignore[misc]
+            in_files = self.partitions.build(Session.hold_out, lambda arguments=arguments: arguments)  # type: ignore[misc]
         if sum(in_files):  # of all chosen sets so far
             log_streamed_eval_set(" and ".join(chosen))
 
     def open_calls(self, spec: BuildSpec) -> Calls:
         n_rows = sum(self.n_kept.values())
-        self._calls = calls = ClusterCalls(self._connection, self._partitions, spec, n_rows, self._n_threads)
-        self._partitions.n_outputs = spec.shard.n_outputs
+        self._calls = calls = ClusterCalls(self._connection, self.partitions, spec, n_rows, self._n_threads)
+        self.partitions.n_outputs = spec.shard.n_outputs
 
         def arguments() -> tuple[BuildSpec, ReplayState]:
-            table = self._partitions
+            table = self.partitions
             n_sharing = table.n_sharing(len(self._connection.client.nthreads()))
             return replace(
                 spec, is_whole=table.has_single_worker, n_sharing=n_sharing, leaves_per_pass=spec.shard.max_leaves
             ), calls.past()
 
-        places = self._partitions.build(Session.build, arguments)
+        places = self.partitions.build(Session.build, arguments)
         self._connection.open_line()
         if spec.may_stream:
             n_in_files = sum(one.in_files for one in places)
@@ -356,7 +341,7 @@ class ClusterTable:
         return n
 
     def observers(self, loss_name: str, n_rows: int, n_features: int) -> list[Callable[[Any], Any]]:
-        events = FitEvents(self._connection, self._partitions)
+        events = FitEvents(self._connection, self.partitions)
         events.begin(loss_name, n_rows, n_features)
         return [events]
 

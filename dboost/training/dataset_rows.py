@@ -309,8 +309,8 @@ def new_version() -> str:
     return uuid.uuid4().hex[:12]
 
 
-def write_part(root: str, version: str, i: int, partition: BinnedPartition) -> tuple[str, str, int]:
-    """Write a partition; return the name, the checksum and the size of its file."""
+def write_part(root: str, version: str, partition: BinnedPartition, i: int) -> tuple[str, str, int]:
+    """Write partition `i`; return the name, the checksum and the size of its file."""
     columns: dict[str, Any] = {f"b{j}": codes for j, codes in enumerate(partition.codes)}
     roles = partition.roles.by_name()
     target = roles.pop("target")

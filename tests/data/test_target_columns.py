@@ -111,8 +111,8 @@ def test_targets_arrive_on_workers_also_when_one_is_lost(form: str, client: Clie
                 found |= of_session
             np.testing.assert_array_equal(np.concatenate([found[i] for i in sorted(found)], axis=-1), TARGETS)
             before = dict(table.fingerprints)
-            table._partitions.drop_workers(table._partitions.sessions[:1])  # its partitions are read again
-            assert table._partitions.repair()
+            table.partitions.drop_workers(table.partitions.sessions[:1])  # its partitions are read again
+            assert table.partitions.repair()
             assert table.fingerprints == before
 
 

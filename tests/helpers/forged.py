@@ -60,7 +60,7 @@ def make(base: Path, target: str = "grade", **roles: Any) -> None:
     with dataset_rows.lease_of(root) as lease:
         cuts = [slice(0, 150), slice(150, 150), slice(150, 300), slice(300, 400)]
         parts = [_part(whole, rows) for rows in cuts]
-        files = [dataset_rows.write_part(root, version, i, part) for i, part in enumerate(parts)]
+        files = [dataset_rows.write_part(root, version, part, i) for i, part in enumerate(parts)]
         filled = tuple(whole.roles.by_name())
         lengths = [part.n_rows for part in parts]
         dataset_rows.write_description(root, version, described, opened.settings, files, lengths, filled, lease)

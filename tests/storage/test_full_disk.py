@@ -95,7 +95,7 @@ def write_part(folder: Path) -> None:
     from dboost.data.chunk import BinnedPartition
 
     codes = np.random.default_rng(0).integers(0, 255, 300_000).astype(np.uint8)
-    dataset_rows.write_part(str(folder), "0" * 12, 0, BinnedPartition((codes,), RowRoles(np.arange(300_000.0))))
+    dataset_rows.write_part(str(folder), "0" * 12, BinnedPartition((codes,), RowRoles(np.arange(300_000.0))), 0)
 
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
