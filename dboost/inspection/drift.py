@@ -20,7 +20,7 @@ from dboost.data.roles import n_columns_of
 from dboost.data.table import values_of
 from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.inspection.row_functions import on_partitions
-from dboost.model.data_summary import Summary, n_rows_of
+from dboost.model.data_summary import Summary
 from dboost.model.ensemble import Ensemble, FlatEnsemble, number_of
 from dboost.schema import Level
 from dboost.session.reference_sample import summary_of
@@ -59,7 +59,7 @@ def drift(ensemble: Ensemble, data: Any, target: Any = None, source: int | str =
     first = ["what", "name", "drift"]
     frame = frame.loc[order, [*first, *(column for column in frame.columns if column not in first)]].reset_index(drop=True)
     record = ensemble.sources[number]
-    frame.attrs = {"source": record["label"], "rows_before": record["rows"], "rows": n_rows_of(counted[0])}
+    frame.attrs = {"source": record["label"], "rows_before": record["rows"], "rows": int(counted[0].sum())}
     return frame
 
 

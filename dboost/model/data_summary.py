@@ -106,7 +106,7 @@ class Distribution:
 
     def compare(self, tally: np.ndarray) -> dict[str, Any]:
         """Return statistics of the difference, see `Summary.compare`."""
-        after, (missing, below, above, unknown), n = tally[:-EXTRAS], tally[-EXTRAS:], n_rows_of(tally)
+        after, (missing, below, above, unknown), n = tally[:-EXTRAS], tally[-EXTRAS:], int(tally.sum())
         n_before = int(self.counts.sum()) + self.missing
         ordered = self.cuts is not None
         # Values outside the range, unknown levels and missing values are groups like the others.
@@ -158,11 +158,6 @@ class Distribution:
         if found.codes is not None and len(found.codes) and found.codes[-1] >= found.n_levels:
             raise ValueError("its codes are not those of its levels")
         return found
-
-
-def n_rows_of(tally: np.ndarray) -> int:
-    """Return the number of counted rows."""
-    return int(tally.sum())
 
 
 def _ascending(values: list[Any], kind: type, *, strictly: bool | None) -> np.ndarray:
