@@ -328,16 +328,12 @@ def _spec(rows: int, columns: int) -> ShardSpec:
     layout = plan_layout(np.full(columns, min(parameters.max_bins, rows)), np.zeros(columns, bool))
     policy = growth_policy_of(parameters, rows)
     return ShardSpec(
-        layout=layout,
-        bin_layout=layout,
-        n_outputs=1,
-        weighted=False,
+        layout,
+        layout,
+        policy.max_leaves,
         integer_weights=True,
         constant_hessian=loss.constant_hessian,
-        weights_as_hessian=False,
-        max_leaves=policy.max_leaves,
         n_channels=precision_of(parameters, loss.constant_hessian).n_channels,
-        loss_unit=1.0,
         speculates=policy.order != ANY_ORDER,
     )
 

@@ -201,10 +201,7 @@ def _spec_of(n_bins: np.ndarray, max_leaves: int) -> ShardSpec:
     """The properties of rows of which the histograms are smallest: one output, no weights, constant Hessians."""
     none = np.zeros(len(n_bins), bool)
     layout = plan_layout(n_bins, none, none)
-    return ShardSpec(
-        layout, layout, n_outputs=1, weighted=False, integer_weights=False, constant_hessian=True, weights_as_hessian=False,
-        max_leaves=max_leaves, n_channels=2, loss_unit=1.0,
-    )  # fmt: skip
+    return ShardSpec(layout, layout, max_leaves)
 
 
 def _too_small(limit: int, spec: ShardSpec, least: int, n_threads: int) -> ParameterError:

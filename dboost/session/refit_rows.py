@@ -50,14 +50,11 @@ def refit_shard_spec(model: Ensemble, *, weighted: bool, constant_hessian: bool,
     """Return the properties of shards without codes. constant_hessian : by the loss, see `Loss.constant_hessian`."""
     layout = plan_layout(np.ones(1, np.int64), np.zeros(1, bool))
     return ShardSpec(
-        layout=layout,
-        bin_layout=layout,
+        layout,
+        layout,
+        max(tree.n_leaves for tree in model.trees),
         n_outputs=model.n_outputs,
         weighted=weighted,
-        integer_weights=False,
         constant_hessian=constant_hessian and not weighted,
-        weights_as_hessian=False,
-        max_leaves=max(tree.n_leaves for tree in model.trees),
-        n_channels=2,
         loss_unit=loss_unit,
     )

@@ -34,16 +34,16 @@ class ShardSpec:
 
     layout: BinLayout  # of the bins that rows are encoded by and that finished trees refer to
     bin_layout: BinLayout  # of the bins that trees grow by; differs from `layout` if bins are proposed for each tree
-    n_outputs: int
-    weighted: bool  # False when all weights are 1
+    max_leaves: int
+    n_outputs: int = 1
+    weighted: bool = False  # False when all weights are 1
     #: The weights are integers of at most 255: each row counts that many times, with the gradient of a single such row.
     #: Otherwise weights are multiplied into gradients and Hessians.
-    integer_weights: bool
-    constant_hessian: bool  # the Hessian is 1 for every row (by the loss, and without fractional weights)
-    weights_as_hessian: bool  # trees grow with weights instead of Hessians, which are stored as `loss_hessian`
-    max_leaves: int
-    n_channels: int  # of histograms: 2 (gradients and Hessians) or 3 (and counts)
-    loss_unit: float  # unit of the exact sums of the loss
+    integer_weights: bool = False
+    constant_hessian: bool = True  # the Hessian is 1 for every row (by the loss, and without fractional weights)
+    weights_as_hessian: bool = False  # trees grow with weights instead of Hessians, which are stored as `loss_hessian`
+    n_channels: int = 2  # of histograms: 2 (gradients and Hessians) or 3 (and counts)
+    loss_unit: float = 1.0  # unit of the exact sums of the loss
     grouped: bool = False  # whether samples of rows take whole groups, so that rows have a `draw_id`
     speculates: bool = True  # whether nodes may be split that are not part of the finished tree
 

@@ -90,8 +90,7 @@ def shard_of(
 def spec_of(layout: BinLayout, **changes: Any) -> ShardSpec:
     """Return the specification of shards of a layout; changes : fields by name."""
     fields: dict[str, Any] = {
-        "layout": layout, "bin_layout": layout, "n_outputs": 1, "weighted": False, "integer_weights": False,
-        "constant_hessian": False, "weights_as_hessian": False, "max_leaves": 8, "n_channels": 3, "loss_unit": 1.0,
+        "layout": layout, "bin_layout": layout, "max_leaves": 8, "constant_hessian": False, "n_channels": 3,
     }  # fmt: skip
     return ShardSpec(**fields | changes)
 
