@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
+from dboost.data.binning import Binning
 from dboost.distributed.client import client_for
 from dboost.errors import DataFileMissingError, InputTypeError, ParameterError, shown
 from dboost.schema import Feature
@@ -27,10 +28,6 @@ from dboost.storage.spool import PrivateDirectory
 from dboost.training.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
 from dboost.training.folds import BinnedRows
 from dboost.training.prepared_dataset import is_prepared, open_folder
-
-
-def _nothing() -> None:
-    """The rows in memory where there are none."""
 
 
 class Dataset:
@@ -71,26 +68,18 @@ class Dataset:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         path = path_text(path)
-        if not is_prepared(path):
-            if is_stored(path):
-                self._describe(read_description(path))
-                return
-            if "://" not in path and not os.path.exists(path):
-                raise DataFileMissingError(f"there is no folder {path}")
+        if is_prepared(path):
+            with closing(open_folder(path)) as opened:
+                n_bytes = sum(file.path.stat().st_size for file in (opened.codes, opened.rows))
+                self._set(opened.binning, opened.n_rows, n_bytes, opened.named, opened.settings)
+            self._path = Path(path)
+        elif is_stored(path):
+            self._stored = stored = read_description(path)
+            self._set(stored.data.binning, sum(stored.lengths), stored.n_bytes, stored.data.named, stored.settings)
+        elif "://" not in path and not os.path.exists(path):
+            raise DataFileMissingError(f"there is no folder {path}")
+        else:
             raise InputTypeError(f"{path} is not a folder that dboost.prepare has written")
-        self._path, self._temporary, self._closed = Path(path), None, False
-        self._settings: dict[str, Any] = {}
-        self._reading, self._in_memory = threading.Lock(), _nothing
-        opened = open_folder(self._path)
-        try:
-            self._features: tuple[Feature, ...] = opened.binning.features
-            self.n_rows, self.has_names = opened.n_rows, opened.named
-            self.max_bins = int(opened.settings["max_bins"])
-            target = opened.settings["target"]
-            self.target: str | None = None if str(target).startswith("<") else str(target)
-            self._n_bytes = sum(file.path.stat().st_size for file in (opened.codes, opened.rows))
-        finally:
-            opened.close()
 
     @classmethod
     def temporary(cls, directory: PrivateDirectory, path: Path) -> Self:
@@ -106,22 +95,15 @@ class Dataset:
         rows : `distributed.cluster_dataset.ClusterRows`; settings : of `prepare`; stored : the files of the rows, if any.
         """
         made = cls.__new__(cls)
-        made._set(rows.data, rows.n_rows, rows.n_bytes, settings)
+        made._set(rows.data.binning, rows.n_rows, rows.n_bytes, rows.data.named, settings)
         made._cluster, made._stored = rows, stored
         return made
 
-    def _describe(self, stored: StoredDataset) -> None:
-        """Set the attributes of a data set in files that workers have written."""
-        self._set(stored.data, sum(stored.lengths), stored.n_bytes, stored.settings)
-        self._stored = stored
-
-    def _set(self, data: DatasetDescription, n_rows: int, n_bytes: int, settings: dict[str, Any]) -> None:
-        self._path, self._temporary, self._closed = None, None, False
+    def _set(self, binning: Binning, n_rows: int, n_bytes: int, has_names: bool, settings: dict[str, Any]) -> None:
         self._reading = threading.Lock()
-        self._features, self.n_rows, self._n_bytes, self.has_names = data.binning.features, n_rows, n_bytes, data.named
-        self._settings = settings
-        self.max_bins, target = int(settings["max_bins"]), settings["target"]
-        self.target = None if str(target).startswith("<") else str(target)
+        self._features, self.n_rows, self._n_bytes, self.has_names = binning.features, n_rows, n_bytes, has_names
+        self._settings, self.max_bins, target = settings, int(settings["max_bins"]), str(settings["target"])
+        self.target: str | None = None if target.startswith("<") else target
 
     @classmethod
     def published(cls, name: str, client: Any = None) -> Self:
@@ -142,12 +124,13 @@ class Dataset:
 
         return cls.on_cluster(*published_rows(name, client))
 
-    _temporary: PrivateDirectory | None
-    _path: Path | None
+    _temporary: PrivateDirectory | None = None
+    _path: Path | None = None  # of the folder that one process has written
+    _closed = False
     _cluster: Any = None
     _stored: StoredDataset | None = None
     _opened: Any = None  # the rows of the stored files that a cluster has read
-    _in_memory: Callable[[], LocalRows | None]
+    _in_memory: weakref.ref[LocalRows] | None = None
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -208,9 +191,8 @@ class Dataset:
         self._check_open()
         if self._path is None:
             return dict(self._settings)
-        opened = open_folder(self.path)
-        opened.close()
-        return dict(opened.settings)
+        with closing(open_folder(self.path)) as opened:
+            return dict(opened.settings)
 
     @property
     def is_stored(self) -> bool:
@@ -244,15 +226,14 @@ class Dataset:
             with client_for(self, client) as cluster:
                 return self._stored_rows(self._stored, cluster)
         with self._reading:
-            rows = self._in_memory()
+            rows = None if self._in_memory is None else self._in_memory()
             if rows is None:
                 rows = self._read()
                 self._in_memory = weakref.ref(rows)
             return rows
 
     def _read(self) -> LocalRows:
-        opened = open_folder(self.path)
-        try:
+        with closing(open_folder(self.path)) as opened:
             if opened.has("start"):
                 raise InputTypeError("the data set was prepared to go on from a model, so it is for that fit only")
             sample = opened.reference
@@ -263,8 +244,6 @@ class Dataset:
             )
             partitions = opened.partitions()
             return LocalRows(described, [one.n_rows for one in partitions], lambda: partitions)
-        finally:
-            opened.close()
 
     def _stored_rows(self, stored: StoredDataset, client: Any) -> BinnedRows:
         """Return the rows of files that workers have written; those that a cluster has read stay there."""
