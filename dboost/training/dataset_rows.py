@@ -161,60 +161,48 @@ def check_thresholds(model: Ensemble, binning: Binning, what: str = "start_from"
             )
 
 
+@dataclass(frozen=True, eq=False)
 class LocalRows:
-    """The rows of a data set in this process; implements `training.folds.BinnedRows`.
+    """The rows of a data set in this process; implements `training.folds.BinnedRows`."""
 
-    Parameters
-    ----------
-    data : DatasetDescription
-    lengths : sequence of int
-        Number of rows of each partition.
-    partitions : callable
-        Returns the partitions one after the other: those in memory, or those read from files.
-    options : callable, optional
-        Returns how a fit may use memory for partitions that are read, given its request. Default: they are in memory.
-    """
-
-    def __init__(
-        self,
-        data: DatasetDescription,
-        lengths: Sequence[int],
-        partitions: Callable[[], Iterable[BinnedPartition]],
-        options: Callable[[FitRequest], ReadOptions] | None = None,
-    ) -> None:
-        self._data, self._lengths, self._partitions, self._options = data, lengths, partitions, options
+    data: DatasetDescription
+    lengths: Sequence[int]  # number of rows of each partition
+    #: Returns the partitions one after the other: those in memory, or those read from files.
+    partitions: Callable[[], Iterable[BinnedPartition]]
+    #: Returns how a fit may use memory for partitions that are read, given its request. Default: they are in memory.
+    options: Callable[[FitRequest], ReadOptions] | None = None
 
     @property
     def n_rows(self) -> int:
-        return sum(self._lengths)
+        return sum(self.lengths)
 
     def fit(self, request: FitRequest) -> FitResult:
-        return fit(request, DatasetRows(self._table(request), request, self._data))
+        return fit(request, DatasetRows(self._table(request), request, self.data))
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:
-        check_thresholds(model, self._data.binning, "refit_leaves")
+        check_thresholds(model, self.data.binning, "refit_leaves")
         table = self._table(FitRequest(Parameters(), options["n_threads"]))
-        return refit_leaves(model, table, rows_of=partial(DatasetRows, data=self._data), **options)
+        return refit_leaves(model, table, rows_of=partial(DatasetRows, data=self.data), **options)
 
     def _table(self, request: FitRequest) -> LocalTable:
-        options = None if self._options is None else self._options(request)
+        options = None if self.options is None else self.options(request)
 
         def opened() -> Table:
-            return open_binned(self._partitions(), self._data.binning, self._data.named, options)
+            return open_binned(self.partitions(), self.data.binning, self.data.named, options)
 
         return LocalTable(opened, request.n_threads)
 
     def targets(self) -> Column:
-        return joined_targets([partition.roles.target for partition in self._partitions()])
+        return joined_targets([partition.roles.target for partition in self.partitions()])
 
     def groups(self) -> np.ndarray | None:
-        return joined_groups(partition.roles.group for partition in self._partitions())
+        return joined_groups(partition.roles.group for partition in self.partitions())
 
     def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
         parts, first = [], 0
-        for partition in self._partitions():
+        for partition in self.partitions():
             uses = [fold.uses[first : first + partition.n_rows] for fold in folds]
-            parts.append((first, scores_of_partition(partition, self._data.binning, models, uses)))
+            parts.append((first, scores_of_partition(partition, self.data.binning, models, uses)))
             first += partition.n_rows
         return joined_scores(parts)
 
