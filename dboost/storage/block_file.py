@@ -90,20 +90,15 @@ def _read_at(file: int, piece: Any, at: int) -> int:
     """Read into a part of a buffer (uint8); return the number of bytes. Not all systems have `preadv`."""
     if hasattr(os, "preadv"):
         return os.preadv(file, [piece], at)
-    if hasattr(os, "pread"):
-        found = os.pread(file, len(piece), at)
-    else:
-        with _POSITION:
-            os.lseek(file, at, os.SEEK_SET)
-            found = os.read(file, len(piece))
+    with _POSITION:
+        os.lseek(file, at, os.SEEK_SET)
+        found = os.read(file, len(piece))
     piece[: len(found)] = np.frombuffer(found, np.uint8)
     return len(found)
 
 
 def _write_at(file: int, piece: Any, at: int) -> int:
     """Write a part of a buffer; return the number of bytes."""
-    if hasattr(os, "pwritev"):
-        return os.pwritev(file, [piece], at)
     if hasattr(os, "pwrite"):
         return os.pwrite(file, piece, at)
     with _POSITION:
