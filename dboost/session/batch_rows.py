@@ -5,7 +5,7 @@ roles are in files like the columns (`data.row_metadata`). Arrays that are compu
 partition at a time: the encoded target, and the start scores, which are the raw scores by a model of other data. `gather` loads
 everything into memory, for functions that need all rows together.
 
-`starting_pieces` yields encoded rows with their first raw scores, piece by piece, for code that writes them to files.
+`BatchRows.pieces` yields encoded rows with their first raw scores, piece by piece, for code that writes them to files.
 
 **Functions of a batch.** What a fit learns from rows before they are encoded is a function of `BatchRows`, in the module of its
 subject (`row_assignment`, `reference_sample`), or a method of `BatchRows`. `Session.read` and `Session.apply` call it in every
@@ -96,8 +96,33 @@ class BatchRows:
         return self.table.draw_ids(self.table.numbers.index(number), start)
 
     def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
-        """See `StartingRows`."""
-        return starting_pieces(self, spec, n_threads, piece_rows)
+        """Yield the rows of positive weight in pieces of at most `piece_rows` rows, in order."""
+        table, warm_start = self.table, spec.warm_start
+        flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
+        seen = (warm_start.n_earlier if self._has_start_scores else 0, warm_start.n_before)
+        chunk, at = -1, 0
+        for piece in encoded_pieces(table, spec.binning, spec.shard.layout, n_threads, piece_rows):
+            n = piece.codes.n_rows
+            if piece.number != chunk:
+                chunk, at = piece.number, 0
+                roles = self.range_of(chunk)
+            here = slice(at, at + n)
+            if self._has_start_scores:
+                assert roles.offset is not None
+                raw = roles.offset[:, here].copy()
+            else:
+                raw = np.repeat(spec.baseline[:, None], n, axis=1)
+                raw += 0.0 if roles.offset is None else roles.offset[here]
+            if flat is not None:
+                add_block(raw, flat, matrix_of(piece.chunk), seen, n_threads)
+            fields = {"target": spec.in_unit(roles.numbers[here]), "raw": spec.in_unit(raw)}
+            if spec.shard.weighted:
+                fields["weight"] = np.ones(n) if roles.weight is None else roles.weight[here]
+            if spec.shard.grouped:
+                assert roles.group is not None
+                fields["draw_id"] = roles.group[here]
+            yield StartingPiece(spec.starts[table.numbers[chunk]] + at, piece.codes, fields)
+            at += n
 
     def shards(self, spec: BuildSpec) -> Iterator[ShardBlocks]:
         """See `StartingRows`. Raw values are released before the last shard is allocated."""
@@ -152,7 +177,7 @@ class BatchRows:
         block_rows = rows_that_fit(code_fields(layout), n_rows)
         store = RowStore(spec.shard.groups(in_memory=False), [n_rows], InFiles(block_rows, root))
         try:
-            for piece in starting_pieces(self, spec, self.n_threads, block_rows):
+            for piece in self.pieces(spec, self.n_threads, block_rows):
                 fields = piece.fields | {"tiles": tiles_of(piece.codes, layout), "wide": piece.codes.wide}
                 fields |= spec.shard.constant_state(fields.get("weight"), fields["raw"].shape)
                 store.append(piece.codes.n_rows, fields)
@@ -294,11 +319,6 @@ class BatchRows:
         before = first if all_weights is None else int(np.count_nonzero(all_weights[:first] > 0))
         return replace(roles, offset=self.start_scores[..., before : before + roles.n_rows])
 
-    @property
-    def has_start_scores(self) -> bool:
-        """Whether start scores replace the offsets."""
-        return self._has_start_scores
-
     def _draw_id_of(self, spec: BuildSpec, kept_range: slice) -> np.ndarray | None:
         """Return the keys of the groups of a range of the rows of positive weight, in memory; None if no group is drawn."""
         group = self.table.all_roles.group
@@ -378,33 +398,3 @@ class StartingPiece:
     first: int  # global id of the first row
     codes: BinnedColumns  # valid until the next piece
     fields: dict[str, np.ndarray]  # target, weight and draw_id (if the fit has them), and first raw scores, by name
-
-
-def starting_pieces(rows: BatchRows, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
-    """Yield the rows of positive weight in pieces of at most `piece_rows` rows."""
-    table, warm_start = rows.table, spec.warm_start
-    flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
-    seen = (warm_start.n_earlier if rows.has_start_scores else 0, warm_start.n_before)
-    chunk, at = -1, 0
-    for piece in encoded_pieces(table, spec.binning, spec.shard.layout, n_threads, piece_rows):
-        n = piece.codes.n_rows
-        if piece.number != chunk:
-            chunk, at = piece.number, 0
-            roles = rows.range_of(chunk)
-        here = slice(at, at + n)
-        if rows.has_start_scores:
-            assert roles.offset is not None
-            raw = roles.offset[:, here].copy()
-        else:
-            raw = np.repeat(spec.baseline[:, None], n, axis=1)
-            raw += 0.0 if roles.offset is None else roles.offset[here]
-        if flat is not None:
-            add_block(raw, flat, matrix_of(piece.chunk), seen, n_threads)
-        fields = {"target": spec.in_unit(roles.numbers[here]), "raw": spec.in_unit(raw)}
-        if spec.shard.weighted:
-            fields["weight"] = np.ones(n) if roles.weight is None else roles.weight[here]
-        if spec.shard.grouped:
-            assert roles.group is not None
-            fields["draw_id"] = roles.group[here]
-        yield StartingPiece(spec.starts[table.numbers[chunk]] + at, piece.codes, fields)
-        at += n
