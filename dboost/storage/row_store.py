@@ -162,11 +162,6 @@ class RowStore:
         return self.files[0].rows_of(block)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the rows in memory, 0 for rows in files."""
-        return sum(array.nbytes for arrays in self._arrays for array in arrays.values())
-
-    @property
     def bytes_read(self) -> int:
         """Bytes read from files so far."""
         return sum(file.bytes_read for file in self.files)

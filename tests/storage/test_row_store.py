@@ -99,7 +99,6 @@ def test_rows_are_what_was_appended(
     )
     check(kept, some(expected, np.flatnonzero(stays)), sections[stays])
     check(store, expected, sections)
-    assert store.nbytes == (n * (3 + 16 + 16 + 8) if place is None else 0)
     for one in (kept, store):
         one.close()
         one.close()
@@ -129,6 +128,6 @@ def test_arrays_are_taken_over_without_a_copy() -> None:
     store = RowStore(GROUPS, [20], arrays=given)
     found = store.load()
     assert all(np.shares_memory(found[name], array) for name, array in given.items() if array.size)
-    assert (found["saved"] == 0).all() and store.nbytes == sum(array.nbytes for array in found.values())
+    assert (found["saved"] == 0).all()
     with pytest.raises(AssertionError, match="raw has another form"):
         RowStore(GROUPS, [20], arrays=given | {"raw": given["raw"].astype(np.float32)})
