@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import dask
-import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
 
 from tests.helpers.clusters import lines_cluster
-from tests.helpers.fixed_calls import CASES, FixedCall, Result, result_of
+from tests.helpers.fixed_calls import CASES, FixedCall, Result, assert_same, result_of
 from tests.helpers.places import CHANGING_PLACES, CLUSTER_PLACES, PLACES, small_things
 
 pytestmark = [pytest.mark.filterwarnings("ignore::dboost.DriftWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -180,8 +179,4 @@ def test_the_model_is_that_of_one_process(client: Client, tmp_path: Path, place:
     if place in PROOFS and not fixed.refits:
         new = booster.history.iloc[0 if fixed.earlier is None else fixed.earlier.n_iter_ :]
         assert PROOFS[place](new, last_trees(client) if place in CLUSTER_PLACES else []), "the fit ran elsewhere"
-    found = result_of(booster, fixed)
-    assert found.model == expected(name).model
-    pd.testing.assert_frame_equal(found.history, expected(name).history, check_exact=True, check_dtype=False)
-    for one, other in zip(found.predictions, expected(name).predictions, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(result_of(booster, fixed), expected(name))

@@ -145,8 +145,7 @@ def test_what_is_continued_and_what_is_not(client: Client, filing: None) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", [9, *(pytest.param(when, marks=pytest.mark.slow) for when in (3, 16))])
-def test_a_worker_is_killed_during_a_bite(when: int, killing: Processes) -> None:
+def test_a_worker_is_killed_during_a_bite(killing: Processes) -> None:
     """The rows of a lost worker are read again and brought up to date in the middle of a visit, also after truncation."""
     frame = FRAME[["a", "b", "c", "e", "z"]]
     options: dict[str, Any] = {"arcbites": ArcBites(3, early_stopping_rounds=2, visits=2), "max_iter": 30, "learning_rate": 0.9}
@@ -156,7 +155,7 @@ def test_a_worker_is_killed_during_a_bite(when: int, killing: Processes) -> None
     assert len(expected.history) > 16
     warm(killing, 2)
     grown = iter(range(1, 999))
-    kill = at(when, lambda: os.kill(killing.any_pid(), signal.SIGKILL))
+    kill = at(9, lambda: os.kill(killing.any_pid(), signal.SIGKILL))
 
     def callback(now: dboost.Iteration) -> None:
         kill(dboost.Iteration(next(grown), now.n_iterations, now.record, now.model, now.learning_rate))

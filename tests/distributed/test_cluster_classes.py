@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,13 +9,13 @@ import dask
 import dask.dataframe as dd
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
 from dboost.distributed import cluster_calls
-from tests.helpers.clusters import Processes, a_table
+from tests.helpers.clusters import a_table, lines_cluster
 from tests.helpers.examples import examples
 
 FRAME = a_table(3000)[["a", "b", "c", "d", "e", "w"]].assign(
@@ -29,10 +27,7 @@ N_CLASSES = FRAME["grade"].nunique()
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with (
-        LocalCluster(n_workers=3, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with lines_cluster(3) as client:
         yield client
 
 
@@ -85,18 +80,3 @@ def test_trees_grow_one_after_the_other_where_the_memory_is_short(client: Client
     found, rounds = on_cluster(client, max_iter=1, max_bins=8)
     assert found == in_process(max_iter=1, max_bins=8)
     assert [n > 0 for n in rounds] == [True, False, False, True, False]
-
-
-@pytest.mark.slow
-def test_a_worker_is_killed() -> None:
-    with Processes(3) as cluster:
-        victim = next(iter(cluster.pids().values()))
-
-        def strike(now: dboost.Iteration) -> None:
-            if now.iteration == 1:
-                os.kill(victim, signal.SIGKILL)
-
-        data = dd.from_pandas(FRAME, npartitions=6)
-        booster = dboost.fit(data, "grade", client=cluster.client, callbacks=strike, **OPTIONS)
-    assert booster.sha256 == in_process()
-    assert booster.history["workers"].tolist() == [3, 2, 2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
 import signal
 import socket
 import threading
@@ -17,8 +16,7 @@ import dask
 import dask.dataframe as dd
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
-from distributed.security import Security
+from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +29,7 @@ from dboost.kernels.splits import FEATURE, NO_SPLIT, SCORE
 from dboost.session.protocol import SessionRef, SliceExchange, unpack
 from dboost.session.worker_session import WorkerSession
 from dboost.trees.split_finder import SplitInfo, merge_splits, pack_splits, unpack_splits
-from tests.helpers.clusters import Processes, a_table, fail_between_stages, uses_lines
+from tests.helpers.clusters import Processes, a_table, fail_between_stages, lines_cluster, uses_lines
 
 FRAME = a_table(1500)
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "progress": False}
@@ -97,8 +95,7 @@ def test_a_slice_has_about_the_same_number_of_buckets(client: Client) -> None:
 def client() -> Any:
     with (
         dask.config.set({"dboost.single-worker-values": 0}),
-        LocalCluster(n_workers=7, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None) as cluster,
-        Client(cluster, set_as_default=False) as client,
+        lines_cluster(7) as client,
     ):
         yield client
 
@@ -132,17 +129,12 @@ def test_sessions_without_rows_take_part(client: Client) -> None:
         assert dboost.fit(data, "y", client=client, **OPTIONS).sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
 
 
-@pytest.mark.parametrize("how", ["TLS", "messages", "one thread each for two fits"])
+@pytest.mark.parametrize("how", ["TLS", "one thread each for two fits"])
 def test_the_model_is_the_same_however_sessions_are_called(how: str) -> None:
-    secure = how == "TLS"
     with (
-        dask.config.set(EXCHANGE | {"dboost.lines": how != "messages", "dboost.single-worker-values": 0}),
-        LocalCluster(
-            n_workers=5, threads_per_worker=1, processes=False, protocol="tls://" if secure else "tcp://",
-            security=Security.temporary() if secure else None, dashboard_address=None,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):  # fmt: skip
+        dask.config.set(EXCHANGE | {"dboost.single-worker-values": 0}),
+        lines_cluster(5, secure=how == "TLS") as client,
+    ):
         found: list[str] = []
 
         def fit() -> None:
@@ -155,8 +147,7 @@ def test_the_model_is_the_same_however_sessions_are_called(how: str) -> None:
             thread.join()
         trees = last_trees(client)
     assert set(found) == {dboost.fit(FRAME, "y", **OPTIONS).sha256} and len(found) == len(threads)
-    lines = how != "messages"
-    assert {(event["lines"], event["branches"], event["groups"]) for event in trees} == {(lines, 2 if lines else 5, 2)}
+    assert {(event["lines"], event["branches"], event["groups"]) for event in trees} == {(True, 2, 2)}
 
 
 @pytest.mark.slow
@@ -183,22 +174,6 @@ def test_a_worker_is_lost_between_the_stages(what: signal.Signals, lines: bool) 
     assert booster.history["workers"].tolist()[-1] == 5
     assert {event["groups"] for event in trees} == {2}
     assert took < 60
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("which", [0, 3, 5])
-def test_a_worker_is_killed_during_a_tree(which: int) -> None:
-    expected = dboost.fit(FRAME, "t", **OPTIONS).sha256
-    with Processes(6, environment=ENVIRONMENT) as cluster, dask.config.set({"dboost.single-worker-values": 0}):
-        pids = cluster.pids()
-
-        def strike(now: dboost.Iteration) -> None:
-            if now.iteration == 2:
-                threading.Timer(0.01, os.kill, (pids[sorted(pids)[which]], signal.SIGKILL)).start()
-
-        booster = dboost.fit(dd.from_pandas(FRAME, npartitions=6), "t", client=cluster.client, callbacks=strike, **OPTIONS)
-        assert {event["groups"] for event in last_trees(cluster.client)} == {2}
-    assert booster.sha256 == expected
 
 
 def test_a_later_round_ends_the_waiting_of_an_earlier_one() -> None:

@@ -1,48 +1,58 @@
-"""Workers die, hang, leave and join; clients are lost; the model is the same, or the error names the cause.
+"""Clusters whose parts fail in ways of their own: workers that cannot take part, start slowly, lose rows or give other ones,
+clients and schedulers that do not fit.
 
-The processes are real and are killed with signals. Most tests share one cluster, whose dead workers are replaced.
+The processes are real. Faults at any call of a fit are in `test_faults`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
-import random
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, LocalCluster
-from distributed.security import Security
+from distributed import Client
+from distributed.core import Status
 
 import dboost
+from dboost.distributed import connection as attempts
+from dboost.distributed import worker_plugin
+from dboost.distributed.connection import Connection
+from dboost.distributed.messages import FAILED
+from dboost.distributed.reducer import Reducer
+from dboost.session.protocol import unpack
 from tests.helpers.clusters import (
     ROOT,
     SABOTAGE,
     Processes,
     a_table,
-    after,
     allow_no_failures,
     at,
     held_fits,
     held_rows,
     impatient,
     scheduler_plugin,
+    session_names,
+    threads_cluster,
 )
+from tests.helpers.faults import nothing_is_held
 
-FRAME = a_table(4000)[["a", "b", "c", "e", "z"]]
-OPTIONS: dict[str, Any] = {"max_iter": 25, "progress": False, "max_leaf_nodes": 8}
+FRAME = a_table(4000, seed=1)[["a", "b", "c", "e", "w", "z"]]
+OPTIONS: dict[str, Any] = {"max_iter": 15, "progress": False, "max_leaf_nodes": 8}
 
 
 @pytest.fixture(scope="module")
@@ -62,31 +72,6 @@ def cluster(shared: Processes) -> Processes:
     shared.ensure_workers(3)
     dboost.fit(lazily(), "z", client=shared.client, **OPTIONS | {"max_iter": 1})
     return shared
-
-
-def lazily(seconds: float = 0.0, n_partitions: int = 6) -> dd.DataFrame:
-    def slowly(frame: pd.DataFrame) -> pd.DataFrame:
-        time.sleep(seconds)
-        return frame
-
-    lazy = dd.from_pandas(FRAME, npartitions=n_partitions)
-    return lazy.map_partitions(slowly, meta=lazy._meta) if seconds else lazy
-
-
-@pytest.mark.parametrize(
-    "delay",
-    [
-        pytest.param(0.0, id="between trees", marks=pytest.mark.slow),
-        pytest.param(0.004, id="in a round"),
-        pytest.param(0.015, id="later", marks=pytest.mark.slow),
-    ],
-)
-def test_a_worker_is_killed_while_training(cluster: Processes, expected: str, delay: float) -> None:
-    victim = cluster.any_pid()
-    kill = at(5, lambda: after(delay, lambda: os.kill(victim, signal.SIGKILL)))
-    booster = dboost.fit(lazily(), "z", client=cluster.client, callbacks=kill, **OPTIONS)
-    assert booster.sha256 == expected
-    assert len(cluster.client.nthreads()) == 2
 
 
 def test_a_lost_worker_is_reported(cluster: Processes, expected: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -124,130 +109,39 @@ def test_a_fit_that_ends_while_a_new_worker_reads_says_nothing_of_it(
         return began[0] > 0 and time.monotonic() - began[0] > 1.5
 
     with Client(cluster.address, set_as_default=False) as other:
-        dboost.fit(lazily(3.0), "z", client=other, callbacks=replace, **OPTIONS | {"max_iter": 500})
+        dboost.fit(lazily(seconds=3.0), "z", client=other, callbacks=replace, **OPTIONS | {"max_iter": 500})
     time.sleep(0.5)
     messages = [record.getMessage() for record in caplog.records if record.name == "dboost"]
     assert len(messages) == 2 and all("was lost" in message for message in messages)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["an evaluation set", "a continued model", "truth values", "a leaf refit"])
-def test_rows_that_move_after_they_were_read_again_have_not_changed(cluster: Processes, case: str) -> None:
-    """The worker with all rows is killed; another one reads them again, and a third may get them."""
-    few, names = FRAME.assign(e=FRAME["e"].where(FRAME["e"].isin(["a", "b"]))), ["a", "b", "c", "e"]
-    options, data = OPTIONS | {"random_state": 3}, FRAME
-    if case == "an evaluation set":
-        data, options["eval_set"] = few, {"held": FRAME.iloc[:1500]}
-    elif case == "a continued model":
-        options["start_from"] = dboost.fit(few, "z", **OPTIONS | {"max_iter": 3})
-    elif case == "truth values":
-        data = FRAME.assign(e=(FRAME["e"] < "e").astype("category"))
-        options["eval_set"] = {"held": data.iloc[:1500].assign(e=data["e"].astype(int).astype("category"))}
-    else:
-        model = dboost.fit(few, "z", **OPTIONS)
-        expected = model.refit_leaves(FRAME, "z").sha256
-        slow = lazily(0.2)
-        kill = after(0.5, lambda: os.kill(cluster.any_pid(), signal.SIGKILL))
-        assert model.refit_leaves(slow[[*names, "z"]], "z", client=cluster.client).sha256 == expected
-        kill.join()
-        return
-    expected = dboost.fit(data, "z", **options).sha256
-    if "eval_set" in options:
-        options["eval_set"] = {"held": dd.from_pandas(options["eval_set"]["held"], npartitions=3)}
-    for iteration in (3, 9):
-        cluster.ensure_workers(3)
+@pytest.fixture
+def connection(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Connection]:
+    """Return the connection of the running fit."""
+    found: list[Connection] = []
+    begin = Connection.__init__
 
-        def kill_the_owner() -> None:
-            rows = cluster.client.run(held_rows)
-            os.kill(cluster.pids()[max(rows, key=lambda worker: rows[worker])], signal.SIGKILL)
+    def noted(self: Connection, *arguments: Any) -> None:
+        begin(self, *arguments)
+        found.append(self)
 
-        lazy = dd.from_pandas(data, npartitions=6)
-        booster = dboost.fit(lazy, "z", client=cluster.client, callbacks=at(iteration, kill_the_owner), **options)
-        assert booster.sha256 == expected
+    monkeypatch.setattr(Connection, "__init__", noted)
+    return lambda: found[-1]
+
+
+def lazily(n_partitions: int = 6, seconds: float = 0.0) -> dd.DataFrame:
+    def slowly(frame: pd.DataFrame) -> pd.DataFrame:
+        time.sleep(seconds)
+        return frame
+
+    lazy = dd.from_pandas(FRAME, npartitions=n_partitions)
+    return lazy.map_partitions(slowly, meta=lazy._meta) if seconds else lazy
 
 
 @pytest.mark.slow
-def test_a_worker_is_killed_while_loading(cluster: Processes, expected: str) -> None:
-    victim = cluster.any_pid()
-    after(0.5, lambda: os.kill(victim, signal.SIGKILL))
-    assert dboost.fit(lazily(0.4), "z", client=cluster.client, **OPTIONS).sha256 == expected
-
-
-@pytest.mark.slow
-def test_two_of_three_are_killed_and_held_out_rows_with_them(cluster: Processes) -> None:
-    held = FRAME.iloc[:1000]
-    options = OPTIONS | {"eval_metric": ["roc_auc", "log_loss"]}
-    alone = dboost.fit(FRAME, "z", eval_set={"held": held}, **options)
-    victims = list(cluster.pids().values())[:2]
-    kill = [at(4, lambda: os.kill(victims[0], signal.SIGKILL)), at(9, lambda: os.kill(victims[1], signal.SIGKILL))]
-    booster = dboost.fit(
-        lazily(), "z", eval_set={"held": dd.from_pandas(held, npartitions=3)}, client=cluster.client, callbacks=kill, **options
-    )
-    assert booster.sha256 == alone.sha256
-
-
-@pytest.mark.slow
-def test_a_stopped_worker_is_given_up(cluster: Processes, expected: str) -> None:
-    victim = cluster.any_pid()
-    stop = at(5, lambda: os.kill(victim, signal.SIGSTOP))
-    with cluster.impatient():
-        assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=stop, **OPTIONS).sha256 == expected
-    events = [event for _, event in cluster.client.get_events("dboost")]
-    assert any(event["action"] == "removed" for event in events), "it is not Dask that gives it up, after five minutes"
-    os.kill(victim, signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_a_worker_stopped_while_loading_is_given_up(cluster: Processes, expected: str) -> None:
-    victim = cluster.any_pid()
-    after(0.3, lambda: os.kill(victim, signal.SIGSTOP))
-    with cluster.impatient():
-        assert dboost.fit(lazily(0.3), "z", client=cluster.client, **OPTIONS).sha256 == expected
-    os.kill(victim, signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_a_worker_is_retired(cluster: Processes, expected: str) -> None:
-    address = next(iter(cluster.pids()))
-    retire = at(5, lambda: cluster.client.retire_workers([address]))
-    assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=retire, **OPTIONS).sha256 == expected
-
-
-@pytest.mark.slow
-def test_all_workers_die_and_another_one_comes(cluster: Processes, expected: str) -> None:
-    def disaster() -> None:
-        for pid in cluster.pids().values():
-            os.kill(pid, signal.SIGKILL)
-        after(1.0, cluster.add_worker)
-
-    assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=at(5, disaster), **OPTIONS).sha256 == expected
-
-
-@pytest.mark.slow
-def test_a_worker_that_joins_is_given_rows(cluster: Processes, expected: str) -> None:
-    before: dict[str, int] = {}
-    latest: dict[str, int] = {}
-
-    def watch(now: dboost.Iteration) -> None:
-        if now.iteration == 3:
-            before.update(cluster.client.run(held_rows))
-            cluster.add_worker()
-            cluster.client.wait_for_workers(4, timeout=60)
-        if now.iteration > 3:
-            time.sleep(0.1)
-            latest.update(cluster.client.run(held_rows))
-
-    booster = dboost.fit(lazily(n_partitions=12), "z", client=cluster.client, callbacks=watch, **OPTIONS)
-    assert booster.sha256 == expected
-    (newcomer,) = set(latest) - set(before)
-    assert sum(before.values()) == sum(latest.values()) == len(FRAME)
-    assert latest[newcomer] > len(FRAME) / 8
-    cluster.client.retire_workers([newcomer])
-
-
-@pytest.mark.slow
-def test_a_worker_that_joins_and_does_not_answer_at_first_is_asked_again(cluster: Processes) -> None:
-    latest: dict[str, int] = {}
+@pytest.mark.parametrize("silent", [0.0, 4.0], ids=["", "does not answer at first"])
+def test_a_worker_that_joins_is_given_rows(cluster: Processes, silent: float) -> None:
+    rows: dict[str, int] = {}
     newcomers: set[str] = set()
     stopped: list[int] = []
     began: list[float] = []
@@ -257,43 +151,24 @@ def test_a_worker_that_joins_and_does_not_answer_at_first_is_asked_again(cluster
             known = cluster.addresses()
             process = cluster.add_worker()
             cluster.wait_for(lambda: len(cluster.addresses()) == len(known) + 1)
-            os.kill(process.pid, signal.SIGSTOP)
-            stopped.append(process.pid)
+            if silent:
+                os.kill(process.pid, signal.SIGSTOP)
+                stopped.append(process.pid)
             began.append(time.monotonic())
             newcomers.update(cluster.addresses() - known)
-        elif now.iteration > 3 and stopped and time.monotonic() - began[0] > 4:
+        elif stopped and time.monotonic() - began[0] > silent:
             os.kill(stopped.pop(), signal.SIGCONT)
         if now.iteration > 3:
             time.sleep(0.05)
             if not stopped:
-                latest.update(cluster.client.run(held_rows))
-        return any(latest.get(one) for one in newcomers) or (bool(began) and time.monotonic() - began[0] > 60)
+                rows.update(cluster.client.run(held_rows))
+        return any(rows.get(one) for one in newcomers) or (bool(began) and time.monotonic() - began[0] > 60)
 
     with cluster.impatient():
-        dboost.fit(lazily(n_partitions=12), "z", client=cluster.client, callbacks=watch, **OPTIONS | {"max_iter": 3000})
+        dboost.fit(lazily(12), "z", client=cluster.client, callbacks=watch, **OPTIONS | {"max_iter": 3000})
     (newcomer,) = newcomers
-    assert latest[newcomer] > len(FRAME) / 8 and sum(latest.values()) == len(FRAME)
+    assert rows[newcomer] > len(FRAME) / 8 and sum(rows.values()) == len(FRAME)
     cluster.client.retire_workers([newcomer])
-
-
-@pytest.mark.slow
-def test_two_of_32_workers_are_killed() -> None:
-    """Partitions of random lengths, some of them empty, on as many processes as a small rack has."""
-    frame = a_table(20_000)[["a", "b", "c", "e", "z"]]
-    cuts = np.sort(np.random.default_rng(5).integers(0, len(frame) + 1, 99))
-    parts = [frame.iloc[a:b] for a, b in pairwise([0, *cuts.tolist(), len(frame)])]
-    options = OPTIONS | {"max_iter": 5, "max_leaf_nodes": 31}
-    with Processes(2) as cluster:
-        for _ in range(30):
-            cluster.add_worker()
-        cluster.client.wait_for_workers(32, timeout=300)
-        victims = random.sample(list(cluster.pids().values()), 2)
-        kill = [at(3 + k, lambda pid=victim: os.kill(pid, signal.SIGKILL)) for k, victim in enumerate(victims)]
-        data = dd.from_map(lambda k: parts[k], range(len(parts)), meta=frame.iloc[:0])
-        booster = dboost.fit(data, "z", client=cluster.client, callbacks=kill, **options)
-    assert booster.sha256 == dboost.fit(frame, "z", **options).sha256
-    workers = booster.history["workers"]
-    assert workers.iloc[0] > 24 and workers.iloc[-1] <= workers.iloc[0] - 2
 
 
 def test_a_partition_that_kills_its_workers_is_named(cluster: Processes) -> None:
@@ -335,15 +210,6 @@ def test_two_fits_at_once_one_of_them_cancelled(cluster: Processes, expected: st
     assert isinstance(results["hasty"], dboost.FitInterrupted)
     assert results["hasty"].iterations == 8
     nothing_is_held(cluster)
-
-
-def nothing_is_held(cluster: Processes) -> None:
-    for _ in range(1200):
-        held = cluster.client.run_on_scheduler(scheduler_plugin)["fits"] + sum(cluster.client.run(held_fits).values())
-        if not held:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"{held} fits are still held")
 
 
 @pytest.mark.slow
@@ -441,25 +307,242 @@ def test_a_worker_that_starts_slowly_is_waited_for(cluster: Processes, expected:
 
 
 @pytest.mark.slow
-def test_the_scheduler_dies() -> None:
-    with Processes(1) as processes:
-        kill = at(5, lambda: processes.scheduler.kill())
-        with pytest.raises(dboost.DBoostError, match="scheduler"):
-            dboost.fit(lazily(), "z", client=processes.client, callbacks=kill, **OPTIONS)
+def test_a_session_that_was_given_up_is_not_counted_again(
+    cluster: Processes, expected: str, connection: Callable[[], Connection]
+) -> None:
+    """A connection broke, the worker is still alive, and receives the rows that it held once more."""
+
+    def break_off() -> None:
+        for known in list(sessions()):
+            connection().abandon([known])
+
+    def sessions() -> set[Any]:
+        names_by_worker = cluster.client.run(session_names)
+        return {worker_plugin.SessionRef(worker, name) for worker, names in names_by_worker.items() for name in names}
+
+    rows: dict[str, int] = {}
+    callbacks = [at(5, break_off), at(8, lambda: rows.update(cluster.client.run(held_rows)))]
+    booster = dboost.fit(lazily(), "z", client=cluster.client, callbacks=callbacks, **OPTIONS)
+    assert booster.sha256 == expected
+    assert sum(rows.values()) == len(FRAME)
+
+
+def test_rows_that_vanish_on_a_worker_are_noticed(cluster: Processes, expected: str) -> None:
+    """Whatever the cause: every advance and the root of every tree compare the number of rows."""
+
+    def lose_rows(dask_worker: Any = None) -> None:
+        for held in dask_worker.plugins["dboost"]._sessions.values():
+            held._runners = held._runners[:-1]
+
+    lose = at({3, 6}, lambda: cluster.client.run(lose_rows, workers=[next(iter(cluster.addresses()))]))
+    assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=lose, **OPTIONS).sha256 == expected
 
 
 @pytest.mark.slow
-def test_over_encrypted_connections(expected: str) -> None:
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=False,
-            protocol="tls",
-            security=Security.temporary(),
-            dashboard_address=":0",
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        assert client.scheduler_info()["address"].startswith("tls://")
-        assert dboost.fit(lazily(), "z", client=client, **OPTIONS).sha256 == expected
+@pytest.mark.parametrize("role", ["sample_weight", pytest.param("offset", marks=pytest.mark.slow)])
+def test_a_worker_is_lost_while_weights_are_attached(cluster: Processes, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Target and weights are arrays in the client; the target has arrived already."""
+    arrays = {"target": FRAME["z"].to_numpy(), role: FRAME["w"].to_numpy()}
+    features = FRAME[["a", "b", "c"]]
+    alone = dboost.fit(features, **arrays, **OPTIONS)
+    seen: list[str] = []
+    ask_each = Connection.ask_each
+
+    def lossy(self: Connection, arguments: dict[Any, tuple[Any, ...]], method: Any) -> Any:
+        if method.__name__ == "attach" and next(iter(arguments.values()))[1] == role and not seen:
+            victim = next(iter(arguments)).worker
+            seen.append(victim)
+            os.kill(cluster.pids()[victim], signal.SIGKILL)
+            cluster.wait_for(lambda: victim not in cluster.addresses())
+        return ask_each(self, arguments, method)
+
+    monkeypatch.setattr(Connection, "ask_each", lossy)
+    table = dd.from_pandas(features, npartitions=6)
+    booster = dboost.fit(table, client=cluster.client, **arrays, **OPTIONS)
+    assert seen and booster.sha256 == alone.sha256
+
+
+@pytest.mark.slow
+def test_two_clients_that_register_at_the_same_time_share_one_reducer() -> None:
+    async def race(dask_scheduler: Any = None) -> list[bool]:
+        register = dask_scheduler.register_scheduler_plugin
+        await asyncio.gather(*(register(Reducer(), idempotent=True) for _ in range(3)))
+        reducer = dask_scheduler.plugins["dboost"]
+        return [dask_scheduler.handlers[f"dboost_{name}"].__self__ is reducer for name in ("open", "ask", "grow", "end")]
+
+    with Processes(2) as processes:
+        assert all(processes.client.run_on_scheduler(race))
+        fits: list[str] = []
+
+        def fit() -> None:
+            with Client(processes.address, set_as_default=False) as client:
+                fits.append(dboost.fit(lazily(), "z", client=client, **OPTIONS).sha256)
+
+        threads = [threading.Thread(target=fit) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert len(fits) == 2 and len(set(fits)) == 1
+        assert processes.client.run_on_scheduler(scheduler_plugin)["fits"] == 0
+        processes.wait_for(lambda: not any(processes.client.run(held_fits).values()))
+
+
+def call_other_method(dask_worker: Any = None) -> tuple[str, str]:
+    """For `Client.run`: the answer to a message that names a method of the session which is not in the protocol."""
+    plugin = dask_worker.plugins["dboost"]
+    ((fit, session),) = plugin._sessions.items()
+    status, answer = plugin._execute(fit, session.session, session.latest, "close", ())
+    return status, str(unpack(answer))
+
+
+def test_a_message_calls_only_methods_of_the_protocol() -> None:
+    answers: list[tuple[str, str]] = []
+    with threads_cluster(1, 1) as client:
+        look = at(3, lambda: answers.extend(client.run(call_other_method).values()))
+        model = dboost.fit(lazily(), "z", client=client, callbacks=look, **OPTIONS)
+    assert answers == [(FAILED, "a session has no method 'close'")]
+    assert model.sha256 == dboost.fit(FRAME, "z", **OPTIONS).sha256
+
+
+@pytest.mark.slow
+def test_a_step_that_ends_its_workers_every_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deadly(dboost.losses.Loss):
+        """Ends the process of the worker that computes its gradients, once the raw scores of the rows differ."""
+
+        def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+            return (raw - y) ** 2
+
+        def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+            if np.abs(raw - raw[:1]).max() > 0 and os.environ.get("DEADLY"):
+                os._exit(1)
+            return 2 * (raw - y)
+
+        def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+            return np.full(len(y), 2.0)
+
+    monkeypatch.setattr(attempts, "MAX_ATTEMPTS", 3)
+    with Processes(2, nanny=True, environment={"DEADLY": "yes"}) as processes:
+        with pytest.raises(dboost.DBoostError, match=r"workers were lost 3 times .*tcp://127.* in 'map_rows'"):
+            table = dd.from_pandas(a_table(4000)[["b", "c", "y"]], npartitions=6)
+            dboost.fit(table, "y", loss=Deadly(), client=processes.client, **OPTIONS)
+        processes.wait_for(lambda: not any(processes.client.run(held_fits).values()))
+
+
+@pytest.mark.slow
+def test_any_number_of_losses_is_survived_as_long_as_iterations_are_completed(
+    cluster: Processes, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "MAX_ATTEMPTS", 2)
+    restart = at({3, 6, 9}, lambda: cluster.restart_worker(next(iter(cluster.pids()))))
+    assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=restart, **OPTIONS).sha256 == expected
+
+
+@pytest.mark.parametrize("what", [pytest.param("rows", marks=pytest.mark.slow), "values"])
+def test_a_source_that_gives_other_rows_the_second_time_is_refused(cluster: Processes, what: str, tmp_path: Path) -> None:
+    def unstable(frame: pd.DataFrame, partition_info: Any = None) -> pd.DataFrame:
+        number = (partition_info or {"number": -1})["number"]
+        read = tmp_path / f"{number}-{time.time_ns()}"
+        n_before = len(list(tmp_path.glob(f"{number}-*")))
+        read.touch()
+        if not n_before:
+            return frame
+        return frame.iloc[:-1] if what == "rows" else frame.assign(b=frame["b"].to_numpy()[::-1])
+
+    lazy = dd.from_pandas(FRAME, npartitions=6)
+    table = lazy.map_partitions(unstable, meta=lazy._meta)
+    kill = at(5, lambda: os.kill(next(iter(cluster.pids().values())), signal.SIGKILL))
+    difference = "rows where it had" if what == "rows" else "other values"
+    with pytest.raises(dboost.DataError, match=rf"partition \d of the training data was read again .*{difference}"):
+        dboost.fit(table, "z", client=cluster.client, callbacks=kill, **OPTIONS)
+
+
+@pytest.mark.slow
+def test_workers_that_are_all_paused_are_named() -> None:
+    def pause(dask_worker: Any = None) -> None:
+        dask_worker.status = Status.paused
+
+    environment = {"DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "False"}
+    impatient = {"dboost.patience": "1s", "dboost.worker-timeout": "3s"}
+    with Processes(2, environment=environment) as processes, dask.config.set(impatient):
+        processes.client.run(pause)
+        with pytest.raises(dboost.DBoostError, match=r"all workers have been paused .*tcp://127.* uses .* of "):
+            dboost.fit(lazily(), "z", client=processes.client, **OPTIONS)
+
+
+def test_a_worker_above_its_share_of_memory_has_a_limit_all_the_same() -> None:
+    def spare(used: int) -> Any:
+        memory = SimpleNamespace(memory_limit=1600, memory_target_fraction=0.6, memory_spill_fraction=0.7)
+        return worker_plugin._spare(
+            SimpleNamespace(memory_manager=memory, monitor=SimpleNamespace(get_process_memory=lambda: used))
+        )
+
+    assert spare(160).limit == 800
+    assert spare(2000).limit == spare(960).limit == 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sabotage", ["no dboost", "a failing plugin"])
+def test_a_worker_that_joins_and_cannot_take_part_ends_no_fit(cluster: Processes, expected: str, sabotage: str) -> None:
+    code = f"{SABOTAGE[sabotage]}; from distributed.cli.dask_worker import main; main()"
+    started: list[subprocess.Popen[bytes]] = []
+
+    def join() -> None:
+        before = cluster.addresses()
+        arguments = [sys.executable, "-c", code, cluster.address, "--no-nanny", "--no-dashboard", "--nthreads", "4"]
+        started.append(subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        cluster.wait_for(lambda: len(cluster.addresses()) > len(before))
+
+    victim = next(iter(cluster.pids().values()))
+    callbacks = [at(3, join), at(6, lambda: os.kill(victim, signal.SIGKILL))]
+    try:
+        booster = dboost.fit(lazily(12), "z", client=cluster.client, callbacks=callbacks, **OPTIONS)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert booster.sha256 == expected
+    cluster.wait_for(lambda: len(cluster.addresses()) == 2)
+
+
+@pytest.mark.slow
+def test_a_worker_of_no_concern_is_not_removed(cluster: Processes, connection: Callable[[], Connection]) -> None:
+    """The worker does not respond because another client's task blocks it; it holds no rows of the fit."""
+    left: list[set[str]] = []
+
+    def look() -> None:
+        idle = next(address for address, n in cluster.client.run(held_rows).items() if not n)
+        pid = cluster.pids()[idle]
+        os.kill(pid, signal.SIGSTOP)
+        connection().remove_unresponsive()
+        left.append(cluster.addresses())
+        os.kill(pid, signal.SIGCONT)
+
+    before = cluster.addresses()
+    with cluster.impatient():
+        dboost.fit(lazily(1), "z", client=cluster.client, callbacks=at(3, look), **OPTIONS)
+    assert left == [before]
+
+
+def test_a_scheduler_of_another_version_keeps_nothing(cluster: Processes) -> None:
+    def change(version: str, dask_scheduler: Any = None) -> str:
+        from dboost.distributed import reducer
+
+        before, reducer.__version__ = reducer.__version__, version
+        return before
+
+    version = cluster.client.run_on_scheduler(change, "0.0.1")
+    try:
+        with pytest.raises(dboost.DBoostError, match=r"has dboost 0\.0\.1"):
+            dboost.fit(lazily(), "z", client=cluster.client, **OPTIONS)
+        assert cluster.client.run_on_scheduler(scheduler_plugin)["fits"] == 0
+    finally:
+        cluster.client.run_on_scheduler(change, version)
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_does_not_hold_up_the_first_fit(expected: str) -> None:
+    with Processes(2, environment={"DASK_DBOOST__PATIENCE": "3s"}) as processes:
+        pid = next(iter(processes.pids().values()))
+        os.kill(pid, signal.SIGSTOP)
+        assert dboost.fit(lazily(), "z", client=processes.client, **OPTIONS).sha256 == expected

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-import dask
 import dask.dataframe as dd
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
-from distributed.security import Security
+from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +18,7 @@ import dboost
 from dboost.distributed.line import Line, LineClosed, packed
 from dboost.losses import Loss
 from dboost.trees.grower import RoundHistograms
-from tests.helpers.clusters import Processes, a_table, hold_files, release_files, uses_lines
+from tests.helpers.clusters import Processes, a_table, hold_files, lines_cluster, release_files, threads_cluster, uses_lines
 
 FRAME = a_table(2000)
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "progress": False}
@@ -135,16 +130,8 @@ def expected() -> str:
     return dboost.fit(FRAME, "z", **OPTIONS).sha256
 
 
-@pytest.mark.parametrize("secure", [False, True], ids=["tcp", "tls"])
-def test_rounds_travel_on_lines(expected: str, secure: bool) -> None:
-    security = Security.temporary() if secure else None
-    with (
-        LocalCluster(
-            n_workers=3, threads_per_worker=1, processes=False, protocol="tls://" if secure else "tcp://", security=security,
-            dashboard_address=None,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):  # fmt: skip
+def test_rounds_travel_on_encrypted_lines(expected: str) -> None:
+    with lines_cluster(3, secure=True) as client:
         booster, on_lines = fit_on(client)
         assert on_lines == {True}
         assert booster.sha256 == expected
@@ -153,49 +140,18 @@ def test_rounds_travel_on_lines(expected: str, secure: bool) -> None:
         assert fit_on(client)[0].sha256 == expected
 
 
-@pytest.mark.parametrize("why", ["inproc", "configuration"])
-def test_other_connections_use_messages(expected: str, why: str) -> None:
-    with (
-        dask.config.set({"dboost.lines": why != "configuration"}),
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None,
-            protocol="inproc://" if why == "inproc" else "tcp://",
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):  # fmt: skip
+def test_connections_that_are_no_sockets_use_messages(expected: str) -> None:
+    with threads_cluster(2, 1) as client:
         booster, on_lines = fit_on(client)
         assert on_lines == {False}
         assert booster.sha256 == expected
 
 
 def test_a_loss_that_fails_on_a_worker_is_named_on_lines(expected: str) -> None:
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with lines_cluster(2) as client:
         with pytest.raises(dboost.DBoostError, match="no gradient today"):
             fit_on(client, target="y", loss=FailsLater())
         assert fit_on(client)[0].sha256 == expected
-
-
-@pytest.mark.parametrize("lines", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("what", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
-def test_a_worker_is_lost_in_a_round(expected: str, lines: bool, what: str) -> None:
-    """On lines and by messages, the model of a fit that loses a worker is the model of one process."""
-    with Processes(3, environment={"DASK_DBOOST__LINES": str(lines).lower()}) as cluster:
-        victim = next(iter(cluster.pids().values()))
-
-        def strike(now: dboost.Iteration) -> None:
-            if now.iteration == 2:
-                os.kill(victim, signal.SIGKILL if what == "kill" else signal.SIGSTOP)
-
-        data = dd.from_pandas(FRAME, npartitions=6)
-        dboost.fit(data, "z", client=cluster.client, **OPTIONS)  # everything is compiled
-        with cluster.impatient() if what == "stop" else contextlib.nullcontext():
-            booster = dboost.fit(data, "z", client=cluster.client, callbacks=strike, **OPTIONS)
-        assert booster.sha256 == expected
-        assert set(cluster.client.run_on_scheduler(uses_lines)) == {lines}
-        assert booster.history["workers"].tolist() == [3, 3, 2, 2]
 
 
 @pytest.fixture

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
-import signal
 import socket
 from typing import Any
 
@@ -13,8 +10,7 @@ import dask
 import dask.dataframe as dd
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
-from distributed.security import Security
+from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +23,7 @@ from dboost.losses import Loss
 from dboost.session.protocol import SessionRef
 from dboost.session.protocol import unpack as unpacked
 from dboost.trees.grower import RoundHistograms
-from tests.helpers.clusters import Processes, a_table, uses_lines
+from tests.helpers.clusters import a_table, lines_cluster
 
 FRAME = a_table(1500)
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "progress": False}
@@ -105,8 +101,7 @@ def test_a_relay_of_relays_and_an_evaluation_set() -> None:
     here = dboost.fit(table, target, eval_set=held_out, **OPTIONS)
     with (
         dask.config.set({"dboost.fan-in": fan_in}),
-        LocalCluster(n_workers=7, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None) as cluster,
-        Client(cluster, set_as_default=False) as client,
+        lines_cluster(7) as client,
     ):
         data = dd.from_pandas(table, npartitions=9)
         there = dboost.fit(data, target, eval_set=held_out, client=client, **OPTIONS)
@@ -120,12 +115,8 @@ def test_a_relay_of_relays_and_an_evaluation_set() -> None:
 def test_relays_use_the_security_of_the_cluster() -> None:
     with (
         dask.config.set({"dboost.fan-in": 2}),
-        LocalCluster(
-            n_workers=5, threads_per_worker=1, processes=False, protocol="tls://", security=Security.temporary(),
-            dashboard_address=None,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):  # fmt: skip
+        lines_cluster(5, secure=True) as client,
+    ):
         assert fit(client, target="y").sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
         assert branches_of(client) == {2}
 
@@ -149,8 +140,7 @@ def test_an_error_below_a_relay_names_its_worker() -> None:
     frame = FRAME.assign(z=np.where(np.arange(1500) == 1499, 1e7, FRAME["z"]))
     with (
         dask.config.set({"dboost.fan-in": 2}),
-        LocalCluster(n_workers=6, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None) as cluster,
-        Client(cluster, set_as_default=False) as client,
+        lines_cluster(6) as client,
     ):
         data = client.persist(dd.from_pandas(frame, npartitions=6))
         with pytest.raises(dboost.DBoostError, match=r"worker tcp://.* failed: ValueError: no gradient today"):
@@ -165,33 +155,7 @@ def test_a_connection_that_gives_no_line_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(worker_plugin, "open_worker_line", none)
     with (
         dask.config.set({"dboost.fan-in": 2}),
-        LocalCluster(n_workers=5, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None) as cluster,
-        Client(cluster, set_as_default=False) as client,
+        lines_cluster(5) as client,
         pytest.raises(dboost.DBoostError, match=r"worker tcp://.* cannot open a line to tcp://"),
     ):
         fit(client, target="y")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "what, which",
-    [("kill", 0), ("kill", 5), ("stop", 0), ("stop", 5)],
-    ids=["relay killed", "leaf killed", "relay stopped", "leaf stopped"],
-)
-def test_a_worker_of_the_tree_is_lost(what: str, which: int) -> None:
-    """Of six sessions and two branches at each, the first is a relay, and the last is below one."""
-    expected = dboost.fit(FRAME, "y", **OPTIONS).sha256
-    with Processes(6, environment={"DASK_DBOOST__FAN_IN": "2"}) as cluster:
-        fit(cluster.client, target="y")  # everything is compiled
-        pids = cluster.pids()
-
-        def strike(now: dboost.Iteration) -> None:
-            if now.iteration == 2:
-                os.kill(pids[sorted(pids)[which]], signal.SIGKILL if what == "kill" else signal.SIGSTOP)
-
-        with cluster.impatient() if what == "stop" else contextlib.nullcontext():
-            booster = fit(cluster.client, target="y", callbacks=strike)
-        assert booster.sha256 == expected
-        assert booster.history["workers"].tolist() == [6, 6, 5, 5]
-        assert branches_of(cluster.client) == {2}
-        assert set(cluster.client.run_on_scheduler(uses_lines)) == {True}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -240,26 +238,6 @@ def test_rows_in_several_shards_are_grown_in_rounds(client: Client, monkeypatch:
 def processes() -> Iterator[Processes]:
     with Processes(2) as processes:
         yield processes
-
-
-@pytest.mark.parametrize("lost", ["killed", "restarted"])
-def test_the_worker_with_all_rows_is_lost(processes: Processes, lost: str) -> None:
-    processes.ensure_workers(2)
-    frame, client = FRAME[["a", "b", "c", "e", "z"]], processes.client
-    lazy, options = dd.from_pandas(frame, npartitions=4), {"max_iter": 12, "eval_metric": "roc_auc"}
-    held = dd.from_pandas(frame.iloc[:700], npartitions=2)
-
-    def lose() -> None:
-        (address,) = (worker for worker, n in client.run(held_rows).items() if n)
-        if lost == "killed":
-            os.kill(processes.pids()[address], signal.SIGKILL)
-        else:
-            processes.restart_worker(address)
-
-    booster = fitted(lazy, "z", client=client, eval_set={"held": held}, callbacks=at(5, lose), **options)
-    alone = fitted(frame, "z", eval_set={"held": frame.iloc[:700]}, **options)
-    assert booster.sha256 == alone.sha256
-    assert booster.history["held_roc_auc"].tolist() == alone.history["held_roc_auc"].tolist()
 
 
 def test_a_worker_that_joins_gets_no_rows(processes: Processes) -> None:

@@ -22,6 +22,7 @@ import dask
 import numpy as np
 import pandas as pd
 from distributed import Client, LocalCluster, Scheduler
+from distributed.security import Security
 
 from dboost.session import memory
 from dboost.session.memory import Budget
@@ -47,11 +48,16 @@ def threads_cluster(n_workers: int = 3, threads_per_worker: int = 2) -> Iterator
 
 
 @contextlib.contextmanager
-def lines_cluster(n_workers: int = 3) -> Iterator[Client]:
+def lines_cluster(n_workers: int = 3, *, secure: bool = False) -> Iterator[Client]:
     """A cluster with scheduler and workers in this process, whose rounds travel on lines."""
     with (
         LocalCluster(
-            n_workers=n_workers, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None
+            n_workers=n_workers,
+            threads_per_worker=1,
+            processes=False,
+            protocol="tls://" if secure else "tcp://",
+            security=Security.temporary() if secure else None,
+            dashboard_address=None,
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
@@ -87,7 +93,7 @@ class Processes:
     """A scheduler and workers, each a process that a test can kill. Use as a context manager."""
 
     def __init__(self, n_workers: int, *, nanny: bool = False, environment: dict[str, str] | None = None) -> None:
-        self._nanny = nanny
+        self.nanny = nanny
         self._environment = os.environ | ENVIRONMENT | (environment or {})
         self._processes: list[Any] = []
         with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +109,7 @@ class Processes:
 
     def add_worker(self, *arguments: str) -> Any:
         """Start one more worker, and return its process. arguments : of `dask worker`."""
-        nanny = [] if self._nanny else ["--no-nanny"]
+        nanny = [] if self.nanny else ["--no-nanny"]
         return self._start("dask_worker", self.address, "--nthreads", "1", "--no-dashboard", *nanny, *arguments)
 
     def restart_worker(self, address: str) -> None:
@@ -146,7 +152,7 @@ class Processes:
 
     def _start(self, command: str, *arguments: str) -> Any:
         # A nanny has a child process, which a daemon may not have.
-        daemon = not (self._nanny and command == "dask_worker")
+        daemon = not (self.nanny and command == "dask_worker")
         process = _PROCESSES.Process(target=_become, args=(command, arguments, self._environment), daemon=daemon)
         process.start()
         self._processes.append(process)
@@ -157,12 +163,12 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(Exception):
-            pids = list(self.pids().values()) if self._nanny and self.scheduler.is_alive() else []
+            pids = list(self.pids().values()) if self.nanny and self.scheduler.is_alive() else []
         self.client.close(timeout=2)
         for process in reversed(self._processes):
             process.kill()
             process.join()
-        for pid in pids if self._nanny else []:
+        for pid in pids if self.nanny else []:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -173,6 +173,13 @@ class Result(NamedTuple):
     predictions: list[np.ndarray]
 
 
+def assert_same(found: Result, expected: Result) -> None:
+    assert found.model == expected.model
+    pd.testing.assert_frame_equal(found.history, expected.history, check_exact=True, check_dtype=False)
+    for one, other in zip(found.predictions, expected.predictions, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def result_of(booster: Booster, fixed: Fixed) -> Result:
     rows = fixed.frame.head(200) if fixed.frame is not FRAME else HELD_OUT
     predictions = [booster.predict(rows), booster.predict(rows, raw_score=True), booster.apply(rows)]

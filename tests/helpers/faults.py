@@ -1,0 +1,257 @@
+"""Faults in the middle of fits on clusters of processes: what happens to which worker (`Fault`), and when (`Faults`).
+
+A moment is a call of the fit: of a method of the sessions, of the reducer, or the arrival of a partition that was read. Faults
+happen just before the call is sent, or some time after that. So a fit can be hit at each of its calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import dask
+import pytest
+from distributed.core import Status
+
+from dboost.distributed import read_tasks
+from dboost.distributed.connection import Connection
+from tests.helpers.clusters import Processes, held_fits, held_rows, scheduler_plugin, stream_everything
+from tests.helpers.fits import cut
+from tests.helpers.fixed_calls import CASES, FixedCall, Result, result_of
+
+#: Configurations of clusters: the number of workers, and keys of the configuration.
+SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
+    "lines": (3, {}),
+    "messages": (3, {"lines": False}),
+    "relays": (6, {"fan-in": 2}),
+    "slices": (6, {"fan-in": 2, "gather-bytes": "0B", "owner-bytes": "1B"}),
+    "one worker": (2, {"single-worker-values": 8_000_000}),
+    "files": (3, {}),
+    "nannies": (3, {}),
+}
+
+
+class Fault(NamedTuple):
+    kind: str  # see `Faults.strike`
+    call: str
+    number: int = 0  # of such calls before
+    delay: float = 0.0  # seconds
+    victim: int = 0  # of the workers that are there, in the order of their addresses; -1 is the one with most rows
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.call} {self.number}{f' + {self.delay} s' if self.delay else ''}"
+
+
+class Faults:
+    """Faults of the fits that run in a ``with`` block. After it, nothing of them is left on the cluster.
+
+    calls : the calls of these fits, by name.
+    """
+
+    def __init__(self, cluster: Processes, faults: Sequence[Fault] = ()) -> None:
+        self._cluster, self.waiting = cluster, list(faults)
+        self.calls: Counter[str] = Counter()
+        self._pids = cluster.pids()
+        self._stopped: list[int] = []
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.RLock()
+        self._errors: list[BaseException] = []
+
+    def __enter__(self) -> Faults:
+        call, record = Connection._call, Connection.record_event
+
+        def calling(connection: Connection, operation: str, **arguments: Any) -> Any:
+            self._see(arguments.get("method", operation))
+            return call(connection, operation, **arguments)
+
+        def recording(connection: Connection, action: str, **what: Any) -> None:
+            if action == "reading":
+                self._see(f"reading {what['table'].split()[0]}")
+            record(connection, action, **what)
+
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(Connection, "_call", calling)
+        self._patch.setattr(Connection, "record_event", recording)
+        self._patch.setattr(read_tasks, "_EVENT_INTERVAL", 0.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+        for thread in self._threads:
+            thread.join()
+        for pid in self._stopped:
+            os.kill(pid, signal.SIGKILL)
+        cluster = self._cluster
+        cluster.wait_for(lambda: cluster.nanny or cluster.addresses() == set(self._pids))
+        cluster.client.run(_set_status, "running", on_error="ignore")
+        nothing_is_held(cluster)
+        if self._errors:
+            raise self._errors[0]
+
+    def _see(self, name: str) -> None:
+        with self._lock:
+            number = self.calls[name]
+            self.calls[name] += 1
+            due = [fault for fault in self.waiting if (fault.call, fault.number) == (name, number)]
+            self.waiting = [fault for fault in self.waiting if fault not in due]
+        for fault in due:
+            if fault.delay:
+                self._threads.append(threading.Thread(target=self._strike_later, args=(fault,)))
+                self._threads[-1].start()
+            else:
+                self.strike(fault)
+
+    def _strike_later(self, fault: Fault) -> None:
+        time.sleep(fault.delay)
+        try:
+            self.strike(fault)
+        except BaseException as error:
+            self._errors.append(error)
+
+    def strike(self, fault: Fault) -> None:
+        """Carry out a fault. If only one worker is left, another one joins before."""
+        with self._lock:
+            if fault.kind == "joined" or len(self._pids) < 2:
+                self._join()
+            if fault.kind == "all killed":
+                for worker in list(self._pids):
+                    self._kill(worker)
+                self._join()
+            elif fault.kind != "joined":
+                workers = sorted(self._pids)
+                if fault.victim < 0:
+                    workers.sort(key=self._cluster.client.run(held_rows).get)
+                worker = workers[fault.victim % len(workers)]
+                {
+                    "killed": self._kill,
+                    "lost": self._lose,
+                    "restarted": self._restart,
+                    "stopped": self._stop,
+                    "held up": self._hold_up,
+                    "paused": lambda worker: self._cluster.client.run(_set_status, "paused", workers=[worker]),
+                    "retired": self._retire,
+                }[fault.kind](worker)
+
+    def _kill(self, worker: str) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pids.pop(worker), signal.SIGKILL)
+
+    def _lose(self, worker: str) -> None:
+        """Kill a worker, and wait until the scheduler knows."""
+        self._kill(worker)
+        self._cluster.wait_for(lambda: worker not in self._cluster.addresses())
+
+    def _restart(self, worker: str) -> None:
+        """Start another worker at the address."""
+        self._lose(worker)
+        self._join("--worker-port", worker.rpartition(":")[2])
+
+    def _stop(self, worker: str) -> None:
+        self._stopped.append(self._pids.pop(worker))
+        os.kill(self._stopped[-1], signal.SIGSTOP)
+
+    def _hold_up(self, worker: str) -> None:
+        """Stop a worker for less than the time after which it is given up."""
+        pid = self._pids[worker]
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.5)
+        os.kill(pid, signal.SIGCONT)
+
+    def _retire(self, worker: str) -> None:
+        del self._pids[worker]
+        self._cluster.client.retire_workers([worker])
+
+    def _join(self, *arguments: str) -> None:
+        if self._cluster.nanny and not self._pids:
+            return  # the nannies start all workers again
+        before = self._cluster.addresses()
+        process = self._cluster.add_worker(*arguments)
+        self._cluster.wait_for(lambda: bool(self._cluster.addresses() - before - set(self._pids)))
+        for worker in self._cluster.addresses() - before - set(self._pids):
+            self._pids[worker] = process.pid
+
+
+async def _set_status(status: str, dask_worker: Any = None) -> None:
+    dask_worker.status = Status[status]
+
+
+def files_of_fits(dask_worker: Any = None) -> list[str]:
+    """For `Client.run`: the files of fits below a worker's directory."""
+    return [str(path) for path in Path(dask_worker.local_directory).glob("dboost-*/*")]
+
+
+def nothing_is_held(cluster: Processes) -> None:
+    """Wait until neither scheduler nor workers hold anything of a fit, in memory or in files."""
+    left: list[Any] = []
+
+    def none() -> bool:
+        client = cluster.client
+        left[:] = [client.run_on_scheduler(scheduler_plugin)["fits"], client.run(held_fits), client.run(files_of_fits)]
+        return not left[0] and not any(left[1].values()) and not any(left[2].values())
+
+    try:
+        cluster.wait_for(none)
+    except AssertionError:
+        raise AssertionError(f"after a minute there is still {left}") from None
+
+
+class StruckCall(FixedCall):
+    """A fixed fit of rows in eight partitions."""
+
+    def _given(self, frame: Any) -> Any:
+        return cut(frame, [len(frame) * k // 8 for k in range(1, 8)]) if self.is_lazy else frame
+
+
+class Struck:
+    """A cluster of processes of one setting, on which fits are struck by faults."""
+
+    def __init__(self, setting: str) -> None:
+        self.setting = setting
+        self.n_workers, keys = SETTINGS[setting]
+        self._config = dask.config.set({f"dboost.{key}": value for key, value in keys.items()})
+        environment = {f"DASK_DBOOST__{key.upper().replace('-', '_')}": str(value) for key, value in keys.items()}
+        environment["DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE"] = "False"
+        self._warm: dict[str, tuple[set[str], Counter[str]]] = {}
+        self.cluster = Processes(self.n_workers, nanny=setting == "nannies", environment=environment)
+
+    def __enter__(self) -> Struck:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._config.__exit__(None, None, None)
+        self.cluster.__exit__()
+
+    def fit(self, case: str, folder: Path, client: Any = None, seconds: float = 0.0) -> Result:
+        """Return the result of a case on the cluster. seconds : between two iterations."""
+        fixed = CASES[case]
+        more: dict[str, Any] = {"client": client or self.cluster.client}
+        if self.setting == "files" and fixed.is_global and not fixed.refits:
+            more["memory_limit"] = "64MiB"
+        if seconds and not fixed.refits:
+            more["callbacks"] = [lambda now: time.sleep(seconds)]
+        return result_of(StruckCall(fixed.earlier, folder, fixed=fixed, is_lazy=True).train(**more), fixed)
+
+    def warm(self, case: str, folder: Path) -> Counter[str]:
+        """Have all workers again, train a case on them, and return its calls: a worker that compiles does not answer."""
+        self.cluster.ensure_workers(self.n_workers)
+        workers = self.cluster.addresses()
+        if case not in self._warm or self._warm[case][0] != workers:
+            if self.setting == "files":
+                self.cluster.client.run(stream_everything)
+            with Faults(self.cluster) as calm:
+                self.fit(case, folder)
+            self._warm[case] = workers, calm.calls
+        return self._warm[case][1]
+
+
+def here(case: str) -> Result:
+    """Return the result of a case in the memory of this process."""
+    fixed = CASES[case]
+    return result_of(StruckCall(fixed.earlier, Path(), fixed=fixed).train(), fixed)
