@@ -45,17 +45,6 @@ def on_cluster(client: Client, data: Any, target: Any, **options: Any) -> dboost
     return in_process(data, target, client=client, **options)
 
 
-@pytest.mark.parametrize(("n_workers", "n_threads"), [(1, 1), pytest.param(2, 1, marks=pytest.mark.slow), (4, 2)])
-def test_whatever_the_cluster(n_workers: int, n_threads: int) -> None:
-    big = a_table(30_000)[["a", "b", "c", "d", "e", "z"]]  # enough for a shard per thread
-    big = pd.concat(
-        [big, big[["a", "b", "c", "d"]].add_suffix("2") ** 2, big[["a", "b", "c", "d"]].add_suffix("3") ** 3], axis=1
-    )
-    with threads_cluster(n_workers, n_threads) as client:
-        booster = on_cluster(client, dd.from_pandas(big, npartitions=7), "z", max_iter=3)
-    assert booster.sha256 == in_process(big, "z", max_iter=3).sha256
-
-
 @pytest.mark.parametrize("bytes_per_owner", [400_000, 10**9], ids=["some", "one owner"])
 def test_histograms_that_never_come_together(client: Client, bytes_per_owner: int) -> None:
     """Scheduler and workers are in this process, so the test can set the limit of wide histograms. Some owners find none."""

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import dask.dataframe as dd
 import fsspec
@@ -23,16 +24,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
-from hypothesis import given
-from hypothesis import strategies as st
 
 import dboost
 from dboost import DataError, InputTypeError, ParameterError
 from dboost.session.memory import Budget
 from dboost.storage.block_file import StorageError
 from tests.helpers.clusters import ROOT, Processes, a_table, at, held_fits, threads_cluster, until, wait_for_file
-from tests.helpers.examples import examples
-from tests.helpers.fits import FEATURES, NUMERIC, TARGETS, cut, mixed_frame
+from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame
 from tests.helpers.forged import Parts
 from tests.helpers.object_store import served
 
@@ -53,25 +51,6 @@ def processes() -> Iterator[Processes]:
     with Processes(2) as found:
         found.client.run(lambda: __import__("dboost.distributed.worker_plugin"))
         yield found
-
-
-@given(
-    at=st.lists(st.integers(0, 900), max_size=6),
-    target=st.sampled_from(TARGETS),
-    role=st.sampled_from([None, "weight", "offset"]),
-)
-@examples(6)
-def test_a_fit_on_a_data_set_is_a_fit_on_its_source(client: Client, at: list[int], target: str, role: str | None) -> None:
-    roles: dict[str, Any] = {} if role is None else {"sample_weight" if role == "weight" else "offset": "w"}
-    expected = dboost.fit(FRAME, target, features=FEATURES, **roles, **OPTIONS)
-    with dboost.prepare(cut(FRAME, at), target, client=client, features=FEATURES, **roles) as data:
-        assert dboost.fit(data, **OPTIONS).sha256 == expected.sha256
-        assert data.n_rows == (FRAME["w"] > 0).sum() if role == "weight" else len(FRAME)
-        found = dboost.cv(data, folds=3, **OPTIONS)
-    local = dboost.cv(FRAME, target, folds=3, features=FEATURES, **roles, **OPTIONS)
-    assert [one.sha256 for one in found.boosters] == [one.sha256 for one in local.boosters]
-    np.testing.assert_array_equal(found.predictions, local.predictions)
-    pd.testing.assert_frame_equal(found.scores, local.scores, check_exact=True)
 
 
 def test_data_of_every_kind(client: Client, tmp_path: Path) -> None:
@@ -418,7 +397,7 @@ def test_tasks_on_partitions_end_when_the_chosen_workers_have_left(processes: Pr
     with dboost.prepare(rows, "z", client=processes.client, workers=[chosen]) as data:
         cluster: Any = data._rows()
         never = tmp_path / "never"
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1) as pool, dask.config.set({"dboost.patience": "2s"}):
             tasks = pool.submit(cluster._map, partial(wait_for_file, never), [(), ()])
             try:
                 until(lambda: tasks.done() or never.with_suffix(".begun").exists())
@@ -450,17 +429,6 @@ def test_a_worker_is_killed_while_the_data_set_is_made(processes: Processes) -> 
         assert data.n_rows == len(ROWS)
         assert dboost.fit(data, **LONG).sha256 == dboost.fit(ROWS, "z", **LONG).sha256
     processes.ensure_workers(2)
-
-
-@pytest.mark.slow
-def test_a_worker_joins(processes: Processes) -> None:
-    processes.ensure_workers(2)
-    n_before = len(processes.addresses())
-    lazy = dd.from_pandas(ROWS, npartitions=6, sort=False)
-    with dboost.prepare(lazy, "z", client=processes.client) as data:
-        processes.ensure_workers(n_before + 1)
-        booster = dboost.fit(data, **LONG)
-        assert booster.sha256 == dboost.fit(ROWS, "z", **LONG).sha256
 
 
 PUBLISHED = """

@@ -41,27 +41,17 @@ CASES: dict[str, tuple[type, str, dict[str, Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
 @pytest.mark.parametrize("case", CASES)
-def test_an_estimator_learns_the_same(client: Client, case: str, weighted: bool) -> None:
+def test_an_estimator_learns_the_same(client: Client, case: str) -> None:
     kind, target, options = CASES[case]
     options = {"max_iter": 12, "random_state": 3} | options
-    weight = {"sample_weight": FRAME["w"]} if weighted else {}
-    alone = kind(**options).fit(X, FRAME[target], **weight)
+    alone = kind(**options).fit(X, FRAME[target], sample_weight=FRAME["w"])
     lazy = dd.from_pandas(FRAME, npartitions=4)
-    weight = {"sample_weight": lazy["w"]} if weighted else {}
-    together = kind(client=client, **options).fit(lazy[list(X)], lazy[target], **weight)
+    together = kind(client=client, **options).fit(lazy[list(X)], lazy[target], sample_weight=lazy["w"])
     assert together.booster_.sha256 == alone.booster_.sha256
     assert np.array_equal(together.train_score_, alone.train_score_)
     assert np.array_equal(together.validation_score_, alone.validation_score_)
     assert list(together.feature_names_in_) == list(X)
-
-
-def test_more_trees_are_the_trees_of_one_fit(client: Client) -> None:
-    lazy, y = dd.from_pandas(X, npartitions=3), dd.from_pandas(FRAME["y"], npartitions=3)
-    model = DBoostRegressor(max_iter=5, warm_start=True, client=client, random_state=1).fit(lazy, y)
-    model.set_params(max_iter=9).fit(lazy, y)
-    assert model.booster_.sha256 == DBoostRegressor(max_iter=9, random_state=1).fit(X, FRAME["y"]).booster_.sha256
 
 
 def test_an_estimator_with_a_client_travels_without_it(client: Client) -> None:

@@ -72,9 +72,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "plain": (DBoostRegressor, {"early_stopping": False}),
-    "plain classes": (DBoostClassifier, {"early_stopping": False}),
-    "balanced": (DBoostClassifier, {"early_stopping": False, "class_weight": "balanced"}),
-    "held out": (DBoostRegressor, {"early_stopping": True}),
     "both": (DBoostClassifier, {"early_stopping": True, "class_weight": "balanced"}),
 }
 

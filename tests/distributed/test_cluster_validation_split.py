@@ -85,8 +85,8 @@ def test_however_the_rows_are_divided(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", KINDS)
-def test_rows_change_no_sides_when_a_worker_goes(target: str) -> None:
+def test_rows_change_no_sides_when_a_worker_goes() -> None:
+    target = "t"
     kind, options = KINDS[target]
     options = options | {"max_iter": 8, "early_stopping": True, "random_state": 5, "n_iter_no_change": 8}
     alone = kind(**options).fit(FRAME[COLUMNS], FRAME[target], FRAME["w"])

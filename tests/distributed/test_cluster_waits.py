@@ -74,7 +74,7 @@ def test_a_client_that_is_closed_while_partitions_are_read(use: str) -> None:
     parts = [dask.delayed(slow)(20.0, table()) for _ in range(3)]
     frame = dd.from_delayed(parts, meta=table(0))
     with Processes(1) as processes:
-        closing = threading.Timer(3.0, processes.client.close)
+        closing = threading.Timer(1.0, processes.client.close)
         closing.start()
         with pytest.raises(DBoostError, match=f"the client of {processes.address} is closed"):
             dboost.fit(frame, "y", client=processes.client) if use == "fit" else dboost.prepare(
@@ -234,12 +234,12 @@ def test_a_scheduler_that_is_stopped() -> None:
 
         def stop() -> None:
             os.kill(scheduler.pid, signal.SIGSTOP)
-            after(5, lambda: os.kill(scheduler.pid, signal.SIGCONT))
+            after(3, lambda: os.kill(scheduler.pid, signal.SIGCONT))
 
         def stop_and(end: Callable[[], Any]) -> Callable[[], None]:
             def stopping() -> None:
                 os.kill(scheduler.pid, signal.SIGSTOP)
-                after(4, end)
+                after(2.6, end)
 
             return stopping
 

@@ -92,20 +92,6 @@ def test_evaluated_from_files(client: Client, filing: None) -> None:
     same(client, "y", sets, counted, **options)
 
 
-def test_rows_that_an_estimator_holds_out(client: Client, filing: None) -> None:
-    frame = FRAME.fillna({"x": 0.0})
-    X, y = frame[FEATURES], frame["late"]
-    estimator = dboost.DBoostClassifier(
-        max_iter=4, early_stopping=True, validation_fraction=0.3, random_state=0, class_weight="balanced", scoring="loss"
-    )
-    here = estimator.fit(X, y).booster_
-    lazy = dd.from_pandas(frame, npartitions=4)
-    there = estimator.set_params(client=client, memory_limit="64MiB").fit(lazy[FEATURES], lazy["late"]).booster_
-    assert there.sha256 == here.sha256
-    in_one_process = estimator.set_params(client=None).fit(lazy[FEATURES], lazy["late"]).booster_
-    assert in_one_process.sha256 == here.sha256
-
-
 def test_without_a_limit_it_is_dasks(client: Client, filing: None) -> None:
     here = dboost.fit(FRAME, "late", eval_set=OTHER, **OPTIONS)
     counts: list[int] = []

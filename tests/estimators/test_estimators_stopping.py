@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import dask.array as da
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -185,18 +184,6 @@ def test_rows_of_weight_zero_are_neither_trained_on_nor_held_out() -> None:
     whole = DBoostRegressor(**settings).fit(X, y, weight)
     part = DBoostRegressor(**settings).fit(X[weight > 0], y[weight > 0])
     assert whole.booster_.sha256 == part.booster_.sha256
-
-
-@BOTH
-def test_partitions_and_threads_make_no_difference(Estimator: Any) -> None:
-    X, y = data_for(Estimator)
-    settings: dict[str, Any] = {"early_stopping": True, "scoring": None, "random_state": 0}
-    files = {
-        Estimator(n_threads=threads, **settings).fit(da.from_array(X, chunks=(cut, 5)), da.from_array(y, chunks=cut))
-        .booster_.sha256
-        for threads, cut in ((1, 600), (2, 250), (2, 17))
-    }  # fmt: skip
-    assert files == {Estimator(**settings).fit(X, y).booster_.sha256}
 
 
 def test_a_pair_must_be_whole_and_wanted() -> None:

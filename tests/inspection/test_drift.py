@@ -25,7 +25,7 @@ from dboost.model.data_summary import GROUPS, LEVELS, Distribution, Summary
 from dboost.session import reference_sample
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.examples import examples
-from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.helpers.fits import FEATURES, cut, mixed_frame, saved
 
 OLD, NEW = mixed_frame(2000), mixed_frame(1000, seed=1)
 STRANGE = NEW.assign(x=NEW["x"] + 1, town=NEW["town"].replace("Gent", "Arlon"), age=NEW["age"].where(NEW["age"] > 40))
@@ -156,8 +156,10 @@ def test_a_summary_is_of_all_rows_of_a_small_table(model: dboost.Booster) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("kind", ["partitions", "cluster", "files", "bites", "files with weights"])
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [("partitions", "y"), ("cluster", "grade"), ("files", "late"), ("bites", "y"), ("files with weights", "grade")],
+)
 def test_the_file_is_the_same_wherever_the_rows_are(
     target: str, kind: str, client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

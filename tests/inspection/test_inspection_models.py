@@ -86,22 +86,13 @@ def quantiles(folder: Path, target: str) -> Booster:
 
 
 MAKERS: list[tuple[Callable[..., Booster], str]] = [
-    (continued, "y"), (continued, "grade"), (watched, "late"), (streamed, "late"), (streamed, "grade"), (in_bites, "y"),
-    (prepared, "late"), (imported, "y"), (imported, "late"), (of_own, "y"), (positive, "late"), (quantiles, "y"),
+    (continued, "grade"), (watched, "late"), (streamed, "late"), (in_bites, "y"), (prepared, "late"), (imported, "y"),
+    (of_own, "y"), (positive, "late"), (quantiles, "y"),
 ]  # fmt: skip
 
 
-SLOW = [(continued, "y"), (streamed, "grade"), (imported, "late")]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("maker", "target"),
-    [
-        pytest.param(maker, target, id=f"{maker.__name__}-{target}", marks=pytest.mark.slow if (maker, target) in SLOW else ())
-        for maker, target in MAKERS
-    ],
-)
+@pytest.mark.parametrize(("maker", "target"), MAKERS)
 def test_every_model_can_be_reported_and_drawn(
     maker: Callable[..., Booster], target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

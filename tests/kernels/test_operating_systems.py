@@ -36,17 +36,17 @@ from tests.helpers.option_fits import train
 for name in ("squared_error", "streamed"):
     train(name, Path(sys.argv[3]))
 """
-MACOS = "sched_getaffinity sched_yield posix_fallocate posix_fadvise sendfile memfd_create getrandom copy_file_range"
-OLD_MACOS = f"{MACOS} preadv pwritev"
-WINDOWS = f"{OLD_MACOS} pread pwrite geteuid getuid fchmod chown getpgid killpg"
+MACOS = (
+    "sched_getaffinity sched_yield posix_fallocate posix_fadvise sendfile memfd_create getrandom copy_file_range preadv pwritev"
+)
+WINDOWS = f"{MACOS} pread pwrite geteuid getuid fchmod chown getpgid killpg"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "module"),
     [
-        pytest.param(MACOS, "", id="mac", marks=pytest.mark.slow),
-        pytest.param(OLD_MACOS, "", id="old mac", marks=pytest.mark.slow),
+        pytest.param(MACOS, "", id="mac"),
         pytest.param(WINDOWS, "fcntl", id="windows"),
     ],
 )

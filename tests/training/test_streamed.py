@@ -94,13 +94,6 @@ def test_a_limit_that_holds_the_rows_leaves_them_in_memory() -> None:
     assert (booster.history["bytes_read"] == 0).all()
 
 
-def test_a_lazy_frame_that_fits_is_gathered() -> None:
-    frame = mixed_frame(300)
-    kept = dboost.fit(frame, "grade", features=NUMERIC, sample_weight="w", max_iter=2)
-    gathered = dboost.fit(cut(frame, [100]), "grade", features=NUMERIC, sample_weight="w", max_iter=2, memory_limit="1GiB")
-    assert saved(kept) == saved(gathered)
-
-
 @pytest.mark.parametrize("streams", [True, False])
 def test_prepared_data_stay_as_they_are(tmp_path: Path, folder: Path, streams: bool) -> None:
     frame = mixed_frame(400)
