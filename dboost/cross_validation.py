@@ -23,7 +23,7 @@ from dboost.data.labels import Names, names_of_table, with_named_constraints
 from dboost.data.partition import as_frame, is_lazy, is_path, may_name_columns
 from dboost.data.paths import open_path
 from dboost.dataset import Dataset
-from dboost.display import metric_name, number
+from dboost.display import html_card, metric_name, number, with_spread
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.metrics.named import names_of
 from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters, shows_parameters
@@ -98,6 +98,15 @@ class CVResult:
     def n_iterations(self) -> int:
         """Number of iterations of each fold, also those after the best one."""
         return len(self.states[0].history)
+
+    def _repr_html_(self) -> str:
+        of_best = self.summary[self.summary["iteration"] == self.best_iteration]
+        scores = [
+            (metric_name(str(name)), with_spread(mean, std))
+            for name, mean, std in zip(of_best["metric"], of_best["mean"], of_best["std"], strict=True)
+        ]
+        title = f"dboost.CVResult: {len(self.boosters)} folds, best iteration {self.best_iteration} of {self.n_iterations}"
+        return html_card(title, scores)
 
     def __repr__(self) -> str:
         best = f"{metric_name(self.metric)} {number(self.best_score)} in iteration {self.best_iteration}"

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from dboost import display
 from dboost.data.binning import Binning
 from dboost.distributed.client import client_for
 from dboost.errors import DataFileMissingError, InputTypeError, ParameterError, shown
@@ -28,6 +29,9 @@ from dboost.storage.spool import PrivateDirectory
 from dboost.training.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
 from dboost.training.folds import BinnedRows
 from dboost.training.prepared_dataset import is_prepared, open_folder
+
+#: Names of features in the display of a notebook.
+_SHOWN = 12
 
 
 class Dataset:
@@ -284,10 +288,23 @@ class Dataset:
             raise TypeError("a data set on a cluster cannot be pickled: give it a name with publish=…")
         return type(self), (os.fspath(self.path),)
 
-    def __repr__(self) -> str:
+    def _repr_html_(self) -> str:
+        names = [display.cut(feature.name, 32) for feature in self._features[:_SHOWN]]
+        more = len(self._features) - len(names)
+        facts = {
+            "rows": f"{self.n_rows:,}", "features": ", ".join(names) + (f" and {more} more" if more else ""),
+            "target": self.target or "–", "categorical": str(sum(one.categories is not None for one in self._features)),
+            "bins": str(self.max_bins), "size": format_bytes(self._n_bytes), "place": self._place,
+        }  # fmt: skip
+        return display.html_card("dboost.Dataset", list(facts.items()))
+
+    @property
+    def _place(self) -> str:
         where = "temporary" if self._temporary is not None else str(self._path)
         where = where if self._stored is None else shown(self._stored.root)
-        where = "closed" if self._closed else where if self._cluster is None else self._cluster.place
+        return "closed" if self._closed else where if self._cluster is None else self._cluster.place
+
+    def __repr__(self) -> str:
         target = "" if self.target is None else f", target {self.target!r}"
         size = f"{self.n_rows:,} rows × {len(self._features)} features{target}, {format_bytes(self._n_bytes)}"
-        return f"<dboost.Dataset: {size}, {where}>"
+        return f"<dboost.Dataset: {size}, {self._place}>"

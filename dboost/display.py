@@ -6,7 +6,9 @@ are grouped by commas from 10,000 on, so that years and codes are not.
 
 from __future__ import annotations
 
+import html
 import math
+from collections.abc import Sequence
 from typing import Any
 
 #: Exponents of ten outside of which numbers are written with one.
@@ -77,6 +79,18 @@ def cut(text: str, length: int = 24) -> str:
         return text
     head = length // 2
     return f"{text[:head]}…{text[len(text) - (length - 1 - head) :]}"
+
+
+def html_card(title: str, facts: Sequence[tuple[str, str]]) -> str:
+    """Return what a notebook shows of an object: a table of facts, with the notebook's own colors."""
+    cell = "text-align: left; padding: 0 12px 0 0; vertical-align: top"
+    rows = "".join(
+        f'<tr><td style="{cell}; opacity: .75">{html.escape(name)}</td><td style="{cell}">{html.escape(value)}</td></tr>'
+        for name, value in facts
+    )
+    box = "border: 1px solid #8888; border-radius: 8px; padding: 10px 14px; display: inline-block; max-width: 100%"
+    table = f'<table style="margin: 6px 0 0; border-collapse: collapse; font-size: inherit">{rows}</table>'
+    return f'<div style="{box}"><b>{html.escape(title)}</b>{table}</div>'
 
 
 def _trimmed(text: str) -> str:

@@ -14,7 +14,6 @@ about three. Measure a fit of a hundredth of the rows before you depend on them.
 
 from __future__ import annotations
 
-import html
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dboost.data.binning import SAMPLE_ROWS
-from dboost.display import number
+from dboost.display import html_card, number
 from dboost.errors import ParameterError
 from dboost.losses.deviance import SquaredError
 from dboost.params import Parameters
@@ -133,8 +132,7 @@ class Plan:
         return "\n".join([self._title(), *(f"  {name:<20} {value}" for name, value in self._lines())])
 
     def _repr_html_(self) -> str:
-        lines = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in self._lines())
-        return f"<table><caption>{html.escape(self._title())}</caption><tbody>{lines}</tbody></table>"
+        return html_card(self._title(), self._lines())
 
 
 def plan(

@@ -262,6 +262,14 @@ class EvaluatedRows:
         k, name = self._outputs.class_of(wanted)
         return self.target == k, self._outputs.probabilities(self.raw)[:, k], name
 
+    def confusion(self) -> tuple[list[Any], np.ndarray]:
+        """Return the names of the classes, and for each true class the share of its rows by predicted class: float64[K, K]."""
+        names, weight = self._outputs.require_classes(), np.ones(len(self.target)) if self.weight is None else self.weight
+        predicted = self._outputs.probabilities(self.raw).argmax(axis=1)
+        counts = np.zeros((len(names), len(names)))
+        np.add.at(counts, (self.target.astype(np.int64), predicted), weight)
+        return list(names), counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-300)
+
     def numbers(self) -> tuple[np.ndarray, np.ndarray]:
         """Return targets and predictions of a regression model.
 

@@ -108,7 +108,7 @@ def test_lines_are_the_dependence_and_the_deciles_are_marked() -> None:
     levels = booster("late").partial_dependence("town")
     bars = booster("late").plot_partial_dependence("town")
     ends = [bar.get_x() + bar.get_width() for bar in bars.patches][::-1]
-    assert ends == pytest.approx(levels["value"].tolist()) and bars.get_xlabel() == "log odds of 1"
+    assert ends == pytest.approx(sorted(levels["value"], reverse=True)) and bars.get_xlabel() == "log odds of 1"
 
 
 def test_surfaces_are_the_dependence() -> None:
@@ -236,3 +236,22 @@ assert matplotlib.rcParams["axes.spines.top"]
         "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
     }
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_categories_are_in_the_order_of_their_effect() -> None:
+    rows = pd.DataFrame({"town": list("cabd") * 60, "x": np.arange(240.0)})
+    effect = rows["town"].map({"a": 20_000, "b": -30_000, "c": 0, "d": 70_000})
+    model = dboost.fit(rows.assign(y=effect + rows["x"]), "y", max_iter=5)
+    for ax in (model.plot_partial_dependence(rows, "town"), model.plot_shap_dependence(rows, "town")):
+        assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "c", "a", "d"]
+        ax.figure.draw_without_rendering()
+        assert any("," in label.get_text() for label in ax.get_xticklabels()), "numbers as everywhere: 20,000"
+    names = {text.get_text(): text.get_color() for text in model.plot_shap_summary(rows).texts}
+    assert {"b", "d"} <= set(names) and names["b"] != names["d"]
+
+
+def test_waterfalls_have_whole_names_and_values() -> None:
+    rows = pd.DataFrame({"town": ["Frankfurt am Main", "Cottbus"] * 60, "amount": np.arange(120) * 1000.25})
+    model = dboost.fit(rows.assign(y=rows["amount"] * (rows["town"] == "Cottbus")), "y", max_iter=5)
+    labels = [label.get_text() for label in model.plot_waterfall(rows, 118).get_yticklabels()]
+    assert sorted(labels) == ["amount = 118,030", "town = Frankfurt am Main"]

@@ -17,7 +17,8 @@ import pytest
 import dboost
 from dboost import Booster
 from dboost.errors import DataError, ModelFileError, ParameterError
-from dboost.inspection.report.page import ReportContext, page
+from dboost.inspection.report.page import Figure, ReportContext, page
+from dboost.inspection.row_functions import EvaluatedRows
 from tests.helpers.fits import FEATURES, cut, mixed_frame
 from tests.helpers.forests import random_ensemble
 
@@ -270,3 +271,48 @@ def test_a_card_is_texts_by_heading(tmp_path: Path) -> None:
         with pytest.raises(dboost.InputTypeError, match="card must be texts by heading"):
             booster("y").report(tmp_path / "other.html", card=wrong)  # type: ignore[arg-type]
     assert not (tmp_path / "other.html").exists()
+
+
+def test_the_page_has_contents_and_the_name_of_the_target() -> None:
+    html = with_rows("grade")
+    links = re.findall(r'<a href="#(\w+)">([^<]+)</a>', html)
+    assert [name for name, _ in links] == re.findall(r'<section id="(\w+)">', html) and len(links) >= 6
+    assert [f"<h2>{heading}</h2>" in html for _, heading in links] == [True] * len(links)
+    assert "<h1>A dboost model: 3 classes of grade</h1>" in html
+    assert "<h1>A dboost model: 3 classes</h1>" in page(ReportContext(booster("grade"), None, None))
+
+
+def test_rows_with_classes_have_a_confusion_matrix_and_numbers_residuals() -> None:
+    assert 'aria-label="Confusion (percent of the true class)"' in with_rows("grade")
+    assert "Confusion" not in with_rows("y") and 'aria-label="Residuals"' in with_rows("y")
+    model = booster("grade")
+    names, share = EvaluatedRows(model.ensemble, FRAME, "grade").confusion()
+    predicted = model.predict(FRAME[FEATURES])
+    truth = FRAME["grade"].astype(str)
+    for i, name in enumerate(names):
+        for j, other in enumerate(names):
+            expected = (predicted[(truth == str(name)).to_numpy()].astype(str) == str(other)).mean()
+            assert share[i, j] == pytest.approx(expected)
+
+
+def test_effects_are_compared_on_the_same_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+
+    def embed(drawn: Any, **how: Any) -> Figure:
+        ax = np.ravel(drawn)[0]
+        if ax.get_title(loc="left").startswith("Dependence on ") and " and " not in ax.get_title(loc="left"):
+            limits.append(ax.get_ylim() if ax.get_xlabel() in FEATURES and ax.get_ylabel() not in FEATURES else ax.get_xlim())
+        return Figure("", False)
+
+    monkeypatch.setattr("dboost.inspection.report.page.embed", embed)
+    page(ReportContext(booster("y"), FRAME, "y"))
+    assert len(limits) > 2 and len(set(limits)) == 1
+
+
+def test_long_names_are_cut_in_their_middle() -> None:
+    names = [f"the_average_of_the_last_thirty_days_per_customer_{what}" for what in ("in_euros", "as_a_count")]
+    rows = pd.DataFrame(np.random.default_rng(0).normal(size=(200, 2)), columns=names).assign(y=range(200))
+    html = page(ReportContext(dboost.fit(rows, "y", max_iter=2), rows, "y"))
+    for name in names:
+        assert f'title="{name}">the_average_of' in html and name[-10:] in html
+        assert f">{name}<" not in html

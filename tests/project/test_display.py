@@ -63,6 +63,16 @@ def test_the_loss_squared_error_is_shown_as_what_it_is(tmp_path: Path, capsys: p
     assert "half_squared_error" in repr(dboost.cv(frame, "y", folds=2, max_iter=2, progress=False))
 
 
+def test_notebooks_show_data_sets_and_cross_validations() -> None:
+    frame = pd.DataFrame({"<a>": np.arange(100.0), "kind": ["u", "v"] * 50, "y": np.arange(100.0) * 1000})
+    with dboost.prepare(frame, "y") as data:
+        html = data._repr_html_()
+        assert "&lt;a&gt;, kind" in html and ">100</td>" in html and ">y</td>" in html and "<a>" not in html
+    result = dboost.cv(frame, "y", folds=2, max_iter=3, eval_metric="rmse", progress=False)
+    best = result.summary[result.summary["iteration"] == result.best_iteration].set_index("metric").loc[result.metric]
+    assert with_spread(best["mean"], best["std"]) in result._repr_html_() and "2 folds" in result._repr_html_()
+
+
 def test_counts_times_and_long_names() -> None:
     assert [counted(1, "worker"), counted(0, "row"), counted(20_000, "row")] == ["1 worker", "0 rows", "20,000 rows"]
     assert [duration(x) for x in (0.42, 12.3, 59.7, 185, 7800)] == ["0.4 s", "12 s", "1 min 00 s", "3 min 05 s", "2 h 10 min"]

@@ -45,17 +45,13 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
             rank, is_number = _ranks(block[:, j]), features[j].categories is None
             ax.plot(x[np.isnan(rank)], y[np.isnan(rank)], "o", color=GREY, markersize=2.2, markeredgewidth=0, alpha=0.6)
             present = ~np.isnan(rank)
-            if not is_number:
-                notes.add("orange: categories")
             if not present.all():
                 notes.add("grey: missing")
             if is_number:
                 dots = {"s": 5, "cmap": canvas.dots(), "vmin": 0, "vmax": 1, "linewidths": 0, "rasterized": True}
                 mesh = ax.scatter(x[present], y[present], c=rank[present], alpha=0.8, **dots)
             else:
-                ax.plot(
-                    x[present], y[present], "o", color=VERMILION, markersize=2.2, markeredgewidth=0, alpha=0.5, rasterized=True
-                )
+                _categories(ax, x, y, block[:, j], features[j], (line, 0.13 * float(np.ptp(values[:, order]))))
         ax.axvline(0, color=GREY, linewidth=0.8, zorder=0)
         ax.set_yticks(np.arange(len(order)), [canvas.short(features[j].name) for j in order[::-1]])
         ax.set(xlabel=f"Shapley value: effect on the {canvas.plain(label)}", ylim=(-0.6, max(3, len(order)) - 0.4))
@@ -69,6 +65,28 @@ def plot_summary(ensemble: Ensemble, X: Any, output: Any, background: Any, max_f
             bar.set_label("feature's value", fontsize=8)
             bar.outline.set_visible(False)
     return ax
+
+
+def _categories(ax: Any, x: np.ndarray, y: np.ndarray, codes: np.ndarray, feature: Feature, place: tuple[int, float]) -> None:
+    """Draw the dots of a categorical feature: a color for each of the most frequent categories, with names where they fit.
+
+    place : number of the line, and the width of a name.
+    """
+    assert feature.categories is not None
+    found, counts = np.unique(codes[~np.isnan(codes)].astype(np.int64), return_counts=True)
+    frequent = found[np.argsort(-counts, kind="stable")][: len(canvas.CYCLE)]
+    dots = {"markersize": 2.2, "markeredgewidth": 0, "alpha": 0.6, "rasterized": True}
+    rest = ~np.isnan(codes) & ~np.isin(codes, frequent)
+    ax.plot(x[rest], y[rest], "o", color=GREY, **dots)
+    named: list[float] = []
+    for i, code in enumerate(frequent):
+        here = codes == code
+        ax.plot(x[here], y[here], "o", color=canvas.CYCLE[i], **dots)
+        middle = float(x[here].mean())
+        if all(abs(middle - other) > place[1] for other in named):
+            named.append(middle)
+            style = {"color": canvas.CYCLE[i], "ha": "center", "va": "bottom", "fontsize": 6.5}
+            canvas.note(ax, canvas.short(feature.categories[code], 9), (middle, place[0] + 0.3), (0, 0), **style)
 
 
 def _ranks(x: np.ndarray) -> np.ndarray:
@@ -114,11 +132,11 @@ def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, background
     shown, rest = order[: max_features - 1], order[max_features - 1 :]
     if len(rest) == 1:
         shown, rest = order, order[:0]
-    steps = [(f"{canvas.short(features[j].name, 16)} = {_value(x[j], features[j])}", float(values[j])) for j in shown]
+    steps = [(f"{canvas.short(features[j].name, 24)} = {_value(x[j], features[j])}", float(values[j])) for j in shown]
     if len(rest):
         steps.append((f"{len(rest)} others", float(values[rest].sum())))
     with canvas.style():
-        ax = canvas.axes_for(ax, height=1.15 + 0.3 * max(3, len(steps)))
+        ax = canvas.axes_for(ax, height=1.15 + 0.3 * max(3, len(steps)), width=6.2)
         end = start + float(values.sum())
         # From the smallest steps at the bottom to the largest, which ends at the row's score.
         at = start
@@ -126,13 +144,13 @@ def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, background
             y, move = len(steps) - 1 - i, steps[i][1]
             ax.barh(y, move, left=at, height=0.62, color=BLUE if move >= 0 else VERMILION)
             text = ("+" if move >= 0 else "") + canvas.number(move)
-            canvas.note(ax, text, (max(at, at + move), y), (3, 0), color=GREY)
+            canvas.note(ax, text, (max(at, at + move), y), (4, 0), color=GREY, bbox=canvas.box(ax))
             at += move
             ax.plot([at, at], [y - 0.31, y + 1.31 if i else y + 0.7], color=GREY, linewidth=0.7)
         ax.axvline(start, color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), zorder=0)
         ax.set_yticks(np.arange(len(steps)), [name for name, _ in steps[::-1]])
-        ax.set_title(f"From {canvas.number(start)} (expected) to {canvas.number(end)}")
-        ax.set(xlabel=canvas.plain(label), ylim=(-0.6, max(3, len(steps)) - 0.2))
+        ax.set_title(f"From {canvas.number(start)} to {canvas.number(end)}")
+        ax.set(xlabel=f"{canvas.plain(label)} (dashes: expected)", ylim=(-0.6, max(3, len(steps)) - 0.2))
         ends = start + np.cumsum([0.0, *(move for _, move in steps[::-1])])
         reach = float(np.ptp(ends)) or 1.0
         ax.set_xlim(ends.min() - 0.05 * reach, ends.max() + 0.22 * reach)
@@ -141,7 +159,8 @@ def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, background
 
 
 def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, background: Any, ax: Any) -> Any:
-    """Draw one feature's Shapley values over its values; one strip of dots per level of a categorical feature."""
+    """Draw one feature's Shapley values over its values; one strip of dots per level of a categorical feature,
+    the largest effect on top."""
     (j,) = ensemble.feature_positions(feature, at_most=1)
     block = sample(X, ensemble, MAX_POINTS)[1].block
     of_features, label = _attributions(ensemble, block, output, background)
@@ -161,7 +180,8 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
             ax.set(xlabel=canvas.plain(feature.name), ylabel=f"effect on the {canvas.plain(label)}")
             ax.grid(axis="y")
         else:
-            codes = np.unique(x[present]).astype(np.int64)[::-1]
+            codes = np.unique(x[present]).astype(np.int64)
+            codes = codes[np.argsort([values[x == code].mean() for code in codes], kind="stable")]
             ax = canvas.axes_for(ax, height=0.95 + 0.26 * max(3, len(codes)))
             for line, code in enumerate(codes):
                 here = values[x == code]
@@ -179,4 +199,4 @@ def plot_dependence(ensemble: Ensemble, X: Any, feature: Any, output: Any, backg
 def _value(x: float, feature: Feature) -> str:
     if np.isnan(x):
         return "missing"
-    return canvas.number(float(x)) if feature.categories is None else canvas.short(feature.categories[int(x)], 12)
+    return canvas.number(float(x), 6) if feature.categories is None else canvas.short(feature.categories[int(x)], 24)

@@ -123,7 +123,16 @@ def new_axes(n_rows: int = 1, n_columns: int = 1, *, width: float = WIDTH, heigh
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(width, height), layout="constrained")
-    return figure.subplots(n_rows, n_columns, squeeze=False, **how)
+    grid = figure.subplots(n_rows, n_columns, squeeze=False, **how)
+    for ax in grid.ravel():
+        ax.locator_params(axis="x", nbins=5)  # numbers of six digits fit beside each other
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_formatter(_tick)
+    return grid
+
+
+def _tick(value: float, _: Any = None) -> str:
+    return number(value, 6)
 
 
 def axes_for(ax: Any, *, height: float = 3.1, width: float = WIDTH) -> Any:
@@ -187,9 +196,9 @@ def key(text: str) -> str:
     return f"\u200b{text}" if text.startswith("_") else text
 
 
-def number(value: float) -> str:
-    """Format a number with four digits and a typographic minus sign."""
-    return display.number(value, 4).replace("-", "−")
+def number(value: float, digits: int = 4) -> str:
+    """Format a number with so many digits and a typographic minus sign."""
+    return display.number(value, digits).replace("-", "−")
 
 
 def score_label(ensemble: Ensemble, scale: str = "raw", centred: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def plot_partial_dependence(ensemble: Ensemble, table: pd.DataFrame, ax: Any) ->
             draw = _curve if _is_numeric(table[names[0]]) else _bars
             ax = canvas.axes_for(ax, height=3.0 if draw is _curve else _bars_height(table, names[0]))
             draw(ax, table, names[0], label)
-            ax.set_title(f"{_kind_title(table)} on {_label(names[0])}")
+            ax.set_title(f"{_kind_title(table)} on {canvas.short(_user_name(names[0]), 32)}")
             return ax
         if table.attrs["kind"] == "individual":
             raise ParameterError("individual curves are drawn for one feature: ask for two of them one after the other")
@@ -76,11 +77,19 @@ def plot_partial_dependence(ensemble: Ensemble, table: pd.DataFrame, ax: Any) ->
         if all(numeric) and "class" not in table:
             ax = canvas.axes_for(ax, height=3.7)
             _surface(ax, table, names, label)
-            ax.set_title(f"{_kind_title(table)} on {_label(names[0])} and {_label(names[1])}")
+            ax.set_title(f"{_kind_title(table)} on {' and '.join(canvas.short(_user_name(name), 20) for name in names)}")
             return ax
         if ax is not None:
             raise ParameterError("this picture has several panels: it makes axes of its own, so leave ax out")
         return _classes(table, names, label) if all(numeric) else _panels(table, names, numeric, label)
+
+
+def share_values(drawn: Sequence[Any], is_numeric: Sequence[bool]) -> None:
+    """Give plots of the dependence on one feature the same limits of values, so that the sizes of effects can be compared."""
+    limits = [ax.get_ylim() if numeric else ax.get_xlim() for ax, numeric in zip(drawn, is_numeric, strict=True)]
+    low, high = min(map(min, limits)), max(map(max, limits))
+    for ax, numeric in zip(drawn, is_numeric, strict=True):
+        (ax.set_ylim if numeric else ax.set_xlim)(low, high)
 
 
 def _kind_title(table: pd.DataFrame) -> str:
@@ -93,8 +102,8 @@ def _user_name(column: str) -> str:
 
 
 def _label(column: str) -> str:
-    """The feature's name, escaped for a plot."""
-    return canvas.plain(_user_name(column))
+    """The feature's name beside an axis."""
+    return canvas.short(_user_name(column), 40)
 
 
 def _is_numeric(column: pd.Series) -> bool:
@@ -151,8 +160,9 @@ def _rug(ax: Any, table: pd.DataFrame, name: str, axis: str) -> None:
 
 
 def _bars(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = True) -> None:
-    """Draw bars from the mean over the levels to the value of each level; with classes, colored markers."""
-    levels = list(dict.fromkeys(None if _missing(level) else level for level in table[name]))[::-1]
+    """Draw bars from the mean over the levels to the value of each level, the largest on top; with classes, markers."""
+    effects = table["value"].groupby([None if _missing(level) else level for level in table[name]], dropna=False).mean()
+    levels = [None if _missing(level) else level for level in effects.sort_values().index]
     y = np.arange(len(levels))
     groups = _by_class(table)
     markers = "o^sDvP*X"

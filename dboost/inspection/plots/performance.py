@@ -22,6 +22,9 @@ from dboost.losses import Loss
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
 
+#: Classes of a confusion matrix.
+MAX_CLASSES = 12
+
 
 def plot_history(ensemble: Ensemble, history: pd.DataFrame, ax: Any) -> Any:
     """Draw one panel per metric, with a line for the training rows and for each evaluation set.
@@ -166,6 +169,34 @@ def draw_lift(rows: EvaluatedRows, output: Any, ax: Any) -> Any:
         ax.set_title("Lift (grey: perfect order; dashes: none)")
         ax.grid()
     return ax
+
+
+def draw_confusion(rows: EvaluatedRows, ax: Any) -> Any:
+    """Draw for each class how its rows were predicted: percent of the rows of the class, of at most `MAX_CLASSES` classes."""
+    names, share = rows.confusion()
+    n = len(names)
+    shown = min(n, MAX_CLASSES)
+    with canvas.style():
+        ax = canvas.axes_for(ax, height=1.3 + 0.42 * max(2, shown))
+        ax.imshow(share[:shown, :shown], cmap=_shades(), vmin=0, vmax=1, aspect="auto")
+        for i, j in np.ndindex(shown, shown):
+            ax.text(j, i, f"{100 * share[i, j]:.0f} %", ha="center", va="center", fontsize=8.5)
+        labels = [canvas.short(name, 14) for name in names[:shown]]
+        ax.set_xticks(range(shown), labels, rotation=0 if shown <= 4 else 45)
+        ax.set_yticks(range(shown), labels)
+        ax.set(xlabel="predicted", ylabel="true class")
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+        more = "" if shown == n else f", the first {shown} of {n} classes"
+        ax.set_title(f"Confusion (percent of the true class{more})")
+    return ax
+
+
+def _shades() -> Any:
+    """A color map of blue with increasing opacity, on which text is legible on white and on black."""
+    from matplotlib.colors import LinearSegmentedColormap, to_rgb
+
+    return LinearSegmentedColormap.from_list("shades", [(*to_rgb(BLUE), 0.03), (*to_rgb(BLUE), 0.55)])
 
 
 def _density_colors() -> Any:

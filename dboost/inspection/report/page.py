@@ -28,9 +28,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dboost import display
 from dboost._lazy_import import pd
+from dboost.data.labels import Names
 from dboost.errors import InputTypeError, ParameterError
 from dboost.inspection.importance import importance
-from dboost.inspection.plots import canvas, performance
+from dboost.inspection.plots import canvas, effects, performance
 from dboost.inspection.row_functions import Block, EvaluatedRows, sample
 from dboost.inspection.shapley import has_counts
 from dboost.model.data_summary import Distribution, Summary
@@ -130,6 +131,13 @@ N_DEPENDENCE, N_INTERACTION, N_CLASSES = 6, 6, 4
 N_DRIFT = 10
 #: The strongest pair is plotted if its H statistic is at least this.
 NOTABLE_INTERACTION = 0.1
+#: Headings of the sections; those of `ALWAYS` say so if there is nothing to show, the others are omitted.
+HEADINGS = {
+    "model_card": "Model card", "training": "How it was trained", "quality": "How good it is",
+    "drift": "Whether these rows look like the training rows", "importance": "What matters",
+    "dependence": "How predictions depend on it", "first_tree": "The first tree", "details": "Details",
+}  # fmt: skip
+ALWAYS = {"training", "quality", "importance", "details"}
 #: Features on the card.
 N_CARD = 5
 
@@ -163,6 +171,11 @@ class ReportContext:
     def evaluated(self) -> EvaluatedRows | None:
         """The data with their target."""
         return None if self.target is None else EvaluatedRows(self.ensemble, self.data, self.target, self.weight)
+
+    @property
+    def target_name(self) -> str | None:
+        """Name of the target's column, if the target was given by one: a model does not contain it."""
+        return str(self.target) if Names(()).is_label(self.target) else None
 
     @cached_property
     def important(self) -> list[str]:
@@ -202,7 +215,16 @@ def page(context: ReportContext) -> str:
             "first_tree": _first_tree(context),
             "details": _details(context),
         }
-    return _templates().get_template("report.html.jinja").render(title=_title(context.ensemble), **sections)
+    return (
+        _templates()
+        .get_template("report.html.jinja")
+        .render(
+            title=_title(context),
+            headings=HEADINGS,
+            contents=[(name, heading) for name, heading in HEADINGS.items() if name in ALWAYS or sections[name]],
+            **sections,
+        )
+    )
 
 
 def card(ensemble: Ensemble) -> str:
@@ -239,6 +261,7 @@ def _templates() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["shown"] = shown
+    environment.filters["cut"] = lambda name: display.cut(str(name), 28)
     return environment
 
 
@@ -260,8 +283,9 @@ def _table(frame: pd.DataFrame) -> ReportTable:
     return ReportTable([str(name) for name in frame.columns], is_number, list(frame.itertuples(index=False, name=None)))
 
 
-def _title(ensemble: Ensemble) -> str:
-    return f"A dboost model: {ensemble.outputs.kind}"
+def _title(context: ReportContext) -> str:
+    of_target = "" if context.target_name is None else f" of {context.target_name}"
+    return f"A dboost model: {context.ensemble.outputs.kind}{of_target}"
 
 
 def _summary(context: ReportContext) -> list[tuple[str, Any]]:
@@ -335,6 +359,7 @@ def _quality(context: ReportContext) -> dict[str, Any] | None:
     if classes is None:
         figures.append(embed(performance.draw_residuals(rows, context.target, None)))
     else:
+        figures.append(embed(performance.draw_confusion(rows, None)))
         for one in classes[-1:] if len(classes) == 2 else classes[:N_CLASSES]:
             figures.append(embed(performance.draw_calibration(rows, one, 10, None)))
             figures.append(embed(performance.draw_lift(rows, one, None)))
@@ -375,9 +400,11 @@ def _dependence(context: ReportContext) -> dict[str, Any] | None:
     if not context.important or (rows is None and not context.has_counts):
         return None
     scale = "raw" if context.ensemble.classes is None or rows is None else "prediction"
-    figures = [
-        embed(booster.plot_partial_dependence(rows, name, scale=scale, grid=40)) for name in context.important[:N_DEPENDENCE]
-    ]
+    names = context.important[:N_DEPENDENCE]
+    drawn = [booster.plot_partial_dependence(rows, name, scale=scale, grid=40) for name in names]
+    numeric = {feature.name for feature in context.ensemble.features if feature.categories is None}
+    effects.share_values(drawn, [name in numeric for name in names])
+    figures = list(map(embed, drawn))
     content: dict[str, Any] = {"figures": figures, "n_rows": None if rows is None else len(rows), "pairs": None}
     if rows is not None and context.has_counts and len(context.important) > 1:
         pairs = booster.interaction_strength(rows, context.important[:N_INTERACTION], max_rows=300)
