@@ -40,6 +40,7 @@ from dboost.inspection.shapley import check_counts
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, FlatEnsemble
+from dboost.model.outputs import scores
 from dboost.session.target import Target, encode_like
 from dboost.session.warm_start import row_matrices
 
@@ -204,4 +205,4 @@ class _Scorer:
                 block[:, feature] = values[rows]
             raw = self._flat.raw_scores(block, n_threads=self._n_threads)
             weight = None if self._table.weight is None else self._table.weight[rows]
-            yield ScoredRows(self._y[rows], raw if raw.shape[1] > 1 else raw[:, 0], weight, self._loss, self._size, block)
+            yield ScoredRows(self._y[rows], scores(raw), weight, self._loss, self._size, block)

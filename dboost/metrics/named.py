@@ -322,11 +322,14 @@ def _class_weights(rows: ScoredRows) -> np.ndarray:
     return np.ones(len(rows.target)) if rows.weight is None else np.rint(rows.weight * rows.size.weight_unit)
 
 
+def _predicted_class(rows: ScoredRows) -> np.ndarray:
+    return (rows.raw > 0).astype(np.int64) if rows.loss.n_outputs == 1 else rows.raw.argmax(axis=1)
+
+
 def _confusion(rows: ScoredRows) -> np.ndarray:
     """Return the weights by true and predicted class: float64[K, K] of integers."""
-    n_classes = 2 if rows.raw.ndim == 1 else rows.raw.shape[1]
-    predicted = (rows.raw > 0).astype(np.int64) if rows.raw.ndim == 1 else rows.raw.argmax(axis=1)
-    cells = rows.target.astype(np.int64) * n_classes + predicted
+    n_classes = max(2, rows.loss.n_outputs)
+    cells = rows.target.astype(np.int64) * n_classes + _predicted_class(rows)
     return np.bincount(cells, _class_weights(rows), n_classes**2).reshape(n_classes, n_classes)
 
 
@@ -430,11 +433,7 @@ def _one(size: LossMagnitude) -> float:
 
 
 def _accuracy(rows: ScoredRows) -> np.ndarray:
-    return ((rows.raw > 0) == (rows.target == 1)).astype(np.float64)
-
-
-def _accuracy_of_many(rows: ScoredRows) -> np.ndarray:
-    return (rows.raw.argmax(axis=1) == rows.target).astype(np.float64)
+    return (_predicted_class(rows) == rows.target).astype(np.float64)
 
 
 def _log_loss(rows: ScoredRows) -> np.ndarray:
@@ -466,7 +465,7 @@ _TWO_CLASSES = (
     *_OF_CLASSES,
 )
 _MANY_CLASSES = (
-    _mean_of("accuracy", _accuracy_of_many, _one, greater=True),
+    _mean_of("accuracy", _accuracy, _one, greater=True),
     MetricReduction("roc_auc", True, _scores_of_classes, _merge_classes, _roc_auc_of_classes),
     _of_confusion("f1", _f1_macro),
     _of_confusion("f1_macro", _f1_macro),

@@ -126,6 +126,25 @@ def _encode(table: Table, roles: RowRoles, target: Target, row_name: Callable[[i
     assert roles.target is not None
     check_one_column(n_columns_of(roles.target))  # as `choose_target`, which is not asked if a model or the classes are given
     column = _counted(roles.target, roles.weight)
+    return encode_column(column, target, row_name, dtype=str(table.target_dtype), is_bool=table.target_is_bool)
+
+
+def encode_column(
+    column: Column, target: Target, row_name: Callable[[int], str], *, dtype: str = "float64", is_bool: bool = False
+) -> np.ndarray:
+    """Return targets, each of which counts, encoded for the loss: float64[n].
+
+    Parameters
+    ----------
+    column : float64[n] or CategoryColumn
+    target : Target
+    row_name : callable
+        Returns the name of a row, given its position, for messages.
+    dtype : str, default "float64"
+        Of the user's target, for messages.
+    is_bool : bool, default False
+        Whether the user's target holds truth values.
+    """
     if target.classes is None:
         if not isinstance(column, np.ndarray):
             raise DataError("the target holds categories or text, the training target numbers")
@@ -140,52 +159,13 @@ def _encode(table: Table, roles: RowRoles, target: Target, row_name: Callable[[i
             if encoded is not None:
                 return encoded
         values, codes = np.unique(column, return_inverse=True)
-        classes, _ = _classes(values, str(table.target_dtype), table.target_is_bool)
+        classes, _ = _classes(values, dtype, is_bool)
     known = {level: code for code, level in enumerate(target.classes)}
     present = np.bincount(codes, minlength=len(classes)) > 0
     unknown = [level for level, occurs in zip(classes, present, strict=True) if occurs and level not in known]
     if unknown:
-        raise unknown_class(unknown[0])
+        raise DataError(f"the target holds a class that the training target has not: {unknown[0]!r}")
     return np.array([known.get(level, -1) for level in classes], np.float64)[codes]
-
-
-def encode_values(
-    target: Target,
-    values: np.ndarray,
-    categories: tuple[Level, ...] | None = None,
-    first: int = 0,
-    *,
-    weighted: bool = True,
-) -> np.ndarray:
-    """Return stored targets of rows of positive weight, encoded for the loss: float64[n].
-
-    Parameters
-    ----------
-    target : Target
-    values : float64[n], or codes of the categories
-    categories : tuple, optional
-        Categories of the stored targets. Default: they are numbers.
-    first : int
-        Number of the first row among those of positive weight, for messages.
-    weighted : bool, default True
-        Whether rows of weight zero may have been left out.
-    """
-    if target.classes is None:
-        if categories is not None:
-            raise DataError("the target holds categories or text, the training target numbers")
-        those = " of those of positive weight" if weighted else ""
-        check_range(target.loss, values, lambda row: f"row {first + row}{those}")
-        return values
-    if categories is not None:
-        known = {level: code for code, level in enumerate(target.classes)}
-        codes = np.array([known.get(level, -1) for level in categories], np.float64)[values.astype(np.int64)]
-        if (codes < 0).any():
-            raise unknown_class(categories[int(values[np.argmax(codes < 0)])])
-        return codes
-    encoded = _positions(target.classes, values)
-    if encoded is None:
-        raise unknown_class(float(values[np.argmax(~np.isin(values, np.array(target.classes, np.float64)))]))
-    return encoded
 
 
 def _positions(classes: tuple[Level, ...], values: np.ndarray) -> np.ndarray | None:
@@ -207,11 +187,6 @@ def _positions(classes: tuple[Level, ...], values: np.ndarray) -> np.ndarray | N
             return None
         found[first : first + PIECE] = at
     return found
-
-
-def unknown_class(level: Level) -> DataError:
-    """Return the error for a class that the training target does not have."""
-    return DataError(f"the target holds a class that the training target has not: {level!r}")
 
 
 def _counted(column: Column, weight: np.ndarray | None) -> Column:

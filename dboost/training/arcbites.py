@@ -143,12 +143,12 @@ class _ArcbiteLoop:
         if best < loop.n_done:
             loop.n_complete = best - loop.n_before
             for trees in (loop.snapshots, loop.valued):
-                del trees[loop.n_complete * loop.loss.n_outputs :]
+                del trees[loop.n_complete * loop.empty.trees_per_iteration :]
             if loop.eval_sets is not None:
                 loop.eval_sets.rollback()
 
     def _select_rows(self, bite: Sequence[int]) -> None:
-        loop, k = self._loop, self._loop.loss.n_outputs
+        loop, k = self._loop, self._loop.empty.trees_per_iteration
         assert loop.valued is not None
         self._engine.visit(bite, [tuple(loop.valued[i : i + k]) for i in range(0, len(loop.valued), k)])
         loop.total_weight = merged_float(self._engine.map_shards(weight_of))

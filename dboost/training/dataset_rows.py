@@ -44,7 +44,7 @@ from dboost.schema import Feature
 from dboost.session.reference_sample import ReferenceSample
 from dboost.session.row_samples import TEST, FoldRows
 from dboost.session.session_protocol import SessionTable
-from dboost.session.target import Target, encode_values
+from dboost.session.target import Target, encode_column
 from dboost.session.warm_start import WarmStart, matrix_of
 from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
 from dboost.storage.block_file import StorageError
@@ -84,11 +84,11 @@ class DatasetDescription:
 
     def reference(self, target: Target) -> ReferenceSample:
         """Return the reference sample with targets encoded for a loss."""
-        column = self.sample_target
+        given = self.sample_target
+        column = given if isinstance(given, CategoryColumn) else given.astype(np.float64)
         try:
-            if isinstance(column, CategoryColumn):
-                return ReferenceSample(self.sample, encode_values(target, column.codes, column.categories))
-            return ReferenceSample(self.sample, encode_values(target, column.astype(np.float64)))
+            encoded = encode_column(column, target, lambda row: f"row {row} of those of positive weight")
+            return ReferenceSample(self.sample, encoded)
         except DataError as error:  # the rows have been checked: the sample is not theirs
             if self.where is None:
                 raise

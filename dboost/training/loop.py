@@ -142,9 +142,8 @@ class BoostingLoop:
 
     def trees(self, first: int, last: int) -> tuple[Tree, ...]:
         """Return the trees of iterations first + 1, …, last, all of them of this fit."""
-        k, before = self.loss.n_outputs, self.n_before
-        snapshots = self.snapshots[(first - before) * k : (last - before) * k]
-        return tuple(map(self.tree_of, snapshots))
+        first_tree, last_tree = self.empty.trees_in((first - self.n_before, last - self.n_before))
+        return tuple(map(self.tree_of, self.snapshots[first_tree:last_tree]))
 
     def tree_of(self, snapshot: TreeSnapshot) -> Tree:
         """Return the finished tree, in units of the targets."""
@@ -367,7 +366,7 @@ class BoostingLoop:
         """Whether this fit has grown trees, also before it was resumed, and none of them has a split."""
         if self._has_split or self.stats is None:
             return False
-        model, first = self.warm_start.model, self.warm_start.n_earlier * self.loss.n_outputs
+        model, first = self.warm_start.model, self.warm_start.n_earlier * self.empty.trees_per_iteration
         return model is None or all(tree.n_leaves == 1 for tree in model.trees[first:])
 
     def has_gradients(self, above: float) -> bool:
@@ -484,7 +483,7 @@ def assemble(loop: BoostingLoop, *, whole: bool = False) -> Ensemble:
     """
     empty, n_rows, warm_start = loop.empty, loop.plan.n_rows, loop.warm_start
     stopping, model = loop.early_stopping, warm_start.model
-    before, k = loop.n_before, loop.loss.n_outputs
+    before, k = loop.n_before, empty.trees_per_iteration
     best = None if stopping is None else max(stopping.best_iteration, warm_start.n_earlier)
     snapshots = loop.snapshots
     trees = () if model is None else model.trees

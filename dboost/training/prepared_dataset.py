@@ -53,7 +53,7 @@ from dboost.schema import Feature, Level
 from dboost.session.batch_rows import StartingPiece
 from dboost.session.protocol import BuildSpec, Chosen, EvalSets, ReplayState
 from dboost.session.reference_sample import ReferenceSample, reference_rows
-from dboost.session.target import Target, TargetScan, encode_values
+from dboost.session.target import Target, TargetScan, encode_column
 from dboost.session.thread_team import team_for
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
 from dboost.session.worker_session import WorkerSession
@@ -269,8 +269,11 @@ class PreparedRows:
 
     def encode(self, values: np.ndarray, block: int) -> np.ndarray:
         """Return targets encoded for the loss: float64[n]."""
-        first = block * self.data.rows.block_rows
-        return encode_values(self._target, values, self.data.categories, first, weighted=self.data.has("weight"))
+        data, first = self.data, block * self.data.rows.block_rows
+        column = values if data.categories is None else CategoryColumn(values.astype(np.int64), data.categories)
+        those = " of those of positive weight" if data.has("weight") else ""
+        dtype, is_bool = data.target.dtype, data.target.is_bool
+        return encode_column(column, self._target, lambda row: f"row {first + row}{those}", dtype=dtype, is_bool=is_bool)
 
     def describe(self, seed: int) -> RowsDescription:
         data, sample = self.data, self.data.reference
