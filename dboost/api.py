@@ -23,7 +23,7 @@ from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.input_data import TableInput, input_of
 from dboost.model import model_file
-from dboost.params import EarlyStopping, LearningParameters, canonical, shows_parameters
+from dboost.params import EarlyStopping, LearningParameters, accepts_peer_names, canonical, shows_parameters, with_seed
 from dboost.session.memory import Budget
 from dboost.session.target import check_categories, name_of_target
 from dboost.session.warm_start import WarmStart, check_options, keywords_for, without_model
@@ -42,6 +42,7 @@ from dboost.training.prepared_dataset import (
 )
 
 
+@accepts_peer_names
 @shows_parameters
 def fit(
     data: Any,
@@ -191,6 +192,7 @@ def fit(
         if eval_set is None and validation_fraction is None:
             validation_fraction = FRACTION
         learning = with_auto_iterations(learning, has_rule=early_stopping is not None)
+    learning = with_seed(learning)
     if CONSTRAINTS & learning.keys():
         learning = with_named_constraints(learning, data)
     rows = input_of(
@@ -278,6 +280,7 @@ async def fit_async(data: Any, target: Any = ..., *, callbacks: Callback | Seque
         raise
 
 
+@accepts_peer_names
 def prepare(
     data: Any,
     target: Any,
@@ -289,7 +292,7 @@ def prepare(
     features: Sequence[str] | None = None,
     categorical_features: Any = "from_dtype",
     max_bins: int = 255,
-    random_state: int = 0,
+    random_state: Any = 0,
     start_from: Any = None,
     init_model: Any = None,
     continue_bins: str = "new",
@@ -362,7 +365,7 @@ def prepare(
     roles = {"target": target, "sample_weight": sample_weight, "offset": offset} | ({} if group is None else {"group": group})
     table = TableInput(GivenTable(data, roles, shaping), client, workers)
     request = FitRequest.of(
-        {"max_bins": max_bins, "random_state": random_state},
+        with_seed({"max_bins": max_bins, "random_state": random_state}),
         n_threads=n_threads,
         roles=table.roles,
         warm_start=warm_start,

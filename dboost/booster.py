@@ -30,12 +30,12 @@ from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, FlatEnsemble, drop_source, to_frame, truncate
 from dboost.model.outputs import OutputForm, Outputs
 from dboost.model.row_predictor import RowPredictor
-from dboost.params import Parameters
+from dboost.params import Parameters, accepts_names_of_predictions, available_threads
+from dboost.peer_names import unknown_attribute
 from dboost.schema import Feature, Level
 from dboost.session.warm_start import checked_decay, checked_source_name
 from dboost.storage.atomic_write import write_whole
 from dboost.training.fit_result import FitResult
-from dboost.training.plan import available_threads
 
 if TYPE_CHECKING:
     import treelite
@@ -170,6 +170,13 @@ class Booster:
         return self.ensemble.n_iterations
 
     @property
+    def feature_importances_(self) -> np.ndarray:
+        """Share of each feature in the reduction of the loss by all splits: float64[n_features]."""
+        gain = self.importance("gain")
+        shares = np.nan_to_num(gain[[feature.name for feature in self.features]].to_numpy(np.float64))
+        return shares / (shares.sum() or 1.0)
+
+    @property
     def best_iteration(self) -> int | None:
         """Number of iterations that early stopping kept; None without early stopping."""
         return self.ensemble.best_iteration
@@ -217,6 +224,7 @@ class Booster:
 
     # Predictions.
 
+    @accepts_names_of_predictions
     def predict(
         self, X: Any, raw_score: bool = False, iteration_range: Range | None = None, n_threads: int | None = None, *,
         offset: Any = None,
@@ -256,6 +264,7 @@ class Booster:
         """
         return self._through(X, self._form(raw_score), iteration_range, n_threads, offset)
 
+    @accepts_names_of_predictions
     def predict_proba(
         self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None, *, offset: Any = None
     ) -> Any:
@@ -306,6 +315,7 @@ class Booster:
         predict = partial(self._predict_rows, form, iterations)
         return RowPredictor(self.ensemble, iterations, form.finish, predict, (_predictor_of, (self, output, iteration_range)))
 
+    @accepts_names_of_predictions
     def decide(self, X: Any, costs: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
         """Choose the class with the lowest expected cost under the predicted probabilities.
 
@@ -334,6 +344,7 @@ class Booster:
         """
         return self._through(X, self.outputs.decision(costs), iteration_range, n_threads)
 
+    @accepts_names_of_predictions
     def staged_predict(self, X: Any, raw_score: bool = False, n_threads: int | None = None) -> Iterator[Any]:
         """Yield what `predict` gives after one iteration, after two, and so on.
 
@@ -342,10 +353,12 @@ class Booster:
         """
         return self._staged(X, self._form(raw_score), n_threads)
 
+    @accepts_names_of_predictions
     def staged_predict_proba(self, X: Any, n_threads: int | None = None) -> Iterator[Any]:
         """Yield what `predict_proba` gives after one iteration, after two, and so on."""
         return self._staged(X, self.outputs.form("probability"), n_threads)
 
+    @accepts_names_of_predictions
     def apply(self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
         """Return the leaf that each row reaches in each tree; parameters and errors as of `predict`.
 
@@ -406,6 +419,25 @@ class Booster:
 
     def __hash__(self) -> int:
         return hash(self.sha256)
+
+    def __getitem__(self, iterations: slice) -> Self:
+        """Return the model of the first iterations: ``booster[:50]`` is ``booster.truncate(50)``."""
+        if not isinstance(iterations, slice):
+            raise InputTypeError(f"a model has no item {iterations!r:.60}: booster[:50] is that of the first 50 iterations")
+        first, last, step = iterations.indices(self.n_iter_)
+        if (first, step) != (0, 1):
+            raise ParameterError(
+                "a model begins with its first iteration: booster[:50] is that of the first 50, and "
+                "predict(X, iteration_range=(first, last)) takes any of them"
+            )
+        return self.truncate(last)
+
+    __iter__ = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute(self, name)
 
     def __repr__(self) -> str:
         by = self._notes.get("ended_by", "max_iter")
@@ -568,6 +600,7 @@ class Booster:
         expected = shapley.expected_value(self.ensemble)
         return float(expected[0]) if len(expected) == 1 else expected
 
+    @accepts_names_of_predictions
     def shap_values(
         self,
         X: Any,

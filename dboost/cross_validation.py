@@ -26,7 +26,17 @@ from dboost.dataset import Dataset
 from dboost.display import html_card, metric_name, number, with_spread
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.metrics.named import names_of
-from dboost.params import EarlyStopping, LearningParameters, Parameters, canonical, make_parameters, shows_parameters
+from dboost.params import (
+    EarlyStopping,
+    LearningParameters,
+    Parameters,
+    accepts_peer_names,
+    available_threads,
+    canonical,
+    make_parameters,
+    shows_parameters,
+    with_seed,
+)
 from dboost.session.memory import Budget, parse_memory_limit
 from dboost.session.row_samples import FoldRows
 from dboost.session.target import Target, choose_target, scan_target
@@ -47,7 +57,6 @@ from dboost.training.folds import (
 )
 from dboost.training.plan import (
     FitRequest,
-    available_threads,
     checked_callbacks,
     draws_rows,
     parse_time_limit,
@@ -113,6 +122,7 @@ class CVResult:
         return f"<dboost.CVResult: {len(self.boosters)} folds, {best}>"
 
 
+@accepts_peer_names
 @shows_parameters
 def cv(
     data: Any,
@@ -211,7 +221,7 @@ def cv(
     >>> result.best_iteration, result.best_score                                                       # doctest: +SKIP
     """
     began, seconds = perf_counter(), parse_time_limit(time_limit)
-    learning = canonical({**parameters, "start_from": start_from})
+    learning = with_seed(canonical({**parameters, "start_from": start_from}))
     earlier = learning.pop("start_from")
     learning = with_auto_iterations(with_named_constraints(learning, data), has_rule=early_stopping is not None)
     if earlier is not None:

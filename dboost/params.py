@@ -4,8 +4,8 @@
 checks, the signatures of the functions that train and of the estimators, their documentation, the keys of the command line and
 the page of the parameters follow from them. Type checkers need the names a second time (`TreeParameters`).
 
-`ALIASES` are names of other libraries for some of them. The functions that train, the estimators and the command line accept
-them and convert them at once (`canonical`): models, checkpoints and prepared data contain no aliases.
+`peer_names` has the names of other libraries for them. The functions that train, the estimators and the command line accept
+these and convert them at once: models, checkpoints and prepared data contain no aliases.
 
 `ArcBites` is the record of ``arcbites=``: sequential boosting on random subsets of the rows (*bites*) that fit in memory.
 Boosting starts at the current scores of a bite's rows and continues on them for some trees, or as long as an independent test
@@ -17,13 +17,29 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial, wraps
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
+import numpy as np
+
 from dboost.errors import ParameterError
-from dboost.peer_names import similar_losses, similar_parameters
+from dboost.peer_names import (
+    ALIASES,
+    HINTS,
+    PREDICTION_ALIASES,
+    PREDICTION_HINTS,
+    SHOWN_ALIASES,
+    Alias,
+    explanation,
+    our_value,
+    shortened,
+    similar_losses,
+    with_our_names,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,21 +49,6 @@ ORDERS = (RANDOM, CYCLIC, ADAPTIVE)
 DEFAULT_BITES = 10
 #: Iterations without improvement after which a visit ends, when neither the record nor the fit sets them.
 DEFAULT_ROUNDS = 10
-
-
-#: Other names of keywords: the keyword, and its value for each value of the alias (None: the same values). Where both names are
-#: equal, only the listed values have other names.
-ALIASES: dict[str, tuple[str, dict[str, str] | None]] = {
-    "init_model": ("start_from", None),
-    "continue_steps": ("continue_steps", {"shrunk": "damped"}),
-    "grow_policy": ("growth", {"lossguide": "best_first", "depthwise": "depth_wise"}),
-    "min_split_gain": ("min_gain", None),
-    "leaf_estimation": ("step", None),
-}
-
-
-#: Keywords of earlier versions, and what replaces them, for messages.
-REMOVED = {"refit_leaves": "call refit_leaves of the model or of the estimator: booster.refit_leaves(data, target)"}
 
 
 @dataclass(frozen=True)
@@ -321,7 +322,7 @@ def _checked_loss(given: Any) -> Any:
 
 def _checked_directions(given: Any) -> Any:
     if given is not None and not isinstance(given, dict | list):
-        raise ParameterError(f"monotonic_cst={_short(given)} must be a dict of names or one number per feature")
+        raise ParameterError(f"monotonic_cst={shortened(given)} must be a dict of names or one number per feature")
     return given
 
 
@@ -331,7 +332,7 @@ def _checked_groups(given: Any) -> Any:
     if not isinstance(given, list) or not all(isinstance(group, list) for group in given):
         raise ParameterError(
             "Interaction constraints must be a sequence of tuples or lists of names or numbers, 'pairwise' or "
-            f"'no_interactions', not interaction_cst={_short(given)}"
+            f"'no_interactions', not interaction_cst={shortened(given)}"
         )
     return given
 
@@ -449,7 +450,11 @@ class Parameters:
         Special("dboost.ArcBites, True or None", read_arcbites),
         "Train on one random subset of the rows after the other; True: one tree per visit (see `dboost.ArcBites`).",
     )
-    random_state: int = _parameter(0, Integer(0, 2**63 - 1), "Seed of all random choices.")
+    random_state: int = _parameter(
+        0,
+        Integer(0, 2**63 - 1),
+        "Seed of all random choices. Functions that train accept None, or a generator of NumPy, too: each call draws a seed.",
+    )
 
     def __post_init__(self) -> None:
         _checked_loss(self.loss)
@@ -484,7 +489,7 @@ class Parameters:
 
 
 class TreeParameters(TypedDict, total=False):
-    """The keywords that set `Parameters` other than `loss` and `random_state`, and their `ALIASES`, for type checkers."""
+    """The keywords that set `Parameters` other than `loss` and `random_state`, and `SHOWN_ALIASES`, for type checkers."""
 
     quantile: float | None
     huber_alpha: float
@@ -525,14 +530,14 @@ class LearningParameters(TreeParameters, total=False):
     """The type of ``**parameters`` of the functions that train."""
 
     loss: Any  # a name, or a dboost.losses.Loss
-    random_state: int
+    random_state: Any  # an integer, None, or a generator of NumPy
 
 
 def learning_keywords() -> list[inspect.Parameter]:
     """Return the keywords of `LearningParameters` as a signature shows them; an alias follows its parameter."""
     types, found = LearningParameters.__annotations__, []
     for one in fields(Parameters):
-        aliases = [alias for alias, (name, _) in ALIASES.items() if name == one.name]
+        aliases = [alias for alias, ours in SHOWN_ALIASES.items() if ours.name == one.name]
         for name, default in ((one.name, one.default), *((alias, None) for alias in aliases)):
             shown = types[name].__forward_arg__
             found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=shown))
@@ -545,6 +550,34 @@ def shows_parameters(function: F) -> F:
     *own, _ = signature.parameters.values()
     function.__signature__ = signature.replace(parameters=[*own, *learning_keywords()])  # type: ignore[attr-defined]
     return function
+
+
+def accepts_peer_names(
+    function: F | None = None,
+    *,
+    aliases: Mapping[str, Alias] = ALIASES,
+    hints: Mapping[str, str] = HINTS,
+    belongs: Callable[[str], str | None] = lambda _: None,
+) -> Any:
+    """Decorate a function: it accepts names of other libraries for the keywords in its signature; see `with_our_names`."""
+    if function is None:
+        return partial(accepts_peer_names, aliases=aliases, hints=hints, belongs=belongs)
+    names = tuple(inspect.signature(function).parameters)
+    known = frozenset(names)
+
+    @wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        if not known.issuperset(keywords):
+            by_position = dict(zip(names, args, strict=False))
+            keywords = with_our_names(keywords | by_position, known, aliases=aliases, hints=hints, belongs=belongs)
+            keywords = {name: value for name, value in keywords.items() if name not in by_position}
+        return function(*args, **keywords)
+
+    return call
+
+
+#: Decorates the methods that predict.
+accepts_names_of_predictions = partial(accepts_peer_names, aliases=PREDICTION_ALIASES, hints=PREDICTION_HINTS)
 
 
 def entry(name: str, values: Any, default: Any, meaning: str) -> str:
@@ -563,7 +596,7 @@ def documentation(without: Collection[str] = ()) -> str:
     entries = []
     for one in fields(Parameters):
         meaning = one.metadata["meaning"]
-        for alias, (name, values) in ALIASES.items():
+        for alias, (name, values, _) in SHOWN_ALIASES.items():
             if name == one.name:
                 renamed = [f'"{theirs}" for "{ours}"' for theirs, ours in (values or {}).items()]
                 meaning += f" Alias: {', '.join([f'`{alias}`', *renamed])}."
@@ -586,44 +619,44 @@ Parameters.__doc__ = f"""Parameters of learning, of all functions that train and
 
 
 def canonical(given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return keywords with `ALIASES` replaced by the keywords and values that they stand for. An alias of None is not given.
+    """Return keywords with `SHOWN_ALIASES` replaced by the keywords and values that they stand for. An alias of None counts
+    as not given.
 
     defaults : values of keywords that count as not given, by name; default none. None always counts as not given.
 
     Raises
     ------
     ParameterError
-        If a keyword and an alias of it are both given, for an unknown value of an alias, or a keyword of an earlier version.
+        If a keyword and an alias of it are both given, for an unknown value of an alias.
     """
-    check_removed(given)
-    found = {name: value for name, value in given.items() if ALIASES.get(name, (name,))[0] == name}
-    for alias, (name, values) in ALIASES.items():
-        value = given.get(alias)
-        if value is None:
+    found = {name: value for name, value in given.items() if name not in SHOWN_ALIASES or SHOWN_ALIASES[name].name == name}
+    for alias, ours in SHOWN_ALIASES.items():
+        value, name = given.get(alias), ours.name
+        if value is None or (alias == name and value not in tuple(ours.values or ())):
             continue
-        if alias == name:
-            found[name] = values.get(value, value) if values and isinstance(value, str) else value
-            continue
-        other = found.get(name)
+        other = None if alias == name else found.get(name)
         if other is not None and not _equals(other, None if defaults is None else defaults.get(name)):
-            raise ParameterError(f"{alias}={_short(value)} and {name}={_short(other)} are the same parameter: give one of them")
-        if values is not None:
-            if not isinstance(value, str) or value not in values:
-                raise ParameterError(f"{alias}={_short(value)} must be one of {', '.join(map(repr, values))}")
-            value = values[value]
-        found[name] = value
+            raise ParameterError(
+                f"{alias}={shortened(value)} and {name}={shortened(other)} are the same parameter: give one of them"
+            )
+        found[name] = our_value(alias, ours, value)
     return found
+
+
+def with_seed(learning: dict[str, Any]) -> dict[str, Any]:
+    """Return parameters with an integer as `random_state`: the given one, or one that is drawn.
+
+    None draws it from NumPy's global generator, as in scikit-learn; a RandomState or a Generator draws it itself.
+    """
+    given = learning.get("random_state", 0)
+    if given is None:
+        given = np.random.mtrand._rand
+    draw = getattr(given, "integers", getattr(given, "randint", None))
+    return learning if draw is None else learning | {"random_state": int(draw(2**32, dtype=np.uint64))}
 
 
 def _equals(value: Any, default: Any) -> bool:
     return value is default or (isinstance(value, str | Real) and isinstance(default, str | Real) and value == default)
-
-
-def check_removed(given: Mapping[str, Any]) -> None:
-    """Raise a ParameterError for a keyword of an earlier version; its message states what replaces it."""
-    for name in given:
-        if name in REMOVED:
-            raise ParameterError(f"there is no parameter {name!r} any more: {REMOVED[name]}")
 
 
 def make_parameters(given: dict[str, Any]) -> Parameters:
@@ -632,21 +665,13 @@ def make_parameters(given: dict[str, Any]) -> Parameters:
     Raises
     ------
     ParameterError
-        For unknown names (with the closest known ones), and values out of range.
+        For unknown names (with what to use), and values out of range.
     """
     known = {field.name for field in fields(Parameters)}
     for name in given:
         if name not in known:
-            near = similar_parameters(name, {*known, *ALIASES})
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise ParameterError(f"unknown parameter {name!r}{hint}")
+            raise ParameterError(f"unknown parameter {name!r}{explanation(name, known)}")
     return Parameters(**{name: _plain(value) for name, value in given.items()})
-
-
-def _short(value: Any) -> str:
-    """Return a value's repr for an error message, or its type if that is long."""
-    text = repr(value)
-    return text if len(text) <= 60 and "\n" not in text else f"<{type(value).__name__}>"
 
 
 def _plain(value: Any) -> Any:
@@ -671,3 +696,22 @@ def _plain(value: Any) -> Any:
 def _order(item: Any) -> Any:
     """Return the sort key of an item of a set: numbers come before names."""
     return (0, item, "") if isinstance(item, Real) else (1, 0, str(item))
+
+
+def available_threads(wanted: Any, name: str = "n_threads") -> int:
+    """Return a number of threads by joblib's rules.
+
+    wanted : at least 1; None or -1: as many as there are processors that this process may use; -2: one less, and so on. name :
+    of the parameter, for messages.
+
+    Raises
+    ------
+    ParameterError
+        For anything else.
+    """
+    if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or wanted == 0):
+        raise ParameterError(f"{name}={wanted!r} must be an integer other than 0, or None")
+    if wanted is not None and wanted > 0:
+        return int(wanted)
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return processors if wanted is None else max(processors + 1 + int(wanted), 1)

@@ -1,26 +1,21 @@
-"""Names of other libraries for parameters and losses, for the hints of messages about unknown names."""
+"""Names of XGBoost, LightGBM, CatBoost and scikit-learn for parameters and losses: one table for all functions and methods.
+
+A name of another library is an alias of ours where it has the same meaning (`ALIASES`); or it says what dboost does anyway, and
+some of its values are accepted without effect (`NEUTRAL`); or it is an error with a sentence that says what to use (`HINTS`).
+`params.accepts_peer_names` applies the table to a function: `dboost.fit`, `dboost.cv`, `dboost.prepare`, the methods of
+`Booster` and of the estimators, and their constructor. Aliases are converted at once: models, checkpoints, prepared data and
+`get_params` of the estimators have our names. `None` as the value of another library's name counts as not given.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
-#: Names of XGBoost, LightGBM and scikit-learn for keywords of `dboost.fit`, for messages.
-NAMES_OF_PEERS = {
-    "bagging_fraction": "subsample", "categorical_feature": "categorical_features", "class_weight":
-    "class_weight of DBoostClassifier, or sample_weight", "colsample_bynode": "max_features", "eta": "learning_rate",
-    "feature_fraction_bynode": "max_features", "gamma": "leaf_penalty", "interaction_constraints": "interaction_cst",
-    "lambda_l1": "l1_regularization", "lambda_l2": "l2_regularization", "max_bin": "max_bins", "max_leaves": "max_leaf_nodes",
-    "metric": "eval_metric", "min_child_samples": "min_samples_leaf", "min_child_weight": "min_hessian",
-    "min_data_in_leaf": "min_samples_leaf", "min_sum_hessian_in_leaf": "min_hessian", "monotone_constraints": "monotonic_cst",
-    "n_estimators": "max_iter", "n_jobs": "n_threads", "nthread": "n_threads", "num_boost_round": "max_iter",
-    "num_iterations": "max_iter", "num_leaves": "max_leaf_nodes", "num_threads": "n_threads", "objective": "loss",
-    "reg_alpha": "l1_regularization", "reg_lambda": "l2_regularization", "scale_pos_weight":
-    "class_weight of DBoostClassifier, or sample_weight", "seed": "random_state", "validation_fraction":
-    "validation_fraction of the estimators, or eval_set", "verbose": "progress",
-}  # fmt: skip
+from dboost.errors import ParameterError
 
-#: Names of XGBoost, LightGBM, CatBoost and scikit-learn for losses, in small letters, for messages.
+#: Names of XGBoost, LightGBM, CatBoost and scikit-learn for losses, in small letters.
 LOSSES_OF_PEERS = {
     "squared_error": ("l2", "l2_root", "least_squares", "ls", "mean_squared_error", "mse", "reg:linear", "reg:squarederror",
                       "regression", "regression_l2", "rmse", "root_mean_squared_error", "squared_loss", "squarederror"),
@@ -34,11 +29,381 @@ LOSSES_OF_PEERS = {
                  "categorical_crossentropy", "cross_entropy", "crossentropy", "deviance", "log", "logistic", "logloss",
                  "multi:softmax", "multi:softprob", "multi_logloss", "multiclass", "multinomial_deviance", "softmax"),
 }  # fmt: skip
+#: Of these, the names of losses that differ: another function near zero, and targets between 0 and 1.
+_SIMILAR_LOSSES = {"reg:pseudohubererror", "cross_entropy", "crossentropy"}
+_SAME_LOSSES = {name: ours for ours, names in LOSSES_OF_PEERS.items() for name in names if name not in _SIMILAR_LOSSES}
+
+#: Keywords of earlier versions, and what replaces them, for messages.
+REMOVED = {"refit_leaves": "call refit_leaves of the model or of the estimator: booster.refit_leaves(data, target)"}
 
 
-def similar_parameters(name: str, known: Collection[str]) -> list[str]:
-    """Return what an unknown name of a keyword may mean: the keyword of that name in another library, or similar names."""
-    return [NAMES_OF_PEERS[name]] if name in NAMES_OF_PEERS else difflib.get_close_matches(name, known, n=3)
+class Alias(NamedTuple):
+    """A name of another library with the meaning of one of ours."""
+
+    #: Our keyword. If it is the alias itself, only some values have other names.
+    name: str
+    #: Our values by theirs; default: the same.
+    values: Mapping[Any, Any] | None = None
+    #: Whether values that are not listed have the same names.
+    has_more: bool = False
+
+
+def _aliases(**names: str) -> dict[str, Alias]:
+    return {alias: Alias(name) for name, aliases in names.items() for alias in aliases.split()}
+
+
+#: Aliases that are keywords in the signatures. `params.canonical` converts them.
+SHOWN_ALIASES: dict[str, Alias] = {
+    "init_model": Alias("start_from"),
+    "continue_steps": Alias("continue_steps", {"shrunk": "damped"}, True),
+    "grow_policy": Alias("growth", {"lossguide": "best_first", "depthwise": "depth_wise"}),
+    "min_split_gain": Alias("min_gain"),
+    "leaf_estimation": Alias("step"),
+}
+#: All aliases of the functions that train and of the constructor of the estimators, by their names.
+ALIASES: dict[str, Alias] = {
+    **SHOWN_ALIASES,
+    "objective": Alias("loss", _SAME_LOSSES, True),
+    **dict.fromkeys(("objective_type", "application", "app", "loss_function"), Alias("loss", _SAME_LOSSES, True)),
+    "max_leaves": Alias("max_leaf_nodes", {0: None}, True),
+    "categorical_feature": Alias("categorical_features", {"auto": "from_dtype"}, True),
+    **_aliases(
+        max_iter="n_estimators num_boost_round num_iterations num_iteration n_iter num_trees num_tree num_round num_rounds "
+        "nrounds iterations",
+        learning_rate="eta shrinkage_rate",
+        max_leaf_nodes="num_leaves num_leaf max_leaf",
+        max_depth="depth",
+        min_samples_leaf="min_child_samples min_data_in_leaf min_data min_data_per_leaf",
+        min_hessian="min_child_weight min_sum_hessian_in_leaf min_sum_hessian min_sum_hessian_per_leaf",
+        l2_regularization="reg_lambda lambda lambda_l2 l2_leaf_reg",
+        l1_regularization="reg_alpha lambda_l1",
+        max_delta_step="max_leaf_output max_tree_output",
+        max_bins="max_bin",
+        subsample="bagging_fraction bagging sub_row",
+        max_features="colsample_bynode feature_fraction_bynode sub_feature_bynode",
+        monotonic_cst="monotone_constraints monotone_constraint mc",
+        interaction_cst="interaction_constraints",
+        categorical_features="cat_features cat_feature cat_column categorical_column",
+        categorical_smoothing="cat_smooth",
+        categorical_l2="cat_l2",
+        max_category_group="max_cat_threshold",
+        tweedie_power="tweedie_variance_power",
+        random_state="seed random_seed",
+        n_threads="n_jobs nthread nthreads num_threads num_thread thread_count",
+        early_stopping_rounds="early_stopping_round od_wait",
+        eval_metric="metric metrics metric_types",
+        start_from="xgb_model",
+        sample_weight="weight",
+        target="y label",
+        data="X dtrain train_set",
+        folds="nfold n_folds n_splits",
+    ),
+}
+#: Aliases of the functions that predict.
+PREDICTION_ALIASES = _aliases(
+    X="data", raw_score="output_margin", n_threads="n_jobs nthread nthreads num_threads num_thread thread_count"
+)
+
+#: Names of properties that dboost always has, with the values that state them.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "tree_method": ("hist", "auto"), "device": ("cpu",), "device_type": ("cpu",), "task_type": ("CPU",), "booster": ("gbtree",),
+    "boosting_type": ("gbdt", "Plain"), "boosting": ("gbdt",), "enable_categorical": (True,), "use_missing": (True,),
+    "zero_as_missing": (False,), "deterministic": (True,), "linear_tree": (False,), "num_parallel_tree": (1,),
+    "sampling_method": ("uniform",), "multi_strategy": ("one_output_per_tree",), "validate_parameters": (True,),
+    "validate_features": (True,), "scale_pos_weight": (1,), "is_unbalance": (False,), "colsample_bytree": (1,),
+    "colsample_bylevel": (1,), "feature_fraction": (1,), "rsm": (1,), "bagging_freq": (1,), "subsample_freq": (1,),
+    "gamma": (0,), "min_split_loss": (0,), "min_gain_to_split": (0,), "allow_writing_files": (False,),
+    "use_best_model": (True,), "stratified": (True,), "shuffle": (True,), "as_pandas": (True,), "pred_leaf": (False,),
+    "pred_contrib": (False,), "pred_contribs": (False,), "pred_interactions": (False,), "strict_shape": (False,),
+    "training": (False,), "min_samples_split": (2,), "min_weight_fraction_leaf": (0,), "min_impurity_decrease": (0,),
+    "ccp_alpha": (0,), "start_iteration": (0,), "output_margin": (False,), "raw_score": (False,), "ntree_limit": (0,),
+}  # fmt: skip
+
+_FEATURES_OF_NODES = "features are sampled for every node, see max_features"
+_CLASS_WEIGHT = "give class_weight of DBoostClassifier, such as {0: 1, 1: 4} or 'balanced', or sample_weight"
+_CPU = "dboost trains on CPUs: leave it out"
+_HISTOGRAMS = "dboost always uses histograms of binned values: leave it out"
+_WORKERS = "the workers of a Dask cluster train, see client and workers"
+_PROGRESS = "give progress=True or False"
+_EVAL = "give eval_set: (X, y), (X, y, weight), or a dict of these by name"
+_GAIN = "dboost's gains are half of those of XGBoost and LightGBM"
+_OFFSET = "offset is added to the best constant, in fit and in predict"
+_GBDT = "dboost has no DART, random forests, linear trees or gradient-based sampling: leave it out"
+_DETERMINISTIC = "a dboost model depends only on data, parameters and random_state"
+_RANKING = "dboost has no losses for ranking: leave it out"
+_CATEGORICAL = "see categorical_features: by default columns of text and categories"
+_LOSS = "give loss a dboost.losses.Loss of your own"
+_METRIC = "give eval_metric a function f(y, prediction, weight), or a dboost.metrics.Metric, which knows its direction"
+_CHECKPOINT = "give checkpoint a folder; the same call resumes from it"
+_FILES = "dboost reads tables and paths: see features, target and sample_weight"
+_SCALAR_LEVEL = "give quantile with loss='quantile', huber_alpha with loss='huber', l1_regularization for a penalty"
+_SAMPLES = "subsample draws new rows in every iteration"
+_EARLY_STOPPING = "give early_stopping=dboost.EarlyStopping(rounds, min_delta=…)"
+_SEED = "random_state is the seed of all random choices"
+_BINS = "the values of a feature are binned by their quantiles into max_bins bins"
+_MODEL_FILE = "call save of the model"
+_NO_PART = "dboost has no such regularization, see l2_regularization, leaf_penalty and min_samples_leaf"
+
+
+def _hints(sentences: Mapping[str, str]) -> dict[str, str]:
+    return {name: sentence for sentence, names in sentences.items() for name in names.split()}
+
+
+#: What to use in place of names of other libraries that have no equal in dboost.
+HINTS = _hints({
+    _FEATURES_OF_NODES:
+        "colsample_bytree colsample_bylevel colsample feature_fraction sub_feature rsm feature_weights feature_contri "
+        "feature_contrib fc fp feature_penalty",
+    _CLASS_WEIGHT:
+        "class_weight scale_pos_weight is_unbalance unbalance unbalanced_sets class_weights auto_class_weights "
+        "pos_bagging_fraction pos_bagging pos_sub_row pos_subsample neg_bagging_fraction neg_bagging neg_sub_row neg_subsample",
+    _CPU:
+        "device device_type task_type devices gpu_id gpu_device_id gpu_platform_id gpu_device_id_list gpu_use_dp num_gpu "
+        "predictor gpu_ram_part",
+    _HISTOGRAMS:
+        "tree_method tree_learner tree tree_type tree_learner_type force_row_wise force_col_wise is_enable_sparse sparse "
+        "is_sparse enable_sparse enable_bundle bundle is_enable_bundle histogram_pool_size hist_pool_size use_quantized_grad "
+        "num_grad_quant_bins quant_train_renew_leaf stochastic_rounding max_cached_hist_node sketch_eps",
+    _WORKERS:
+        "machines nodes num_machines num_machine local_listen_port port local_port time_out machine_list_filename mlist "
+        "machine_list machine_list_file pre_partition is_pre_partition data_split_mode coll_cfg",
+    _PROGRESS:
+        "verbose verbosity verbose_eval silent logging_level metric_period metric_freq output_freq log_cout log_cerr plot "
+        "plot_file show_stdv",
+    _EVAL:
+        "evals valid_sets valid_names valid validation_data eval_names eval_sample_weight sample_weight_eval_set "
+        "eval_class_weight eval_init_score base_margin_eval_set eval_X eval_y eval_group eval_qid test test_data valid_data "
+        "valid_data_file test_data_file valid_filenames X_val y_val sample_weight_val offset_val validation_fraction",
+    f"give leaf_penalty: {_GAIN}, so gamma=2 is leaf_penalty=1": "gamma min_split_loss",
+    f"give min_gain: {_GAIN}, so min_gain_to_split=2 is min_gain=1": "min_gain_to_split",
+    f"give offset: {_OFFSET}": "init_score base_margin baseline base_score boost_from_average init",
+    _GBDT:
+        "booster boosting boosting_type boost num_parallel_tree sampling_method data_sample_strategy bootstrap_type "
+        "bagging_temperature linear_tree linear_trees linear_lambda rate_drop drop_rate skip_drop max_drop uniform_drop "
+        "one_drop drop_seed sample_type normalize_type xgboost_dart_mode top_rate other_rate extra_trees extra_tree "
+        "feature_selector updater process_type refresh_leaf langevin diffusion_temperature posterior_sampling multi_strategy "
+        "tree_grow_policy mvs_reg sampling_unit approx_on_full_history fold_len_multiplier fold_permutation_block "
+        "boost_from_model score_function random_strength",
+    _DETERMINISTIC: "deterministic seed_per_iteration has_time",
+    _RANKING:
+        "group query qid query_id group_id subgroup_id pairs eval_at lambdarank_truncation_level lambdarank_norm label_gain "
+        "lambdarank_pair_method lambdarank_num_pair_per_sample lambdarank_unbiased lambdarank_bias_norm "
+        "lambdarank_score_normalization lambdarank_position_bias_regularization ndcg_exp_gain map_at ndcg_at map_eval_at "
+        "ndcg_eval_at bagging_by_query position",
+    _CATEGORICAL:
+        "enable_categorical feature_types max_cat_to_onehot one_hot_max_size text_features embedding_features ctr_description "
+        "simple_ctr combinations_ctr max_ctr_complexity ctr_target_border_count counter_calc_method ctr_leaf_count_limit",
+    "give min_category_hessian, a sum of Hessians": "min_data_per_group",
+    _LOSS: "obj fobj",
+    _METRIC: "scoring feval custom_metric maximize disable_default_eval_metric disable_default_metric",
+    "give eval_set and see the column train_loss of the history":
+        "is_provide_training_metric training_metric is_training_metric train_metric eval_train_metric",
+    "see the frame history of the model": "evals_result",
+    _CHECKPOINT: "snapshot_freq save_period snapshot_file snapshot_interval save_snapshot train_dir allow_writing_files",
+    _FILES:
+        "header has_header label_column weight_column group_column query_column ignore_column blacklist ignore_feature "
+        "ignored_features two_round two_round_loading use_two_round_loading save_binary is_save_binary is_save_binary_file "
+        "data_random_seed parser_config_file precise_float_parser column_description feature_name feature_names "
+        "data_has_header data_filename config config_file task train train_data train_data_file data_seed",
+    _SCALAR_LEVEL: "alpha",
+    "give quantile": "quantile_alpha quantiles",
+    "give huber_alpha, which is a quantile of the residuals": "huber_slope delta",
+    _SAMPLES: "bagging_freq subsample_freq sampling_frequency",
+    _EARLY_STOPPING:
+        "od_type od_pval early_stopping_min_delta first_metric_only use_best_model n_iter_no_change tol "
+        "early_stopping_tolerance",
+    _SEED: "bagging_seed bagging_fraction_seed feature_fraction_seed extra_seed objective_seed",
+    _BINS:
+        "border_count subsample_for_bin bin_construct_sample_cnt min_data_in_bin max_bin_by_feature feature_border_type "
+        "forcedbins_filename feature_pre_filter per_float_feature_quantization input_borders",
+    "NaN and nulls are missing: replace other values in the data": "missing use_missing zero_as_missing nan_mode missing_value",
+    _MODEL_FILE:
+        "output_model model_out model_output output_model_file saved_feature_importance_type convert_model "
+        "convert_model_language convert_model_file model_size_reg keep_training_booster free_raw_data reference",
+    "call importance(kind) of the model": "importance_type",
+    "see monotonic_cst":
+        "monotone_constraints_method mc_method monotone_constraining_method monotone_penalty mc_penalty ms_penalty "
+        "monotone_splits_penalty",
+    "see interaction_cst, monotonic_cst and max_features":
+        "forcedsplits_filename fs forced_splits forced_splits_file forced_splits_filename",
+    _NO_PART:
+        "path_smooth cegb_tradeoff cegb_penalty_split cegb_penalty_feature_lazy cegb_penalty_feature_coupled ccp_alpha "
+        "min_impurity_decrease min_weight_fraction_leaf min_samples_split penalties_coefficient first_feature_use_penalties "
+        "per_object_feature_penalties model_shrink_rate model_shrink_mode",
+    "give memory_limit": "used_ram_limit pinned_memory_size max_bytes",
+    "give step: 'leaf', 'line_search' or 'constant'":
+        "leaf_estimation_method leaf_estimation_iterations leaf_estimation_backtracking",
+    "give start_from": "input_model model_in model_input warm_start",
+    "the classes are those of the target: leave it out": "num_class num_classes classes_count class_names",
+    "give callbacks": "monitor",
+    "give max_delta_step": "poisson_max_delta_step",
+    "an unknown name is always an error: leave it out": "validate_parameters",
+    "missing and misnamed columns are always errors: leave it out": "validate_features predict_disable_shape_check",
+    "give the parameters as keywords: dboost.fit(data, target, learning_rate=0.1)": "params param parameters",
+    "each class is divided evenly, and rows at random (by random_state)": "stratified shuffle",
+    "see scores and boosters of the result": "as_pandas return_cvbooster",
+    "transform the data before dboost.cv": "fpreproc",
+    "give folds": "cv k_folds",
+    "transform the target before the fit": "reg_sqrt",
+    "see the evaluation metrics of the documentation":
+        "fair_c sigmoid auc_mu_weights multi_error_top_k top_k topk metric_params",
+    "call refit_leaves of the model": "refit_decay_rate refit",
+})  # fmt: skip
+#: The same, of the functions that predict.
+PREDICTION_HINTS = _hints({
+    "call apply(X)": "pred_leaf predict_leaf_index leaf_index is_predict_leaf_index",
+    "call shap_values(X) of the model (booster_ of an estimator)":
+        "pred_contrib pred_contribs predict_contrib contrib is_predict_contrib approx_contribs pred_interactions",
+    "give iteration_range=(first, last), such as (0, 50) for the first 50 iterations":
+        "num_iteration start_iteration ntree_limit best_ntree_limit ntree_start ntree_end num_iteration_predict "
+        "start_iteration_predict",
+    "call booster_.predict(X, raw_score=True), or decision_function(X) of a classifier":
+        "output_margin raw_score predict_raw_score predict_rawscore is_predict_raw_score",
+    "give offset": "base_margin init_score",
+    "call predict_proba(X), or booster_.predict(X, raw_score=True)": "prediction_type predict_type",
+    "all trees predict: leave it out, or give iteration_range": "pred_early_stop pred_early_stop_freq pred_early_stop_margin",
+    "predictions have one dimension, or a column per class: leave it out": "strict_shape",
+    "dboost has no DART: leave it out": "training",
+})  # fmt: skip
+#: What to use in place of attributes and methods of other libraries' models.
+ATTRIBUTES = _hints({
+    "call save(path)": "save_model model_to_string save_raw",
+    "call dboost.load(path)": "load_model",
+    "see n_iter_": "num_trees num_boosted_rounds current_iteration tree_count_ n_estimators_",
+    "see n_features_in_": "num_features num_feature n_features_ n_features",
+    "see feature_names_in_": "feature_name feature_name_ feature_names feature_names_ column_names_",
+    "see best_iteration and the frame history":
+        "best_ntree_limit best_score best_score_ best_iteration_ evals_result evals_result_ get_evals_result get_best_score "
+        "get_best_iteration train_score_ validation_score_",
+    "call importance(kind)": "get_fscore get_score feature_importance get_feature_importance",
+    "call to_frame()": "trees_to_dataframe get_dump dump_model estimators_ get_tree_leaf_counts",
+    "call predict_proba(X)": "predict_log_proba",
+    "call predict(X)": "inplace_predict",
+    "call predict(X, raw_score=True)": "decision_function",
+    "the model itself is the Booster": "get_booster booster_",
+    "call refit_leaves(data, target)": "refit",
+    "call dboost.fit(data, target, start_from=model)": "fit update partial_fit",
+    "see ensemble.parameters": "get_params params get_all_params attributes",
+})  # fmt: skip
+
+
+def check_removed(given: Mapping[str, Any]) -> None:
+    """Raise a ParameterError for a keyword of an earlier version; its message states what replaces it."""
+    for name in given:
+        if name in REMOVED:
+            raise ParameterError(f"there is no parameter {name!r} any more: {REMOVED[name]}")
+
+
+def _is(value: Any, accepted: tuple[Any, ...]) -> bool:
+    """Return whether a value states a property of dboost; True is not 1."""
+    return any(type(value) is type(one) and value == one for one in accepted) or (
+        not isinstance(value, bool) and isinstance(value, float) and value in accepted
+    )
+
+
+def is_neutral(name: str, value: Any) -> bool:
+    """Return whether another library's name and its value state what dboost does anyway."""
+    if name == "missing":
+        return isinstance(value, float) and value != value
+    return _is(value, NEUTRAL.get(name, ()))
+
+
+def explanation(name: str, known: Collection[str], hints: Mapping[str, str] = HINTS) -> str:
+    """Return what an unknown name of a keyword may mean, to follow the name in a message; empty if nothing is like it.
+
+    known : our names.
+    """
+    if name in hints or name in HINTS:
+        return f": {hints.get(name) or HINTS[name]}"
+    if name in ALIASES and ALIASES[name].name != name:
+        return f"; did you mean {ALIASES[name].name}?"
+    near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.75)
+    near = near or difflib.get_close_matches(name, sorted(ALIASES), n=1, cutoff=0.75)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def with_our_names(
+    given: Mapping[str, Any],
+    known: Collection[str],
+    *,
+    what: str = "parameter",
+    aliases: Mapping[str, Alias] = ALIASES,
+    hints: Mapping[str, str] = HINTS,
+    belongs: Callable[[str], str | None] = lambda _: None,
+) -> dict[str, Any]:
+    """Return keywords with our names in place of those of other libraries.
+
+    Parameters
+    ----------
+    given : mapping
+        Keywords and their values.
+    known : collection of str
+        Our keywords; their values are returned as they are.
+    what : str
+        What they are, for messages.
+    aliases, hints
+        The part of the table that applies.
+    belongs : callable, optional
+        Returns for one of our keywords that is not known where it belongs, to follow the name in a message, or None.
+
+    Raises
+    ------
+    ParameterError
+        For an unknown name, with what to use; and if a keyword and an alias of it are both given.
+    """
+    check_removed(given)
+    found = {name: value for name, value in given.items() if name in known}
+    for name, value in given.items():
+        if name in known:
+            continue
+        alias = aliases.get(name)
+        if alias is not None and alias.name in known:
+            if value is not None:
+                if alias.name in found:
+                    both = f"{name}={shortened(value)} and {alias.name}={shortened(found[alias.name])}"
+                    raise ParameterError(f"{both} are the same parameter: give one of them")
+                found[alias.name] = our_value(name, alias, value)
+            continue
+        is_foreign = name in NEUTRAL or name in hints or name in HINTS
+        if is_foreign and (value is None or is_neutral(name, value)):
+            continue
+        ours = name if alias is None else alias.name
+        place = belongs(ours)
+        raise ParameterError(f"unknown {what} {name!r}{explanation(name, known, hints) if place is None else place}")
+    return found
+
+
+def our_value(name: str, alias: Alias, value: Any) -> Any:
+    """Return our value for the value of an alias; raise a ParameterError if there is none."""
+    if alias.values is None:
+        return value
+    key = value.lower() if isinstance(value, str) else value
+    is_listed = isinstance(key, str | int) and not isinstance(key, bool) and key in alias.values
+    if is_listed:
+        return alias.values[key]
+    if alias.has_more:
+        return value
+    raise ParameterError(f"{name}={shortened(value)} must be one of {', '.join(map(repr, alias.values))}")
+
+
+def shortened(value: Any) -> str:
+    """Return a value's repr for an error message, or its type if that is long."""
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"<{type(value).__name__}>"
+
+
+def unknown_attribute(of: Any, name: str) -> AttributeError:
+    """Return the error for an attribute that was not found: of a property, its own one; else with what to use.
+
+    of : the model or estimator.
+    """
+    if hasattr(type(of), name):
+        try:
+            object.__getattribute__(of, name)
+        except AttributeError as error:
+            return error
+    hint = f": {ATTRIBUTES[name]}" if name in ATTRIBUTES else ""
+    return AttributeError(f"{type(of).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=of)
 
 
 def similar_losses(name: str, known: Collection[str]) -> list[str]:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dboost.errors import ParameterError
-from dboost.params import Parameters, check_removed
-from dboost.peer_names import similar_parameters
+from dboost.params import Parameters
+from dboost.peer_names import ALIASES, check_removed, explanation, is_neutral, with_our_names
 from dboost.storage.paths import path_text
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
@@ -381,8 +381,8 @@ def gather(
         parameters[key] = literal(value)
         where[key] = "in --set"
     for key in parameters:
-        check_key(key, where[key], known, elsewhere)
-    return parameters
+        check_key(key, parameters[key], where[key], known, elsewhere)
+    return with_our_names(parameters, known)
 
 
 def key_and_value(assignment: str) -> tuple[str, str]:
@@ -403,13 +403,14 @@ def _from_file(file: str) -> dict[str, Any]:
         raise ParameterError(f"the parameter file {file} is not valid TOML: {error}") from error
 
 
-def check_key(key: str, where: str, known: list[str], elsewhere: Mapping[str, str]) -> None:
+def check_key(key: str, value: Any, where: str, known: list[str], elsewhere: Mapping[str, str]) -> None:
     """Raise a ParameterError for an unknown key. where : it is, for the message; elsewhere : as of `gather`."""
-    if key in known:
+    ours = ALIASES[key].name if key in ALIASES else key
+    if ours in known or key in known:
         return
-    if key in elsewhere:
-        raise ParameterError(f"{key!r} cannot be set {where}: {elsewhere[key]}")
+    if ours in elsewhere:
+        raise ParameterError(f"{key!r} cannot be set {where}: {elsewhere[ours]}")
     check_removed({key: None})
-    close = similar_parameters(key, known)
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are: {', '.join(known)}"
-    raise ParameterError(f"unknown parameter {key!r} {where}; {hint}")
+    if not is_neutral(key, value):
+        hint = explanation(key, known) or f"; there are: {', '.join(known)}"
+        raise ParameterError(f"unknown parameter {key!r} {where}{hint}")

@@ -33,11 +33,12 @@ from dboost.display import number
 from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, ParameterError
 from dboost.integrations.optuna import PruningCallback, optuna
-from dboost.params import ALIASES, canonical
+from dboost.params import available_threads, canonical
+from dboost.peer_names import SHOWN_ALIASES, with_our_names
 from dboost.session.memory import parse_memory_limit
 from dboost.training.auto_iterations import with_auto_iterations
 from dboost.training.folds import metric_names
-from dboost.training.plan import available_threads, parse_time_limit
+from dboost.training.plan import parse_time_limit
 
 State = optuna.trial.TrialState
 
@@ -62,11 +63,12 @@ def run(arguments: argparse.Namespace) -> None:
     known = settings.keywords(dboost.cv, ELSEWHERE)
     given = settings.keywords_in(arguments, dboost.cv, ELSEWHERE, fixed)
     for name in space:
-        settings.check_key(name, "in --set", known, ELSEWHERE)
+        settings.check_key(name, space[name], "in --set", known, ELSEWHERE)
+    space = with_our_names(space, known)  # --set overrides --params
     given = {name: value for name, value in with_auto_iterations(given, has_rule=False).items() if name not in space}
     if not space:
         raise ParameterError("nothing is searched: give a range, for example --set learning_rate=log:0.01..0.3")
-    names = [ALIASES.get(name, (name,))[0] for name in (*space, *given)]
+    names = [SHOWN_ALIASES.get(name, (name,))[0] for name in (*space, *given)]
     if "loss" in names[: len(space)] and arguments.metric is None:
         raise ParameterError("the loss is searched, so it cannot be the metric: give one by --metric")
     if twice := next((name for name in names if names.count(name) > 1), None):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Unpack
 
+import numpy as np
 from sklearn.base import ClassifierMixin
 
 from dboost.booster import Booster
 from dboost.errors import ParameterError
-from dboost.estimators.constructor import EstimatorParameters, constructor, documented
+from dboost.estimators.constructor import EstimatorParameters, accepts_names_of_fits, constructor, documented
 from dboost.estimators.estimator import BaseGradientBoosting, Range, as_targets
+from dboost.params import accepts_names_of_predictions, accepts_peer_names
 
 
 @documented
@@ -39,6 +41,7 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
     >>> model.fit(X, y).predict(X)                                  # doctest: +SKIP
     """
 
+    @accepts_peer_names
     @constructor
     def __init__(
         self,
@@ -59,6 +62,7 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
             )
         return "log_loss" if self.loss == "auto" else self.loss
 
+    @accepts_names_of_fits
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None, classes: Any = None) -> Any:
         """Continue the model with more data; the first call trains one.
 
@@ -86,6 +90,7 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
         super()._set_model(booster)
         self.classes_ = booster.classes_
 
+    @accepts_names_of_predictions
     def predict_proba(self, X: Any, *, iteration_range: Range | None = None, offset: Any = None) -> Any:
         """Predict the probabilities of the classes, in the order of `classes_`; parameters as of `predict`.
 
@@ -95,6 +100,11 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
         """
         return self._predict_with(X, "predict_proba", iteration_range=iteration_range, offset=offset)
 
+    def predict_log_proba(self, X: Any, *, iteration_range: Range | None = None, offset: Any = None) -> Any:
+        """Return the logarithms of what `predict_proba` returns."""
+        return np.log(self.predict_proba(X, iteration_range=iteration_range, offset=offset))
+
+    @accepts_names_of_predictions
     def decision_function(self, X: Any, *, iteration_range: Range | None = None) -> Any:
         """Return raw scores; parameters as of `predict`.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import numbers
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from dboost.api import fit
 from dboost.data.roles import ROLES
 from dboost.errors import ParameterError
 from dboost.estimators.validation import DEFAULT_ROUNDS
-from dboost.params import TreeParameters, documentation, entry, learning_keywords
+from dboost.params import TreeParameters, accepts_peer_names, documentation, entry, learning_keywords
 from dboost.training.auto_iterations import ROUNDS, is_auto, is_share
 from dboost.training.callbacks import Callback
 
@@ -174,6 +175,21 @@ def documented(estimator: Class) -> Class:
         parameters = "\n".join([documentation(without=("loss", *OWN)), _RUNNING, *own])
         estimator.__doc__ = estimator.__doc__.replace("    {parameters}", parameters).replace("    {attributes}", _ATTRIBUTES)
     return estimator
+
+
+def _place(name: str) -> str | None:
+    """Return where a keyword belongs that `fit` does not have, to follow its name in a message."""
+    if name not in {*EstimatorParameters.__annotations__, "loss", "class_weight"}:
+        return None
+    return f": it is an argument of the constructor, such as DBoostRegressor({name}=…), or of set_params"
+
+
+#: Decorates the methods that train.
+accepts_names_of_fits = partial(
+    accepts_peer_names,
+    hints={"group": "dboost.fit and dboost.prepare take groups, and fit takes their data set"},
+    belongs=_place,
+)
 
 
 _RUNNING = """\

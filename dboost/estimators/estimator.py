@@ -16,13 +16,12 @@ import copy
 import inspect
 import numbers
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -34,24 +33,28 @@ from dboost.data.labels import Names, names_of_table, with_named_constraints
 from dboost.data.partition import chosen_features, is_lazy, is_path, kind_of, no_table
 from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
-from dboost.estimators.constructor import EstimatorParameters, check_settings, constructor, is_count
+from dboost.estimators.constructor import (
+    EstimatorParameters,
+    accepts_names_of_fits,
+    check_settings,
+    constructor,
+    is_count,
+)
+from dboost.estimators.model_access import ModelAccess
 from dboost.estimators.validation import EarlyStoppingPolicy
 from dboost.input_data import input_of
 from dboost.model.ensemble import Ensemble
-from dboost.params import Parameters, canonical, check_removed
+from dboost.params import Parameters, accepts_names_of_predictions, accepts_peer_names, available_threads, canonical
+from dboost.peer_names import with_our_names
 from dboost.session.row_samples import HELD_OUT, WATCHED
 from dboost.session.warm_start import WarmStart, check_options
 from dboost.training.auto_iterations import MOST_ITERATIONS, check_refit, is_auto, refitted, with_auto_iterations
 from dboost.training.callbacks import Callback, Iteration
-from dboost.training.plan import FitRequest, available_threads, checked_callbacks
+from dboost.training.plan import FitRequest, checked_callbacks
 
 try:
     from sklearn.callback import CallbackSupportMixin, with_callbacks
-
-    #: Frames that `with_callbacks` adds to the stack, for the place that warnings name.
-    N_FRAMES = 1
 except ImportError:  # scikit-learn before 1.9 has no callbacks
-    N_FRAMES = 0
 
     class CallbackSupportMixin:  # type: ignore[no-redef]
         """Adds nothing."""
@@ -124,14 +127,12 @@ class FitHooks:
 
 
 def _threads_of(n_jobs: Any, n_threads: Any) -> Any:
-    """Return the number of threads for `n_jobs` by joblib's rules, or for its alias; None for all processors."""
+    """Return the number of threads for `n_jobs`, or for its alias; None for all processors."""
     if n_jobs is None:
         return n_threads
     if n_threads is not None and n_threads != n_jobs:
         raise ParameterError(f"n_jobs={n_jobs!r} and n_threads={n_threads!r} are the same parameter: give one")
-    if not is_count(n_jobs) or n_jobs == 0:
-        raise ParameterError(f"n_jobs={n_jobs!r} must be an integer other than 0, or None")
-    return int(n_jobs) if n_jobs > 0 else max(available_threads(None) + 1 + int(n_jobs), 1)
+    return available_threads(n_jobs, "n_jobs")
 
 
 def check_pair(early_stopping: Any, X_val: Any, y_val: Any, sample_weight_val: Any) -> None:
@@ -171,17 +172,13 @@ def _n_rows(data: Any) -> int | None:
     return shape[0] if shape else None
 
 
-def as_targets(y: Any, n_frames: int = 0) -> Any:
-    """Return targets unchanged, with scikit-learn's warning if they are a table of one column.
-
-    n_frames : frames between the user's call and the method that calls this function.
-    """
+def as_targets(y: Any) -> Any:
+    """Return targets unchanged, with scikit-learn's warning if they are a table of one column."""
     if len(getattr(y, "shape", ())) == 2 and y.shape[1] == 1:
-        warnings.warn(
+        warn(
             "A column-vector y was passed when a 1d array was expected. Please change the shape of y to (n_samples,), for "
             "example using ravel().",
             DataConversionWarning,
-            stacklevel=3 + n_frames,
         )
     return y
 
@@ -233,7 +230,7 @@ class Start(NamedTuple):
         return True
 
 
-class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
+class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
     """Base class of the estimators, with the arguments that both have."""
 
     early_stopping: Any
@@ -246,12 +243,13 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
     features: Any
     monotonic_cst: Any
     client: Any
+    feature_names_in_: Any
     _seeds: Seeds
     _before: dict[str, float]
 
+    @accepts_peer_names
     @constructor
     def __init__(self, loss: Any = "auto", **parameters: Unpack[EstimatorParameters]) -> None:
-        check_removed(parameters)
         given = inspect.signature(BaseGradientBoosting.__init__).bind(self, loss, **parameters)
         given.apply_defaults()
         for name, value in list(given.arguments.items())[1:]:  # without self
@@ -259,14 +257,16 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
 
     def set_params(self, **params: Any) -> Any:
         """Set arguments of the constructor; raise a ValueError for unknown ones."""
-        check_removed(params)
-        return super().set_params(**params)
+        known = {*inspect.signature(type(self).__init__).parameters} - {"self"}
+        ours = {name: value for name, value in params.items() if "__" in name}
+        return super().set_params(**ours, **with_our_names({name: params[name] for name in params.keys() - ours}, known))
 
     def _loss(self) -> Any:
         """Return the loss to train with."""
         raise NotImplementedError
 
     @with_callbacks
+    @accepts_names_of_fits
     def fit(
         self,
         X: Any,
@@ -305,9 +305,9 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         DataError, ParameterError, InputTypeError
             Naming the column, partition, rows or parameter. All are ValueError or TypeError.
         """
-        validation = (X_val, as_targets(y_val, N_FRAMES), sample_weight_val, offset_val)
+        validation = (X_val, as_targets(y_val), sample_weight_val, offset_val)
         hooks = FitHooks(self, X, y, sample_weight, self._n_new_iterations())
-        targets = as_targets(y, N_FRAMES)
+        targets = as_targets(y)
         self._train(X, targets, sample_weight, offset, eval_set, validation, hooks=[hooks] if hooks.is_needed else ())
         hooks.close()
         return self
@@ -408,6 +408,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         else:  # the scores before the first tree are unknown for the model of `start_from`
             before = getattr(self, "_before", {}) if start.is_own else {}
         self._set_model(trained(fitted, request.parameters, start.model))
+        self._set_names = (*sets, HELD_OUT, WATCHED)
         self._seeds, self._before = seeds, before
         self.do_early_stopping_ = policy.stops
         self.train_score_ = policy.scores("train", before, fitted.ensemble)
@@ -448,6 +449,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
             return Start(WarmStart.same_data(self.booster_.ensemble), self.booster_, True)
         return Start(WarmStart.same_data(None), None, False)
 
+    @accepts_names_of_fits
     def refit_leaves(
         self,
         X: Any,
@@ -498,20 +500,28 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         self.train_score_, self.validation_score_ = np.empty(0), np.empty(0)
         return self
 
-    @property
-    def feature_importances_(self) -> np.ndarray:
-        """Share of each feature in the reduction of the loss by all splits: float64[n_features]."""
-        check_is_fitted(self)
-        gain = self.booster_.importance("gain")
-        shares = np.nan_to_num(gain[[feature.name for feature in self.booster_.features]].to_numpy(np.float64))
-        return shares / (shares.sum() or 1.0)
-
     def _set_model(self, booster: Booster) -> None:
         """Set the attributes that depend on the model."""
         self.booster_ = booster
         self.n_iter_ = booster.n_iter_
         categorical = np.array([feature.is_categorical for feature in booster.features])
         self.is_categorical_ = categorical if categorical.any() else None
+
+    def _set_loaded(self, booster: Booster) -> None:
+        is_for_classes = isinstance(self, ClassifierMixin)
+        if (booster.classes_ is not None) != is_for_classes:
+            raise ParameterError(
+                f"the model is one for {'numbers' if is_for_classes else 'classes'}: "
+                f"load it into a {'DBoostRegressor' if is_for_classes else 'DBoostClassifier'}"
+            )
+        if hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+        self.n_features_in_ = booster.n_features_in_
+        if booster.ensemble.named:
+            self.feature_names_in_ = booster.feature_names_in_
+        self._set_model(booster)
+        self._before, self.do_early_stopping_ = {}, False
+        self.train_score_, self.validation_score_ = np.empty(0), np.empty(0)
 
     def _draw_seeds(self) -> Seeds:
         """Draw seeds from `random_state`; an integer is the seed of learning, as in `dboost.fit`."""
@@ -573,6 +583,7 @@ class BaseGradientBoosting(CallbackSupportMixin, BaseEstimator):
         for prediction in getattr(self.booster_, method)(X, **arguments):
             yield prediction if is_lazy(X) or is_path(X) else np.asarray(prediction)
 
+    @accepts_names_of_predictions
     def predict(self, X: Any, *, iteration_range: Range | None = None, offset: Any = None) -> Any:
         """Predict a number or a class for each row.
 

@@ -7,7 +7,7 @@ from typing import Any
 from sklearn.base import RegressorMixin
 
 from dboost.errors import ParameterError
-from dboost.estimators.constructor import documented
+from dboost.estimators.constructor import accepts_names_of_fits, documented
 from dboost.estimators.estimator import BaseGradientBoosting, as_targets
 
 
@@ -33,6 +33,7 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
     >>> model.fit(X, y).predict(X)                                  # doctest: +SKIP
     """
 
+    @accepts_names_of_fits
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
         """Continue the model with more data; the first call trains one.
 

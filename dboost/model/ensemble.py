@@ -34,7 +34,6 @@ from __future__ import annotations
 import difflib
 import math
 import operator
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -50,6 +49,7 @@ from dboost.kernels import predict as kernels
 from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, scratch_for
 from dboost.kernels.simd import LANES
 from dboost.model.outputs import Outputs, outputs_of
+from dboost.params import available_threads
 from dboost.schema import Feature, Level
 
 Range = tuple[int, int]
@@ -515,9 +515,7 @@ class FlatEnsemble:
 
 def share_out(work: Callable[[int, int], None], n_rows: int, n_trees: int, n_threads: int | None) -> None:
     """Call ``work(start, stop)`` for ranges of rows, on several threads if that saves time."""
-    if n_threads is None:
-        n_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    n_threads = min(n_threads, n_rows * n_trees // WORTH_A_THREAD)
+    n_threads = min(available_threads(n_threads), n_rows * n_trees // WORTH_A_THREAD)
     if n_threads <= 1:
         return work(0, n_rows)
     # Whole blocks, and more ranges than threads, so that a slow thread does not delay the others.

@@ -29,7 +29,6 @@ Arcbites with early stopping but without an evaluation set get an independent te
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,7 +49,7 @@ from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import ALIASES, names_of
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
-from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, EarlyStopping, Parameters, make_parameters
+from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, EarlyStopping, Parameters, available_threads, make_parameters
 from dboost.schema import Feature, Level
 from dboost.session.memory import Budget, TreeNeeds, check_proposal, format_bytes, histogram_bytes, resident_bytes
 from dboost.session.protocol import BuildSpec
@@ -767,21 +766,6 @@ def rounds_of_rule(rule: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     if parameters.get("early_stopping_rounds") is not None:
         raise ParameterError("early_stopping and early_stopping_rounds are two rules to stop by: give one")
     return {"early_stopping_rounds": rule.rounds}
-
-
-def available_threads(wanted: int | None) -> int:
-    """Return the given number of threads, by default the number of processors that this process may run on.
-
-    Raises
-    ------
-    ParameterError
-        For anything but a positive integer or None.
-    """
-    if wanted is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or wanted < 1:
-        raise ParameterError(f"n_threads={wanted!r} must be a positive integer or None")
-    return int(wanted)
 
 
 def parse_time_limit(given: Any) -> float | None:

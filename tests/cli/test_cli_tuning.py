@@ -102,8 +102,8 @@ def test_what_does_not_fit_prepared_rows(here: Path, capsys: pytest.CaptureFixtu
     assert "--only-new looks for new files of a table" in complaint(capsys, "train", "prepared", "--only-new")
     prepare = ["prepare", "rows.parquet", "--target", "z", "--output"]
     assert "rows.parquet is there already and holds no prepared data" in complaint(capsys, *prepare, "rows.parquet")
-    assert "unknown parameter 'max_bin' in --set; did you mean 'max_bins'" in complaint(
-        capsys, *prepare, "p", "--set", "max_bin=3"
+    assert "unknown parameter 'max_binz' in --set; did you mean max_bins" in complaint(
+        capsys, *prepare, "p", "--set", "max_binz=3"
     )
     assert "'publish' cannot be set in --set: it keeps data on a cluster" in complaint(
         capsys, *prepare, "p", "--set", "publish=x"
@@ -185,7 +185,7 @@ def test_cv_of_prepared_rows(here: Path) -> None:
         (("--folds", "ordered:1"), "--folds ordered:1: at least two folds are needed"),
         (("--groups", "kind"), "folds=5 is more than the 3 groups"),
         (("--set", "eval_set=a"), "unknown parameter 'eval_set' in --set"),
-        (("--set", "max_leaves=3"), "did you mean 'max_leaf_nodes'?"),
+        (("--set", "max_leaf_node=3"), "did you mean max_leaf_nodes"),
         (("--output", "scores.txt"), "--output scores.txt: the name must end in .csv or .parquet or .json"),
         (("--predictions", "p.json"), "--predictions p.json: the name must end in .csv or .parquet"),
         (("--output", "nowhere/s.csv"), "there is no folder"),
@@ -291,7 +291,7 @@ def test_values_that_are_searched(text: str, expected: Any) -> None:
         ("max_iter=true..3", "--set max_iter=true..3: a range is"),
         ("growth=best_first,,depth_wise", "--set growth=best_first,,depth_wise: a list of choices is"),
         ("growth=a,b,a", "--set growth=a,b,a: a list of choices is"),
-        ("max_leaves=3..9", "unknown parameter 'max_leaves' in --set; did you mean 'max_leaf_nodes'?"),
+        ("max_leaf_node=3..9", "unknown parameter 'max_leaf_node' in --set; did you mean max_leaf_nodes"),
         ("max_bins=3..9", "'max_bins' cannot be set in --set: the data are binned once"),
         ("eval_metric=auc", "'eval_metric' cannot be set in --set: use --metric"),
         ("max_iter", "--set takes key=value"),

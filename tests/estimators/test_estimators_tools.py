@@ -324,7 +324,6 @@ def test_estimators_work_without_scikit_learns_callbacks() -> None:
 import sys
 sys.modules["sklearn.callback"] = None
 import dboost.estimators.estimator as hooks
-assert hooks.N_FRAMES == 0
 estimator = type("Estimator", (hooks.CallbackSupportMixin,), {"fit": hooks.with_callbacks(lambda self: 3)})()
 made = hooks.FitHooks(estimator, None, None, None, 5)
 made.close()

@@ -22,7 +22,8 @@ from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import ALIASES as METRIC_ALIASES
 from dboost.metrics.named import find_metrics
 from dboost.model import model_file
-from dboost.params import ALIASES, Parameters, loss_names
+from dboost.params import Parameters, loss_names
+from dboost.peer_names import ALIASES, HINTS, NEUTRAL, PREDICTION_ALIASES, PREDICTION_HINTS, SHOWN_ALIASES
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide"
@@ -66,7 +67,7 @@ PARAMETERS = [
 
 
 def test_the_page_of_parameters_lists_every_parameter_once() -> None:
-    other_names = {alias for alias, (name, _) in ALIASES.items() if alias != name}
+    other_names = {alias for alias, ours in SHOWN_ALIASES.items() if alias != ours.name}
     listed = [cells[0] for heading, cells in PARAMETERS if heading != OF_ESTIMATORS]
     assert sorted(listed) == sorted(set(of_fit()) - other_names)
     own = [cells[0] for heading, cells in PARAMETERS if heading == OF_ESTIMATORS]
@@ -90,13 +91,53 @@ def test_the_built_page_of_parameters_has_defaults_and_meanings() -> None:
 
 
 def test_the_page_of_parameters_lists_the_aliases() -> None:
-    rows = [cells for _, cells in tables("parameters.md", "parameter") if len(cells) == 3]
-    assert {cells[1].split("`")[1]: cells[0].strip("`") for cells in rows} == {
-        alias: name for alias, (name, _) in ALIASES.items()
-    }
-    for _, alias, values in rows:
-        of_alias = ALIASES[alias.split("`")[1]][1] or {}
-        assert re.findall(r'`"(\w+)"` for `"(\w+)"`', values) == list(of_alias.items())
+    rows = {cells[0].strip("`"): cells[1:] for _, cells in tables("parameters.md", "parameter") if len(cells) == 3}
+    listed = {alias: name for name, (aliases, _) in rows.items() for alias in re.findall(r"`(\w+)`", aliases)}
+    assert listed == {alias: ours.name for alias, ours in ALIASES.items()}
+    for name, (_, values) in rows.items():
+        for theirs, ours in re.findall(r'`"(\w+)"` for `"(\w+)"`', values):
+            assert any(dict(one.values or {}).get(theirs) == ours for one in ALIASES.values() if one.name == name)
+
+
+def names_on_pages() -> Iterator[tuple[str, str, str]]:
+    """Yield every name of another library in the tables, the cell with ours, and the page."""
+    for _, cells in PARAMETERS:
+        for cell in cells[1:4]:
+            yield from ((name, cells[0], "parameters") for name in re.findall(r"`(\w+)`", cell))
+    for page in ("xgboost_dask", "lightgbm_dask", "scikit_learn"):
+        for _, cells in tables(f"../migration/{page}.md", page.partition("_dask")[0].replace("_", "-")):
+            names = re.findall(r"`(?:predict\()?(\w+)", cells[0])
+            yield from ((name, " ".join(cells[1:]), page) for name in names)
+
+
+#: Names that are no keywords of a function that trains or predicts, or that are ours with another meaning.
+NO_KEYWORDS = {"alpha", "EarlyStopping", "TrainingCheckPoint", "interval", "early_stopping", "log_evaluation", "min_delta"}
+NO_KEYWORDS |= {
+    "early_stopping_round",
+    "early_stopping_min_delta",
+    "booster_",
+    "dtrain",
+    "train_set",
+    "X",
+    "y",
+    "X_val",
+    "y_val",
+    "refit",
+}
+
+
+def test_the_pages_say_what_the_table_of_other_names_says() -> None:
+    ours = {*of_fit(), *of_estimators()}
+    checked = 0
+    for name, cell, page in names_on_pages():
+        if name in ours or name in NO_KEYWORDS:
+            continue
+        alias = ALIASES.get(name) or PREDICTION_ALIASES.get(name)
+        assert alias is not None or name in {*HINTS, *PREDICTION_HINTS, *NEUTRAL}, (page, name)
+        if alias is not None:
+            assert alias.name in cell, (page, name, alias, cell)
+            checked += 1
+    assert checked > 60
 
 
 def leaves(nested: Any) -> Iterator[tuple[str, Any]]:

@@ -18,8 +18,8 @@ PACKAGE = Path(__file__).parents[2] / "dboost"
 
 #: From the lowest layer to the highest.
 LAYERS: list[set[str]] = [
-    {"display", "errors", "peer_names", "schema", "version", "_lazy_import"},
-    {"config"},
+    {"display", "errors", "schema", "version", "_lazy_import"},
+    {"config", "peer_names"},
     {"kernels"},
     {"losses"},
     {"params"},

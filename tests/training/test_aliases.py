@@ -1,4 +1,4 @@
-"""Names of other libraries for parameters (`dboost.params.ALIASES`): equal models, and errors for contradictions."""
+"""Names of other libraries for parameters (`dboost.peer_names`): equal models, and errors for contradictions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from sklearn.model_selection import GridSearchCV
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor, ParameterError
 from dboost.cli import main
-from dboost.params import ALIASES, canonical
+from dboost.params import canonical
+from dboost.peer_names import SHOWN_ALIASES
 
 pytestmark = pytest.mark.filterwarnings("ignore::dboost.DriftWarning")
 RNG = np.random.default_rng(0)
@@ -149,7 +150,8 @@ def test_the_command_line_accepts_aliases(
 def test_defaults_and_none_count_as_not_given() -> None:
     assert canonical({"growth": "best_first", "grow_policy": "depthwise"}, {"growth": "best_first"}) == {"growth": "depth_wise"}
     assert canonical({"min_gain": 0, "min_split_gain": 1.0}, {"min_gain": 0.0}) == {"min_gain": 1.0}
-    assert canonical({"growth": "depth_wise"} | dict.fromkeys(set(ALIASES) - {"continue_steps"})) == {"growth": "depth_wise"}
+    none = dict.fromkeys(set(SHOWN_ALIASES) - {"continue_steps"})
+    assert canonical({"growth": "depth_wise"} | none) == {"growth": "depth_wise"}
     assert canonical({"continue_steps": "shrunk"}) == {"continue_steps": "damped"}
     with pytest.raises(ParameterError, match="are the same parameter"):
         canonical({"growth": "best_first", "grow_policy": "depthwise"})

@@ -112,8 +112,8 @@ DATA: list[tuple[Callable[[], Any], str]] = [
 
 PARAMETERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: fit(learning_rat=0.1), r"unknown parameter 'learning_rat'; did you mean learning_rate\?"),
-    (lambda: fit(n_estimators=5), "unknown parameter 'n_estimators'"),
-    (lambda: fit(max_leaves=5), "unknown parameter 'max_leaves'; did you mean max_leaf_nodes"),
+    (lambda: fit(n_estimator=5), "unknown parameter 'n_estimator'; did you mean n_estimators"),
+    (lambda: fit(max_leaf_node=5), "unknown parameter 'max_leaf_node'; did you mean max_leaf_nodes"),
     (lambda: fit(loss="squared"), "loss='squared' must be one of 'auto', 'squared_error', "),
     *(
         (lambda name=name: fit(loss=name), f"loss='{name}' must be one of .*; did you mean '{loss}'\\?")
@@ -151,7 +151,7 @@ PARAMETERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: fit(early_stopping_rounds=0), "early_stopping_rounds=0"),
     (lambda: fit(random_state=-1), "random_state=-1"),
     (lambda: fit(random_state=2**70), "random_state=1180591620717411303424 must be an integer between"),
-    (lambda: fit(n_threads=0), "n_threads=0 must be a positive integer or None"),
+    (lambda: fit(n_threads=0), "n_threads=0 must be an integer other than 0, or None"),
     (lambda: fit(n_threads=1.5), "n_threads=1.5"),
     (lambda: fit(early_stopping_rounds=5), "early_stopping_rounds needs an eval_set, or validation_fraction"),
     (lambda: fit(early_stopping_rounds=5, eval_set={}), "early_stopping_rounds needs an eval_set, or validation_fraction"),

@@ -1,0 +1,113 @@
+"""What estimators have under the names of XGBoost, LightGBM and CatBoost: the model, its scores, its leaves and its file."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from dboost.booster import Booster, load
+from dboost.peer_names import unknown_attribute
+from dboost.training.history import NOT_SCORES
+
+
+class ModelAccess:
+    """Base class of the estimators with these attributes and methods."""
+
+    booster_: Booster
+    #: Names of the evaluation sets of the last fit.
+    _set_names: tuple[str, ...] = ()
+
+    def get_booster(self) -> Booster:
+        """Return the model, `booster_`."""
+        check_is_fitted(self)
+        return self.booster_
+
+    def save_model(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a file, as `Booster.save`; arguments of the constructor are not written, unlike by pickle."""
+        self.get_booster().save(path)
+
+    def load_model(self, path: str | os.PathLike[str]) -> Self:
+        """Read the model from a file, as `dboost.load`, in place of a fit.
+
+        Parameters
+        ----------
+        path : path or URL
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ModelFileError
+            Naming the file that cannot be read.
+        ParameterError
+            If the model is one for classes and the estimator is not, or the other way round.
+        """
+        loss = getattr(self, "loss", None)
+        self._set_loaded(load(path, loss=None if isinstance(loss, str) else loss))
+        return self
+
+    def _set_loaded(self, booster: Booster) -> None:
+        raise NotImplementedError
+
+    def apply(self, X: Any, *, iteration_range: tuple[int, int] | None = None) -> Any:
+        """Return the leaf that each row reaches in each tree, as `Booster.apply`.
+
+        Parameters
+        ----------
+        X : like the training data
+        iteration_range : (first, last), optional
+            Use only these iterations, counted from 0, without the last one. Default: all.
+
+        Returns
+        -------
+        array int32 (n, n_trees), or a lazy Dask collection for one
+        """
+        return self._predict_with(X, "apply", iteration_range=iteration_range)
+
+    def _predict_with(self, X: Any, method: str, **arguments: Any) -> Any:
+        raise NotImplementedError
+
+    @property
+    def feature_importances_(self) -> np.ndarray:
+        """Share of each feature in the reduction of the loss by all splits: float64[n_features]."""
+        return self.get_booster().feature_importances_
+
+    @property
+    def best_iteration_(self) -> int | None:
+        """Number of iterations that early stopping kept; None without early stopping."""
+        return self.get_booster().best_iteration
+
+    @property
+    def evals_result_(self) -> dict[str, dict[str, list[float]]]:
+        """Scores after each iteration, by evaluation set and metric; "train" has the training loss."""
+        history, found = self.get_booster().history, dict[str, dict[str, list[float]]]()
+        for column in history.columns:
+            if column not in NOT_SCORES:
+                name, metric = self._set_and_metric(column)
+                found.setdefault(name, {})[metric] = history[column].tolist()
+        return found
+
+    @property
+    def best_score_(self) -> dict[str, dict[str, float]]:
+        """Scores of the model, by evaluation set and metric: after the last of its iterations."""
+        last = self.get_booster().history["iteration"].to_numpy().tolist()
+        if not last:
+            return {}
+        row = len(last) - 1 - last[::-1].index(self.booster_.n_iter_)
+        return {name: {metric: values[row] for metric, values in of.items()} for name, of in self.evals_result_.items()}
+
+    def _set_and_metric(self, column: str) -> tuple[str, str]:
+        """Return the evaluation set and the metric of a column of the history."""
+        own = [name for name in self._set_names if column.startswith(f"{name}_")]
+        name = max(own, key=len) if own else column.partition("_")[0]
+        return name, column[len(name) + 1 :]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute(self, name)
