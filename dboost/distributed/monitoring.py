@@ -17,7 +17,8 @@ Every client of the scheduler can log under this topic. An event that is unknown
 checked completely before the registry is updated. The last few fits that have ended are kept. The memory of a fit does not grow
 with its length, because curves are thinned.
 
-**The page** ``/dboost`` of Dask's dashboard shows running fits and the last few that ended. It is one HTML document with inline
+**The page** ``/dboost`` of Dask's dashboard shows running fits and the last few that ended. It is there from the first fit on,
+or with ``--preload dboost.distributed.reducer`` from the start of the scheduler. It is one HTML document with inline
 pictures. It loads nothing from other hosts and does not need bokeh, because the scheduler's HTTP server always runs. It
 refreshes every 2 s. ``/dboost.json`` returns the same data. Both also exist below a prefix of the dashboard's addresses.
 
@@ -40,7 +41,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tornado.web import RequestHandler
 
@@ -247,16 +248,23 @@ def _text(value: Any) -> str:
     return value
 
 
-_WIDTH, _HEIGHT = 560, 150
+#: Size of the picture of a curve, and where its axis begins, right of the values.
+_WIDTH, _HEIGHT, _LEFT = 310, 110, 90
 _COLORS = ("#3b6fb6", "#c4622d", "#3f8f5b", "#8a5aa8", "#b0892f", "#5f7d8c")
 _PHASE_COLORS = dict(zip(PHASES, _COLORS, strict=False)) | {"other": "#8888"}
 
 
-def show(registry: FitRegistry, application: Any) -> None:
-    """Add the page to a scheduler's HTTP server. application : of tornado, or None if there is no server."""
-    if application is not None:
-        routes = [(rf"(?:/.*)?/dboost{ending}", handler, {"registry": registry}) for ending, handler in _HANDLERS.items()]
-        application.add_handlers(".*$", routes)
+def registry_of(scheduler: Any) -> FitRegistry:
+    """Return the registry of a scheduler. The first call makes it, and adds the page to the scheduler's HTTP server."""
+    extensions = getattr(scheduler, "extensions", {})
+    if "dboost" not in extensions:
+        registry = extensions["dboost"] = FitRegistry()
+        application = getattr(scheduler, "http_application", None)  # of tornado, or None if there is no server
+        if application is not None:
+            routes = [(rf"(?:/.*)?/dboost{ending}", handler, {"registry": registry}) for ending, handler in _HANDLERS.items()]
+            application.add_handlers(".*$", routes)
+    found: FitRegistry = extensions["dboost"]
+    return found
 
 
 class _Handler(RequestHandler):
@@ -301,7 +309,7 @@ def page(registry: FitRegistry, now: float) -> str:
         n_running=len(registry.under_way),
         n_trees=int(registry.totals["trees"]),
         now=now,
-        polylines=_polylines,
+        panels=_panels,
         number=number,
         metric_name=metric_name,
         counted=counted,
@@ -310,6 +318,7 @@ def page(registry: FitRegistry, now: float) -> str:
         phase_colors=_PHASE_COLORS,
         width=_WIDTH,
         height=_HEIGHT,
+        left=_LEFT,
     )
 
 
@@ -320,17 +329,28 @@ def _seconds_by_phase(fit: FitStatus) -> dict[str, float]:
     return seconds if fit.seconds["all"] and sum(seconds.values()) > 0 else {}
 
 
-def _polylines(curves: dict[str, Curve]) -> list[str]:
-    """Return the points of each loss and metric by iteration, each scaled to the height of the picture."""
+class Panel(NamedTuple):
+    """The picture of one loss or metric."""
+
+    name: str
+    points: str  # of the polyline
+    low: float  # the smallest and the largest value, at the bottom and at the top
+    high: float
+    last: int  # iteration at the right end
+
+
+def _panels(curves: dict[str, Curve]) -> list[Panel]:
+    """Return a picture of each loss and metric by iteration; all have the same axis of iterations."""
     last = max((curve.latest[0] for curve in curves.values()), default=1)
-    lines = []
-    for curve in curves.values():
+    panels = []
+    for name, curve in curves.items():
         points = [(x, y) for x, y in curve.all() if math.isfinite(y)]
         heights = [y for _, y in points]
-        high = max(heights, default=0.0)
-        span = (high - min(heights, default=0.0)) or 1.0
-        lines.append(" ".join(f"{_WIDTH * x / last:.1f},{5 + (_HEIGHT - 10) * (high - y) / span:.1f}" for x, y in points))
-    return lines
+        low, high = min(heights, default=0.0), max(heights, default=0.0)
+        span, width = (high - low) or 1.0, _WIDTH - _LEFT
+        line = " ".join(f"{_LEFT + width * x / last:.1f},{5 + (_HEIGHT - 10) * (high - y) / span:.1f}" for x, y in points)
+        panels.append(Panel(name, line, low, high, last))
+    return panels
 
 
 #: Methods that add up and search histograms of other workers.

@@ -53,7 +53,7 @@ from dboost.distributed.messages import (
     pack,
     pack_error,
 )
-from dboost.distributed.monitoring import FitRegistry, publish, show
+from dboost.distributed.monitoring import publish, registry_of
 from dboost.distributed.plugin_factory import WorkerPluginFactory
 from dboost.distributed.session_rounds import SessionRounds
 from dboost.distributed.worker_calls import (
@@ -75,6 +75,11 @@ from dboost.version import __version__
 
 #: Seconds between two pings of a worker whose plugin has not started yet.
 _PING_INTERVAL = 0.05
+
+
+def dask_setup(scheduler: Scheduler) -> None:
+    """Show the page of fits before the first fit, in a scheduler with ``--preload dboost.distributed.reducer``."""
+    registry_of(scheduler)
 
 
 class Reducer(SchedulerPlugin):
@@ -101,10 +106,9 @@ class Reducer(SchedulerPlugin):
         #: Versions of dboost, or None and the reason, by Dask's names of worker processes.
         self._versions: dict[str, WorkerVersion] = {}
         self._numbers = itertools.count(1)  # of calls of all fits; a lower number identifies messages of abandoned calls
-        self.registry = FitRegistry()
+        self.registry = registry_of(scheduler)
         scheduler.adaptive_target = self.adaptive_target  # type: ignore[method-assign]
         self._unpublish = publish(self.registry)
-        show(self.registry, getattr(scheduler, "http_application", None))
         getattr(scheduler, "stream_handlers", {}).update({"dboost-log": self.record_event, "dboost-end": self.end_later})
         scheduler.handlers.update(
             {

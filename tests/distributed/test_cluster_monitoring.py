@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pytest
@@ -304,3 +306,25 @@ def test_messages_do_not_grow_with_the_rows(client: Client, monkeypatch: pytest.
     few, many = bytes_of(2_000), bytes_of(40_000)
     assert 1_000 < few < 2 * many and many < 2 * few
     assert many < 80_000  # less than two bytes a row in five iterations; in each of them a row has two numbers and a class
+
+
+def test_curves_have_labelled_axes_of_their_own() -> None:
+    registry = FitRegistry()
+    registry.see({"action": "began", "fit": "f"}, 0.0)
+    for k in range(1, 6):
+        scores = {"train_loss": 0.9 / k, "eval_squared_error": 50_000.0 * k}
+        phases = {"compute": 0.1, "reduce": 0.1, "wait": 0.1}
+        progress = {"iteration": k, "n_iterations": 9, "rows": 100, "seconds": 1.0}
+        registry.see({"action": "iteration", "fit": "f", **progress, "scores": scores, **phases}, float(k))
+    html = page(registry, 9.0)
+    assert html.count("<svg") == html.count("<polyline") == 2 and "e+" not in html
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", html)
+    assert texts == ["0.9", "0.18", "iteration 1", "5", "250,000", "50,000", "iteration 1", "5"]
+    assert "eval_half_squared_error <b>250,000</b>" in html
+
+
+def test_the_page_is_there_before_the_first_fit() -> None:
+    with dask.config.set({"distributed.scheduler.preload": ["dboost.distributed.reducer"]}), threads_cluster(1, 1) as client:
+        assert "No fit has been begun on this cluster yet." in fetch(client, "/dboost")
+        dboost.fit(dd.from_pandas(FRAME, npartitions=2), "z", client=client, **OPTIONS)
+        assert len(json.loads(fetch(client, "/dboost.json"))["fits"]) == 1
