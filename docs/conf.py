@@ -52,6 +52,8 @@ html_title = "dboost"
 html_math_renderer = "mathtext"
 html_static_path = ["_static"]
 html_css_files = ["dboost.css"]
+html_js_files = ["copy.js"]
+html_favicon = "_static/logo.svg"
 #: Pages without siblings need no sidebar.
 html_sidebars: dict[str, list[str]] = {
     page: [] for page in ("index", "install", "quickstart", "gallery", "versioning", "changelog")
@@ -70,7 +72,7 @@ redirects = {
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
-    "logo": {"text": "dboost"},
+    "logo": {"text": "dboost", "image_light": "_static/logo.svg", "image_dark": "_static/logo.svg", "alt_text": ""},
     "navbar_end": ["theme-switcher"],
     "navbar_persistent": ["search-button"],
     "secondary_sidebar_items": ["page-toc"],
