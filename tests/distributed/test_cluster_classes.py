@@ -54,7 +54,7 @@ def test_an_iteration_takes_the_rounds_of_its_deepest_tree(client: Client, lines
     assert max(rounds) <= 7  # of a tree with 7 leaves
 
 
-@examples(12)
+@examples(6)
 @given(
     together=st.integers(1, 5), subsample=st.sampled_from([1.0, 0.5]), trim=st.sampled_from([None, 0.1]),
     seed=st.integers(0, 3), columns=st.sampled_from([1.0, 0.6]),

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -201,10 +200,9 @@ def test_rows_on_another_cluster(client: Client, tmp_path: Path) -> None:
     assert [one.sha256 for one in found.boosters] == [one.sha256 for one in expected.boosters]
 
 
-@pytest.mark.parametrize(("where", "target"), [("folder", "grade"), ("store", "late")])
-def test_a_data_set_in_files_of_the_workers(client: Client, tmp_path: Path, where: str, target: str) -> None:
-    with served(tmp_path) if where == "store" else nullcontext():
-        root = "s3://lake/data" if where == "store" else str(tmp_path / "data")
+def test_a_data_set_in_files_of_the_workers(client: Client, tmp_path: Path) -> None:
+    target, root = "grade", "s3://lake/data"
+    with served(tmp_path):
         expected = dboost.fit(FRAME, target, features=FEATURES, sample_weight="w", **OPTIONS)
         made = dboost.prepare(cut(FRAME, [300, 300, 600]), target, root, client=client, features=FEATURES, sample_weight="w")
         assert dboost.fit(made, **OPTIONS).sha256 == expected.sha256

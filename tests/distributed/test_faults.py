@@ -74,7 +74,7 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
     ],
     "nannies": [(PLAIN, [Fault("killed", GROW, 2), Fault("killed", "update_scores", 4)])],
 }  # fmt: skip
-FAST = [("lines", k) for k in range(3)]
+FAST = [("lines", k) for k in range(2)]
 
 
 @pytest.mark.parametrize(
