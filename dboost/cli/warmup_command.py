@@ -19,7 +19,7 @@ import pandas as pd
 
 import dboost
 from dboost.data.binning import SAMPLE_ROWS, sample_rows
-from dboost.distributed.client import small_cluster
+from dboost.distributed.connection import inside
 from dboost.errors import DBoostError
 from dboost.kernels import why_not_kept
 from dboost.kernels.checksum import checksum
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
     many = np.random.default_rng(0).standard_normal((MANY_ROWS, 2))
     dboost.fit(many, many[:, 0], eval_set=(many, many[:, 0]), **FEW)
     # Rows on both workers: one that has all of them uses the kernels of a fit without a cluster.
-    with dask.config.set({"dboost.single-worker-values": 0}), small_cluster() as cluster:
+    with dask.config.set({"dboost.single-worker-values": 0}), inside() as cluster:
         for name, data in tables().items():
             began = time.perf_counter()
             for client in (None, cluster) if name in ON_CLUSTERS else (None,):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from dboost.data.partition import is_source
@@ -24,26 +24,19 @@ def client_for(data: Any, given: Any = None, workers: Any = None) -> Iterator[An
     ParameterError
         If there are workers but no client.
     """
-    if given is None and not ("distributed" in sys.modules and is_source(data)):
-        _check_no_workers(workers)
-        yield None
-        return
-    from dboost.distributed.connection import current_client
+    found: AbstractContextManager[Any] = nullcontext()
+    if given is not None or ("distributed" in sys.modules and is_source(data)):
+        from dboost.distributed.connection import current_client
 
-    with current_client(given) as found:
-        if found is None:
-            _check_no_workers(workers)
-        yield found
-
-
-def _check_no_workers(workers: Any) -> None:
-    if workers is not None:
-        raise ParameterError(f"workers={workers!r:.60} needs a cluster: give its client")
+        found = current_client(given)
+    with found as client:
+        if client is None and workers is not None:
+            raise ParameterError(f"workers={workers!r:.60} needs a cluster: give its client")
+        yield client
 
 
-@contextmanager
-def cluster_at(scheduler: str | None, n_workers: int | None) -> Iterator[Any]:
-    """Yield a client of the scheduler at an address, or of a temporary local cluster; None without either argument.
+def cluster_at(scheduler: str | None, n_workers: int | None) -> AbstractContextManager[Any]:
+    """Return a client of the scheduler at an address, or of a temporary local cluster; None without either argument.
 
     Raises
     ------
@@ -51,18 +44,7 @@ def cluster_at(scheduler: str | None, n_workers: int | None) -> Iterator[Any]:
         When the scheduler cannot be reached.
     """
     if scheduler is None and n_workers is None:
-        yield None
-        return
+        return nullcontext()
     from dboost.distributed.connection import connected
 
-    with connected(scheduler, n_workers) as client:
-        yield client
-
-
-@contextmanager
-def small_cluster() -> Iterator[Any]:
-    """Yield a client of a scheduler and two workers inside this process."""
-    from dboost.distributed.connection import inside
-
-    with inside() as client:
-        yield client
+    return connected(scheduler, n_workers)
