@@ -40,14 +40,16 @@ from dboost.training.fit_result import FitResult
 if TYPE_CHECKING:
     import treelite
 
-    from dboost.inspection import dependence, drift, importance, shapley
+    from dboost.inspection import dependence, drift, importance, row_functions, shapley
     from dboost.inspection.plots import attributions, effects, performance, tree_diagram
     from dboost.inspection.report import page
     from dboost.interop import export, to_onnx, to_treelite, to_xgboost
     from dboost.interop import from_lightgbm as lightgbm_import
     from dboost.interop import from_xgboost as xgboost_import
 else:  # imported at the first access: training and predicting need none of them
-    dependence, drift, importance, shapley = late("dboost.inspection", "dependence drift importance shapley")
+    dependence, drift, importance, row_functions, shapley = late(
+        "dboost.inspection", "dependence drift importance row_functions shapley"
+    )
     attributions, effects, performance, tree_diagram = late(
         "dboost.inspection.plots", "attributions effects performance tree_diagram"
     )
@@ -929,15 +931,16 @@ class Booster:
         ParameterError
             For a regression model.
         """
-        return performance.plot_calibration(self.ensemble, data, target, sample_weight, output, n_bins, ax)
+        rows = row_functions.EvaluatedRows(self.ensemble, data, target, sample_weight)
+        return performance.draw_calibration(rows, output, n_bins, ax)
 
     def plot_lift(self, data: Any, target: Any, *, sample_weight: Any = None, output: Any = None, ax: Any = None) -> Any:
         """Plot the fraction of a class that the most probable rows contain; parameters as of `plot_calibration`."""
-        return performance.plot_lift(self.ensemble, data, target, sample_weight, output, ax)
+        return performance.draw_lift(row_functions.EvaluatedRows(self.ensemble, data, target, sample_weight), output, ax)
 
     def plot_residuals(self, data: Any, target: Any, *, ax: Any = None) -> Any:
         """Plot target minus prediction over the prediction, on held-out rows; for regression models."""
-        return performance.plot_residuals(self.ensemble, data, target, ax)
+        return performance.draw_residuals(row_functions.EvaluatedRows(self.ensemble, data, target), target, ax)
 
     def report(
         self,

@@ -85,11 +85,6 @@ def _set_and_metric(column: str, loss: Loss) -> tuple[str, str]:
     return "held-out", column
 
 
-def plot_calibration(ensemble: Ensemble, data: Any, target: Any, sample_weight: Any, output: Any, n_bins: int, ax: Any) -> Any:
-    """Plot calibration; `Booster.plot_calibration` documents it."""
-    return draw_calibration(EvaluatedRows(ensemble, data, target, sample_weight), output, n_bins, ax)
-
-
 def draw_calibration(rows: EvaluatedRows, output: Any, n_bins: int, ax: Any) -> Any:
     """Draw the frequency of a class over its predicted probability, in groups of equally many rows."""
     is_class, probability, label = rows.of_class(output)
@@ -134,11 +129,6 @@ def _wilson(share: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
     return centre - half, centre + half
-
-
-def plot_lift(ensemble: Ensemble, data: Any, target: Any, sample_weight: Any, output: Any, ax: Any) -> Any:
-    """Plot the lift curve; `Booster.plot_lift` documents it."""
-    return draw_lift(EvaluatedRows(ensemble, data, target, sample_weight), output, ax)
 
 
 def draw_lift(rows: EvaluatedRows, output: Any, ax: Any) -> Any:
@@ -204,11 +194,6 @@ def _density_colors() -> Any:
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
     return LinearSegmentedColormap.from_list("density", [(*to_rgb(GREY), 0.06), (*to_rgb(GREY), 0.9)])
-
-
-def plot_residuals(ensemble: Ensemble, data: Any, target: Any, ax: Any) -> Any:
-    """Plot residuals; `Booster.plot_residuals` documents it."""
-    return draw_residuals(EvaluatedRows(ensemble, data, target), target, ax)
 
 
 def draw_residuals(rows: EvaluatedRows, target: Any, ax: Any) -> Any:
