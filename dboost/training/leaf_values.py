@@ -20,8 +20,7 @@ are excluded from growing a tree and from its leaf values. Two more calls find t
 **Initial score** (baseline prediction) and the units of exact sums. `target_stats` works with statistics of the training rows
 only. ``ask(function, *arguments)`` calls ``function(rows, *arguments)`` for each row subset, in this process or on workers, and
 returns the list of results. The results are merged exactly (maxima, sums of integers), so the statistics do not depend on the
-partitions. The first call returns sizes, which determine the units of exact sums; the second one returns the
-sums.
+partitions. The first call returns sizes, which determine the units of exact sums; the second one returns the sums.
 
 For most losses the initial score follows from the mean of the target. With offsets, or for a custom loss, Newton's method finds
 it from exact sums of the rows' first and second derivatives, with one call per step.
@@ -244,12 +243,7 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStat
     )  # fmt: skip
 
 
-def _in_unit(
-    rows: RowRoles,
-    unit: float,
-    function: Callable[..., Any],
-    *arguments: Any,
-) -> Any:
+def _in_unit(rows: RowRoles, unit: float, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function with targets and offsets in a unit."""
     if unit != 1.0:
         offset = None if rows.offset is None else rows.offset / unit
