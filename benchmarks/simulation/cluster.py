@@ -233,18 +233,19 @@ class Simulated:
         return self.many * sum(session.n_rows for sessions in held for session in sessions)
 
     def _of_rows(self, holding: WorkerSession, method: str, arguments: Any, took: float) -> float:
-        """Return the cost of a method for a worker with many rows, and columns."""
+        """Return the cost of a method for a worker with many rows and columns: what it took, and that of the other rows."""
         if method == "update_scores":
-            return holding.n_rows * self.many * self.costs.advance
+            return took + holding.n_rows * (self.many - 1.0) * self.costs.advance
         if method == "round_histograms":
             tasks, requests = unpack(arguments)
-            return self._of_round(holding, tasks, requests)
+            return took + self._of_other_rows(holding, tasks, requests)
         if method == "histogram_slices":
             requests, search = unpack(arguments)
             assert holding._spec is not None
             n_nodes = sum(len(request.nodes) for request in requests.values())
             n_bytes = 4 * n_nodes * holding._spec.shard.n_channels * int(holding._spec.shard.bin_layout.offset[-1])
-            return self._of_round(holding, search.tasks, requests) + self.columns * n_bytes * self.costs.add  # it is copied
+            copied = (self.columns - 1.0) * n_bytes * self.costs.add
+            return took + self._of_other_rows(holding, search.tasks, requests) + copied
         if method in ("add_slices", "search_slices"):
             slices = arguments[-1]
             added = sum(map(len, slices)) * self.costs.add
@@ -252,9 +253,11 @@ class Simulated:
             return took + (self.columns - 1.0) * (added + searched)
         return took
 
-    def _of_round(self, holding: WorkerSession, tasks: Any, requests: Any) -> float:
+    def _of_other_rows(self, holding: WorkerSession, tasks: Any, requests: Any) -> float:
+        """Return the cost of a round beyond that of the real rows and columns."""
         return sum(
             self.costs.of_round(runner.grower, bool(tasks), output, request, self.many, self.columns)
+            - self.costs.of_round(runner.grower, bool(tasks), output, request, 1.0)
             for runner in holding._runners
             for output, request in requests.items()
         )

@@ -20,11 +20,13 @@ from benchmarks import (
     fixed_fits,
     latency,
     limits,
+    loading,
     page,
     peers,
     profile,
     race,
     readme_pictures,
+    real_workers,
     scaling,
     shap,
     trimming,
@@ -533,3 +535,24 @@ def test_the_tables_of_other_pages_are_written_from_their_reports(folder: Path) 
     bites = rows_of(after["arcbites"], "a tenth in memory")
     assert bites["hflights, 15,700 rows per bite"] == ["0.5000", "0.5500 (+10.0 %)", "0.4900 (−2.0 %)", "25 %"]
     assert bites["adult, 3,400 rows per bite"] == rows_of(before["arcbites"], "a tenth in memory")["adult, 3,400 rows per bite"]
+
+
+@pytest.mark.slow
+def test_real_workers_are_killed_and_counted(folder: Path) -> None:
+    """The model is that of one process, and the connections of a fit are closed after it."""
+    output = folder / "real.json"
+    real_workers.main(["--quick", "--output", str(output)])
+    found = json.loads(output.read_text())
+    assert [fit["identical"] for fit in found["fits"]] == [True, True]
+    assert [fit["workers at the end"] for fit in found["fits"]] == [4, 2]
+    sockets = [seen["scheduler"]["sockets"] for seen in (found["before"], found["fits"][0]["in the middle"], found["after"])]
+    assert sockets[1] > sockets[0] >= sockets[2]
+
+
+@pytest.mark.slow
+def test_loading_is_measured_beside_one_process() -> None:
+    """Of many rows no sample comes to the client that grows with them, except that of the summary."""
+    found = loading.main(["--quick", "--forms", "array,parquet"])
+    for columns in found.values():
+        assert columns["ratio"] > 0 and columns["processors, s"] > 0
+        assert 1.0 < columns["MiB to the client"] < 3.0
