@@ -36,7 +36,7 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
     "lines": [
         (PLAIN, [Fault("killed", GROW, 3, 0.004)]),
         # The restarted worker receives a partition of a lost neighbor before any call asks for the rows that it held.
-        (PLAIN, [Fault("restarted", GROW, 2), Fault("lost", GROW, 2, victim=1)]),
+        (PLAIN, [Fault("restarted", GROW, 2), Fault("lost", GROW, 2, victim=1), Fault("killed", "update_scores", 5)]),
         (BITES, [Fault("lost", "switch_bite", 0), Fault("killed", "evaluate", 9)]),
         (PLAIN, [Fault("killed", "scan_partitions"), Fault("lost", "build"), Fault("killed", GROW, 4, 0.015)]),
         (PLAIN, [Fault("stopped", "reading training", 2)]),
