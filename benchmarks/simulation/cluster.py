@@ -14,6 +14,7 @@ import itertools
 import tempfile
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,7 +38,7 @@ from dboost.distributed.connection import Connection
 from dboost.distributed.feature_exchange import Inbox, count_groups
 from dboost.distributed.line import Message
 from dboost.distributed.read_tasks import ReadTasks, Receipt
-from dboost.distributed.worker_calls import METHODS, Branch, LineCalls, Relay
+from dboost.distributed.worker_calls import METHODS, Branch, Decode, FitCalls, LineCalls, Relay
 from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.kernels.histograms import PAIR
 from dboost.session.protocol import SessionRef, unpack
@@ -340,7 +341,8 @@ class SimulatedCalls:
 
     def __init__(self, simulated: Simulated, address: str) -> None:
         self._simulated, self._address = simulated, address
-        self._calls: dict[SessionRef, asyncio.Future[tuple[int, bytes, list[memoryview]]]] = {}
+        self._calls: dict[tuple[int, SessionRef], asyncio.Future[tuple[int, bytes, list[memoryview]]]] = {}
+        self._turns: dict[SessionRef, asyncio.Lock] = defaultdict(asyncio.Lock)  # a session answers calls one after the other
         self.n_bytes = 0
 
     def missing(self, refs: Iterable[SessionRef]) -> list[SessionRef]:
@@ -349,7 +351,7 @@ class SimulatedCalls:
     def send(self, number: int, method: int, arguments: Mapping[Branch, bytes]) -> None:
         async def start() -> None:
             for branch, content in arguments.items():
-                self._calls[branch.ref] = asyncio.ensure_future(self._call(branch, number, method, bytes(content)))
+                self._calls[number, branch.ref] = asyncio.ensure_future(self._call(branch, number, method, bytes(content)))
 
         run_on(self._simulated.loop, start())
 
@@ -361,22 +363,24 @@ class SimulatedCalls:
         await simulated.wire.send(here, there, size, costs.message + size * costs.byte)
         passed_on = [memoryview(branch.passed_on)] if branch.below else []
         message = Message(number, method, memoryview(content), passed_on)
-        status, reply, buffers = await simulated.loop.run_in_executor(worker.line, worker.answer, branch.ref, message)
+        async with self._turns[branch.ref]:
+            status, reply, sent = await simulated.loop.run_in_executor(worker.line, worker.answer, branch.ref, message)
+            buffers = [memoryview(bytes(buffer)) for buffer in sent]  # the next answer reuses their memory
         size = len(reply) + int(sum(map(len, buffers)) * simulated.width(branch))
         await simulated.wire.send(there, here, size, costs.message + size * costs.byte)
         self.n_bytes += size
         return status, reply, buffers
 
-    def receive(self, number: int, branches: Iterable[Branch], decode: Callable[[SessionRef, Message], None]) -> None:
+    def receive(self, number: int, branches: Iterable[Branch], decode: Decode) -> None:
         pending = {branch.ref: branch for branch in branches}
 
         async def some() -> list[SessionRef]:
-            await asyncio.wait([self._calls[ref] for ref in pending], return_when=asyncio.FIRST_COMPLETED)
-            return [ref for ref in pending if self._calls[ref].done()]
+            await asyncio.wait([self._calls[number, ref] for ref in pending], return_when=asyncio.FIRST_COMPLETED)
+            return [ref for ref in pending if self._calls[number, ref].done()]
 
         while pending:
             for ref in run_on(self._simulated.loop, some()):
-                status, reply, buffers = self._calls.pop(ref).result()
+                status, reply, buffers = self._calls.pop((number, ref)).result()
                 message = Message(number, status, memoryview(reply), buffers)
                 LineCalls._check_status(pending.pop(ref), message)
                 decode(ref, message)
@@ -391,14 +395,16 @@ class SimulatedCalls:
 class SimulatedFitCalls(SimulatedCalls):
     """Takes the place of `FitCalls`."""
 
+    most_in_flight = FitCalls.most_in_flight
+
     def __init__(self, simulated: Simulated, numbers: itertools.count[int]) -> None:
         super().__init__(simulated, "scheduler")
         self._numbers = numbers
 
-    def call(self, method: str, arguments: Mapping[Branch, bytes], decode: Callable[[SessionRef, Message], None]) -> None:
+    def begin(self, method: str, arguments: Mapping[Branch, bytes]) -> Callable[[Decode], None]:
         number = next(self._numbers)
         self.send(number, METHODS.index(method), arguments)
-        self.receive(number, arguments, decode)
+        return partial(self.receive, number, arguments)
 
     def wake(self) -> None:
         """Do nothing: nothing is lost."""

@@ -9,7 +9,7 @@ idempotent: a session that has already answered repeats its answer. So the loss 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -135,8 +135,10 @@ class ClusterCalls:
 
     def _grow(self, tasks: tuple[TreeTask, ...]) -> list[GrownTree]:
         max_leaves = tasks[0].policy.max_leaves
-        n_leaves_per_round = max_leaves if self.streams else leaves_per_round(max_leaves)
-        order = GrowOrder(tasks, self.layout, self._is_identity_bin_map, self._n_rows, n_leaves_per_round)
+        n_in_flight = rounds_in_flight(self._connection.address, [ref.worker for ref in self._training.sessions])
+        # A round that is a pass over files opens as many leaves as possible, and none is under way at the same time.
+        how = (max_leaves, 1) if self.streams else (leaves_per_round(max_leaves), n_in_flight)
+        order = GrowOrder(tasks, self.layout, self._is_identity_bin_map, self._n_rows, *how)
 
         def ask() -> tuple[list[GrownTree], Timing]:
             return self._connection.grow_trees(self._training.sessions, order, self._training.rows_of_sessions())
@@ -218,6 +220,19 @@ class ClusterCalls:
                 for table in self._tables:
                     table.drop_workers(lost.sessions)
                 self._connection.attempts.note(name, lost)
+
+
+def rounds_in_flight(scheduler: str, workers: Iterable[str]) -> int:
+    """Return how many rounds may be under way at the same time, given the addresses of the scheduler and of the workers.
+
+    With two, the scheduler's process searches the histograms of one while workers compute those of the other. Where it shares
+    the processors with workers, that saves nothing, and the additional messages cost processor time.
+    """
+    return 1 if _host_of(scheduler) in map(_host_of, workers) else 2
+
+
+def _host_of(address: str) -> str:
+    return address.partition("://")[2].rpartition(":")[0] or address
 
 
 def leaves_per_round(max_leaves: int) -> int:

@@ -348,7 +348,7 @@ class Reducer(SchedulerPlugin):
             calls, branches = MessageCalls(partial(self._call, name), self._loop), flat(refs)
         results: dict[SessionRef, bytes] = {}
         packed = dict(zip(branches, arguments, strict=True)) if each else dict.fromkeys(branches, arguments)
-        calls.call(method, packed, lambda ref, message: results.update(answers_of(ref, message, branches)))
+        calls.begin(method, packed)(lambda ref, message: results.update(answers_of(ref, message, branches)))
         return {"results": [results[ref] for ref in refs], "workers": self._identities()}
 
     async def _call(self, name: str, method: str, arguments: Mapping[SessionRef, bytes]) -> dict[SessionRef, bytes]:

@@ -4,22 +4,33 @@
 as they arrive. All of it runs in the thread of the fit, so it costs the event loop of the scheduler nothing.
 
 A session that has all rows grows whole trees by itself, so they take one message instead of the rounds.
+
+**Rounds in flight.** Where all sessions are called directly on lines, two rounds are under way at the same time
+(`GrowOrder.n_in_flight`): the second request waits in the socket of each worker. A relay gives up a call as soon as the next
+request arrives, sessions that exchange slices wait for each other, and messages of Dask may overtake each other: there, each
+round begins when the one before has ended.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dboost.distributed.messages import LostWorkers, Timing
-from dboost.distributed.worker_calls import Branch, RoundSums, WorkerCalls
+from dboost.distributed.worker_calls import Branch, Decode, RoundSums, WorkerCalls
 from dboost.session.protocol import FeatureSearch, SessionRef, SliceExchange, pack_round, unpack
 from dboost.session.session_protocol import Session
-from dboost.trees.grower import Round, RoundHistograms
-from dboost.trees.split_finder import BestSplits, unpack_splits
-from dboost.trees.tree_rounds import GrowOrder, TreeRounds
+from dboost.trees.grower import MOST_OPENED, Round
+from dboost.trees.split_finder import unpack_splits
+from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from dboost.trees.tree_task import GrownTree, TreeTask
+
+#: Bytes of a request up to which a second round may be under way. The socket must hold the request while the worker, which
+#: sends the answer to the first one, does not receive.
+_MOST_QUEUED_BYTES = 64 * 1024
 
 
 class SessionRounds:
@@ -56,15 +67,27 @@ class SessionRounds:
             return whole
         self._is_exchange_known, self._known_exchange = exchange == self._known_exchange, None
         self._timing, self._in_calls = Timing(), 0.0
-        began = time.perf_counter()
+        began, before = time.perf_counter(), calls.n_bytes
+        order = replace(order, n_in_flight=self._most_in_flight(order))
         trees = [grown.copy() for grown in self._rounds.grow_trees(self, order)]
-        return trees, self._timing + Timing(reduce=time.perf_counter() - began - self._in_calls)
+        in_reducer = time.perf_counter() - began - self._in_calls
+        waiting = max(self._in_calls - self._timing.compute - self._timing.reduce, 0.0)
+        return trees, self._timing + Timing(reduce=in_reducer, wait=waiting, n_bytes=calls.n_bytes - before)
 
-    def run_round(
-        self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]
-    ) -> tuple[Mapping[int, RoundHistograms], Mapping[int, BestSplits] | None]:
+    def _most_in_flight(self, order: GrowOrder) -> int:
+        """Return how many rounds of an order may be under way at the same time."""
+        task, n_codes = order.tasks[0], int(order.layout.n_bins.max()) + 1
+        of_splits = order.n_leaves_per_round * (n_codes + 64)
+        of_leaves = MOST_OPENED * task.policy.max_leaves * 16
+        if self._exchange or any(branch.below for branch in self._branches):
+            return 1
+        if len(order.tasks) * max(of_splits, of_leaves) > _MOST_QUEUED_BYTES:
+            return 1
+        return min(order.n_in_flight, self._calls.most_in_flight)
+
+    def begin_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> Callable[[], RoundSumsAndSplits]:
         """See `RoundCalls`."""
-        began, before = time.perf_counter(), self._calls.n_bytes
+        began = time.perf_counter()
         requests = {output: request for output, (request, _) in rounds.items()}
         if self._exchange:
             pairs_of = {output: pairs for output, (_, pairs) in rounds.items() if pairs}
@@ -72,20 +95,25 @@ class SessionRounds:
             method, packed = Session.histogram_slices.__name__, pack_round((requests, search))
         else:
             method, packed = Session.round_histograms.__name__, pack_round((tasks, requests))
+        wait = self._calls.begin(method, dict.fromkeys(self._branches, packed))
+        self._in_calls += time.perf_counter() - began
+        return partial(self._end_round, wait, bool(tasks), list(rounds))
+
+    def _end_round(self, wait: Callable[[Decode], None], is_first: bool, outputs: Sequence[int]) -> RoundSumsAndSplits:
+        """Wait for the answers of a round. is_first : whether trees have begun with it."""
+        began = time.perf_counter()
         sums = RoundSums()
-        self._calls.call(method, dict.fromkeys(self._branches, packed), sums.add)
-        if tasks:
+        wait(sums.add)
+        if is_first:
             refs = [ref for branch in self._branches for ref in (branch.ref, *branch.below)]
             n_rows = [n for branch in self._branches for n in sums.rows[branch.ref]]
             check_rows(dict(zip(refs, n_rows, strict=True)), self._rows_of)
             self._is_exchange_known, self._known_exchange = True, self._exchange
-        seconds = time.perf_counter() - began
-        self._in_calls += seconds
-        waiting = seconds - sums.compute - sums.seconds
-        self._timing += Timing(1, sums.compute, sums.seconds, waiting, self._calls.n_bytes - before)
+        self._in_calls += time.perf_counter() - began
+        self._timing += Timing(1, sums.compute, sums.seconds)
         if not self._exchange:
             return sums.trees, None
-        return sums.trees, {output: unpack_splits(sums.best.get(output, [])) for output in rounds}
+        return sums.trees, {output: unpack_splits(sums.best.get(output, [])) for output in outputs}
 
     def _grow_whole(self, tasks: tuple[TreeTask, ...]) -> tuple[list[GrownTree], Timing] | None:
         """Have the only session grow the trees; None if there are several sessions, or it has several shards."""
@@ -95,7 +123,8 @@ class SessionRounds:
         began, before = time.perf_counter(), calls.n_bytes
         answers: list[Any] = []
         packed = pack_round((tasks,))
-        calls.call(Session.grow_trees.__name__, {branch: packed}, lambda _, message: answers.append(bytes(message.content)))
+        wait = calls.begin(Session.grow_trees.__name__, {branch: packed})
+        wait(lambda _, message: answers.append(bytes(message.content)))
         answer = unpack(answers[0])
         if answer is None:
             self._divided.add(branch.ref)

@@ -16,6 +16,9 @@ or the fit is cancelled.
 
 After a call that failed, the other workers still answer. The number of a message tells such answers from those of later calls.
 
+**Calls in flight.** A call may begin before the one before it has ended; workers answer them in turn. Answers of the later one
+stay in the sockets until the earlier one has all of its own.
+
 **Sums of answers** are exact, so the order in which answers arrive does not matter.
 
 **Relays** are sessions that pass a call on to others, and answer for all of them. With many workers the process that calls them
@@ -42,7 +45,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -177,17 +180,25 @@ def flat(refs: Iterable[SessionRef]) -> tuple[Branch, ...]:
     return tuple(Branch(ref) for ref in refs)
 
 
+#: Receives the answer of a session, which it must copy.
+Decode = Callable[[SessionRef, Message], None]
+
+
 class WorkerCalls(Protocol):
     """Call methods of sessions; used by the thread of a fit."""
 
     n_bytes: int  # of all answers so far
+    most_in_flight: int  # calls that may be under way at the same time
 
-    def call(self, method: str, arguments: Mapping[Branch, bytes], decode: Callable[[SessionRef, Message], None]) -> None:
-        """Call a method with packed arguments for each branch; `decode` receives each answer, which it must copy.
+    def begin(self, method: str, arguments: Mapping[Branch, bytes]) -> Callable[[Decode], None]:
+        """Call a method with packed arguments for each branch; return the function that waits for the answers.
+
+        The function must be called before that of any later call.
 
         Raises
         ------
         LostWorkers, WorkerFailed, FitCancelled
+            The returned function raises them, too.
         """
 
 
@@ -288,7 +299,7 @@ class LineCalls:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._lines: dict[SessionRef, Line] = {}
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.DefaultSelector()  # of the guard, and of the lines whose answers are awaited
         self._selector.register(guard, selectors.EVENT_READ, None)
         self._taken: dict[SessionRef, Message] = {}  # answers to the current call that `receive` has not returned
         self.n_bytes = 0
@@ -299,7 +310,6 @@ class LineCalls:
 
     def add(self, ref: SessionRef, line: Line) -> None:
         self._lines[ref] = line
-        self._selector.register(line, selectors.EVENT_READ, ref)
 
     def send(self, number: int, method: int, arguments: Mapping[Branch, bytes | memoryview]) -> None:
         """Send the requests of a call. number : of the call, ascending; method : its index in `METHODS`.
@@ -336,11 +346,23 @@ class LineCalls:
         if lost:
             raise LostWorkers(lost)
 
-    def receive(self, number: int, branches: Iterable[Branch], decode: Callable[[SessionRef, Message], None]) -> None:
-        """Wait for the answers of a call; see `WorkerCalls.call`."""
-        timeout = liveness_timeout()
+    def receive(self, number: int, branches: Iterable[Branch], decode: Decode) -> None:
+        """Wait for the answers of a call; see `WorkerCalls.begin`."""
         pending = {branch.ref: branch for branch in branches}
-        refs = _refs_of(branches)
+        lost = self.missing(pending)
+        if lost:
+            raise LostWorkers(lost)
+        for ref in pending:
+            self._selector.register(self._lines[ref], selectors.EVENT_READ, ref)
+        try:
+            self._receive(number, pending, _refs_of(branches), decode)
+        finally:
+            for ref in pending:
+                self._ignore(ref)
+
+    def _receive(self, number: int, pending: dict[SessionRef, Branch], refs: Sequence[SessionRef], decode: Decode) -> None:
+        """Wait for the answers of the pending branches. refs : of all branches."""
+        timeout = liveness_timeout()
         deadline = time.monotonic() + timeout
         while pending:
             ready = [ref for ref in pending if ref in self._taken or self._lines[ref].has_received]
@@ -357,14 +379,21 @@ class LineCalls:
                     self._guard.check(refs)
                     continue
                 message = self._taken.pop(ref, None) or self._poll_answer(ref, number)
-                if message is None or ref not in pending:
+                if message is None:
                     continue
                 self.n_bytes += len(message.content) + sum(map(len, message.buffers))
+                self._ignore(ref)
                 self._check_status(pending.pop(ref), message)
                 decode(ref, message)
             lost = self.missing(pending)
             if lost:
                 raise LostWorkers(lost)
+
+    def _ignore(self, ref: SessionRef) -> None:
+        """Stop waiting for a line."""
+        if ref in self._lines:
+            with contextlib.suppress(KeyError):  # it is not waited for
+                self._selector.unregister(self._lines[ref])
 
     def _poll_answer(self, ref: SessionRef, number: int) -> Message | None:
         """Return the answer of a session, if it has arrived."""
@@ -396,9 +425,8 @@ class LineCalls:
             raise WorkerFailed(worker, error)
 
     def _drop(self, ref: SessionRef) -> None:
-        line = self._lines.pop(ref)
-        self._selector.unregister(line)
-        line.close()
+        self._ignore(ref)
+        self._lines.pop(ref).close()
 
     def release(self, refs: Iterable[SessionRef]) -> None:
         """Close the lines of lost sessions."""
@@ -415,15 +443,17 @@ class LineCalls:
 class FitCalls(LineCalls):
     """The lines of a fit in the scheduler. numbers : of calls, shared by all fits."""
 
+    most_in_flight = 2
+
     def __init__(self, guard: FitGuard, numbers: itertools.count[int]) -> None:
         super().__init__(guard)
         self._waker, self._numbers = guard.waker, numbers
 
-    def call(self, method: str, arguments: Mapping[Branch, bytes], decode: Callable[[SessionRef, Message], None]) -> None:
+    def begin(self, method: str, arguments: Mapping[Branch, bytes]) -> Callable[[Decode], None]:
         """See `WorkerCalls`."""
         number = next(self._numbers)
         self.send(number, METHODS.index(method), arguments)
-        self.receive(number, arguments, decode)
+        return partial(self.receive, number, arguments)
 
     def wake(self) -> None:
         """Interrupt a call, because a worker was lost or the fit was cancelled; called by any thread."""
@@ -435,7 +465,12 @@ class FitCalls(LineCalls):
 
 
 class MessageCalls:
-    """Calls by Dask's messages. fan_out : calls a method in sessions on the event loop, and returns contents of answers."""
+    """Calls by Dask's messages, which may overtake each other: a call is sent when its answers are awaited.
+
+    fan_out : calls a method in sessions on the event loop, and returns contents of answers.
+    """
+
+    most_in_flight = 1
 
     def __init__(
         self,
@@ -445,8 +480,11 @@ class MessageCalls:
         self._fan_out, self._loop = fan_out, loop
         self.n_bytes = 0
 
-    def call(self, method: str, arguments: Mapping[Branch, bytes], decode: Callable[[SessionRef, Message], None]) -> None:
+    def begin(self, method: str, arguments: Mapping[Branch, bytes]) -> Callable[[Decode], None]:
         """See `WorkerCalls`; the branches have one session each."""
+        return partial(self._call, method, arguments)
+
+    def _call(self, method: str, arguments: Mapping[Branch, bytes], decode: Decode) -> None:
         contents = run_on(self._loop, self._fan_out(method, {branch.ref: packed for branch, packed in arguments.items()}))
         self.n_bytes += sum(map(len, contents.values()))
         for ref, content in contents.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,8 +13,8 @@ from dboost.session.protocol import BiteVisit, BuildSpec
 from dboost.session.worker_session import WorkerSession
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import Statistic
-from dboost.trees.grower import Round, RoundHistograms
-from dboost.trees.tree_rounds import GrowOrder, TreeRounds
+from dboost.trees.grower import Round
+from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 _log = logging.getLogger("dboost")
@@ -70,11 +70,15 @@ class DirectCalls:
         order = GrowOrder((task,), self._layout, self._is_identity_bin_map, self._session.n_rows, n_leaves)
         return self._rounds.grow_trees(self, order)[0]
 
-    def run_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> tuple[Mapping[int, RoundHistograms], None]:
+    def begin_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> Callable[[], RoundSumsAndSplits]:
         """See `RoundCalls`; of one tree at a time."""
-        if tasks:
-            self._session.begin_trees(tasks)
-        return {output: self._session.sum_histograms(output, request) for output, (request, _) in rounds.items()}, None
+
+        def run() -> RoundSumsAndSplits:
+            if tasks:
+                self._session.begin_trees(tasks)
+            return {output: self._session.sum_histograms(output, request) for output, (request, _) in rounds.items()}, None
+
+        return run
 
     def assign_leaves(self, iteration: int) -> None:
         """See `Calls`."""

@@ -5,6 +5,10 @@ sibling pairs whose histograms are needed next, so a level of the tree costs one
 (`trees/tree_rounds.py`) has the request sent to all shards and their `RoundHistograms` added up, passes the sums and the
 sibling pairs to a `SplitFinder`, and sends the best split of each node back as a `RoundResult`.
 
+**Rounds in flight.** Several rounds may be under way at the same time: then the shards add up the histograms of one while those
+of the one before are merged and searched. The generator yields the rounds that begin now, none or several, and is sent the
+results of one round, in the order in which they began.
+
 **Speculation.** Strict best-first growth would need a round per split. Each request therefore splits several promising leaves
 at once, and the grower afterwards replays best-first order over the results: it *commits* a split when that split is the best
 one left and the best splits of its children are known. Splits that turn out not to be needed are dropped. The tree is the same
@@ -20,6 +24,7 @@ histogram of the other one is the parent's minus that.
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -170,8 +175,8 @@ class _Node:
 
 
 def grow_tree(
-    task: TreeTask, layout: BinLayout, n_rows: int, leaves_per_round: int
-) -> Generator[Round, RoundResult, GrownTree]:
+    task: TreeTask, layout: BinLayout, n_rows: int, leaves_per_round: int, in_flight: int = 1
+) -> Generator[tuple[Round, ...], RoundResult, GrownTree]:
     """Return the generator that grows a tree: it yields rounds, is sent results, and returns the tree.
 
     Parameters
@@ -182,13 +187,16 @@ def grow_tree(
         Rows over all shards.
     leaves_per_round : int
         Leaves split per round, at least 1.
+    in_flight : int, default 1
+        Most rounds that are under way at the same time. The tree does not depend on it.
     """
-    return (yield from _Grower(task, layout, n_rows, leaves_per_round).run())
+    return (yield from _Grower(task, layout, n_rows, leaves_per_round, in_flight).run())
 
 
 class _Grower:
-    def __init__(self, task: TreeTask, layout: BinLayout, n_rows: int, leaves_per_round: int) -> None:
-        self.task, self.layout, self.leaves_per_round = task, layout, leaves_per_round
+    def __init__(self, task: TreeTask, layout: BinLayout, n_rows: int, leaves_per_round: int, in_flight: int) -> None:
+        self.task, self.layout, self.leaves_per_round, self.in_flight = task, layout, leaves_per_round, in_flight
+        self.opened: deque[list[_Node]] = deque()  # nodes that the rounds under way split
         self.nodes: NodeArrays = new_node_arrays(task.policy.max_leaves)
         self.n_committed = 1
         self.n_numbers = 1
@@ -196,8 +204,8 @@ class _Grower:
         self.n_rows = n_rows
         self.n_codes = int(layout.n_bins.max()) + 1
 
-    def run(self) -> Generator[Round, RoundResult, GrownTree]:
-        result = yield self._request([], [0]), (SiblingPair(-1, 0, -1, None, self._open_root()),)
+    def run(self) -> Generator[tuple[Round, ...], RoundResult, GrownTree]:
+        result = yield ((self._request([], [0]), (SiblingPair(-1, 0, -1, None, self._open_root()),)),)
         root = _Node(0, 0, result.found[0].total, n_rows=int(result.n_rows[0, 0]))
         _init_root(self.nodes, root.total)
         self._look_at(root, result.found[0])
@@ -208,17 +216,13 @@ class _Grower:
             blocking_leaf = self._commit(final_splits)
             if blocking_leaf is None:
                 break
-            opened = self._choose(blocking_leaf)
-            for node in opened:
-                self._split(node)
-            pairs = tuple(self._sibling_pair(node) for node in opened)
-            result = yield self._request(opened, [pair.small for pair in pairs]), pairs
-            for k, node in enumerate(opened):
-                self._count(node, result.n_rows[k])
-                for child, found in zip(self._by_size(node), result.found[2 * k : 2 * k + 2], strict=True):
-                    self._look_at(child, found)
+            self._note_result((yield self._begin_rounds(blocking_leaf)))
         leaf_of, labels, n_leaves = self._number_leaves()
-        result = yield self._request(final_splits, [], labels), ()
+        last: tuple[Round, ...] = ((self._request(final_splits, [], labels), ()),)
+        while self.opened:  # rounds whose splits turned out not to be needed
+            self._note_result((yield last))
+            last = ()
+        result = yield last
         assert result.leaf_sums is not None
         for node, counts in zip(final_splits, result.n_rows, strict=True):
             self._count(node, counts)
@@ -236,6 +240,28 @@ class _Grower:
             left_codes=self._left_codes(),
         )
 
+    def _begin_rounds(self, blocking_leaf: _Node) -> tuple[Round, ...]:
+        """Return the rounds that begin now, which divide the chosen leaves evenly."""
+        n_rounds = self.in_flight - len(self.opened)
+        chosen = self._choose(blocking_leaf, n_rounds * self.leaves_per_round)
+        n_each = max(-(-len(chosen) // n_rounds), 1)
+        rounds: list[Round] = []
+        for first in range(0, len(chosen), n_each):
+            opened = chosen[first : first + n_each]
+            for node in opened:
+                self._split(node)
+            pairs = tuple(self._sibling_pair(node) for node in opened)
+            rounds.append((self._request(opened, [pair.small for pair in pairs]), pairs))
+            self.opened.append(opened)
+        return tuple(rounds)
+
+    def _note_result(self, result: RoundResult) -> None:
+        """Store row counts and best splits of the nodes that the first of the rounds under way has opened."""
+        for k, node in enumerate(self.opened.popleft()):
+            self._count(node, result.n_rows[k])
+            for child, found in zip(self._by_size(node), result.found[2 * k : 2 * k + 2], strict=True):
+                self._look_at(child, found)
+
     def _request(
         self, split: Sequence[_Node], summed: Sequence[int], leaves: Sequence[tuple[int, int]] | None = None
     ) -> RoundRequest:
@@ -252,7 +278,10 @@ class _Grower:
         )
 
     def _commit(self, final_splits: list[_Node]) -> _Node | None:
-        """Replay best-first growth over the known splits; return the leaf that must be split next, or None at the end."""
+        """Replay best-first growth over the known splits; return the leaf that is to be split next, or None at the end.
+
+        That leaf may have been split by a round that is under way.
+        """
         policy, nodes = self.task.policy, self.nodes
         last = 2 * policy.max_leaves - 1
         while self.n_committed < last:
@@ -261,9 +290,9 @@ class _Grower:
                 return None
             node = self.committed[number]
             is_final = self.n_committed + 2 >= last or node.depth + 1 >= policy.max_depth
+            if not is_final and (node.children is None or node.children[0].found is None):
+                return node
             if node.children is None:
-                if not is_final:
-                    return node
                 self._split(node)
                 final_splits.append(node)
             assert node.children is not None
@@ -282,11 +311,12 @@ class _Grower:
         self.nodes.best[number] = node.found.best
         self.nodes.gain[number] = node.gain
 
-    def _choose(self, first: _Node) -> list[_Node]:
-        """Return the leaf that must be split and others that will probably be.
+    def _choose(self, first: _Node, n_leaves: int) -> list[_Node]:
+        """Return at most `n_leaves` leaves: the one that must be split, if no round has split it yet, and likely ones.
 
         Of all known splits that are not committed, some of them requested already, the likely ones come first in growth order:
-        half as many again as there are splits left to commit. (Taking all of them would double the number of splits.)
+        half as many again as there are splits left to commit. (Taking all of them would double the number of splits.) With
+        several rounds under way only as many as are left: a round is then shorter, and the next one begins earlier.
         """
         policy = self.task.policy
         known: list[_Node] = []
@@ -298,9 +328,11 @@ class _Grower:
                 known.append(node)
         key = (lambda n: (n.depth, -n.gain, n.number)) if policy.order == DEPTH_WISE else (lambda n: (0, -n.gain, n.number))
         n_left = policy.max_leaves - (self.n_committed + 1) // 2
-        likely = [node for node in sorted(known, key=key)[: 3 * n_left // 2] if node.children is None]
-        n_extra = min(self.leaves_per_round - 1, MOST_OPENED * policy.max_leaves - self.n_numbers // 2)
-        return [first, *likely[: max(n_extra, 0)]]
+        n_likely = 3 * n_left // 2 if self.in_flight == 1 else n_left
+        likely = [node for node in sorted(known, key=key)[:n_likely] if node.children is None]
+        must = [first] if first.children is None else []
+        n_extra = min(n_leaves - len(must), MOST_OPENED * policy.max_leaves - self.n_numbers // 2)
+        return [*must, *likely[: max(n_extra, 0)]]
 
     def _split(self, node: _Node) -> None:
         """Give the children of a node their numbers and sums."""

@@ -6,12 +6,18 @@ requests reach them, is up to the implementation of `RoundCalls`: shards of this
 workers by messages.
 
 The trees of an iteration (one for each output) may share rounds: one call has the requests of all of them.
+
+**Rounds in flight.** Where shards are in other processes, they would idle while histograms are merged and searched here, and
+this process while they compute. So `GrowOrder.n_in_flight` rounds may be under way at the same time. They end in the order in
+which they began. One tree then splits fewer leaves in each of its rounds; which ones is speculation (`trees.grower`). Several
+trees are independent, so they are divided among the rounds. Trees do not depend on the number of rounds under way.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,18 +40,21 @@ class GrowOrder:
     #: bool[n_features]: whether these are the fine bins that finished trees refer to.
     is_identity_bin_map: np.ndarray
     n_rows: int  # over all shards
-    n_leaves_per_round: int  # leaves that a round splits in each tree
+    n_leaves_per_round: int  # leaves that the rounds which are under way at the same time split in each tree
+    n_in_flight: int = 1  # most rounds that are under way at the same time
+
+
+#: The summed histograms and row counts of all shards by output, and the best splits, or None if the caller has to search.
+RoundSumsAndSplits = tuple[Mapping[int, RoundHistograms], Mapping[int, BestSplits] | None]
 
 
 class RoundCalls(Protocol):
     """Calls of all shards of a fit during a round."""
 
-    def run_round(
-        self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]
-    ) -> tuple[Mapping[int, RoundHistograms], Mapping[int, BestSplits] | None]:
-        """Return the summed histograms and row counts of all shards, and the best splits, both by output.
+    def begin_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> Callable[[], RoundSumsAndSplits]:
+        """Begin a round, and return the function that waits for its results.
 
-        The best splits are None if the caller has to search the histograms. Results are valid until the next round.
+        The function is called once, and in the order in which rounds began. Results are valid until the next such call.
 
         Parameters
         ----------
@@ -67,23 +76,39 @@ class TreeRounds:
 
     def grow_trees(self, calls: RoundCalls, order: GrowOrder) -> list[GrownTree]:
         """Grow the trees of an order, in the order of its tasks; their splits refer to fine bins."""
-        tasks, layout = order.tasks, order.layout
-        growers = {task.output: grow_tree(task, layout, order.n_rows, order.n_leaves_per_round) for task in tasks}
+        tasks, layout, in_flight = order.tasks, order.layout, order.n_in_flight
+        n_groups = min(in_flight, len(tasks))  # of trees that share rounds
+        of_tree = in_flight if n_groups == 1 else 1
+        n_leaves = -(-order.n_leaves_per_round // of_tree)
+        growers = {task.output: grow_tree(task, layout, order.n_rows, n_leaves, of_tree) for task in tasks}
         finders = self._new_finders(order)
-        rounds: dict[int, Round] = {output: next(grower) for output, grower in growers.items()}
-        new_tasks, grown = tasks, dict[int, GrownTree]()  # new tasks are passed with the first request
-        while rounds:
-            sums, best = calls.run_round(new_tasks, rounds)
-            new_tasks = ()
-            running = dict(rounds)
-            found = self._find_best_splits(finders, running, sums) if best is None else [best[output] for output in running]
-            for output, splits in zip(running, found, strict=True):
-                of_tree = sums[output]
+        grown: dict[int, GrownTree] = {}
+        under_way: deque[tuple[Mapping[int, Round], Callable[[], RoundSumsAndSplits]]] = deque()
+        new_tasks = tasks  # passed with the first request
+
+        def begin(begun: Mapping[int, tuple[Round, ...]]) -> None:
+            """Begin the rounds that the growers of a group of trees have yielded."""
+            nonlocal new_tasks
+            for k in range(max(map(len, begun.values()), default=0)):
+                rounds = {output: rounds[k] for output, rounds in begun.items() if k < len(rounds)}
+                under_way.append((rounds, calls.begin_round(new_tasks, rounds)))
+                new_tasks = ()
+
+        outputs = [task.output for task in tasks]
+        for group in range(n_groups):
+            begin({output: next(growers[output]) for output in outputs[group::n_groups]})
+        while under_way:
+            rounds, wait = under_way.popleft()
+            sums, best = wait()
+            found = self._find_best_splits(finders, rounds, sums) if best is None else [best[output] for output in rounds]
+            begun: dict[int, tuple[Round, ...]] = {}
+            for output, splits in zip(rounds, found, strict=True):
+                one = sums[output]
                 try:
-                    rounds[output] = growers[output].send(RoundResult(splits, of_tree.n_rows, of_tree.leaf_sums))
+                    begun[output] = growers[output].send(RoundResult(splits, one.n_rows, one.leaf_sums))
                 except StopIteration as end:
                     grown[output] = end.value
-                    del rounds[output]
+            begin(begun)
         for task in tasks:
             in_fine_bins(grown[task.output], task.bin_merge, order.is_identity_bin_map)
         return [grown[task.output] for task in tasks]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,13 +12,18 @@ from typing import Any
 import dask.dataframe as dd
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, Worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dboost
+from dboost.distributed import cluster_calls
+from dboost.distributed.cluster_calls import rounds_in_flight
 from dboost.distributed.line import Line, LineClosed, packed
+from dboost.distributed.messages import LostWorkers
+from dboost.distributed.worker_calls import FitCalls
 from dboost.losses import Loss
+from dboost.session.worker_session import WorkerSession
 from dboost.trees.grower import RoundHistograms
 from tests.helpers.clusters import Processes, a_table, hold_files, lines_cluster, release_files, threads_cluster, uses_lines
 
@@ -152,6 +159,76 @@ def test_a_loss_that_fails_on_a_worker_is_named_on_lines(expected: str) -> None:
         with pytest.raises(dboost.DBoostError, match="no gradient today"):
             fit_on(client, target="y", loss=FailsLater())
         assert fit_on(client)[0].sha256 == expected
+
+
+def count_rounds() -> None:
+    """In the scheduler: note, whenever a call begins, how many are under way then."""
+    FitCalls.under_way = []  # type: ignore[attr-defined]
+    n_now = 0
+    begin = FitCalls.begin
+
+    def counted(calls: FitCalls, method: str, arguments: Any) -> Any:
+        nonlocal n_now
+        wait = begin(calls, method, arguments)
+        n_now += 1
+        FitCalls.under_way.append(n_now)  # type: ignore[attr-defined]
+
+        def ended(decode: Any) -> None:
+            nonlocal n_now
+            try:
+                wait(decode)
+            except LostWorkers:
+                n_now = 0  # all calls are abandoned
+                raise
+            n_now -= 1
+
+        return ended
+
+    FitCalls.begin = counted  # type: ignore[method-assign]
+
+
+def counted_rounds() -> list[int]:
+    return list(FitCalls.under_way)  # type: ignore[attr-defined]
+
+
+def die_with_a_request_queued(dask_worker: Worker) -> None:
+    """In a worker: end the process in a round of the second iteration as soon as another request has arrived."""
+    compute = WorkerSession.round_histograms
+    n_trees = 0
+
+    def dying(session: WorkerSession, tasks: Any, requests: Any) -> Any:
+        nonlocal n_trees
+        n_trees += bool(tasks)
+        if n_trees == 2 and not tasks:
+            (line,) = dask_worker.plugins["dboost"]._lines  # type: ignore[attr-defined]
+            if select.select([line], [], [], 0.5)[0]:
+                os._exit(1)
+        return compute(session, tasks, requests)
+
+    WorkerSession.round_histograms = dying  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("target", ["y", pytest.param("t", marks=pytest.mark.slow)], ids=["one tree", "three classes"])
+def test_a_worker_dies_while_two_rounds_are_under_way(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both rounds are given up; the trees are grown again on the other workers, and the model is that of one process."""
+    monkeypatch.setattr(cluster_calls, "rounds_in_flight", lambda scheduler, workers: 2)  # as if on other hosts
+    options = OPTIONS | {"max_leaf_nodes": 31, "min_samples_leaf": 3}
+    with Processes(3) as cluster:
+        cluster.client.run_on_scheduler(count_rounds)
+        cluster.client.run(die_with_a_request_queued, workers=[next(iter(cluster.pids()))])
+        booster = dboost.fit(dd.from_pandas(FRAME, npartitions=6), target, client=cluster.client, **options)
+        under_way = cluster.client.run_on_scheduler(counted_rounds)
+    assert booster.sha256 == dboost.fit(FRAME, target, **options).sha256
+    assert booster.history["workers"].tolist() == [3, 2, 2, 2]
+    assert max(under_way) == 2
+
+
+@pytest.mark.parametrize(
+    ("workers", "n_in_flight"),
+    [(["tcp://10.0.0.2:40001", "tcp://10.0.0.3:40001"], 2), (["tcp://10.0.0.2:40001", "tcp://10.0.0.1:40001"], 1)],
+)
+def test_rounds_overlap_where_the_scheduler_has_a_host_of_its_own(workers: list[str], n_in_flight: int) -> None:
+    assert rounds_in_flight("tcp://10.0.0.1:8786", workers) == n_in_flight
 
 
 @pytest.fixture

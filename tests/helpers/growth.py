@@ -135,10 +135,10 @@ class Problem:
             assert_equal(again, first)
             return first, np.concatenate(engine.map_shards(Statistic(_leaves))).astype(np.int64)
 
-    def by_rounds(self, cuts: list[int], width: int) -> tuple[Tree, np.ndarray, int]:
-        """Return the tree grown over several shards, each row's leaf, and the number of rounds."""
+    def shards(self, cuts: list[int]) -> list[Shard]:
+        """Return the rows cut into shards."""
         borders = [0, *sorted(min(cut, self.n_rows) for cut in cuts), self.n_rows]
-        shards = [
+        return [
             self.table.shard(
                 self.gradient,
                 self.hessian,
@@ -149,7 +149,11 @@ class Problem:
             )
             for a, b in pairwise(borders)
         ]
-        engine = ShardedEngine(shards, TERMS, width=width)
+
+    def by_rounds(self, cuts: list[int], width: int, in_flight: int = 1) -> tuple[Tree, np.ndarray, int]:
+        """Return the tree grown over several shards, each row's leaf, and the number of rounds."""
+        shards = self.shards(cuts)
+        engine = ShardedEngine(shards, TERMS, width=width, in_flight=in_flight)
         tree = self.finished(next(engine.grow([self.task])))
         n_requests = engine.n_requests
         assert_equal(self.finished(next(engine.grow([self.task]))), tree)

@@ -5,7 +5,7 @@ They prove that a model does not depend on how rows are divided.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -18,7 +18,7 @@ from dboost.shards.shard import Shard, advance_rows
 from dboost.shards.shard_grower import ShardGrower
 from dboost.shards.statistics import Statistic
 from dboost.trees.grower import Round, RoundHistograms, RoundRequest
-from dboost.trees.tree_rounds import GrowOrder, TreeRounds
+from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
 
@@ -30,13 +30,15 @@ class ShardedEngine:
     shards : sequence of Shard
     loss_terms : NamedTuple
     width : int
-        Leaves split per round.
+        Leaves split by the rounds that are under way at the same time.
+    in_flight : int
+        Most rounds that are under way at the same time.
     """
 
-    def __init__(self, shards: Sequence[Shard], loss_terms: tuple, *, width: int = 8) -> None:
+    def __init__(self, shards: Sequence[Shard], loss_terms: tuple, *, width: int = 8, in_flight: int = 1) -> None:
         self._growers = [ShardGrower(shard) for shard in shards]
         self._terms = loss_terms
-        self._width = width
+        self._width, self._in_flight = width, in_flight
         self._rounds = TreeRounds()
         self.n_requests = 0
 
@@ -60,15 +62,19 @@ class ShardedEngine:
 
     def grow_tree(self, task: TreeTask) -> GrownTree:
         shard = self._growers[0].shard
-        order = GrowOrder((task,), shard.bin_layout, shard.is_identity_bin_map, self.n_rows, self._width)
+        order = GrowOrder((task,), shard.bin_layout, shard.is_identity_bin_map, self.n_rows, self._width, self._in_flight)
         return self._rounds.grow_trees(self, order)[0]
 
-    def run_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> tuple[Mapping[int, RoundHistograms], None]:
+    def begin_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> Callable[[], RoundSumsAndSplits]:
         self.n_requests += 1
-        if tasks:
-            for shard_grower in self._growers:
-                shard_grower.begin(tasks)
-        return {output: self._sum(output, request) for output, (request, _) in rounds.items()}, None
+
+        def run() -> RoundSumsAndSplits:
+            if tasks:
+                for shard_grower in self._growers:
+                    shard_grower.begin(tasks)
+            return {output: self._sum(output, request) for output, (request, _) in rounds.items()}, None
+
+        return run
 
     def _sum(self, output: int, request: RoundRequest) -> RoundHistograms:
         return reduce(RoundHistograms.merge, [grower.sum_histograms(output, request) for grower in self._growers])

@@ -21,6 +21,7 @@ from benchmarks import (
     latency,
     limits,
     loading,
+    overlap,
     page,
     peers,
     profile,
@@ -242,6 +243,15 @@ def test_the_badges_of_the_readme_are_true() -> None:
     assert f"python: {' | '.join(tested)}" in drawn["badge_python.svg"]
     assert "license: BSD-3-Clause" in drawn["badge_license.svg"]
     assert "BSD 3-Clause" in (root / "LICENSE").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_rounds_under_way_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = overlap.main(["--quick"]).values()
+    assert list(found) == [1, 2] and found[1]["÷ one round"] == 1.0
+    assert all(values["iteration ms"] > values["first decile ms"] > 0 for values in found.values())
+    assert all(values["processor ms"] > 0 and values["idle share"] < 1 for values in found.values())
+    assert [row[0] for row in cells(capsys.readouterr().out)] == ["1", "2"]
 
 
 @pytest.mark.slow

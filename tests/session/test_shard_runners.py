@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +21,8 @@ from dboost.shards.arcbite_rows import Bite
 from dboost.shards.shard import Shard
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.shards.statistics import Statistic
-from dboost.trees.grower import Round, RoundHistograms
-from dboost.trees.tree_rounds import GrowOrder, TreeRounds
+from dboost.trees.grower import Round
+from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from dboost.trees.tree_task import Sample, TreeTask
 from tests.helpers.growth import TERMS, Problem
 from tests.helpers.tables import make_table, spec_of
@@ -71,10 +71,13 @@ class Rounds:
     def __init__(self, one: ShardRunner) -> None:
         self._runner = one
 
-    def run_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> tuple[Mapping[int, RoundHistograms], None]:
-        if tasks:
-            self._runner.begin(tasks)
-        return {output: self._runner.sum_histograms(output, request) for output, (request, _) in rounds.items()}, None
+    def begin_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> Callable[[], RoundSumsAndSplits]:
+        def run() -> RoundSumsAndSplits:
+            if tasks:
+                self._runner.begin(tasks)
+            return {output: self._runner.sum_histograms(output, request) for output, (request, _) in rounds.items()}, None
+
+        return run
 
 
 def grow_whole(one: ShardRunner, iteration: int) -> None:

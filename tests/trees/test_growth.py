@@ -60,7 +60,8 @@ def test_three_ways_to_grow_are_one(every_kernel: bool, n_threads: int, data: st
     assert_equal(tree, expected)
     assert found.tolist() == leaf.tolist()
     cuts = data.draw(st.lists(st.integers(0, problem.n_rows), max_size=4), label="cuts")
-    tree, found, _ = problem.by_rounds(cuts, data.draw(st.integers(1, 100), label="width"))
+    width, in_flight = data.draw(st.integers(1, 100), label="width"), data.draw(st.integers(1, 3), label="rounds in flight")
+    tree, found, _ = problem.by_rounds(cuts, width, in_flight)
     assert_equal(tree, expected)
     assert found.tolist() == leaf.tolist()
 
