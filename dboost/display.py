@@ -48,14 +48,15 @@ def metric_name(column: str) -> str:
 
 
 def with_spread(mean: float, spread: float) -> str:
-    """Return a mean and its standard deviation, which decides the decimals of both: "53,032 ± 780", "0.939 ± 0.012"."""
+    """Return a mean of at least five digits and its standard deviation of two: "53,032 ± 780", "0.93938 ± 0.012"."""
     if not (math.isfinite(mean) and math.isfinite(spread)) or spread == 0:
         return f"{number(mean)} ± {number(spread)}"
     exponent = int(f"{spread:.1e}".partition("e")[2])
     if not _LEAST <= exponent < _MOST or abs(mean) >= 10.0**_MOST:
         return f"{number(mean)} ± {number(spread, 2)}"
     decimals = max(1 - exponent, 0)
-    return f"{fixed(mean, decimals)} ± {fixed(round(spread, 1 - exponent), decimals)}"
+    of_mean = max(decimals, 4 - int(f"{mean:.4e}".partition("e")[2])) if mean else decimals
+    return f"{fixed(mean, of_mean)} ± {fixed(round(spread, 1 - exponent), decimals)}"
 
 
 def counted(n: int, noun: str) -> str:

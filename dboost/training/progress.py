@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import sys
+import threading
 import time
 from typing import Any, Protocol
 
@@ -15,6 +16,8 @@ from dboost.display import counted, duration
 
 #: Seconds between two updates of a bar, and between two lines of a phase.
 _BAR_INTERVAL, _LINE_INTERVAL = 0.1, 5.0
+#: Seconds after which a line says which phase is running: errors of a quick phase stay one line.
+_LINE_DELAY = 1.0
 #: Characters of the bar on a terminal.
 _BAR_WIDTH = 16
 
@@ -29,15 +32,19 @@ class Display(Protocol):
 
 
 class _Lines:
-    """A line for each phase and each twentieth of the iterations."""
+    """A line for each phase that takes longer than `_LINE_DELAY`, and for each twentieth of the iterations."""
 
     def __init__(self) -> None:
         self._phase, self._next_line = "", 0.0
+        self._waiting: threading.Timer | None = None
 
     def begin(self, phase: str) -> None:
+        self.close()
         self._phase, self._next_line = phase, time.monotonic() + _LINE_INTERVAL
         if phase != "boosting":
-            self.write(phase)
+            self._waiting = threading.Timer(_LINE_DELAY, self.write, [phase])
+            self._waiting.daemon = True
+            self._waiting.start()
 
     def update(self, done: int, n_total: int, unit: str, left: str, note: str) -> None:
         if self._phase == "boosting":
@@ -51,7 +58,9 @@ class _Lines:
         print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Do nothing: all lines are written."""
+        """Write no line of the phase any more."""
+        if self._waiting is not None:
+            self._waiting.cancel()
 
 
 class _Bar:

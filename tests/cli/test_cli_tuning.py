@@ -22,6 +22,7 @@ import dboost
 from dboost import cross_validation
 from dboost.cli import main
 from dboost.cli.arguments import literal
+from dboost.display import with_spread
 from tests.helpers.clusters import ROOT, Processes, held_fits, scheduler_plugin, until
 
 optuna = pytest.importorskip("optuna", reason="optuna is not installed (dboost[optuna])")
@@ -139,7 +140,7 @@ def test_cv_prints_and_writes_what_the_function_returns(here: Path, capsys: pyte
         at = expected.scores.query("iteration == @expected.best_iteration and metric == @name")["value"]
         assert (metric, iteration) == (name, str(expected.best_iteration))
         assert [float(value) for value in each.split()] == pytest.approx(at.tolist(), rel=1e-4)
-        assert float(mean.split(" ± ")[0]) == pytest.approx(at.mean(), rel=1e-4)
+        assert mean == with_spread(at.mean(), at.std(ddof=0))
         assert float(mean.split(" ± ")[1]) == pytest.approx(at.std(ddof=0), rel=0.1)
     assert "iteration 1/60: validation_auc" in said.err, "the means are shown while it runs"
     pd.testing.assert_frame_equal(pd.read_parquet("scores.parquet"), expected.scores)
@@ -149,7 +150,7 @@ def test_cv_prints_and_writes_what_the_function_returns(here: Path, capsys: pyte
     assert main([*command, "--output", "scores.json", "--quiet"]) == 0
     quiet = capsys.readouterr()
     std = expected.scores.query("iteration == @expected.best_iteration and metric == 'log_loss'")["value"].std(ddof=0)
-    best = f"log_loss {expected.best_score:.6g} ± {std:.2g} in iteration {expected.best_iteration}\n"
+    best = f"log_loss {with_spread(expected.best_score, std)} in iteration {expected.best_iteration}\n"
     assert (quiet.out, quiet.err) == (best, "")
     stored = json.loads(Path("scores.json").read_text())
     assert (stored["metric"], stored["best_iteration"], stored["best_score"]) == (

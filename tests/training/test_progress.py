@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any
@@ -76,6 +77,19 @@ def test_phases_before_the_first_iteration_are_shown(monkeypatch: pytest.MonkeyP
     before = len(terminal.getvalue())
     dboost.cv(FRAME, "y", max_iter=2, folds=2)
     assert "reading and binning" in terminal.getvalue()[before:]
+
+
+def test_lines_name_a_phase_that_takes_time(capsys: pytest.CaptureFixture[str]) -> None:
+    def slow(rows: pd.DataFrame) -> pd.DataFrame:
+        time.sleep(1.5)
+        return rows
+
+    lazy = dd.from_pandas(FRAME, npartitions=1).map_partitions(slow, meta=FRAME.iloc[:0])
+    dboost.fit(lazy, "y", max_iter=1, progress=True)
+    assert capsys.readouterr().err.splitlines()[0] == "reading the data"
+    with pytest.raises(dboost.DataError, match="missing"):
+        dboost.fit(FRAME, "missing", progress=True)
+    assert capsys.readouterr().err == "", "an error of a quick phase is alone"
 
 
 def test_the_bar_ends_with_a_fit_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
