@@ -7,6 +7,7 @@ libraries (through Arrow) become either a numeric array or a `CategoryColumn`:
 
 * Integers, floats and booleans keep their type and are not copied if no value is missing; otherwise they become floats with
   NaN. Decimals become the nearest float64, half floats float32, and integers of 128 bits those of 64 bits or float64.
+* Sparse columns keep their form (see `sparse.py`) unless they are declared categorical.
 * Text, dictionaries and categoricals become codes of the categories that occur, in no particular order.
 * A numeric column that the user declared categorical is coded by its distinct values. Negative values count as missing. Floats
   that are whole numbers become integers, so that 3 and 3.0 are the same category in every library.
@@ -36,6 +37,7 @@ import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal
@@ -57,6 +59,7 @@ from dboost.data.chunk import (
 from dboost.data.column import CategoryColumn, Column, apply, without_unused
 from dboost.data.labels import Names, items_of_labels, listed, text_of
 from dboost.data.roles import ROLES, RowRoles, keys_of
+from dboost.data.sparse import SparseColumn, column_of_pandas, columns_of_matrix, is_sparse_matrix
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.kernels.checksum import checksum
 from dboost.schema import MAX_LEVELS, NUMBERS, TRUTH_VALUES, Feature, Level, kinds_of
@@ -71,10 +74,12 @@ class Frame:
     #: Whether the table has column names of its own.
     named: bool
     n_rows: int
-    #: Maps a position to a one-dimensional ndarray, an Arrow array, or a Series of any library.
+    #: Maps a position to a one-dimensional ndarray, an Arrow array, a Series of any library, or a SparseColumn.
     column: Callable[[int], Any]
     #: The table itself, shape (n_rows, n_columns), if it is an array.
     matrix: np.ndarray | None = None
+    #: Whether it is a sparse matrix.
+    is_sparse: bool = False
 
     def rows(self, first: int, last: int) -> Frame:
         """Return rows first…last-1 without copying."""
@@ -86,6 +91,8 @@ def some_values(values: Any, first: int, last: int) -> Any:
     """Return values first…last-1 of a column of any library without copying."""
     if hasattr(values, "iloc"):
         return values.iloc[first:last]
+    if isinstance(values, SparseColumn):
+        return values.some(slice(first, last))
     return values.slice(first, last - first) if hasattr(values, "slice") else values[first:last]
 
 
@@ -159,7 +166,7 @@ def as_frame(data: Any) -> Frame:
     Raises
     ------
     InputTypeError
-        If `data` is not a table: sparse matrices, scalars, other objects.
+        If `data` is not a table: scalars, other objects.
     DataError
         If an array is not two-dimensional, or a column name repeats.
     """
@@ -169,6 +176,8 @@ def as_frame(data: Any) -> Frame:
         return _frame_of_array(data)
     if is_a(data, "pandas", "DataFrame"):
         return Frame(Names(data.columns, data.index.names), True, len(data), lambda j: data.iloc[:, j])
+    if is_sparse_matrix(data):
+        return _frame_of_sparse(data)
     data = collected(data)
     if is_a(data, "pyarrow", "Table"):
         return Frame(Names(data.schema.names), True, data.num_rows, data.column)
@@ -186,6 +195,13 @@ def as_frame(data: Any) -> Frame:
 def _frame_of_array(data: Any) -> Frame:
     matrix = as_matrix(data)
     return Frame(array_names(matrix.shape[1]), False, len(matrix), lambda j: matrix[:, j], matrix)
+
+
+def _frame_of_sparse(matrix: Any) -> Frame:
+    if not matrix.shape[1]:
+        raise DataError(f"there are 0 feature(s) (shape={matrix.shape}) while a minimum of 1 is required.")
+    columns = cache(lambda: columns_of_matrix(matrix))  # converted when a column is read
+    return Frame(array_names(matrix.shape[1]), False, matrix.shape[0], lambda j: columns()[j], is_sparse=True)
 
 
 def is_masked(values: Any) -> bool:
@@ -224,8 +240,12 @@ def bad_shape(what: str, shape: object, remedy: str = _RESHAPE) -> DataError:
 
 def no_table(data: Any) -> DataError | InputTypeError | None:
     """Return the error for data in memory that are no table, with the call that makes one; None for tables and other arrays."""
+    if is_sparse_matrix(data):
+        return None
     if library(data) == "scipy" or hasattr(data, "tocsr"):
-        return InputTypeError("sparse data are not supported: pass X.toarray(), or the columns that matter")
+        return bad_shape("sparse array", data.shape)
+    if library(data) == "sparse":
+        return InputTypeError(f"cannot read a table from {type(data).__name__} of the library sparse: pass array.tocsr()")
     if isinstance(data, np.ndarray):
         if data.dtype.names is None:
             return None
@@ -658,6 +678,8 @@ def to_column(values: Any, spec: ColumnSpec) -> Column:
     """
     if isinstance(values, (np.ndarray, CategoryColumn)):
         column = _from_numpy(values, spec)
+    elif isinstance(values, SparseColumn):
+        column = _from_sparse(values, spec)
     elif is_a(values, "pandas", "Series", "Index"):
         column = _from_pandas(values, spec)
     else:
@@ -670,7 +692,15 @@ def to_column(values: Any, spec: ColumnSpec) -> Column:
                 return np.full(len(column.codes), np.nan, np.float32)
             raise _not_numeric(spec, column.categories)
         return column
-    return _levels_of_numbers(column, spec) if spec.categorical else column
+    return _levels_of_numbers(np.asarray(column), spec) if spec.categorical else column
+
+
+def _from_sparse(column: SparseColumn, spec: ColumnSpec) -> Any:
+    """Return a sparse column of numbers with values that kernels can read; it stands for an array."""
+    if column.dtype.kind not in "biuf":
+        return _from_numpy(column.to_array(), spec)
+    values = native(column.values)
+    return SparseColumn(column.rows, values, column.n_rows, values.dtype.type(column.fill))
 
 
 def _not_numeric(spec: ColumnSpec, levels: Sequence[Level]) -> DataError:
@@ -830,7 +860,8 @@ def _from_pandas(values: pd.Series | pd.Index, spec: ColumnSpec) -> Column:
     if isinstance(dtype, pd.StringDtype):
         return _from_text(values.to_numpy(dtype=object), spec)
     if isinstance(dtype, pd.SparseDtype):
-        return _from_numpy(np.asarray(values.array.to_dense()), spec)
+        is_number = isinstance(dtype.subtype, np.dtype) and dtype.subtype.kind in "biuf"
+        return _from_sparse(column_of_pandas(values.array), spec) if is_number else _from_numpy(np.asarray(values), spec)
     if isinstance(dtype, np.dtype):
         return _from_numpy(values.to_numpy(), spec)
     if hasattr(dtype, "numpy_dtype") and dtype.kind in "biuf":
@@ -1064,12 +1095,12 @@ def _features(frame: Frame, plan: ReadPlan, position: dict[str, int]) -> tuple[S
                 _check_kind(matrix[:, j], spec)
         matrix = matrix.view(np.uint8) if matrix.dtype == bool else matrix
         return MatrixColumns(matrix), matrix
-    columns = []
+    columns: list[Any] = []
     for j, spec in zip(positions, plan.specs, strict=True):
         column = to_column(frame.column(j), spec)
         if isinstance(column, np.ndarray) and column.dtype == bool:
             column = column.view(np.uint8)
-        columns.append(column)
+        columns.append(column.as_numbers() if isinstance(column, SparseColumn) else column)
     return tuple(columns), None
 
 
@@ -1132,6 +1163,8 @@ def _one_column(values: Any, role: str, name: str | None, n_rows: int | None) ->
     # Keys may have any number of categories.
     spec = ColumnSpec(role if name is None else name, False if dtype is not None and not is_key else None, is_key, role=role)
     column = to_column(values, spec)
+    if isinstance(column, SparseColumn):
+        column = np.asarray(column)
     if is_key:
         return keys_of(column, role if name in (None, role) else f"{role} {name!r}")
     if isinstance(column, CategoryColumn):
@@ -1197,6 +1230,9 @@ def slice_rows(most_bytes: int | None, n_features: int) -> int | None:
 def _of_column(column: Column | None) -> int:
     if column is None:
         return 1
+    if isinstance(column, SparseColumn):
+        parts = _of_array(column.rows.astype(np.int64)), _of_array(column.values), zlib.crc32(repr(column.fill.item()).encode())
+        return joined_fingerprint(parts)
     if isinstance(column, CategoryColumn):
         levels = [zlib.crc32(repr(level).encode()) for level in column.categories]
         return _of_array(np.array([*levels, 2**32], np.uint64)[column.codes])  # the last one for code -1 (missing)

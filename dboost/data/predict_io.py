@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dboost.data.labels import column_named
-from dboost.data.partition import collected, is_source, role_column
-from dboost.data.predictor import Predictor, feature_block, like_input
+from dboost.data.partition import as_frame, collected, is_source, role_column
+from dboost.data.predictor import Predictor, by_blocks, like_input
 from dboost.errors import DataError, InputTypeError
 from dboost.schema import Feature
 
@@ -112,14 +112,14 @@ def predict_from(
     if is_source(data):
         raise InputTypeError("offset must be the name of a column when predicting from a Dask collection or a path")
     data = collected(data)
-    block = feature_block(data, features, named)
     values = role_column(offset, "offset", None, None)
     assert isinstance(values, np.ndarray)
-    if values.shape != (len(block),):
-        raise DataError(f"offset has the shape {values.shape}, but there are {len(block)} rows")
-    return like_input(
-        np.asarray(function(block, offset=_finite(values, "offset"))), data, None if names is None else tuple(names)
-    )
+    n_rows = as_frame(data).n_rows
+    if values.shape != (n_rows,):
+        raise DataError(f"offset has the shape {values.shape}, but there are {n_rows} rows")
+    values = _finite(values, "offset")
+    found = by_blocks(lambda block, rows: function(block, offset=values[rows]), data, features, named)
+    return like_input(np.asarray(found), data, None if names is None else tuple(names))
 
 
 def _split(function: FromOffset, name: str, block: np.ndarray) -> np.ndarray:

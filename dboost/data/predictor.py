@@ -17,7 +17,8 @@ import numpy as np
 from dboost._lazy_import import is_a, nw, pa, pd
 from dboost.data.chunk import CategoryIndex, plain
 from dboost.data.column import CategoryColumn, Column
-from dboost.data.partition import ReadPlan, as_frame, column_spec, columns_like, is_numeric, kind_of, read_partition
+from dboost.data.partition import Frame, ReadPlan, as_frame, column_spec, columns_like, is_numeric, kind_of, read_partition
+from dboost.data.sparse import SparseColumn, is_sparse_matrix
 from dboost.errors import DBoostError
 from dboost.schema import Feature
 
@@ -35,14 +36,48 @@ class Predictor:
     dtype: np.dtype
 
     def values(self, data: Any) -> np.ndarray:
-        """Apply the function to a table in memory."""
-        return np.asarray(self.function(feature_block(data, self.features, self.named)))
+        """Apply the function to a table in memory: as a whole, or block by block if it is sparse."""
+        return np.asarray(by_blocks(lambda block, _: self.function(block), data, self.features, self.named))
 
     def promised(self, data: Any) -> np.ndarray:
         """Apply the function to a partition; the result has the declared dtype and shape also if there are no rows."""
-        if len(data):
+        if data.shape[0]:
             return self.values(data).astype(self.dtype, copy=False)
         return np.empty(0 if self.names is None else (0, len(self.names)), self.dtype)
+
+
+#: Bytes of a block of a sparse table.
+_SPARSE_BYTES = 8 * 2**20
+
+
+def is_sparse(data: Any) -> bool:
+    """Return whether a table in memory has sparse columns."""
+    if is_a(data, "pandas", "DataFrame"):
+        return any(isinstance(dtype, pd.SparseDtype) for dtype in data.dtypes)
+    return is_sparse_matrix(data)
+
+
+def by_blocks(
+    function: Callable[[np.ndarray, slice], Any],
+    data: Any,
+    features: tuple[Feature, ...],
+    named: bool,
+    *,
+    what: str = "predict",
+) -> Any:
+    """Return ``function(block, rows)`` of the feature block of a table in memory; of a sparse one, block by block, joined.
+
+    features, named, what : as of `feature_block`. The rows of a block are a slice.
+    """
+    if not is_sparse(data):
+        block = feature_block(data, features, named, what=what)
+        return function(block, slice(0, len(block)))
+    frame, found = as_frame(data), []
+    n = max(_SPARSE_BYTES // (8 * max(len(features), 1)), 1)
+    for first in range(0, max(frame.n_rows, 1), n):
+        last = min(first + n, frame.n_rows)
+        found.append(function(feature_block(frame.rows(first, last), features, named, what=what), slice(first, last)))
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 #: Name of a series of predictions.
@@ -109,7 +144,7 @@ def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what
     DataError
         If a column is missing or cannot be read, or the number of columns is wrong.
     """
-    frame = as_frame(data)
+    frame = data if isinstance(data, Frame) else as_frame(data)
     try:
         columns = columns_like(frame.names, frame.named, features, named)
         if not any(feature.is_categorical for feature in features):  # fast paths: a loop over thousands of columns is slow
@@ -128,6 +163,8 @@ def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what
 
 def _float_columns(column: Column, feature: Feature) -> np.ndarray:
     """Return a column as numbers, categories as float32 codes."""
+    if isinstance(column, SparseColumn):
+        return column.to_array()
     if not isinstance(column, CategoryColumn):
         return column
     codes = CategoryIndex(feature.name, feature.categories).translate(column.categories).astype(np.float32)

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dboost.data.column import CategoryColumn, Column
+from dboost.data.sparse import SparseColumn, joined_sparse
 from dboost.errors import DataError
 from dboost.schema import Level
 
@@ -184,7 +185,7 @@ def rows_of(column: Column, some: slice | np.ndarray) -> Column:
     """Return some rows of a column, or of several columns in one array."""
     if isinstance(column, CategoryColumn):
         return CategoryColumn(column.codes[some], column.categories)
-    return column[..., some]
+    return column.some(some) if isinstance(column, SparseColumn) else column[..., some]
 
 
 def joined(parts: Sequence[Column]) -> Column:
@@ -193,4 +194,6 @@ def joined(parts: Sequence[Column]) -> Column:
     if isinstance(first, CategoryColumn):
         codes = [part.codes for part in parts if isinstance(part, CategoryColumn)]
         return CategoryColumn(np.concatenate(codes), first.categories)
+    if isinstance(first, SparseColumn):
+        return joined_sparse(parts)
     return np.concatenate([part for part in parts if not isinstance(part, CategoryColumn)], axis=-1)

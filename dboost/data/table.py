@@ -63,6 +63,7 @@ from dboost.data.row_metadata import (
     join_target,
     raise_for_issues,
 )
+from dboost.data.sparse import SparseColumn, check_codes, has_sparse, packed, unpacked
 from dboost.errors import ColumnKindsError, DataError, DBoostError, InputTypeError
 from dboost.schema import Feature, Level
 from dboost.storage.spool import Spool, remove_stale
@@ -77,6 +78,8 @@ class ChunkSlice:
     is_matrix: bool
     #: For each feature, whether its array contains provisional codes.
     is_code: tuple[bool, ...]
+    #: Of sparse columns, see `sparse.packed`.
+    fills: tuple[Any, ...] = ()
     #: Checksum of the values as they were read, if the reader computes it (see `partition.fingerprint`), otherwise 0.
     fingerprint: int = 0
 
@@ -152,7 +155,22 @@ def _with_own_categories(codes: np.ndarray, unifier: ColumnUnifier) -> CategoryC
     return without_unused(CategoryColumn(codes, unifier.categories.categories()))
 
 
-def _all_missing(values: np.ndarray) -> bool:
+def _packed(columns: list[Any], piece: ChunkSlice) -> tuple[list[np.ndarray], ChunkSlice]:
+    """Return the arrays of a slice as they are stored."""
+    if not has_sparse(tuple(columns)):
+        return columns, piece
+    arrays, fills = packed(columns)
+    return arrays, replace(piece, fills=fills)
+
+
+def _unpacked(arrays: tuple[np.ndarray, ...], piece: ChunkSlice) -> tuple[np.ndarray, ...]:
+    """Return the columns of a slice, or its matrix, as it was before it was stored."""
+    return unpacked(arrays, piece.fills, piece.n_rows) if piece.fills else arrays
+
+
+def _all_missing(values: np.ndarray | SparseColumn) -> bool:
+    if isinstance(values, SparseColumn):
+        return values.is_all_missing
     if not len(values):
         return True
     return values.dtype.kind == "f" and bool(np.isnan(values[0])) and bool(np.isnan(values).all())
@@ -236,6 +254,7 @@ class Reader:
                 raise type(error)(f"partition {i}: {error}") from None
             del chunk
             self._check_limit(arrays, one)
+            arrays, one = _packed(arrays, one)
             if is_persisted and isinstance(data, np.ndarray) and all(np.may_share_memory(one, data) for one in arrays):
                 self.spool.hold(i, arrays, len(found))
             else:
@@ -258,6 +277,7 @@ class Reader:
         if chunk.matrix is not None:
             chunk = replace(chunk, columns=MatrixColumns(chunk.matrix))
         arrays, one = self._translate(i, chunk, private=True)
+        arrays, one = _packed(arrays, one)
         if number == 0:
             self.spool.drop(i)  # of an interrupted attempt
         self.spool.put(i, arrays, number)
@@ -268,7 +288,7 @@ class Reader:
 
         A matrix is not accompanied by columns. The first slice contains the roles of the whole partition.
         """
-        arrays = self.spool.get(i, number)
+        arrays = _unpacked(self.spool.get(i, number), piece)
         columns: tuple[Column, ...] = (
             ()
             if piece.is_matrix
@@ -311,7 +331,7 @@ class Reader:
             copied = private and isinstance(column, np.ndarray) and column.base is not None
             self._parts[role][i] = column.copy() if copied and isinstance(column, np.ndarray) else column
         is_code = tuple(isinstance(column, CategoryColumn) for column in columns)
-        return arrays, ChunkSlice(chunk.n_rows, chunk.matrix is not None, is_code, found)
+        return arrays, ChunkSlice(chunk.n_rows, chunk.matrix is not None, is_code, fingerprint=found)
 
     def _code_target(self, column: Column, i: int) -> Column:
         if isinstance(column, np.ndarray) and column.ndim == 2:
@@ -364,7 +384,8 @@ class Reader:
                 first += one.n_rows
                 if not any(one.is_code):
                     continue
-                for array, is_code, of_feature in zip(self.spool.get(i, number), one.is_code, used, strict=True):
+                arrays = _unpacked(self.spool.get(i, number), one)
+                for array, is_code, of_feature in zip(arrays, one.is_code, used, strict=True):
                     if is_code:
                         of_feature[array[counts & (array >= 0)]] = True
         for unifier, of_feature in zip(self._features, used, strict=True):
@@ -523,6 +544,8 @@ def open_table(
         )
         if options.limit is not None:
             options.limit.check_width(len(plan.specs))
+        elif not in_partitions and frame.is_sparse:
+            check_codes(frame.n_rows, len(plan.specs))
         separate = separate_roles(plan, given)
         spool = Spool(options.retain_bytes, options.most_bytes)
         metadata_spool = (
@@ -815,7 +838,7 @@ class Table:
 
     def _slice(self, i: int, k: int, part: ChunkSlice) -> Chunk:
         is_code = part.is_code
-        arrays = self._spool.get(self.numbers[i], k)
+        arrays = _unpacked(self._spool.get(self.numbers[i], k), part)
         if self._binning is not None:
             return Chunk(part.n_rows, DecodedColumns(arrays, self._binning))
         stored: Sequence[Any] = MatrixColumns(arrays[0]) if part.is_matrix else arrays

@@ -37,6 +37,7 @@ from dboost.data.partition import (
     make_read_plan,
     used_columns,
 )
+from dboost.data.sparse import is_sparse_matrix
 from dboost.data.table import given_roles, separate_roles
 from dboost.distributed.connection import Connection, lost_client, submit
 from dboost.distributed.messages import READING, pack
@@ -513,6 +514,8 @@ def _rows(data: Any, frame: Frame, first: int, last: int) -> Any:
     if frame.matrix is not None:
         part = frame.matrix[first:last]
         return part.copy() if is_masked(part) else np.ascontiguousarray(part)
+    if is_sparse_matrix(data):
+        return data.tocsr()[first:last]
     return rows_alone(data.iloc[first:last] if hasattr(data, "iloc") else data.slice(first, last - first))
 
 

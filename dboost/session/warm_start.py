@@ -23,6 +23,8 @@ import numpy as np
 from dboost.data import CategoryColumn, Chunk, Table
 from dboost.data.binning import Binning
 from dboost.data.chunk import plain
+from dboost.data.roles import rows_of
+from dboost.data.sparse import has_sparse
 from dboost.errors import DataError, ParameterError
 from dboost.losses import Loss, from_dict, is_custom
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range, widen
@@ -153,7 +155,24 @@ def row_matrices(table: Table, rows: np.ndarray | None) -> Iterator[np.ndarray]:
 def chunk_matrices(table: Table, i: int, rows: np.ndarray | None) -> Iterator[np.ndarray]:
     """Yield the values of all or some rows (positions, int64, ascending) of a chunk, slice by slice."""
     for _, some, chunk in table.slices(i, rows):
-        yield matrix_of(chunk) if some is None else matrix_of(chunk)[some]
+        yield from _matrices_of(chunk, some)
+
+
+#: Bytes of a matrix of rows of sparse columns.
+_SPARSE_BYTES = 8 * 2**20
+
+
+def _matrices_of(chunk: Chunk, rows: np.ndarray | None) -> Iterator[np.ndarray]:
+    """Yield all or some rows of a chunk as one matrix, or in blocks if columns are sparse."""
+    if chunk.matrix is not None or not has_sparse(chunk.columns):
+        yield matrix_of(chunk) if rows is None else matrix_of(chunk)[rows]
+        return
+    n = chunk.n_rows if rows is None else len(rows)
+    block = max(_SPARSE_BYTES // (8 * len(chunk.columns)), 1)
+    for first in range(0, n, block):
+        last = min(first + block, n)
+        some = slice(first, last) if rows is None else rows[first:last]
+        yield matrix_of(Chunk(last - first, tuple(rows_of(column, some) for column in chunk.columns)))
 
 
 def row_matrix(table: Table, rows: np.ndarray | None) -> np.ndarray:

@@ -27,6 +27,7 @@ from dboost.data.chunk import (
 )
 from dboost.data.column import apply
 from dboost.data.roles import rows_of
+from dboost.data.sparse import SparseColumn
 from dboost.data.table import kept_rows
 from dboost.errors import DataError
 from dboost.kernels.bins import encode_column, encode_matrix
@@ -198,12 +199,25 @@ class Encoder:
             target[:] = np.where(local < 0, self._n_bins[feature], local)
             return None
         encode = self._encode_piece if self._narrow[feature] else self._encode_wide_piece
+        if isinstance(column, SparseColumn):
+            return self._encode_sparse(feature, column if rows is None else column.some(rows), encode, target)
         for first in range(0, len(target), _PIECE):
             some = slice(first, first + _PIECE)
             found = encode(feature, plain(column[some if rows is None else rows[some]]), target[some])
             if found >= 0:
                 return first + found, feature
         return None
+
+    def _encode_sparse(
+        self, feature: int, column: SparseColumn, encode: Callable[..., int], target: np.ndarray
+    ) -> tuple[int, int] | None:
+        """Write the code of the common value to all rows, and then those of the others."""
+        codes = np.empty(len(column.values) + 1, target.dtype)
+        found = encode(feature, plain(np.append(column.values, column.fill)), codes)
+        target[:], target[column.rows] = codes[-1], codes[:-1]
+        if found < 0:
+            return None
+        return int(column.rows[found]) if found < len(column.rows) else 0, feature
 
     def _encode_piece(self, feature: int, values: np.ndarray, target: np.ndarray) -> int:
         return encode_column(values, self._edges[values.dtype.type][feature], self._n_bins[feature], target)

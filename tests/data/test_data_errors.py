@@ -49,6 +49,8 @@ DATA: list[tuple[Callable[[], Any], str]] = [
     # the table
     (lambda: read(X[:, 0], Y), r"this array has shape \(10,\). Reshape your data"),
     (lambda: read(X[0, 0], Y), r"this array has shape \(\). Reshape your data"),
+    (lambda: read(scipy.sparse.coo_array(X[:, 0]), Y), r"this sparse array has shape \(.*,\)"),
+    (lambda: read(scipy.sparse.csr_matrix(X)[:, :0], Y), r"there are 0 feature\(s\)"),
     (lambda: read(X[None], Y), r"this array has shape \(1, 10, 3\)"),
     (lambda: read(FRAME["a"], Y), "Reshape your data"),
     (lambda: read(pl.Series([1, 2]), [1, 2]), "Reshape your data"),
@@ -257,8 +259,6 @@ PARAMETERS: list[tuple[Callable[[], Any], str]] = [
 ]
 
 TYPES: list[tuple[Callable[[], Any], str]] = [
-    (lambda: read(scipy.sparse.csr_matrix(X), Y), r"sparse data are not supported: pass X.toarray\(\)"),
-    (lambda: read(scipy.sparse.csr_array(X), Y), "sparse"),
     (lambda: read({"a": 1}, Y), "cannot read a table from dict"),
     (lambda: read(None, Y), "cannot read a table from NoneType"),
     (lambda: read(dask.delayed(X), Y), "cannot read a table from a Dask Delayed"),

@@ -21,6 +21,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+import scipy.sparse as sp
 
 from tests.helpers.fits import cut
 
@@ -382,6 +383,16 @@ def _frame(array: np.ndarray) -> pd.DataFrame:
     return pd.DataFrame(array, columns=[f"f{j}" for j in range(array.shape[1])])
 
 
+def _sparse_frame(array: np.ndarray) -> pd.DataFrame:
+    columns = [pd.arrays.SparseArray(column, fill_value=array.dtype.type(0)) for column in array.T]
+    return pd.DataFrame(dict(zip([f"f{j}" for j in range(array.shape[1])], columns, strict=True)))
+
+
+def _dask_sparse(array: np.ndarray, rng: Random) -> da.Array:
+    rows = tuple(int(size) for size in np.diff(borders(len(array), rng)))
+    return da.from_array(array, chunks=(rows, array.shape[1])).map_blocks(sp.csr_matrix)
+
+
 class ArrayForm(NamedTuple):
     make: Callable[[np.ndarray, Random, Path], Any]
     where: str = "memory"
@@ -395,6 +406,10 @@ ARRAYS: dict[str, ArrayForm] = {
     "mapped": ArrayForm(lambda array, rng, folder: _mapped(array, folder)),
     "lists": ArrayForm(lambda array, rng, folder: array.tolist()),
     "a frame": ArrayForm(lambda array, rng, folder: _frame(array)),
+    "csr matrix": ArrayForm(lambda array, rng, folder: sp.csr_matrix(array), lacks=("object", "float16")),
+    "csc array": ArrayForm(lambda array, rng, folder: sp.csc_array(array), lacks=("object", "float16")),
+    "a sparse frame": ArrayForm(lambda array, rng, folder: _sparse_frame(array), lacks=("object", "float16")),
+    "dask array of csr": ArrayForm(lambda array, rng, folder: _dask_sparse(array, rng), "lazy", ("object", "float16")),
     "a polars frame": ArrayForm(lambda array, rng, folder: pl.from_pandas(_frame(array))),
     "dask array": ArrayForm(lambda array, rng, folder: _dask_array(array, rng), "lazy"),
     "dask array, cut across": ArrayForm(lambda array, rng, folder: _dask_array(array, rng, True), "lazy"),
