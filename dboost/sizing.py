@@ -183,6 +183,8 @@ def plan(
         if name in _REMOVED:
             raise ParameterError(f"plan: there is no parameter {name!r} any more: {_REMOVED[name]}")
         raise ParameterError(f"plan: unknown parameter {name!r}")
+    if hasattr(rows, "shape") and not isinstance(rows, np.generic):
+        raise ParameterError("plan takes numbers, not a table: dboost.plan(len(frame), n_features), without the target")
     for name, value in (("rows", rows), ("columns", columns), ("worker_threads", worker_threads)):
         _check_count(name, value)
     if columns > MOST_COLUMNS:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import dask
 import numpy as np
+import pandas as pd
 import pytest
 
 import dboost
@@ -213,3 +214,9 @@ def test_one_worker_has_a_small_table() -> None:
         assert small.training_minutes == dboost.plan(200_000, 28, workers=1, worker_memory="8GiB").training_minutes
         large = dboost.plan(10**7, 28, workers=4, worker_memory="8GiB")
         assert large.training_minutes < dboost.plan(10**7, 28, workers=1, worker_memory="8GiB").training_minutes
+
+
+def test_a_table_in_place_of_its_size_is_refused_in_one_line() -> None:
+    for rows in (np.zeros((30, 2)), pd.DataFrame({"a": range(300), "y": range(300)})):
+        with pytest.raises(dboost.ParameterError, match=r"^plan takes numbers, not a table"):
+            dboost.plan(rows, "y")  # type: ignore[arg-type]
