@@ -41,7 +41,7 @@ from dboost.distributed.read_tasks import ReadTasks, Receipt
 from dboost.distributed.worker_calls import METHODS, Branch, Decode, FitCalls, LineCalls, Relay
 from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.kernels.histograms import PAIR
-from dboost.session.protocol import SessionRef, unpack
+from dboost.session.calls import SessionRef, unpack
 from dboost.session.worker_session import WorkerSession
 from dboost.training.fit_result import FitResult
 from dboost.training.plan import FitRequest

@@ -15,7 +15,7 @@ import numpy as np
 import dboost
 from dboost.distributed.line import Line
 from dboost.kernels.histograms import BinLayout
-from dboost.session.protocol import pack_round, unpack
+from dboost.session.calls import pack_round, unpack
 from dboost.session.thread_team import Team
 from dboost.shards.shard_grower import ShardGrower
 from dboost.trees.grower import RoundHistograms, RoundRequest

@@ -20,8 +20,8 @@ from dboost.distributed.joined_workers import JoinedWorkers
 from dboost.distributed.messages import LostWorkers, Timing
 from dboost.distributed.partitioned_table import PartitionedTable
 from dboost.distributed.session_rounds import check_rows
-from dboost.session.protocol import BiteVisit, BuildSpec, ReplayState
-from dboost.session.session_protocol import Session
+from dboost.session.calls import BiteVisit, BuildSpec, ReplayState
+from dboost.session.session import Session
 from dboost.session.thread_team import Team
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.shard_grower import BYTES_PER_ROW
@@ -34,7 +34,7 @@ _TREE_BYTES = 128 * 2**20
 
 
 class ClusterCalls:
-    """Calls the sessions of all workers with training rows; implements `session.protocol.Calls`.
+    """Calls the sessions of all workers with training rows; implements `session.calls.Calls`.
 
     Parameters
     ----------

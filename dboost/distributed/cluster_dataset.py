@@ -44,8 +44,8 @@ from dboost.distributed.read_tasks import ReadTasks, finished, rows_alone
 from dboost.distributed.worker_choice import WorkerChoice
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 from dboost.model.ensemble import Ensemble
+from dboost.session.calls import unpack
 from dboost.session.memory import Budget
-from dboost.session.protocol import unpack
 from dboost.session.reference_sample import reference_rows
 from dboost.session.row_samples import FoldRows
 from dboost.session.target import check_categories, name_of_target

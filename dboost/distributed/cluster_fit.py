@@ -38,8 +38,7 @@ from dboost.metrics.metric import MetricReduction
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
 from dboost.session.batch_rows import BatchRows
-from dboost.session.evaluation import SessionEvalSets, log_streamed_eval_set
-from dboost.session.protocol import (
+from dboost.session.calls import (
     BuildSpec,
     Calls,
     Chosen,
@@ -47,7 +46,8 @@ from dboost.session.protocol import (
     PartitionStats,
     ReplayState,
 )
-from dboost.session.session_protocol import ByPartitions, Result, Session
+from dboost.session.evaluation import SessionEvalSets, log_streamed_eval_set
+from dboost.session.session import ByPartitions, Result, Session
 from dboost.session.target import TargetScan
 from dboost.shards.apply_trees import TreeDelta
 from dboost.training.callbacks import Iteration

@@ -33,7 +33,7 @@ from dboost.distributed.reducer import Reducer
 from dboost.distributed.worker_calls import open_line, run_on
 from dboost.distributed.worker_choice import WorkerChoice, WorkerRecord
 from dboost.errors import DBoostError, InputTypeError, is_out_of_descriptors, out_of_descriptors, warn
-from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
+from dboost.session.calls import SessionRef, pack_round, session_refs, unpack
 from dboost.storage.block_file import StorageError
 from dboost.training.callbacks import Progress
 from dboost.trees.tree_rounds import GrowOrder

@@ -37,7 +37,7 @@ from dboost.distributed.line import Line
 from dboost.distributed.messages import FitCancelled, LostWorkers
 from dboost.distributed.worker_calls import SLICE
 from dboost.kernels.histograms import BinLayout
-from dboost.session.protocol import SessionRef, SliceExchange
+from dboost.session.calls import SessionRef, SliceExchange
 from dboost.trees.tree_task import TreeTask
 
 #: Seconds between two checks whether a session that waits for slices must give up.

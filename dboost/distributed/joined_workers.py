@@ -16,7 +16,7 @@ from dboost.distributed.connection import Connection
 from dboost.distributed.partitioned_table import PartitionedTable, WorkerPartitions
 from dboost.distributed.read_tasks import Receipt
 from dboost.errors import DBoostError
-from dboost.session.protocol import SessionRef
+from dboost.session.calls import SessionRef
 
 _log = logging.getLogger("dboost")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed.protocol import pickle as dask_pickle
 
-from dboost.session.protocol import SessionRef, unpack
+from dboost.session.calls import SessionRef, unpack
 
 #: Name of both plugins, and prefix of all calls and log topics.
 NAME = "dboost"

@@ -30,8 +30,8 @@ from dboost.distributed.rebalance import is_for_one_worker, is_held, plan_moves
 from dboost.distributed.sample_exchange import choose_owners
 from dboost.errors import DataError
 from dboost.schema import Feature
-from dboost.session.protocol import PartitionStats, SessionRef
-from dboost.session.session_protocol import ByPartitions, Result, Session, name_of
+from dboost.session.calls import PartitionStats, SessionRef
+from dboost.session.session import ByPartitions, Result, Session, name_of
 
 _log = logging.getLogger("dboost")
 

@@ -44,8 +44,8 @@ from dboost.distributed.messages import READING, pack
 from dboost.distributed.worker_plugin import here
 from dboost.errors import DataError, DBoostError, is_out_of_descriptors, out_of_descriptors
 from dboost.schema import Feature
+from dboost.session.calls import SessionRef, unpack
 from dboost.session.memory import Budget, format_bytes
-from dboost.session.protocol import SessionRef, unpack
 from dboost.version import __version__
 
 #: Dask priority of read tasks, above that of the user's tasks.

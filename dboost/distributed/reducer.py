@@ -68,8 +68,8 @@ from dboost.distributed.worker_calls import (
     run_on,
     tree_of,
 )
+from dboost.session.calls import SessionRef, pack_round, session_refs, unpack
 from dboost.session.memory import keep_freed_memory
-from dboost.session.protocol import SessionRef, pack_round, session_refs, unpack
 from dboost.trees.tree_rounds import GrowOrder
 from dboost.version import __version__
 

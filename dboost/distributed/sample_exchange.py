@@ -16,9 +16,9 @@ from typing import Any
 from dboost.config import fan_in, owner_bytes
 from dboost.data.binning import SAMPLE_ROWS
 from dboost.distributed.messages import OK, pack
+from dboost.session.calls import SessionRef, unpack
 from dboost.session.proposal import ProposalOrder
-from dboost.session.protocol import SessionRef, unpack
-from dboost.session.session_protocol import Session
+from dboost.session.session import Session
 
 
 def choose_owners(refs: Sequence[SessionRef], n_rows: int, n_columns: int, max_bins: int) -> ProposalOrder:

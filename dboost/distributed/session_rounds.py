@@ -21,8 +21,8 @@ from typing import Any
 
 from dboost.distributed.messages import LostWorkers, Timing
 from dboost.distributed.worker_calls import Branch, Decode, RoundSums, WorkerCalls
-from dboost.session.protocol import FeatureSearch, SessionRef, SliceExchange, pack_round, unpack
-from dboost.session.session_protocol import Session
+from dboost.session.calls import FeatureSearch, SessionRef, SliceExchange, pack_round, unpack
+from dboost.session.session import Session
 from dboost.trees.grower import MOST_OPENED, Round
 from dboost.trees.split_finder import unpack_splits
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds

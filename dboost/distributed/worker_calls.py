@@ -67,8 +67,8 @@ from dboost.distributed.messages import (
     pack_error,
 )
 from dboost.errors import is_out_of_descriptors, out_of_descriptors
-from dboost.session.protocol import SessionRef, pack_round, unpack
-from dboost.session.session_protocol import SESSION_METHODS, Session
+from dboost.session.calls import SessionRef, pack_round, unpack
+from dboost.session.session import SESSION_METHODS, Session
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.split_finder import PackedSplits, merge_splits
 

@@ -27,8 +27,8 @@ from dboost.data.binning import Sample, sample_rows
 from dboost.data.roles import RowRoles
 from dboost.data.table import kept_rows
 from dboost.model.ensemble import FlatEnsemble
+from dboost.session.calls import BuildSpec
 from dboost.session.partition_batch import PartitionBatch
-from dboost.session.protocol import BuildSpec
 from dboost.session.row_samples import ChosenRows
 from dboost.session.target import Target, encode_chunk, encode_like
 from dboost.session.thread_team import is_small

@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from dboost.session.batch_rows import StartingPiece, StartingRows
+from dboost.session.calls import BiteVisit, BuildSpec
 from dboost.session.memory import Budget
-from dboost.session.protocol import BiteVisit, BuildSpec
 from dboost.session.thread_team import is_small
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.arcbite_rows import (

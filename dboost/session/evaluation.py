@@ -33,8 +33,8 @@ from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import FlatEnsemble
 from dboost.model.outputs import scores
+from dboost.session.calls import BuildSpec
 from dboost.session.memory import Budget
-from dboost.session.protocol import BuildSpec
 from dboost.session.target import encode_chunk
 from dboost.session.thread_team import Team
 from dboost.session.warm_start import add_block, matrix_of, row_matrix
@@ -278,7 +278,7 @@ def eval_fields(layout: BinLayout, n_outputs: int, weighted: bool) -> tuple[Fiel
 
 
 class SessionEvalSets:
-    """The evaluation sets of one process; implements `session.protocol.EvalSets`.
+    """The evaluation sets of one process; implements `session.calls.EvalSets`.
 
     Parameters
     ----------

@@ -23,8 +23,8 @@ from dboost.data.roles import RowRoles
 from dboost.data.row_metadata import MetadataRows, RowMetadata, RowMetadataSpool
 from dboost.data.table import Reader, SpooledChunk
 from dboost.schema import Feature
+from dboost.session.calls import MissingPartitions, PartitionStats
 from dboost.session.memory import Budget, TrimCounter
-from dboost.session.protocol import MissingPartitions, PartitionStats
 from dboost.session.target import TargetScan, merge_target_scans, scan_target
 from dboost.storage.spool import Spool
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from dboost.data.binning import Sample
-from dboost.session.protocol import SessionRef
+from dboost.session.calls import SessionRef
 
 
 class ProposalOrder(NamedTuple):

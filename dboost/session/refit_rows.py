@@ -15,7 +15,7 @@ from dboost.data.chunk import plain
 from dboost.data.table import kept_rows
 from dboost.model.ensemble import Ensemble
 from dboost.session.batch_rows import BatchRows
-from dboost.session.protocol import BuildSpec
+from dboost.session.calls import BuildSpec
 from dboost.session.warm_start import chunk_matrices
 from dboost.shards.shard import RowIds
 from dboost.shards.shard_blocks import ShardBlocks

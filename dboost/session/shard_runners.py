@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from dboost.session.batch_rows import StartingRows
+from dboost.session.calls import BuildSpec, ReplayState
 from dboost.session.memory import Budget, blocks_that_stay, nodes_per_pass
-from dboost.session.protocol import BuildSpec, ReplayState
 from dboost.session.thread_team import Team
 from dboost.session.whole_tree_grower import WholeTreeGrower
 from dboost.shards.apply_trees import add_iterations, leaves_of

@@ -1,6 +1,6 @@
 """The session: everything that one process does for one fit.
 
-`WorkerSession` implements `session_protocol.Session`. It has batches, which become shards and evaluation sets: a
+`WorkerSession` implements `session.session.Session`. It has batches, which become shards and evaluation sets: a
 `PartitionBatch` while tasks read partitions, then `BatchRows`. On a worker its methods are called by messages, one at a time,
 in a thread of the fit; loading tasks run concurrently. A fit without a cluster has a single session, which is called directly,
 by `training.direct_calls`.
@@ -35,11 +35,7 @@ from dboost.model.ensemble import FlatEnsemble
 from dboost.schema import Feature
 from dboost.session.batch_rows import BatchRows, StartingRows
 from dboost.session.bites import BiteStore, Iterations, SessionBites
-from dboost.session.evaluation import EvalRows, SessionEvalSets
-from dboost.session.memory import Budget
-from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
-from dboost.session.proposal import divided
-from dboost.session.protocol import (
+from dboost.session.calls import (
     BiteVisit,
     BuildSpec,
     FeatureSearch,
@@ -51,8 +47,12 @@ from dboost.session.protocol import (
     pack_round,
     unpack,
 )
+from dboost.session.evaluation import EvalRows, SessionEvalSets
+from dboost.session.memory import Budget
+from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
+from dboost.session.proposal import divided
 from dboost.session.refit_rows import rows_with_values
-from dboost.session.session_protocol import Result
+from dboost.session.session import Result
 from dboost.session.shard_runners import ShardRunner, streamed_runners
 from dboost.session.thread_team import Team, team_for
 from dboost.shards.apply_trees import TreeDelta

@@ -43,7 +43,7 @@ from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.reference_sample import ReferenceSample
 from dboost.session.row_samples import TEST, FoldRows
-from dboost.session.session_protocol import SessionTable
+from dboost.session.session import SessionTable
 from dboost.session.target import Target, encode_column
 from dboost.session.warm_start import WarmStart, matrix_of
 from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.session.protocol import BiteVisit, BuildSpec
+from dboost.session.calls import BiteVisit, BuildSpec
 from dboost.session.worker_session import WorkerSession
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import Statistic

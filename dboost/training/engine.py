@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.session.protocol import BiteVisit, Calls
+from dboost.session.calls import BiteVisit, Calls
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import Statistic
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask

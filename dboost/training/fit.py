@@ -34,12 +34,12 @@ from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.batch_rows import BatchRows
+from dboost.session.calls import BuildSpec, Calls, Chosen, EvalSets, ReplayState
 from dboost.session.evaluation import EvalRows, log_streamed_eval_set
-from dboost.session.protocol import BuildSpec, Calls, Chosen, EvalSets, ReplayState
 from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, with_summary
 from dboost.session.row_assignment import Numbered, assign_rows, class_counts, digit_counts
 from dboost.session.row_samples import DigitRequest
-from dboost.session.session_protocol import ByPartitions, Result, SessionTable
+from dboost.session.session import ByPartitions, Result, SessionTable
 from dboost.session.target import (
     Target,
     TargetScan,

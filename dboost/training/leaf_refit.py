@@ -27,10 +27,10 @@ from dboost.metrics.exact import unit_for
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters, make_parameters
-from dboost.session.protocol import BuildSpec
+from dboost.session.calls import BuildSpec
 from dboost.session.reference_sample import with_summary
 from dboost.session.refit_rows import refit_shard_spec
-from dboost.session.session_protocol import SessionTable
+from dboost.session.session import SessionTable
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, check_continues, keywords_for
 from dboost.shards.statistics import leaf_totals

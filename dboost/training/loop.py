@@ -27,7 +27,7 @@ import numpy as np
 from dboost.errors import DataError, DBoostError, ParameterError, warn
 from dboost.metrics.exact import EXACT_SUM, FINE, unit_for
 from dboost.model.ensemble import Ensemble, Tree
-from dboost.session.protocol import EvalSets
+from dboost.session.calls import EvalSets
 from dboost.session.warm_start import WarmStart
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import fine_bin_hessians

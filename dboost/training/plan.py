@@ -51,8 +51,8 @@ from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
 from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, EarlyStopping, Parameters, available_threads, make_parameters
 from dboost.schema import Feature, Level
+from dboost.session.calls import BuildSpec
 from dboost.session.memory import Budget, TreeNeeds, check_proposal, format_bytes, histogram_bytes, resident_bytes
-from dboost.session.protocol import BuildSpec
 from dboost.session.reference_sample import ReferenceSample, damped_steps
 from dboost.session.row_samples import (
     HELD_OUT,

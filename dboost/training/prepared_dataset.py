@@ -51,7 +51,7 @@ from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
 from dboost.params import Parameters
 from dboost.schema import Feature, Level
 from dboost.session.batch_rows import StartingPiece
-from dboost.session.protocol import BuildSpec, Chosen, EvalSets, ReplayState
+from dboost.session.calls import BuildSpec, Chosen, EvalSets, ReplayState
 from dboost.session.reference_sample import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_column
 from dboost.session.thread_team import team_for

@@ -26,7 +26,7 @@ from dboost.distributed.line import Line
 from dboost.distributed.messages import FitCancelled, LostWorkers
 from dboost.distributed.worker_calls import SLICE, tree_of
 from dboost.kernels.splits import FEATURE, NO_SPLIT, SCORE
-from dboost.session.protocol import SessionRef, SliceExchange, unpack
+from dboost.session.calls import SessionRef, SliceExchange, unpack
 from dboost.session.worker_session import WorkerSession
 from dboost.trees.split_finder import SplitInfo, merge_splits, pack_splits, unpack_splits
 from tests.helpers.clusters import Processes, a_table, fail_between_stages, lines_cluster, uses_lines

@@ -34,7 +34,7 @@ from dboost.distributed import worker_plugin
 from dboost.distributed.connection import Connection
 from dboost.distributed.messages import FAILED
 from dboost.distributed.reducer import Reducer
-from dboost.session.protocol import unpack
+from dboost.session.calls import unpack
 from tests.helpers.clusters import (
     ROOT,
     SABOTAGE,

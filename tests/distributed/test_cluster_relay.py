@@ -20,8 +20,8 @@ from dboost.distributed.line import Line
 from dboost.distributed.messages import FitCancelled
 from dboost.distributed.worker_calls import Branch, Relay, RoundSums, tree_of
 from dboost.losses import Loss
-from dboost.session.protocol import SessionRef
-from dboost.session.protocol import unpack as unpacked
+from dboost.session.calls import SessionRef
+from dboost.session.calls import unpack as unpacked
 from dboost.trees.grower import RoundHistograms
 from tests.helpers.clusters import a_table, lines_cluster
 

@@ -20,8 +20,8 @@ import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.distributed import connection, read_tasks
 from dboost.distributed.connection import Connection
-from dboost.session.protocol import unpack
-from dboost.session.session_protocol import Session, name_of
+from dboost.session.calls import unpack
+from dboost.session.session import Session, name_of
 from tests.helpers.clusters import threads_cluster
 
 N = 40_000

@@ -24,10 +24,10 @@ from dboost.schema import Feature
 from dboost.session import worker_session
 from dboost.session.batch_rows import StartingRows
 from dboost.session.bites import BiteStore
+from dboost.session.calls import BuildSpec, unpack
 from dboost.session.evaluation import SessionEvalSets
 from dboost.session.memory import Budget
 from dboost.session.partition_batch import PartitionBatch
-from dboost.session.protocol import BuildSpec, unpack
 from dboost.shards import shard_spec
 from dboost.shards.arcbite_rows import joined_rows
 from tests.helpers.fits import NUMERIC, cut, mixed_frame

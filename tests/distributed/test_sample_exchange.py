@@ -23,8 +23,8 @@ import dboost
 from dboost.distributed import worker_plugin
 from dboost.distributed.sample_exchange import choose_owners
 from dboost.distributed.worker_plugin import DBoostWorkerPlugin
-from dboost.session.protocol import SessionRef
-from dboost.session.session_protocol import Session
+from dboost.session.calls import SessionRef
+from dboost.session.session import Session
 from dboost.session.worker_session import WorkerSession
 from tests.helpers.clusters import Processes, a_table
 

@@ -14,7 +14,7 @@ import pytest
 import dboost
 from dboost.params import Parameters
 from dboost.session import worker_session
-from dboost.session.protocol import ReplayState
+from dboost.session.calls import ReplayState
 from dboost.session.shard_runners import ShardRunner
 from dboost.session.thread_team import Team
 from dboost.shards.arcbite_rows import Bite

@@ -18,7 +18,7 @@ from dboost import DataError, InputTypeError, ParameterError
 from dboost.cli import main
 from dboost.distributed.connection import Connection
 from dboost.distributed.joined_workers import JoinedWorkers
-from dboost.session.protocol import SessionRef
+from dboost.session.calls import SessionRef
 from tests.helpers.clusters import held_rows, threads_cluster
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 

@@ -13,7 +13,7 @@ from dboost.kernels.histograms import TILE_COLUMNS, rows_in_32_bits
 from dboost.kernels.rows import STRIPE
 from dboost.params import Parameters
 from dboost.session import thread_team
-from dboost.session.protocol import SessionRef
+from dboost.session.calls import SessionRef
 from dboost.training.plan import Precision, precision_of
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.tree_task import ANY_ORDER

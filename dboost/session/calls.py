@@ -1,7 +1,7 @@
 """What an engine and the boosting loop call, `Calls` and `EvalSets`, and the records that calls of sessions exchange.
 
 While trees are grown, the engine (`training.engine`) calls all sessions of a fit by `Calls`. All other calls of sessions are in
-`session_protocol`.
+`session.session`.
 
 `BuildSpec` and the other records are frozen. All sessions of a fit receive equal records.
 """

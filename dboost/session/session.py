@@ -20,7 +20,7 @@ from dboost.data.eval_tables import EvalTable
 from dboost.metrics.metric import LossMagnitude
 from dboost.schema import Feature
 from dboost.session.batch_rows import BatchRows
-from dboost.session.protocol import (
+from dboost.session.calls import (
     BiteVisit,
     BuildSpec,
     Calls,
