@@ -344,12 +344,14 @@ def raw_score_by_defaults(engine: str, X: Features, y: np.ndarray, n_classes: in
         from catboost import CatBoostClassifier, CatBoostRegressor
 
         named = [] if isinstance(X, np.ndarray) else [name for name in X if X[name].dtype.kind not in "fiub"]
-        texts = {name: str for name in named}  # CatBoost takes text, and no missing categories
+
+        def texts(X: Features) -> Features:  # CatBoost takes text, and no missing categories
+            return X.assign(**{name: X[name].astype(object).fillna("missing").astype(str) for name in named}) if named else X
+
         model = (CatBoostClassifier if n_classes else CatBoostRegressor)(
             thread_count=threads, verbose=False, allow_writing_files=False, cat_features=named or None
-        )
-        model.fit(X.astype(texts) if named else X, y)
-        return lambda X: model.predict(X.astype(texts) if named else X, prediction_type="RawFormulaVal")
+        ).fit(texts(X), y)
+        return lambda X: model.predict(texts(X), prediction_type="RawFormulaVal")
     if engine == "lightgbm":
         from lightgbm import LGBMClassifier, LGBMRegressor
 
