@@ -65,7 +65,9 @@ def why_no_split(loop: BoostingLoop) -> str | None:
             others = [other for other in named if other != name]
             if others and _have_splits(loop, tasks, others):
                 named = others
-    shown = " and ".join(name if name == "monotonic_cst" else f"{name}={getattr(given, name):g}" for name in named)
+    shown = " and ".join(
+        name if name == "monotonic_cst" else f"{name}={getattr(given, name)}".removesuffix(".0") for name in named
+    )
     one = len(named) == 1
     what = what.format(f"{shown} {'allows' if one else 'allow'} none in the")
     if "min_hessian" in named:

@@ -21,8 +21,9 @@ pytest.importorskip("jsonschema")
 from dask.utils import parse_timedelta
 from jsonschema import ValidationError
 
+import dboost
 from dboost.cli import demo_command
-from dboost.cli.arguments import gather, parameter_names, parse
+from dboost.cli.arguments import ELSEWHERE, gather, keywords, parse
 from deploy.tests.manifests import BUILT, FOLDER, VERSIONS, Manifest, built, overlay, pods, read, the, validate
 
 PLAIN = [
@@ -210,7 +211,8 @@ def test_the_commands_are_those_of_this_version(name: str, kind: str) -> None:
 def test_the_parameters_are_those_of_this_version() -> None:
     settings = the("ConfigMap", read("shared/settings.yaml"), "parameters")["data"]
     for text in settings.values():
-        assert gather(None, [f"{key}={value}" for key, value in tomllib.loads(text).items()], parameter_names())
+        known = keywords(dboost.fit, ELSEWHERE)
+        assert gather(None, [f"{key}={value}" for key, value in tomllib.loads(text).items()], known)
 
 
 def test_the_two_ways_to_a_cluster_run_the_same() -> None:

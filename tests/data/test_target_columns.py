@@ -110,10 +110,10 @@ def test_targets_arrive_on_workers_also_when_one_is_lost(form: str, client: Clie
             for of_session in table.read(lambda _: targets_by_partition):
                 found |= of_session
             np.testing.assert_array_equal(np.concatenate([found[i] for i in sorted(found)], axis=-1), TARGETS)
-            before = dict(table.fingerprints)
+            before = dict(table.partitions.fingerprints)
             table.partitions.drop_workers(table.partitions.sessions[:1])  # its partitions are read again
             assert table.partitions.repair()
-            assert table.fingerprints == before
+            assert table.partitions.fingerprints == before
 
 
 @pytest.mark.parametrize("roles", ["columns", "values"])

@@ -221,15 +221,15 @@ SMALL = FRAME[:39]
             r"min_hessian=200 allows none in the 600 training rows, whose Hessians add up to 1\d\d;",
         ),
         (N, 1e-4 * np.exp(Y), {"loss": "poisson"}, r"min_hessian=1 allows none in .* add up to 0\.1"),
-        (N, Y, {"min_gain": 1e6}, "min_gain=1e.06 allows none in the 600 training rows; give a smaller value"),
-        (N, Y, {"leaf_penalty": 1e6}, "leaf_penalty=1e.06 allows none"),
-        (N, Y, {"l1_regularization": 1e6}, "l1_regularization=1e.06 allows none"),
+        (N, Y, {"min_gain": 1e6}, "min_gain=1000000 allows none in the 600 training rows; give a smaller value"),
+        (N, Y, {"leaf_penalty": 1e6}, "leaf_penalty=1000000 allows none"),
+        (N, Y, {"l1_regularization": 1e6}, "l1_regularization=1000000 allows none"),
         (N, Y, {"min_samples_leaf": 301}, "min_samples_leaf=301 allows none"),
         (
             N,
             Y,
             {"min_samples_leaf": 250, "min_gain": 1e6},
-            "min_samples_leaf=250 and min_gain=1e.06 allow|min_gain=1e.06 allows",
+            "min_samples_leaf=250 and min_gain=1000000 allow|min_gain=1000000 allows",
         ),
         (39, LABEL, {"min_hessian": 50.0}, "min_samples_leaf=20 and min_hessian=50 allow none in the 39 training rows, whose"),
     ],
@@ -298,7 +298,7 @@ def test_a_fit_that_continues_a_model_names_the_limit_of_its_own_trees() -> None
     "options", [{"subsample": 0.5}, {"split_proposal": "tree"}, {"split_proposal": "node"}, {"step": "line_search"}]
 )
 def test_the_search_for_the_limit_does_not_change_the_model(options: dict[str, Any]) -> None:
-    with pytest.warns(UserWarning, match="min_gain=1e.09 allows none"):
+    with pytest.warns(UserWarning, match="min_gain=1000000000 allows none"):
         booster = fit(Y, min_gain=1e9, **options)
     assert booster.n_iter_ == 5 and np.ptp(booster.predict(FRAME)) == 0
 

@@ -46,15 +46,6 @@ def test_names_of_columns(target: str, options: dict[str, Any], message: str) ->
         dboost.fit(FRAME, target, max_iter=2, **options)
 
 
-@pytest.mark.parametrize(
-    ("name", "ours"),
-    [("n_estimators", "max_iter"), ("num_leaves", "max_leaf_nodes"), ("eta", "learning_rate"), ("objective", "loss")],
-)
-def test_names_of_other_libraries(name: str, ours: str) -> None:
-    with pytest.raises(dboost.ParameterError, match=rf"unknown parameter '{name}'; did you mean {ours}\?"):
-        fit(FRAME, **{name: 3})
-
-
 def test_predictions_are_not_written_under_the_name_of_another_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
