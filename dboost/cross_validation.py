@@ -337,7 +337,8 @@ def folded(data: Any, target: Any, division: FoldOptions, options: DataOptions, 
         target = ... if isinstance(target, str) and target == data.target else target
     if isinstance(data, Dataset):
         given = shaping | {"target": None if target is ... else target}
-        given["client"] = None if data.is_stored else given["client"]
+        if not data.is_in_one_process:
+            given.pop("client")  # `Dataset._rows` checks it
         given["categorical_features"] = None if given["categorical_features"] == "from_dtype" else given["categorical_features"]
         for name, value in given.items():
             if value is not None:

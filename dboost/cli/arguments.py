@@ -122,8 +122,11 @@ def _predict(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         metavar="FILE",
         type=path_text,
         required=True,
-        help=".parquet or .csv, or with a / at the end a folder of one Parquet file per partition; rows keep their order",
+        help=".parquet or .csv, with a / at the end a folder of one Parquet file per partition, - for CSV on standard output; "
+        "rows keep their order",
     )
+    does = "write this column of DATA beside the predictions; may be repeated"
+    command.add_argument("--id", metavar="COL", action="append", default=[], help=does)
     command.add_argument("--proba", action="store_true", help="one column of probabilities per class")
     _cluster(command)
     return command
@@ -150,6 +153,7 @@ def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument("data", metavar="DATA", type=path_text, help=DATA)
     command.add_argument("--target", metavar="COL", required=True, help="the column to predict")
     _group(command)
+    _drop(command)
     command.add_argument(
         "--output",
         metavar="FOLDER",
@@ -232,6 +236,12 @@ def _rows(command: argparse.ArgumentParser) -> None:
     command.add_argument("data", metavar="DATA", type=path_text, help=f"{DATA}; or a folder of dboost prepare")
     command.add_argument("--target", metavar="COL", help="the column to predict; a folder of dboost prepare has one")
     _group(command)
+    _drop(command)
+
+
+def _drop(command: argparse.ArgumentParser) -> None:
+    does = "a column of the table that is no feature; may be repeated"
+    command.add_argument("--drop", metavar="COL", action="append", default=[], help=does)
 
 
 def _group(command: argparse.ArgumentParser) -> None:
@@ -359,7 +369,12 @@ def keywords_in(
     known = keywords(function, elsewhere)
     given = gather(arguments.params, arguments.set if assignments is None else assignments, known, elsewhere)
     options = {name: getattr(arguments, name) for name in ("group", "memory_limit")}
-    return given | {name: value for name, value in options.items() if value is not None}
+    given |= {name: value for name, value in options.items() if value is not None}
+    if arguments.drop:
+        from dboost.cli.data_arguments import features_left  # needs more of the package than most commands
+
+        given["features"] = features_left(arguments, given)
+    return given
 
 
 def gather(

@@ -8,10 +8,14 @@ data set has only the bins of its features.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 import dboost
-from dboost.errors import ParameterError, shown
+from dboost.data.labels import Names
+from dboost.data.paths import open_path
+from dboost.data.roles import ROLES
+from dboost.errors import DataError, ParameterError, shown
 from dboost.training.prepared_dataset import is_prepared
 
 
@@ -47,6 +51,29 @@ def rows_of(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
             raise ParameterError(f"--group: {arguments.data} holds prepared data, which have the groups of dboost prepare")
         return dboost.Dataset(arguments.data), {}
     return arguments.data, {"target": arguments.target}
+
+
+def features_left(arguments: argparse.Namespace, given: Mapping[str, Any]) -> list[str]:
+    """Return all columns of DATA but those of --drop and those that are something else than a feature.
+
+    given : keywords of the command.
+
+    Raises
+    ------
+    ParameterError, DataError
+        If DATA is a prepared data set, if `features` is given too, or for an unknown column.
+    """
+    if is_prepared(arguments.data):
+        raise ParameterError(f"--drop: {arguments.data} holds prepared data, which have the features of dboost prepare")
+    if given.get("features") is not None:
+        raise ParameterError("--drop and features are two ways to choose columns: give one")
+    columns = list(open_path(arguments.data).columns)
+    for name in arguments.drop:
+        if name not in columns:
+            raise DataError(f"--drop: {arguments.data} has no column {name!r}{Names.of(columns).hint(name)}")
+    roles = {given[role] for role in ROLES if isinstance(given.get(role), str)}
+    others = {arguments.target, *arguments.drop, *roles, *(fold_columns(arguments) if hasattr(arguments, "folds") else ())}
+    return [name for name in columns if name not in others]
 
 
 #: Why keywords of `dboost.cv` and `tune` cannot be set by ``--set``.

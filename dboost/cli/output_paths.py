@@ -45,6 +45,8 @@ def check(path: str, option: str) -> None:
 
     A small file is written beside it and removed again.
     """
+    if path == "-":
+        raise ParameterError(f"{option} -: only predictions are written to standard output; name a file")
     with _usable(option, path):
         files, name = fsspec.url_to_fs(path)
         _check_target(files, name, path, option)

@@ -1,14 +1,17 @@
 """``dboost predict``: write a Parquet or CSV file of predictions, with one partition in memory at a time.
 
 Rows keep their order. The column is ``prediction``; with ``--proba`` there is one column per class instead,
-``probability_<class>``. With a ``/`` at the end the output is a folder with one Parquet file per partition of the input.
+``probability_<class>``. Columns of ``--id`` come before them. With a ``/`` at the end the output is a folder with one Parquet
+file per partition of the input; ``-`` is CSV on standard output, and then the summary is on standard error.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,6 +20,8 @@ import pyarrow.parquet as pq
 
 import dboost
 from dboost.cli import output_paths
+from dboost.data.labels import Names
+from dboost.data.paths import open_path
 from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, ParameterError
 
@@ -33,37 +38,61 @@ def run(arguments: argparse.Namespace) -> None:
         raise ParameterError(
             f"--output {arguments.output}: predictions are written as Parquet or CSV, so name it …parquet or …csv"
         )
-    output_paths.check(arguments.output, "--output")
+    to_stdout = arguments.output == "-"
+    if not to_stdout:
+        output_paths.check(arguments.output, "--output")
     output_paths.check_separate({"--output": arguments.output}, {"MODEL": arguments.model, "DATA": arguments.data})
     booster = dboost.load(arguments.model)
     if arguments.proba and booster.classes_ is None:
         raise ParameterError(f"--proba needs a model of classes; {arguments.model} predicts numbers")
     with cluster_at(arguments.scheduler, None) as client:
-        tables = predictions(booster, arguments.data, arguments.proba, client)
-        if arguments.output.endswith("/"):
+        tables = predictions(booster, arguments.data, arguments.proba, client, arguments.id)
+        if to_stdout:
+            rows = _write(tables, sys.stdout.buffer, pyarrow.csv.CSVWriter)
+        elif arguments.output.endswith("/"):
             rows = _write_folder(tables, arguments.output)
         else:
-            rows = _write_file(tables, arguments.output)
-    print(f"{rows:,} predictions in {arguments.output}")
+            writer = pyarrow.csv.CSVWriter if arguments.output.lower().endswith(".csv") else pq.ParquetWriter
+            with output_paths.whole(arguments.output) as file:
+                rows = _write(tables, file, writer)
+    where = "on standard output" if to_stdout else f"in {arguments.output}"
+    print(f"{rows:,} predictions {where}", file=sys.stderr if to_stdout else None)
 
 
-def predictions(booster: Booster, data: str, proba: bool, client: Any = None) -> Iterator[pa.Table]:
+def predictions(booster: Booster, data: str, proba: bool, client: Any = None, ids: Sequence[str] = ()) -> Iterator[pa.Table]:
     """Yield one table per partition of the data, in order; a partition is read when its table is requested.
 
-    client : optional; the workers of its cluster read some partitions ahead.
+    client : optional; the workers of its cluster read some partitions ahead. ids : columns of the data that come first.
     """
     lazy = booster.predict_proba(data) if proba else booster.predict(data)
     # A partition without rows has no values that the type could follow from.
     kind = pa.float64() if proba or booster.classes_ is None else pa.array(booster.classes_).type
-    for i, compute in enumerate(_partitions(lazy, client)):
+    beside = _partitions(_columns(data, ids, booster), client) if ids else repeat(dict)
+    for i, (compute, compute_ids) in enumerate(zip(_partitions(lazy, client), beside, strict=False)):
         try:
-            table = compute()
+            table, kept = compute(), compute_ids()
         except (DataError, OSError, ValueError) as error:  # readers of damaged files raise the last two
             raise DataError(f"{data}, partition {i}: {error}") from error
+        found = {name: _plain(pa.array(kept[name])) for name in ids}
         if proba:
-            yield pa.table({f"probability_{label}": pa.array(column, kind) for label, column in table.items()})
+            found |= {f"probability_{label}": pa.array(column, kind) for label, column in table.items()}
         else:
-            yield pa.table({"prediction": pa.array(table, kind)})
+            found["prediction"] = pa.array(table, kind)
+        yield pa.table(found)
+
+
+def _plain(column: Any) -> Any:
+    """Return an Arrow array without categories, whose codes differ from partition to partition."""
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _columns(data: str, names: Sequence[str], booster: Booster) -> Any:
+    """Return columns of the data, lazily."""
+    frame = open_path(data, booster.features)
+    for name in names:
+        if name not in frame.columns:
+            raise DataError(f"--id: {data} has no column {name!r}{Names.of(list(frame.columns)).hint(name)}")
+    return frame[list(names)]
 
 
 def _partitions(lazy: Any, client: Any) -> Iterator[Callable[[], Any]]:
@@ -81,14 +110,13 @@ def _partitions(lazy: Any, client: Any) -> Iterator[Callable[[], Any]]:
         yield ahead.popleft().result
 
 
-def _write_file(tables: Iterator[pa.Table], path: str) -> int:
+def _write(tables: Iterator[pa.Table], file: Any, create: Callable[..., Any]) -> int:
     first = next(tables)
     rows = first.num_rows
-    create = pyarrow.csv.CSVWriter if path.lower().endswith(".csv") else pq.ParquetWriter
-    with output_paths.whole(path) as file, create(file, first.schema) as writer:
+    with create(file, first.schema) as writer:
         writer.write_table(first)
         for table in tables:
-            writer.write_table(table)
+            writer.write_table(table.cast(first.schema))
             rows += table.num_rows
     return rows
 
