@@ -104,18 +104,20 @@ def run(arguments: argparse.Namespace) -> None:
             while (number := len(_ended(study))) < arguments.trials and perf_counter() < until:
                 # A sampler for each trial: a study that was killed makes the same trials as an undisturbed one.
                 seed = np.random.SeedSequence((parameters.random_state, number)).generate_state(1)[0]
-                study.sampler = optuna.samplers.TPESampler(seed=int(seed))
-                trial = study.ask(space)
-                pruning = PruningCallback(trial, metrics[0].column, max(parameters.max_iter // 100, 1))
                 try:
+                    study.sampler = optuna.samplers.TPESampler(seed=int(seed))
+                    trial = study.ask(space)
+                    pruning = PruningCallback(trial, metrics[0].column, max(parameters.max_iter // 100, 1))
                     _run_trial(study, trial, rows, settings_of(trial.params, check_time, pruning))
+                    if not arguments.quiet:
+                        print(_line(study, study.trials[trial.number]), file=sys.stderr, flush=True)
                 except TimeoutError:
                     break
                 except KeyboardInterrupt as stop:
+                    for one in study.get_trials(states=(State.RUNNING,)):  # it has just begun, or ended
+                        study.tell(one.number, state=State.FAIL)
                     message = f"the study was interrupted after {number} of {arguments.trials} trials"
                     raise KeyboardInterrupt(f"{message}; the same command continues it") from stop
-                if not arguments.quiet:
-                    print(_line(study, study.trials[trial.number]), file=sys.stderr, flush=True)
             features = rows.data.feature_names_in_.tolist()
     ended = _ended(study)
     if not any(trial.state == State.COMPLETE for trial in ended):
