@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from dboost.booster import Booster, as_booster, trained
-from dboost.data.labels import CONSTRAINTS, column_named, with_named_constraints
+from dboost.data.labels import CONSTRAINTS, columns_named, with_named_constraints
 from dboost.data.table import GivenTable
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
@@ -372,8 +372,10 @@ def prepare(
         budget=None if memory_limit is None else Budget.of(memory_limit),  # without that of trees: none are grown
         workers=workers,
     )
-    named = {role: column_named(value, data) or value for role, value in table.roles.items()}
-    settings = {name: describe(value) for name, value in (named | shaping | {"max_bins": max_bins}).items()}
+    given = {role: value for role, value in table.roles.items() if value is not None}
+    named = {role: columns_named(value, data) or f"<{type(value).__name__}>" for role, value in given.items()}
+    settings = dict.fromkeys(table.roles) | named
+    settings |= {name: describe(value) for name, value in (shaping | {"max_bins": max_bins}).items()}
     if model is not None:
         settings |= {"start_from": model_file.digest(model), "continue_bins": continue_bins}
     is_here = client is None and (path is not None or model is not None)
@@ -405,10 +407,9 @@ def _write_prepared(source: TableInput, request: FitRequest, settings: dict[str,
     rows, seed = SessionRows(table, request), request.parameters.random_state
     with interruptible_reading(), closing(rows):
         start = request.warm_start.widened(rows.load())
-        scans = table.target_scans()
-        check_categories(scans, name_of_target(request.roles["target"]))
+        scan = check_categories(table.target_scans(), name_of_target(request.roles["target"]))
         binning = rows.propose_bins(start, request.parameters)
-        written = write_binned(table, scans[0], binning, folder, warm_start=start, seed=seed, n_threads=request.n_threads)
+        written = write_binned(table, scan, binning, folder, warm_start=start, seed=seed, n_threads=request.n_threads)
     written.settings = settings
     return written
 

@@ -19,8 +19,8 @@ from dboost.api import prepare
 from dboost.booster import Booster, trained
 from dboost.data import CategoryColumn, Column
 from dboost.data.dask_collections import select
-from dboost.data.labels import Names, names_of_table, with_named_constraints
-from dboost.data.partition import as_frame, is_lazy, is_path, may_name_columns
+from dboost.data.labels import Names, may_name_columns, names_of_table, with_named_constraints
+from dboost.data.partition import as_frame, is_lazy, is_path
 from dboost.data.paths import open_path
 from dboost.dataset import Dataset
 from dboost.display import html_card, metric_name, number, with_spread
@@ -39,7 +39,7 @@ from dboost.params import (
 )
 from dboost.session.memory import Budget, parse_memory_limit
 from dboost.session.row_samples import FoldRows
-from dboost.session.target import Target, choose_target, scan_target
+from dboost.session.target import Target, choose_target, name_of_target, scan_target
 from dboost.training.auto_iterations import with_auto_iterations
 from dboost.training.callbacks import Callback, Progress, StoppingRule, schedule_of
 from dboost.training.checkpoint import first_difference, plain
@@ -334,7 +334,7 @@ def folded(data: Any, target: Any, division: FoldOptions, options: DataOptions, 
             raise ParameterError(f"group has no effect with {what} if no rows are drawn: leave it out, or give subsample")
     if not isinstance(data, Dataset) and is_prepared(data):
         data = Dataset(data)
-        target = ... if isinstance(target, str) and target == data.target else target
+        target = ... if isinstance(target, str | list) and target == data.target else target
     if isinstance(data, Dataset):
         given = shaping | {"target": None if target is ... else target}
         if not data.is_in_one_process:
@@ -458,9 +458,9 @@ def _described(parameters: Parameters, metrics: Sequence[MetricName], early_stop
     return described
 
 
-def target_of(targets: Column, parameters: Parameters, name: str | None = None) -> Target:
+def target_of(targets: Column, parameters: Parameters, name: Any = None) -> Target:
     """Return the loss and the classes for the targets of a data set. name : of their column, if they are one."""
-    of_column = name or "target"
+    of_column = name_of_target(name)
     if isinstance(targets, CategoryColumn):
         scan = scan_target(targets, None, "object", False)
     else:

@@ -28,7 +28,7 @@ from dboost.storage.paths import path_text
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
 from dboost.training.folds import BinnedRows
-from dboost.training.prepared_dataset import is_prepared, open_folder
+from dboost.training.prepared_dataset import is_prepared, named_roles, open_folder
 
 #: Names of features in the display of a notebook.
 _SHOWN = 12
@@ -46,8 +46,8 @@ class Dataset:
 
     Attributes
     ----------
-    target : str or None
-        Name of the target column; None if the targets were given as values.
+    target : str, list of str, or None
+        Name of the target column, or of each; None if the targets were given as values.
     n_rows : int
         Number of rows of positive weight.
     max_bins : int
@@ -106,8 +106,8 @@ class Dataset:
     def _set(self, binning: Binning, n_rows: int, n_bytes: int, has_names: bool, settings: dict[str, Any]) -> None:
         self._reading = threading.Lock()
         self._features, self.n_rows, self._n_bytes, self.has_names = binning.features, n_rows, n_bytes, has_names
-        self._settings, self.max_bins, target = settings, int(settings["max_bins"]), str(settings["target"])
-        self.target: str | None = None if target.startswith("<") else target
+        self._settings, self.max_bins = settings, int(settings["max_bins"])
+        self.target: str | list[str] | None = named_roles(settings).get("target")
 
     @classmethod
     def published(cls, name: str, client: Any = None) -> Self:
@@ -291,9 +291,10 @@ class Dataset:
     def _repr_html_(self) -> str:
         names = [display.cut(feature.name, 32) for feature in self._features[:_SHOWN]]
         more = len(self._features) - len(names)
+        targets = [self.target] if isinstance(self.target, str) else self.target or "–"
         facts = {
             "rows": f"{self.n_rows:,}", "features": ", ".join(names) + (f" and {more} more" if more else ""),
-            "target": self.target or "–", "categorical": str(sum(one.categories is not None for one in self._features)),
+            "target": ", ".join(targets), "categorical": str(sum(one.categories is not None for one in self._features)),
             "bins": str(self.max_bins), "size": format_bytes(self._n_bytes), "place": self._place,
         }  # fmt: skip
         return display.html_card("dboost.Dataset", list(facts.items()))

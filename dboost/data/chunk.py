@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -240,6 +240,12 @@ class BinnedPartition:
     @property
     def n_bytes(self) -> int:
         return sum(array.nbytes for array in self.codes) + self.roles.nbytes
+
+    @property
+    def given_roles(self) -> dict[str, Any]:
+        """The roles by name, as a user gives them: several columns as an array [n, n_columns]."""
+        roles = self.roles.by_name()
+        return {name: column if isinstance(column, CategoryColumn) else column.T for name, column in roles.items()}
 
     def __sizeof__(self) -> int:  # Dask counts the memory of its data by it
         return 64 + self.n_bytes

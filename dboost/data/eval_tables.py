@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dboost.data.labels import column_named, names_of_table
-from dboost.data.partition import is_path, may_name_columns
+from dboost.data.labels import column_named, may_name_columns, names_of_table
+from dboost.data.partition import is_path
 from dboost.data.roles import ROLES
 from dboost.data.table import GivenTable
 from dboost.errors import DataError, InputTypeError, ParameterError

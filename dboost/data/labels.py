@@ -206,6 +206,20 @@ def column_named(value: Any, data: Any) -> str | None:
     return names.find(value) or text_of(value)
 
 
+def columns_named(value: Any, data: Any) -> str | list[str] | None:
+    """Return the name of the column that a role means, the names if it means several, or None for values."""
+    name = column_named(value, data)
+    if name is not None or not may_name_columns(value):
+        return name
+    names = names_of_table(data) or Names(())
+    return list(value) if all(names.find(one) == one for one in value) else None
+
+
+def may_name_columns(value: Any) -> bool:
+    """Return whether a role may be the names of several columns: it is a list of two or more texts."""
+    return isinstance(value, list) and len(value) > 1 and all(isinstance(one, str) for one in value)
+
+
 def with_named_constraints(parameters: dict[str, Any], data: Any) -> dict[str, Any]:
     """Return parameters of learning with the names of columns in `monotonic_cst` and `interaction_cst`.
 

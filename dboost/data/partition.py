@@ -57,7 +57,7 @@ from dboost.data.chunk import (
     too_many_classes,
 )
 from dboost.data.column import CategoryColumn, Column, apply, without_unused
-from dboost.data.labels import Names, items_of_labels, listed, text_of
+from dboost.data.labels import Names, items_of_labels, listed, may_name_columns, text_of
 from dboost.data.roles import ROLES, RowRoles, keys_of
 from dboost.data.sparse import SparseColumn, column_of_pandas, columns_of_matrix, is_sparse_matrix
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
@@ -624,11 +624,6 @@ def _role(role: str, value: Any, names: Names | None) -> str | tuple[str, ...] |
     if name is None:
         raise DataError(f"the data have no column {value!r}, which was given as {role}{names.hint(value)}")
     return name
-
-
-def may_name_columns(value: Any) -> bool:
-    """Return whether a role may be the names of several columns: it is a list of two or more texts."""
-    return isinstance(value, list) and len(value) > 1 and all(isinstance(one, str) for one in value)
 
 
 def chosen_features(features: Any, names: Names | None, targets: Sequence[str] = ()) -> tuple[str, ...]:

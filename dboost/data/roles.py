@@ -5,7 +5,7 @@ that reads, stores, moves, checks and bins rows loops over this table, so a new 
 
 A role's *kind* says how its column is read: "any" keeps the values in their own dtype or as categories, "number" makes float64
 of them, and "key" makes an integer of each value (`keys_of`). A role has one column; one with `has_several` may have more, of
-numbers: one array, float64[n_columns, n]. Several target columns come as far as the choice of the loss, which takes one only.
+numbers: one array, float64[n_columns, n]. Several target columns come as far as the choice of the loss.
 
 **Keys.** The key of a whole number is the number itself, also of a text that is one; that of another text is a hash of 64 bits.
 So equal values have equal keys for every library, dtype, partition and worker, and no process needs a list of all values.

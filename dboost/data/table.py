@@ -677,7 +677,7 @@ def open_binned(
     metadata_spool = RowMetadataSpool() if options is not None and options.spool_roles else None
     try:
         reader = Reader(plan, spool, metadata_spool)
-        pieces = [reader.take_partition(i, partition, partition.roles.by_name()) for i, partition in enumerate(partitions)]
+        pieces = [reader.take_partition(i, partition, partition.given_roles) for i, partition in enumerate(partitions)]
         return _finished(reader, plan, MetadataRows(tuple(piece.n_rows for piece in pieces), True), pieces, named=named)
     except BaseException:
         spool.close()

@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 from distributed import Client, Future
 
-from dboost.data import CategoryColumn, Chunk, Column, RowRoles
+from dboost.data import Chunk, Column, RowRoles
 from dboost.data.chunk import BinnedPartition
 from dboost.data.dask_collections import in_place
 from dboost.data.partition import (
@@ -35,7 +35,7 @@ from dboost.data.partition import (
     slice_rows,
     some_values,
 )
-from dboost.data.roles import ROLES
+from dboost.data.roles import ROLES, n_columns_of, rows_of
 from dboost.data.table import values_of
 from dboost.distributed.cluster_fit import ClusterTable, fit_over
 from dboost.distributed.connection import Connection, address_of, current_client, submit, usable
@@ -124,7 +124,8 @@ class ClusterRows:
     def n_bytes(self) -> int:
         """Approximate size of the rows."""
         widths = np.where(self.data.binning.n_bins < NARROW_BINS, 1, 2).sum()
-        return self.n_rows * int(widths + 8 * len(self.filled))
+        n_roles = len(self.filled) - 1 + n_columns_of(self.data.sample_target)
+        return self.n_rows * int(widths + 8 * n_roles)
 
     @property
     def place(self) -> str:
@@ -264,7 +265,7 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
             table = ClusterTable(connection, lambda: raw, request.n_threads)
             rows = SessionRows(table, request)
             features = rows.load()
-            check_categories(table.target_scans(), name_of_target(request.roles.get("target")))
+            n_targets = check_categories(table.target_scans(), name_of_target(request.roles.get("target"))).n_columns
             partitions = table.partitions
             raw = partitions.source  # read again, perhaps, with columns as text
             binning = rows.propose_bins(COLD_START, parameters)
@@ -277,7 +278,7 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
             keys = [f"dboost-binned-{token}-{i}" for i in range(raw.n_parts)]
             shared = f"dboost-bins-{token}"
             most_rows = slice_rows(None if request.budget is None else request.budget.chunk, len(features))
-            common = plan, binning, n_rows, parameters.random_state, raw.filled, has, most_rows
+            common = plan, binning, n_rows, parameters.random_state, raw.filled, has, n_targets, most_rows
             graph = raw.graph | {shared: (_identity, pack(common))}
             for i, key in enumerate(keys):
                 given = {role: rows_alone(some_values(values, ends[i], ends[i + 1])) for role, values in raw.whole.items()}
@@ -308,7 +309,7 @@ def _bin_part(
 
     known : from the first reading: global id of the first row of positive weight, number of such rows and of all, fingerprint.
     """
-    plan, binning, n_rows, seed, filled, has, most_rows = unpack(shared)
+    plan, binning, n_rows, seed, filled, has, n_targets, most_rows = unpack(shared)
     start, n_kept, length, first_fingerprint = known
     try:
         chunk, found_fingerprint = _read_again(*in_place(bundle, filled), plan, most_rows)
@@ -320,6 +321,7 @@ def _bin_part(
             )
         if not chunk.n_rows:  # roles of an empty partition are not read
             roles = RowRoles.of({role: np.empty(0, ROLES[role].dtype) for role in has})
+            roles = roles if n_targets == 1 else replace(roles, target=np.empty((n_targets, 0)))
         else:
             separate = {role: role_column(values, role, None, length) for role, values in unpack(given).items()}
             roles = RowRoles.of(chunk.roles.by_name() | separate)
@@ -331,8 +333,7 @@ def _bin_part(
     drawn = reference_rows(n_rows, len(binning.features), seed, start, start + n_kept) - start
     column = found.roles.target
     assert column is not None
-    of_sample = CategoryColumn(column.codes[drawn], column.categories) if isinstance(column, CategoryColumn) else column[drawn]
-    return replace(found, sample=(values_of(coded, kept[drawn]), of_sample))
+    return replace(found, sample=(values_of(coded, kept[drawn]), rows_of(column, drawn)))
 
 
 def _read_again(data: Any, roles: dict[str, Any], plan: ReadPlan, most_rows: int | None) -> tuple[Chunk, int]:
@@ -373,7 +374,7 @@ def _identity(value: Any) -> Any:
 
 def _bundle_of(partition: BinnedPartition) -> tuple[Any, ...]:
     """Return a partition with its roles."""
-    return partition, *partition.roles.by_name().values()
+    return partition, *partition.given_roles.values()
 
 
 def _call(packed: bytes, partition: BinnedPartition) -> Any:

@@ -124,7 +124,6 @@ def encode_chunk(table: Table, k: int, target: Target) -> np.ndarray:
 def _encode(table: Table, roles: RowRoles, target: Target, row_name: Callable[[int], str]) -> np.ndarray:
     """Encode the target of some rows of a table. row_name : maps a position in `roles` to the row's name."""
     assert roles.target is not None
-    check_one_column(n_columns_of(roles.target))  # as `choose_target`, which is not asked if a model or the classes are given
     column = _counted(roles.target, roles.weight)
     return encode_column(column, target, row_name, dtype=str(table.target_dtype), is_bool=table.target_is_bool)
 
@@ -136,7 +135,7 @@ def encode_column(
 
     Parameters
     ----------
-    column : float64[n] or CategoryColumn
+    column : float64[n], float64[n_columns, n] or CategoryColumn
     target : Target
     row_name : callable
         Returns the name of a row, given its position, for messages.
@@ -145,6 +144,7 @@ def encode_column(
     is_bool : bool, default False
         Whether the user's target holds truth values.
     """
+    check_one_column(n_columns_of(column))  # as `choose_target`, which is not asked if a model or the classes are given
     if target.classes is None:
         if not isinstance(column, np.ndarray):
             raise DataError("the target holds categories or text, the training target numbers")
@@ -347,12 +347,12 @@ def check_one_column(n_columns: int) -> None:
         )
 
 
-def check_categories(scans: Sequence[TargetScan], name: str) -> None:
-    """Raise a DataError if a target of text or categories has too many, whatever the loss will be; see `choose_target`."""
+def check_categories(scans: Sequence[TargetScan], name: str) -> TargetScan:
+    """Return the scan of all rows; raise a DataError if text or categories are too many, whatever the loss will be."""
     scan = reduce(merge_target_scans, scans)
-    check_one_column(scan.n_columns)
     if scan.categories is not None:
         check_number_of_classes(scan, name)
+    return scan
 
 
 def choose_target(scans: Sequence[TargetScan], parameters: Parameters, name: str = "target") -> Target:

@@ -150,7 +150,7 @@ def parse_settings(value: Any) -> dict[str, Any]:
 def parse_target(stored: dict[str, Any], levels: Any) -> tuple[TargetScan, tuple[Level, ...] | None]:
     """Return the statistics of the target in a description, and its categories."""
     entries = {"levels", "distinct", "too_many", "dtype", "is_bool"}
-    refuse(set(stored) != entries, f"target has other entries than {', '.join(sorted(entries))}")
+    refuse(set(stored) - {"n_columns"} != entries, f"target has other entries than {', '.join(sorted(entries))}")
     categories = None if levels is None else parse_levels(levels, "target_levels")
     occurring = None if stored["levels"] is None else parse_levels(stored["levels"], "levels of the target")
     distinct, dtype, is_bool, too_many = (stored[name] for name in ("distinct", "dtype", "is_bool", "too_many"))
@@ -158,6 +158,11 @@ def parse_target(stored: dict[str, Any], levels: Any) -> tuple[TargetScan, tuple
     refuse(type(is_bool) is not bool or type(too_many) is not bool, "is_bool or too_many of the target is no truth value")
     refuse(any(type(value) is not float for value in distinct), "distinct targets are no numbers")
     values = np.array(distinct, np.float64)
+    if "n_columns" in stored:
+        n_columns = count(stored["n_columns"], "n_columns of the target", 2)
+        plain = categories is None and not distinct and not too_many and dtype == "float64" and not is_bool
+        refuse(not plain, "of several targets more is described than their number")
+        return TargetScan(None, values, False, dtype, False, n_columns), None
     if categories is not None and occurring is not None:
         refuse(not occurring or not {*map(_typed, occurring)} <= {*map(_typed, categories)}, "a level of the target is unknown")
         refuse(bool(distinct) or too_many or is_bool or type(dtype) is not str, "target has both levels and numbers")
@@ -183,8 +188,12 @@ def _holds(dtype: str, values: np.ndarray) -> bool:
         return bool((values.astype(dtype).astype(np.float64) == values).all())
 
 
-def check_layout(fields: Mapping[str, Sequence[Field]], binning: Binning, continues: bool) -> None:
-    """Raise ValueError if the fields of block files are not those of data with these bins. continues : of a continued model."""
+def check_layout(fields: Mapping[str, Sequence[Field]], binning: Binning, n_targets: int, continues: bool) -> None:
+    """Raise ValueError if the fields of block files are not those of data with these bins and so many target columns.
+
+    continues : whether a model is continued.
+    """
+    target = target_field(n_targets)
     tiles = code_fields(plan_layout(binning.n_bins, binning.is_categorical))
     refuse(list(fields["codes"]) != tiles, "the fields of codes are not those of the bins")
     roles = [
@@ -196,14 +205,20 @@ def check_layout(fields: Mapping[str, Sequence[Field]], binning: Binning, contin
     dtypes = {role.field: role.stored_dtype for role in ROLES.values()}
     for one in fields["rows"]:
         outputs = one.before if one.name == "start" else ()
-        is_plain = one.before == () or (len(outputs) == 1 and type(outputs[0]) is int and outputs[0] > 2)
+        is_several = len(outputs) == 1 and type(outputs[0]) is int and outputs[0] > 2
+        is_plain = one.before == (target.before if one.name == "target" else ()) or is_several
         refuse(
             one.dtype != dtypes.get(one.name, "<f8") or not is_plain or one.after != (),
             f"the field {one.name!r} of rows has another shape or type",
         )
     if "portrait" in fields:
-        wanted = [Field("values", "<f8", (), (len(binning.features),)), Field("target", "<f8")]
+        wanted = [Field("values", "<f8", (), (len(binning.features),)), target]
         refuse(list(fields["portrait"]) != wanted, "the fields of the reference sample are not those of the features")
+
+
+def target_field(n_columns: int) -> Field:
+    """Return the field of the target in block files."""
+    return Field("target", "<f8", () if n_columns == 1 else (n_columns,))
 
 
 def parse_checksums(value: Any, n_blocks: int) -> np.ndarray:
@@ -305,7 +320,9 @@ class RolesCheck:
         return found if found is not None or self._missing_blocks else self._at_the_end()
 
     def of_targets(self, target: np.ndarray) -> str | None:
-        """Return what is wrong with stored targets (float64[n])."""
+        """Return what is wrong with stored targets (float64[n], or [n_columns, n])."""
+        if self._target.n_columns > 1:  # what infinity means is up to the loss
+            return "a target is not a number" if np.isnan(target).any() else None
         if not np.isfinite(target).all():
             return "the target is not finite"
         if self._categories is not None:
@@ -378,12 +395,13 @@ class PartPromise(NamedTuple):
     n_bins: np.ndarray  # of each feature
     filled: tuple[str, ...]  # the roles
     has_categories: bool  # whether the target has categories
+    n_targets: int  # number of target columns
 
 
 def decoded(
-    content: bytes, n_rows: int | None, types: dict[str, str], has_categories: bool | None
+    content: bytes, n_rows: int | None, types: dict[str, str], has_categories: bool | None, n_targets: int
 ) -> tuple[dict[str, np.ndarray], Column]:
-    """Return the columns of a Parquet file of a data set, and its target.
+    """Return the columns of a Parquet file of a data set, and its target, or its targets (float64[n_targets, n]).
 
     n_rows : that it must have, compared before anything is decoded; None: any number.
     types : of the columns beside the target, by name, in their order.
@@ -399,7 +417,9 @@ def decoded(
     try:
         file = pq.ParquetFile(io.BytesIO(content))
         metadata, schema = file.metadata, file.schema_arrow
-        names = [*types, "target"]
+        refuse(n_targets > len(schema.names), f"it has {len(schema.names)} columns, but {n_targets} targets were promised")
+        targets = target_names(n_targets)
+        names = [*types, *targets]
         refuse(schema.names != names, f"it has the columns {', '.join(schema.names)[:200]}, not {', '.join(names)[:200]}")
         refuse(
             n_rows is not None and metadata.num_rows != n_rows, f"it has {metadata.num_rows} rows, but {n_rows} were promised"
@@ -407,11 +427,14 @@ def decoded(
         _check_chunks(content)
         for name, wanted in types.items():
             refuse(str(schema.field(name).type) != wanted, f"column {name} is of type {schema.field(name).type}, not {wanted}")
-        of_target = schema.field("target").type
+        of_target = schema.field(targets[0]).type
         levels = (schema.metadata or {}).get(b"categories")
         is_other = has_categories is not None and (levels is not None) != has_categories
         refuse(is_other and metadata.num_rows > 0, "its target is of another kind than that of the sample")
         is_number = pa.types.is_boolean(of_target) or pa.types.is_integer(of_target) or pa.types.is_floating(of_target)
+        if n_targets > 1:
+            refuse(levels is not None, "one of several targets has categories")
+            is_number = all(schema.field(name).type == pa.float64() for name in targets)
         refuse(not is_number if levels is None else of_target != pa.int32(), f"its target is of type {of_target}")
         categories = None if levels is None else parse_levels(parse_json(levels), "categories of the target")
         table = file.read()
@@ -420,11 +443,15 @@ def decoded(
     except (*MALFORMED, OSError, MemoryError, pa.ArrowException) as error:
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
     refuse(any(len(values) != metadata.num_rows for values in columns.values()), "its columns differ in length")
-    target: Column = columns.pop("target")
-    if categories is not None:
-        assert isinstance(target, np.ndarray)
-        target = CategoryColumn(target, categories)
-    return columns, target
+    found = [columns.pop(name) for name in targets]
+    if n_targets > 1:
+        return columns, np.stack(found)
+    return columns, found[0] if categories is None else CategoryColumn(found[0], categories)
+
+
+def target_names(n_targets: int) -> list[str]:
+    """Return the names of the target columns in a Parquet file of a data set."""
+    return ["target"] if n_targets == 1 else [f"target{k}" for k in range(n_targets)]
 
 
 #: Numbers of the fields of a footer that are read, and of the compressions of `pq.write_table`: none, and Snappy, which makes a
@@ -499,7 +526,7 @@ def decode_part(content: bytes, n_rows: int, promise: PartPromise) -> tuple[tupl
     types = {f"b{j}": "uint8" if n <= NARROW_BINS else "uint16" for j, n in enumerate(promise.n_bins.tolist())}
     of_kind = {"number": "double", "key": "int64"}
     others = {ROLES[role].field: of_kind[ROLES[role].kind] for role in promise.filled if role != "target"}
-    columns, target = decoded(content, n_rows, types | others, promise.has_categories)
+    columns, target = decoded(content, n_rows, types | others, promise.has_categories, promise.n_targets)
     roles = RowRoles(target, **{name: columns.pop(name) for name in others})
     codes = tuple(columns.values())
     for name, column, last in zip(promise.names, codes, promise.n_bins.tolist(), strict=True):

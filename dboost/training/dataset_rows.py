@@ -35,7 +35,7 @@ from dboost.data import CategoryColumn, Chunk, Column, ReadOptions, Table
 from dboost.data.binning import Binning
 from dboost.data.chunk import BinnedPartition, CategoryIndex, DecodedColumns
 from dboost.data.column import apply
-from dboost.data.roles import ROLES, RowRoles
+from dboost.data.roles import ROLES, RowRoles, joined, length_of, n_columns_of
 from dboost.data.table import open_binned
 from dboost.errors import DataError, DBoostError, ParameterError, shown
 from dboost.model.ensemble import Ensemble, FlatEnsemble
@@ -65,6 +65,7 @@ from dboost.training.dataset_checks import (
     refuse,
     roles_problem,
     sample_problem,
+    target_names,
 )
 from dboost.training.fit import LocalTable, SessionRows, fit
 from dboost.training.fit_result import FitResult
@@ -242,9 +243,9 @@ def joined_scores(parts: Sequence[tuple[int, FoldScoresOfPartition]]) -> list[tu
 
 def joined_targets(parts: Sequence[Column | None]) -> Column:
     """Join the targets of partitions, which may have different categories, sorted."""
-    filled = [part for part in parts if part is not None and len(part)]
+    filled = [part for part in parts if part is not None and length_of(part)]
     if not any(isinstance(part, CategoryColumn) for part in filled):
-        return np.concatenate([part for part in filled if not isinstance(part, CategoryColumn)])
+        return joined(filled)
     index = CategoryIndex("target", is_target=True)
     codes = [apply(index.translate(part.categories), part.codes) for part in filled if isinstance(part, CategoryColumn)]
     categories, final = index.finish()
@@ -261,7 +262,8 @@ def joined_groups(parts: Iterable[np.ndarray | None]) -> np.ndarray | None:
     return np.concatenate(found)
 
 
-NAME, VERSION = "dataset.json", 1
+#: The newest version; data sets with one target column have version 1, which older versions of dboost read.
+NAME, VERSION = "dataset.json", 2
 _LEASE = "lease.json"
 _FILES = rf"((part-[0-9a-f]{{12}}-\d{{5,}}|sample-[0-9a-f]{{12}})\.parquet|{re.escape(NAME)}|{re.escape(_LEASE)})"
 #: Names of the files of a data set, and of their drafts.
@@ -283,8 +285,9 @@ class StoredDataset:
     @property
     def promise(self) -> PartPromise:
         """What all parts have in common."""
-        binning, has_categories = self.data.binning, isinstance(self.data.sample_target, CategoryColumn)
-        return PartPromise(tuple(one.name for one in binning.features), binning.n_bins, self.filled, has_categories)
+        binning, target = self.data.binning, self.data.sample_target
+        of_target = isinstance(target, CategoryColumn), n_columns_of(target)
+        return PartPromise(tuple(one.name for one in binning.features), binning.n_bins, self.filled, *of_target)
 
     def partitions(self) -> Iterator[BinnedPartition]:
         """Read the partitions one by one."""
@@ -382,8 +385,10 @@ def write_description(
         "filled": [role in filled for role in ROLES][: max(3, *(k + 1 for k, role in enumerate(ROLES) if role in filled))],
         "sample": sample[:2],
     }
+    n_targets = n_columns_of(data.sample_target)
+    content |= {} if n_targets == 1 else {"n_targets": n_targets}
     checksum = digest_of(content_text(content))
-    head = {"format": "dboost-dataset", "version": VERSION, "sha256": checksum, "content": content}
+    head = {"format": "dboost-dataset", "version": 1 if n_targets == 1 else VERSION, "sha256": checksum, "content": content}
     lease.renew()
     write_whole(f"{root}/{NAME}", content_text(head))
     lease.renew()
@@ -430,9 +435,10 @@ def _stored(root: str, content: dict[str, Any]) -> StoredDataset:
     for i, (name, _) in enumerate(files):
         refuse(name != _part(of_sample[1], i), f"part {i} has the name {name[:80]!r}")
     types = {f"v{j}": "double" for j in range(len(binning.features))}
+    n_targets = count(content["n_targets"], "n_targets", 2) if "n_targets" in content else 1
     encoded = _read(root, sample, checksum)
     try:
-        columns, target = decoded(encoded, None, types, None)
+        columns, target = decoded(encoded, None, types, None, n_targets)
         values = np.column_stack(list(columns.values()))
         check_sample_rows(len(values), n_rows, len(binning.features))
         problem = sample_problem(values, binning) or roles_problem(RowRoles(target))
@@ -454,7 +460,8 @@ def _write(root: str, name: str, columns: dict[str, Any], target: Column) -> tup
     """Write columns and targets as a Parquet file; categories of targets are in the metadata of the file."""
     import pyarrow.parquet as pq
 
-    table = pa.table(columns | {"target": target.codes if isinstance(target, CategoryColumn) else target})
+    targets = [target.codes] if isinstance(target, CategoryColumn) else np.atleast_2d(target)
+    table = pa.table(columns | dict(zip(target_names(len(targets)), targets, strict=True)))
     if isinstance(target, CategoryColumn):
         table = table.replace_schema_metadata({"categories": json.dumps(target.categories)})
     buffer = io.BytesIO()

@@ -44,7 +44,7 @@ from dboost.data.binning import Binning
 from dboost.data.chunk import BinnedPartition, DecodedColumns
 from dboost.data.eval_tables import EvalTable
 from dboost.data.labels import Names, text_of
-from dboost.data.roles import ROLES
+from dboost.data.roles import ROLES, n_columns_of
 from dboost.data.table import values_of
 from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, reason, shown
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
@@ -85,6 +85,7 @@ from dboost.training.dataset_checks import (
     refuse,
     sample_problem,
     stored_roles,
+    target_field,
 )
 from dboost.training.dataset_rows import refuse_other_proposals
 from dboost.training.direct_calls import DirectCalls, log_rows_in_files
@@ -173,7 +174,8 @@ def write_binned(
     model = warm_start.model
     flat = None if model is None else FlatEnsemble(model)
     outputs = () if model is None or model.n_outputs == 1 else (model.n_outputs,)
-    fields = [Field(ROLES[role].field, ROLES[role].stored_dtype) for role in stored_roles]
+    others = [Field(ROLES[role].field, ROLES[role].stored_dtype) for role in stored_roles if role != "target"]
+    fields = [target_field(scan.n_columns), *others]
     fields += [] if flat is None else [Field("start", "<f8", outputs)]
     tiles = code_fields(layout)
     block_rows = rows_that_fit(tiles, n_rows)
@@ -189,7 +191,7 @@ def write_binned(
             assert values is not None
             roles: dict[str, Any] = piece.roles.by_name() | {"target": values}
             rows = reference_rows(n_rows, len(table.features), seed, first, first + piece.codes.n_rows) - first
-            sampled_rows.append((values_of(piece.chunk, rows), values[rows].astype(np.float64)))
+            sampled_rows.append((values_of(piece.chunk, rows), values[..., rows].astype(np.float64)))
             first += piece.codes.n_rows
             written: dict[str, np.ndarray | None] = {
                 "tiles": tiles_of(piece.codes, layout),
@@ -207,7 +209,8 @@ def write_binned(
         for file in store.files:
             file.remove()
         raise
-    reference = ReferenceSample(*(np.concatenate(parts) for parts in zip(*sampled_rows, strict=True)))
+    sampled, of_sample = zip(*sampled_rows, strict=True)
+    reference = ReferenceSample(np.concatenate(sampled), np.concatenate(of_sample, axis=-1))
     codes, stored = store.files
     return PreparedDataset(table.named, binning, scan, categories, codes, stored, reference=reference)
 
@@ -369,7 +372,8 @@ class PreparedRows:
             yield found
 
 
-VERSION = 1
+#: The newest version; folders with one target column have version 1, which older versions of dboost read.
+VERSION = 2
 _NAME = "binned.json"
 
 
@@ -426,7 +430,8 @@ def _write_new(final: Path, write: Callable[[Path], PreparedDataset], lease: Lea
         reference.close()
         data.close()
         content = content_text(_content(data, reference))
-        head = f'{{\n "format": "dboost-binned",\n "version": {VERSION},\n "sha256": "{digest_of(content)}",\n "content": '
+        version = 1 if data.target.n_columns == 1 else VERSION
+        head = f'{{\n "format": "dboost-binned",\n "version": {version},\n "sha256": "{digest_of(content)}",\n "content": '
         with open(new / _NAME, "wb") as description:
             description.write(head.encode() + content + b"}\n")
             description.flush()
@@ -510,17 +515,18 @@ def check_same(settings: dict[str, Any], where: str, given: dict[str, Any]) -> N
     """
     for name, value in given.items():
         known, given_value = settings.get(name), describe(value)
-        if str(given_value).startswith("<"):
+        if str(given_value).startswith("<") or (isinstance(given_value, list) and str(known).startswith("<")):
             raise ParameterError(f"{where} holds prepared data with a {name} of their own: leave yours out")
         if given_value != known and text_of(value) != known:
             what = f"was prepared with {name}={known!r}" if known is not None else f"was prepared without {name}"
             raise ParameterError(f"{name}={given_value!r} does not fit the data: {where} {what}")
 
 
-def named_roles(settings: dict[str, Any]) -> dict[str, str]:
+def named_roles(settings: dict[str, Any]) -> dict[str, str | list[str]]:
     """Return the names of the columns of roles, without those that were given as values."""
     names = {role: settings.get(role) for role in ROLES}
-    return {role: str(name) for role, name in names.items() if name is not None and not str(name).startswith("<")}
+    found = {role: name for role, name in names.items() if name is not None and not str(name).startswith("<")}
+    return {role: [*map(str, name)] if isinstance(name, list) else str(name) for role, name in found.items()}
 
 
 def describe(value: Any) -> Any:
@@ -541,7 +547,7 @@ def _write_reference(folder: Path, reference: ReferenceSample | None) -> BlockFi
     """Write the reference sample, in one block."""
     assert reference is not None
     n, n_features = reference.values.shape
-    fields = [Field("values", "<f8", (), (n_features,)), Field("target", "<f8")]
+    fields = [Field("values", "<f8", (), (n_features,)), target_field(n_columns_of(reference.target))]
     store = RowStore([FieldGroup("portrait", fields, sealed=True)], [n], InFiles(n, None, folder))
     store.append(n, vars(reference))
     store.check_filled()
@@ -575,6 +581,7 @@ def _content(data: PreparedDataset, reference: BlockFile) -> dict[str, Any]:
             "too_many": target.too_many,
             "dtype": target.dtype,
             "is_bool": target.is_bool,
+            **({} if target.n_columns == 1 else {"n_columns": target.n_columns}),
         },
         "target_levels": data.categories,
         "settings": data.settings,
@@ -594,7 +601,7 @@ def _opened(folder: Path, content: dict[str, Any]) -> PreparedDataset:
         name: [Field(field, dtype, tuple(before), tuple(after)) for field, dtype, before, after in one["fields"]]
         for name, one in stored.items()
     }
-    check_layout(fields, binning, "start_from" in settings)
+    check_layout(fields, binning, target.n_columns, "start_from" in settings)
     sample_roles = RolesCheck(target, categories, 1)
     checks: dict[str, BlockCheck] = {
         "codes": CodesCheck(binning),

@@ -19,7 +19,7 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost import DataError
+from dboost import DataError, Dataset, ParameterError
 from dboost.data import ReadOptions, Table, open_table
 from dboost.data.labels import Names
 from dboost.data.partition import fingerprint, make_read_plan, read_partition
@@ -94,6 +94,57 @@ def client() -> Iterator[Client]:
         yield client
 
 
+#: Data sets with two targets, by where their rows are. Of the workers' partitions one is empty, of another all weights are 0.
+DATASETS: dict[str, Callable[[Client, Path], Dataset]] = {
+    "temporary": lambda _, __: dboost.prepare(FRAME, ["b", "a"], sample_weight="w"),
+    "files": lambda _, folder: dboost.prepare(cut(X, [10, 45]), TARGETS.T, folder / "one", memory_limit="64MiB"),
+    "opened": lambda _, folder: reopened(dboost.prepare(FRAME, ["b", "a"], folder / "one", sample_weight="w")),
+    "workers": lambda client, _: dboost.prepare(cut(FRAME, [10, 10, 12, 13, 45]), ["b", "a"], sample_weight="w", client=client),
+    "values": lambda client, _: dboost.prepare(cut(X, [10, 10, 45]), TARGETS.T, client=client),
+    "published": lambda client, _: published(cut(FRAME, [20]), client),
+    "files of workers": lambda client, folder: dboost.prepare(
+        cut(FRAME, [10, 10, 12, 13, 45]), ["b", "a"], f"{folder}/many", sample_weight="w", client=client
+    ),
+    "opened files of workers": lambda client, folder: reopened(
+        dboost.prepare(cut(FRAME, [10, 10, 45]), ["b", "a"], f"{folder}/many", client=client)
+    ),
+}
+
+
+def reopened(data: Dataset) -> Dataset:
+    assert data.target == ["b", "a"]
+    return Dataset(data.path)
+
+
+def published(frame: Any, client: Client) -> Dataset:
+    dboost.prepare(frame, ["b", "a"], client=client, publish="targets")
+    return Dataset.published("targets", client)
+
+
+@pytest.mark.parametrize("place", DATASETS)
+def test_targets_of_prepared_data(place: str, client: Client, tmp_path: Path) -> None:
+    with DATASETS[place](client, tmp_path) as data:
+        by_name = place not in ("files", "values")
+        assert data.target == (["b", "a"] if by_name else None)
+        assert ("b, a" in data._repr_html_()) == by_name
+        is_weighted = data.settings["sample_weight"] == "w"
+        expected = TARGETS[:, FRAME["w"] > 0] if is_weighted else TARGETS
+        assert data.n_rows == expected.shape[1]
+        np.testing.assert_array_equal(data._rows(None if data.is_in_one_process else client).targets(), expected)
+        with pytest.raises(DataError, match=re.escape(REFUSED)):
+            dboost.fit(data, max_iter=1)
+        if place == "published":
+            data.unpublish()
+
+
+def test_a_list_of_values_is_no_list_of_names() -> None:
+    for values in (FRAME["a"].tolist(), [f"class {i % 3}" for i in range(N)], TARGETS.T.tolist()):
+        with dboost.prepare(X, values) as data:
+            assert (data.target, data.settings["target"]) == (None, "<list>")
+            with pytest.raises(ParameterError, match="holds prepared data with a target of their own: leave yours out"):
+                dboost.fit(data, values)
+
+
 def targets_by_partition(rows: BatchRows) -> dict[int, Any]:
     return {number: rows.table.roles(k).target for k, number in enumerate(rows.table.numbers) if rows.table.lengths[k]}
 
@@ -154,8 +205,11 @@ CALLS: list[Callable[[Any], Any]] = [
     lambda _: dboost.fit(X, FRAME["a"], max_iter=1, max_leaf_nodes=2).drift(X, TARGETS.T),
     lambda _: dboost.fit(X, FRAME["a"] > 0, max_iter=1, max_leaf_nodes=2).drift(FRAME, ["b", "a"]),
     lambda _: dboost.fit(X, FRAME["a"], max_iter=1, max_leaf_nodes=2).importance("permutation", FRAME, ["b", "a"]),
-    lambda _: dboost.prepare(FRAME, ["b", "a"]),
-    lambda client: dboost.prepare(FRAME, ["b", "a"], client=client),
+    lambda _: dboost.fit(dboost.prepare(FRAME, ["b", "a"]), max_iter=1),
+    lambda client: dboost.fit(dboost.prepare(FRAME, ["b", "a"], client=client), max_iter=1),
+    lambda _: dboost.cv(dboost.prepare(X, TARGETS.T), folds=3, max_iter=1),
+    lambda client: dboost.cv(dboost.prepare(cut(X, [20]), TARGETS.T, client=client), folds=3, max_iter=1),
+    lambda _: dboost.DBoostRegressor(max_iter=1).fit(dboost.prepare(X, TARGETS.T)),
     lambda _: dboost.cv(FRAME, ["b", "a"], folds=3, max_iter=1),
     lambda _: dboost.cv(FRAME, ["b", "a"], folds="w", max_iter=1),
     lambda _: dboost.DBoostRegressor(max_iter=1).fit(X, TARGETS.T),

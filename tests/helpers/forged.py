@@ -38,7 +38,7 @@ OPTIONS: dict[str, Any] = {"max_iter": 2, "max_leaf_nodes": 5, "progress": False
 LIMIT = 64 * 10**6
 
 
-def make(base: Path, target: str = "grade", **roles: Any) -> None:
+def make(base: Path, target: str | list[str] = "grade", **roles: Any) -> None:
     """Write the same data set in both formats: ``base/blocks`` and ``base/parts``."""
     frame = mixed_frame(400).assign(
         w=lambda rows: rows["w"] + 0.5,
@@ -47,7 +47,7 @@ def make(base: Path, target: str = "grade", **roles: Any) -> None:
         o=lambda rows: rows["x"] / 9,
     )
     features = ["x", "size", "rooms", "town", "kind", "flag", "many", "only"]
-    dboost.prepare(frame, target, base / "blocks", features=features, **roles).close()
+    dboost.prepare(frame, target, base / "blocks", **{"features": features, **roles}).close()
     opened = prepared_dataset.open_folder(base / "blocks")
     (whole,) = opened.partitions()
     sample = opened.reference

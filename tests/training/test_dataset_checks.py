@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -137,6 +139,74 @@ def test_a_part_of_too_many_rows_is_refused_before_it_is_decoded(base: Path, tmp
     with pytest.raises(StorageError, match="it has 1000000 rows, but 150 were promised"):
         dboost.fit(dboost.Dataset(folder), **OPTIONS)
     assert pool.max_memory() == before or pool.max_memory() < made + n
+
+
+def of_two_targets(folder: Path) -> tuple[Blocks, Parts]:
+    forged.make(folder, ["y", "x"], features=["size", "town", "many"])
+    return Blocks(folder / "blocks"), Parts(folder / "parts")
+
+
+def test_data_sets_of_two_targets(tmp_path: Path) -> None:
+    of_two_targets(tmp_path)
+    frame = mixed_frame(400)
+    for name in ("blocks", "parts"):
+        (description,) = {"binned.json", "dataset.json"} & {one.name for one in (tmp_path / name).iterdir()}
+        assert json.loads((tmp_path / name / description).read_text())["version"] == 2
+        data = dboost.Dataset(tmp_path / name)
+        np.testing.assert_array_equal(data._rows().targets(), frame[["y", "x"]].to_numpy().T)
+        with pytest.raises(dboost.DataError, match="the target has 2 columns, but every loss takes one"):
+            dboost.fit(data, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "complaint"),
+    [
+        ("rows", lambda views: views["target"].__setitem__((1, 3), np.nan), "a target is not a number"),
+        ("portrait", lambda views: views["target"].__setitem__((0, 3), np.nan), "a target is not a number"),
+        ("", lambda target: target.__setitem__("n_columns", 3), "the field 'target' of rows has another shape or type"),
+        ("", lambda target: target.__setitem__("n_columns", 1), "n_columns of the target is 1, not a number from 2"),
+        ("", lambda target: target.pop("n_columns"), "there are 0 distinct targets"),
+        ("", lambda target: target["distinct"].append(1.0), "of several targets more is described than their number"),
+    ],
+)
+def test_blocks_of_two_targets_are_checked(tmp_path: Path, file: str, change: Callable[[Any], Any], complaint: str) -> None:
+    of_folder, _ = of_two_targets(tmp_path)
+    if file:
+        of_folder.change(file, change)
+    else:
+        change(of_folder.content["target"])
+    of_folder.write()
+    with pytest.raises(StorageError, match=complaint):
+        dboost.Dataset(of_folder.folder)._rows()
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "complaint"),
+    [
+        (0, lambda one: one.drop_columns("target1"), "it has the columns"),
+        (0, lambda one: one.set_column(4, "target1", pa.array(np.arange(150))), "its target is of type double"),
+        (-1, lambda one: one.set_column(4, "target1", pa.nulls(400, pa.float64())), "values are missing"),
+        (0, lambda one: one.set_column(4, "target1", pa.array(np.full(150, np.nan))), "target contains NaN"),
+        (0, lambda one: one.replace_schema_metadata({"categories": '["a"]'}), "its target is of another kind"),
+    ],
+)
+def test_parts_of_two_targets_are_checked(
+    tmp_path: Path, part: int, change: Callable[[pa.Table], pa.Table], complaint: str
+) -> None:
+    _, of_folder = of_two_targets(tmp_path)
+    of_folder.change(part, change)
+    of_folder.write()
+    with pytest.raises(StorageError, match=complaint):
+        dboost.Dataset(of_folder.folder)._rows().targets()
+
+
+@pytest.mark.parametrize("n_targets", [1, 3, 2**53, "2"])
+def test_another_number_of_targets_is_refused(tmp_path: Path, n_targets: Any) -> None:
+    _, of_folder = of_two_targets(tmp_path)
+    of_folder.content["n_targets"] = n_targets
+    of_folder.write()
+    with pytest.raises(StorageError, match=r"n_targets is|it has the columns|it has 5 columns, but"):
+        dboost.Dataset(of_folder.folder)
 
 
 def test_scores_of_another_number_of_outputs_are_refused(tmp_path: Path) -> None:
