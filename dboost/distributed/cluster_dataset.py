@@ -42,6 +42,7 @@ from dboost.distributed.connection import Connection, address_of, current_client
 from dboost.distributed.messages import pack
 from dboost.distributed.read_tasks import ReadTasks, finished, rows_alone
 from dboost.distributed.worker_choice import WorkerChoice
+from dboost.distributed.worker_plugin import running
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 from dboost.model.ensemble import Ensemble
 from dboost.session.calls import unpack
@@ -162,13 +163,12 @@ class ClusterRows:
         return joined_scores(list(zip(starts, scores, strict=False)))
 
     def _map(self, function: Any, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return ``function(partition, *arguments)`` of each partition."""
-        token = uuid.uuid4().hex
-        keys = [f"dboost-map-{token}-{i}" for i in range(len(self.futures))]
+        """Return ``function(partition, *arguments)`` of each partition. No task still runs when an error is raised."""
         graph: dict[Any, Any] = {future.key: future for future in self.futures}
-        for key, future, of_partition in zip(keys, self.futures, arguments, strict=True):
-            graph[key] = (_call, pack((function, of_partition)), future.key)
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
+            keys = [f"dboost-map-{connection.fit}-{i}" for i in range(len(self.futures))]
+            for key, future, of_partition in zip(keys, self.futures, arguments, strict=True):
+                graph[key] = (_call, connection.fit, pack((function, of_partition)), future.key)
             restricted = _restricted(connection)
             futures = submit(self.client, graph, keys, **restricted)
             return finished(connection, futures, "partitions of a data set", restricted.get("workers", ()))
@@ -195,7 +195,7 @@ class ClusterRows:
         try:
             parts = self._map(partial(write_part, root, version), [(i,) for i in range(len(self.futures))])
             return write_description(root, version, self.data, settings, parts, self.lengths, self.filled, lease)
-        except BaseException:
+        except BaseException:  # no worker writes any more
             remove_version(root, version)
             raise
 
@@ -377,9 +377,10 @@ def _bundle_of(partition: BinnedPartition) -> tuple[Any, ...]:
     return partition, *partition.given_roles.values()
 
 
-def _call(packed: bytes, partition: BinnedPartition) -> Any:
+def _call(fit: str, packed: bytes, partition: BinnedPartition) -> Any:
     function, arguments = unpack(packed)
-    return function(partition, *arguments)
+    with running(fit):
+        return function(partition, *arguments)
 
 
 def _read_part(promise: bytes, root: str, name: str, checksum: str, n_rows: int) -> BinnedPartition:

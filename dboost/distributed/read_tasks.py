@@ -335,6 +335,8 @@ def finished(connection: Connection, futures: Sequence[Future], what: str, bound
         raise DBoostError(f"partition {failed.number} failed: {name}: {failed.error}") from failed.error
     except _SubmitAgain:
         raise DBoostError(f"the workers that may compute the {what} have left") from None
+    finally:
+        connection.cancel(futures, reason=f"the {what} are complete, or one failed")
 
 
 class _SubmitAgain(Exception):

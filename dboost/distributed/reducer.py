@@ -73,7 +73,7 @@ from dboost.session.memory import keep_freed_memory
 from dboost.trees.tree_rounds import GrowOrder
 from dboost.version import __version__
 
-#: Seconds between two pings of a worker whose plugin has not started yet.
+#: Seconds between two pings of a worker whose plugin has not started yet, or whose tasks of an ended fit still run.
 _PING_INTERVAL = 0.05
 
 
@@ -235,7 +235,7 @@ class Reducer(SchedulerPlugin):
         self._run_in_background(self.end_fit(fit, "interrupted"))
 
     async def end_fit(self, fit: str, outcome: str = "client left") -> dict[str, Any]:
-        """Release a fit here and on all workers; a running call is cancelled."""
+        """Release a fit here and on all workers; a running call is cancelled. Tasks of the fit that write have then ended."""
         known = self._fits.pop(fit, None)
         if known is not None:
             known.end()
@@ -474,8 +474,14 @@ class Reducer(SchedulerPlugin):
         return True
 
     async def _release(self, address: str, name: str, session: str | None = None) -> None:
+        """Release a session, or (None) a fit on a worker: then its tasks have ended, unless the worker does not answer."""
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._scheduler.rpc(address).dboost_release(fit=name, session=session), liveness_timeout())
+            while True:
+                release = self._scheduler.rpc(address).dboost_release(fit=name, session=session)
+                reply = await asyncio.wait_for(release, liveness_timeout())
+                if reply is None or not reply.get("running"):
+                    return
+                await asyncio.sleep(_PING_INTERVAL)
 
     async def _discard(self, address: str, name: str, batch: str) -> None:
         with contextlib.suppress(OSError, asyncio.TimeoutError):

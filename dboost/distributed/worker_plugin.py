@@ -19,9 +19,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -175,6 +176,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, WorkerSession] = {}
         self._ended: set[str] = set()
+        #: Number of running tasks that the end of a fit waits for, see `running`.
+        self._running: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_FITS_AT_A_TIME, "dboost-calls")
         self._waiting = ThreadPoolExecutor(_MOST_WAITING, "dboost-exchanges")
@@ -482,8 +485,29 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 return UNKNOWN, b""
             return FAILED, pack_error(error)
 
-    def release(self, fit: str, session: str | None = None) -> dict[str, str]:
-        """Release a lost session, or (None) a fit, whose remaining read tasks then fail."""
+    @contextmanager
+    def running(self, fit: str) -> Iterator[None]:
+        """Within the context, the end of the fit waits for this task.
+
+        Raises
+        ------
+        RuntimeError
+            If the fit has ended.
+        """
+        with self._lock:
+            if fit in self._ended:
+                raise RuntimeError("this fit has ended")
+            self._running[fit] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running[fit] -= 1
+                if not self._running[fit]:
+                    del self._running[fit]
+
+    def release(self, fit: str, session: str | None = None) -> dict[str, Any]:
+        """Release a lost session, or (None) a fit, whose remaining read tasks then fail; return how many tasks still run."""
         with self._lock:
             if session is None:
                 self._ended.add(fit)
@@ -501,7 +525,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         if worker_session is not None:
             # Closing waits for the end of a running call.
             self._pool.submit(_close, worker_session)
-        return {"status": OK}
+        return {"status": OK, "running": self._running[fit]}
 
     def discard(self, fit: str, batch: str) -> dict[str, str]:
         """Release an abandoned batch."""
@@ -549,11 +573,22 @@ def _discard(worker_session: WorkerSession, batch: str) -> None:
 
 def here(fit: str, version: str, lost: Collection[str]) -> tuple[WorkerSession, SessionRef]:
     """Return this worker's session of a fit; called in tasks. version : of the client; lost : names of lost sessions."""
-    worker = get_worker()
-    plugin = worker.plugins.get(NAME)
-    if not isinstance(plugin, DBoostWorkerPlugin):
-        raise RuntimeError(f"worker {worker.address} has no dboost")
+    worker, plugin = get_worker(), _plugin()
     if version != __version__:
         raise RuntimeError(f"worker {worker.address} has dboost {__version__}, the client {version}")
     worker_session = plugin.worker_session(fit, lost)
     return worker_session, SessionRef(worker.address, worker_session.session)
+
+
+def running(fit: str) -> AbstractContextManager[None]:
+    """Return a context for a task that writes where others read; see `DBoostWorkerPlugin.running`."""
+    return _plugin().running(fit)
+
+
+def _plugin() -> DBoostWorkerPlugin:
+    """Return the plugin of this worker; called in tasks."""
+    worker = get_worker()
+    plugin = worker.plugins.get(NAME)
+    if not isinstance(plugin, DBoostWorkerPlugin):
+        raise RuntimeError(f"worker {worker.address} has no dboost")
+    return plugin
