@@ -295,13 +295,12 @@ class ClusterTable:
 
         def arguments() -> tuple[BuildSpec, ReplayState]:
             table = self.partitions
-            n_sharing = table.n_sharing(len(self._connection.client.nthreads()))
+            n_sharing = table.n_sharing(len(self._connection.n_threads))
             return replace(
                 spec, is_whole=table.has_single_worker, n_sharing=n_sharing, leaves_per_pass=spec.shard.max_leaves
             ), calls.past()
 
         places = self.partitions.build(Session.build, arguments)
-        self._connection.open_line()
         if spec.may_stream:
             n_in_files = sum(one.in_files for one in places)
             log_rows_in_files(n_in_files, spec)

@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import count
 from types import TracebackType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import dask
 from distributed import Client, Future, LocalCluster, get_worker, worker_client
@@ -46,6 +47,10 @@ _ON_LINES = ["dboost_ask", "dboost_grow"]
 CONNECT_TIMEOUT = "20s"
 #: Seconds between two looks for a usable worker.
 _POLL = 0.25
+#: Seconds for which the records of workers are recent, see `Connection.usable`.
+_RECENT = 1.0
+#: By client the scheduler in which it has installed the reducer.
+_installed: WeakKeyDictionary[Client, str] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -328,6 +333,8 @@ class Connection:
     has_ended : bool
     reading : set of Future
         The read tasks of all threads of the fit.
+    n_threads : dict of str to int
+        Threads of the usable workers, by address; as of the last call of `usable`.
     memory_limits : dict of str to int
         Bytes of the usable workers that are not paused, by address, 0 for no limit; as of the last call of `usable`.
 
@@ -353,10 +360,14 @@ class Connection:
         self.iteration: int | None = None
         self.progress = Progress(False)
         self.attempts = Attempts()
+        self.n_threads: dict[str, int] = {}
         self.memory_limits: dict[str, int] = {}
+        self._workers: dict[str, WorkerRecord] = {}
+        self._seen = -_RECENT  # when the scheduler returned these records
         self.has_ended = False
         self.reading: set[Future] = set()
         self._line: Line | None = None
+        self._may_open_line = uses_lines()
         self._n_calls = 0
         self._released = ExitStack()
         with usable(client):
@@ -364,23 +375,30 @@ class Connection:
 
     def _open(self) -> None:
         """Install the reducer if it is not there, and open the fit."""
-        where = self.address
-        try:
-            self.client.register_plugin(Reducer())
-        except OSError as error:
-            raise DBoostError(f"the scheduler at {where} cannot be reached: {error}") from error
-        except Exception as error:
-            raise DBoostError(
-                f"the scheduler at {where} cannot run dboost {__version__}; is it installed there? {error}"
-            ) from error
+        scheduler: Any = getattr(self.client, "_scheduler_identity", {}).get("id")  # renewed when the client connects again
+        if scheduler is None or _installed.get(self.client) != scheduler:
+            self._install()
+            _installed[self.client] = scheduler
         try:
             reply = self._call("dboost_open", client_id=self.client.id)
             if reply["version"] != __version__:
-                raise DBoostError(f"the scheduler at {where} has dboost {reply['version']}, this process {__version__}")
-            self._check_workers({address: WorkerRecord(*fields) for address, fields in reply["workers"].items()})
+                raise DBoostError(f"the scheduler at {self.address} has dboost {reply['version']}, this process {__version__}")
+            self._note_workers(reply)
+            self._check_workers(self._workers)
         except BaseException:  # otherwise the scheduler would keep the fit
             self.end()
             raise
+
+    def _install(self) -> None:
+        """Install the reducer in the scheduler, unless another client has."""
+        try:
+            self.client.register_plugin(Reducer())
+        except OSError as error:
+            raise DBoostError(f"the scheduler at {self.address} cannot be reached: {error}") from error
+        except Exception as error:
+            raise DBoostError(
+                f"the scheduler at {self.address} cannot run dboost {__version__}; is it installed there? {error}"
+            ) from error
 
     def _check_workers(self, known: dict[str, WorkerRecord]) -> None:
         """Warn of workers that cannot be used; raise the error if the user named one, or if there are no others."""
@@ -402,10 +420,11 @@ class Connection:
         for error in errors.values():
             warn(f"{error}; the fit leaves this worker out")
 
-    def open_line(self) -> None:
+    def _open_line(self) -> None:
         """Use a line for the calls of `ask` and `grow` from now on, if the connection to the scheduler allows one."""
-        if self._line is not None or not uses_lines():
+        if self._line is not None or not self._may_open_line:
             return
+        self._may_open_line = False  # it is tried once
         client, fit = self.client, self.fit
 
         async def opened() -> tuple[str, Line | None]:
@@ -436,25 +455,32 @@ class Connection:
         """Whether the user chose the workers of this fit."""
         return bool(self._choice)
 
-    def usable(self) -> tuple[list[str], dict[str, str]]:
+    def usable(self, *, recent: bool = False) -> tuple[list[str], dict[str, str]]:
         """Return the usable workers, and for others the reason; workers that do not answer are in neither.
 
-        The reason is empty for a worker that the user has not chosen.
+        The reason is empty for a worker that the user has not chosen. recent : whether the workers of a moment ago suffice,
+        default False.
         """
+        if not recent or time.monotonic() - self._seen > _RECENT:
+            self._note_workers(self._call("dboost_workers"))
         usable: list[str] = []
         unusable: dict[str, str] = {}
-        self.memory_limits = {}
-        for address, fields in self._call("dboost_workers")["workers"].items():
-            record = WorkerRecord(*fields)
+        self.n_threads, self.memory_limits = {}, {}
+        for address, record in self._workers.items():
             if not self._choice.includes(address, record):
                 unusable[address] = ""
             elif (error := version_error(address, record)) is not None:
                 unusable[address] = str(error)
             elif record.version != SILENT:
                 usable.append(address)
+                self.n_threads[address] = record.n_threads
                 if record.is_running:
                     self.memory_limits[address] = record.memory_limit
         return usable, unusable
+
+    def _note_workers(self, reply: dict[str, Any]) -> None:
+        self._workers = {address: WorkerRecord(*fields) for address, fields in reply["workers"].items()}
+        self._seen = time.monotonic()
 
     def need_workers(self, n_workers: int) -> None:
         """Have an adaptive cluster provide at least this many workers until the end of the fit, without waiting for them."""
@@ -500,6 +526,7 @@ class Connection:
 
     def _ask(self, refs: list[SessionRef], method: str, packed: Any) -> dict[SessionRef, Any]:
         self._check_not_lost(refs)
+        self._open_line()
         reply = self._call("dboost_ask", sessions=refs, method=method, arguments=packed)
         return dict(zip(refs, self._results(reply), strict=True))
 

@@ -285,8 +285,8 @@ class PartitionedTable:
         n_rows_of: dict[str, int] = {}
         for entry in self.worker_partitions:
             n_rows_of[entry.ref.worker] = n_rows_of.get(entry.ref.worker, 0) + sum(self.lengths[i] for i in entry.numbers)
-        usable = set(self.connection.usable()[0])
-        n_threads = {worker: n for worker, n in self.connection.client.nthreads().items() if worker in usable}
+        self.connection.usable(recent=True)
+        n_threads = self.connection.n_threads
         addresses = {i: ref.worker for i, ref in owners.items()}
         single = self.single_worker(n_threads)
         if single is not None:
@@ -344,7 +344,7 @@ class PartitionedTable:
 
         With several outputs the work of an iteration may be worth more workers; these are known only after loading.
         """
-        return len(self.sessions) == 1 and self.single_worker(self.connection.client.nthreads()) is not None
+        return len(self.sessions) == 1 and self.single_worker(self.connection.n_threads) is not None
 
     def new_batch(self) -> str:
         """Return a unique name for a batch of this fit."""

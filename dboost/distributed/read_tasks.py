@@ -211,8 +211,8 @@ class ReadTasks:
         DataError, DBoostError
             Naming the partition that could not be read, and the reason.
         """
-        for _ in range(_MAX_SUBMISSIONS):
-            usable, unusable = connection.usable()
+        for n_before in range(_MAX_SUBMISSIONS):
+            usable, unusable = connection.usable(recent=n_before == 0)
             if not usable and (unusable or connection.is_confined):
                 usable = connection.wait_for_usable()
             wanted = [address for address in workers or () if address in usable]

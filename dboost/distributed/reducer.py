@@ -10,9 +10,9 @@ if it does not answer within the same time, the reducer removes it from the clus
 worker answers pings, because calls do not run on its event loop. The reducer pings only workers that a fit waits for.
 
 **Latency.** A fit has thousands of rounds. Each fit has a thread, which calls the sessions on lines (`worker_calls`), merges
-their histograms and picks the splits (`session_rounds`), so the scheduler's event loop serves all clients. Everything before
-the first tree, and fits on connections without lines, use Dask's messages: `wait_for_replies` waits for all calls with one
-future and one timer.
+their histograms and picks the splits (`session_rounds`), so the scheduler's event loop serves all clients. Calls with arguments
+for each of more than `dboost.fan-in` sessions, and fits on connections without lines, use Dask's messages: `wait_for_replies`
+waits for all calls with one future and one timer.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class Reducer(SchedulerPlugin):
         return {"status": OK, "version": __version__, "workers": await self._records()}
 
     async def usable_workers(self, fit: str) -> dict[str, Any]:
-        """Return the current workers, see `_records`; only new workers are pinged."""
-        return {"status": OK, "workers": await self._records(known=True)}
+        """Return the current workers, see `_records`."""
+        return {"status": OK, "workers": await self._records()}
 
     async def need_workers(self, fit: str, n_workers: int) -> dict[str, Any]:
         """Record how many workers a fit needs, see `adaptive_target`."""
@@ -341,9 +341,15 @@ class Reducer(SchedulerPlugin):
         fit = self._fit(name)
         self._use(fit, refs)
         branches = flat(refs) if each else tree_of(tuple(refs), fan_in())
+        called = [branch.ref for branch in branches]
+        lines = None
+        if len(called) <= fan_in():
+            lines = self._lines(name, fit, called)
+        elif fit.lines is not None and not fit.lines.missing(called):
+            lines = fit.lines
         calls: WorkerCalls
-        if fit.lines is not None and not fit.lines.missing(branch.ref for branch in branches):
-            calls = fit.lines
+        if lines is not None:
+            calls = lines
         else:
             calls, branches = MessageCalls(partial(self._call, name), self._loop), flat(refs)
         results: dict[SessionRef, bytes] = {}
@@ -427,22 +433,29 @@ class Reducer(SchedulerPlugin):
             await self._remove(address)
         return hung
 
-    async def _records(self, known: bool = False) -> dict[str, tuple[Any, ...]]:
-        """Return the fields of each worker's `WorkerRecord`. known : use the stored versions of known processes."""
-        versions = await self._ping_all(known)
+    async def _records(self) -> dict[str, tuple[Any, ...]]:
+        """Return the fields of each worker's `WorkerRecord`; only new workers are pinged."""
+        versions = await self._ping_new()
         states = self._scheduler.workers
         return {
-            address: (*version, str(state.name), dict(state.resources), state.memory_limit, state.status is Status.running)
+            address: (
+                *version,
+                str(state.name),
+                dict(state.resources),
+                state.nthreads,
+                state.memory_limit,
+                state.status is Status.running,
+            )
             for address, version in versions.items()
             if (state := states.get(address)) is not None  # it may have left meanwhile
         }
 
-    async def _ping_all(self, known: bool = False) -> dict[str, WorkerVersion]:
-        """Return the versions of dboost of all workers. known : use the stored versions of known processes, default False."""
+    async def _ping_new(self) -> dict[str, WorkerVersion]:
+        """Return the versions of dboost of all workers; ping those whose versions are not known."""
         identities = self._identities()
         here = {identity for _, identity in identities}
         self._versions = {identity: version for identity, version in self._versions.items() if identity in here}
-        to_ping = [(address, identity) for address, identity in identities if not (known and identity in self._versions)]
+        to_ping = [(address, identity) for address, identity in identities if identity not in self._versions]
         versions = await asyncio.gather(*(self._ping(address) for address, _ in to_ping))
         found = dict(zip(to_ping, versions, strict=True))
         self._versions |= {identity: version for (_, identity), version in found.items() if version[0] != SILENT}

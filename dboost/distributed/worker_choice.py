@@ -18,6 +18,7 @@ class WorkerRecord:
     reason: str | None
     name: str
     resources: Mapping[str, float]
+    n_threads: int
     memory_limit: int  # bytes, 0 if there is none
     is_running: bool  # as opposed to paused, or about to leave
 
