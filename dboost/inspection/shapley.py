@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from dboost.data.partition import is_source
 from dboost.errors import MissingExtraError, ParameterError
 from dboost.inspection.row_functions import call, lazy_pieces
 from dboost.kernels import shap as kernels
-from dboost.kernels.shap import Forest, attribute, attribute_paths, interact, interact_paths
+from dboost.kernels.shap import Forest, attribute, attribute_paths, interact, interact_paths, new_scratch
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Tree, share_out
 from dboost.schema import Feature
 
@@ -383,7 +384,7 @@ class Shapley:
 
         def work(start: int, stop: int) -> None:
             for rows, block in plain_blocks(matrix, start, stop):
-                kernel(forest, block, (0, len(block)), found[rows])
+                kernel(forest, block, (0, len(block)), found[rows], new_scratch(forest, prod(found.shape[1:])))
 
         share_out(work, len(matrix), 20 * max(len(forest.paths), len(forest.splits)), self._n_threads)
         if len(forest.columns) == len(self._ensemble.features):

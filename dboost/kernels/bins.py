@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dboost.kernels import inlined, internal, kernel, uncounted
+from dboost.kernels import inlined, internal, kernel
 from dboost.kernels.rows import ROUNDER
 from dboost.kernels.splits import FEATURE, SPLIT_BIN, search_bounded, search_numeric
 
@@ -49,7 +49,7 @@ def _code_of_few(x, edges):
     return U(x > edges[0]) + U(x > edges[1]) + U(x > edges[2])
 
 
-@uncounted
+@kernel
 def encode_column(values, edges, n_bins, codes):
     """Write the codes of one column. Return the position of the first infinite value, or -1.
 
@@ -67,7 +67,7 @@ def encode_column(values, edges, n_bins, codes):
     return infinite
 
 
-@uncounted
+@kernel
 def encode_matrix(values, edges, n_bins, codes, at, first, last):
     """Write the codes of rows first…last-1 of a matrix, by blocks of rows that stay in cache.
 
@@ -90,7 +90,7 @@ def encode_matrix(values, edges, n_bins, codes, at, first, last):
     return infinite
 
 
-@uncounted
+@kernel
 def fill_tiles(codes, layout, code_row, first, last, tiles):
     """Copy codes (uint8[n_narrow, n_rows]) of rows first…last-1 into tiles (uint8[n_tiles, n_rows, width]).
 

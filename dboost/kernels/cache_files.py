@@ -140,8 +140,6 @@ class KernelCache(FunctionCache):
     function : callable
     stamp : str
         Digest of the code.
-    counts_references : bool
-        Whether the kernel counts references to arrays, for which Numba must be prepared for compilation.
     not_kept : callable
         Called with the error if the compiled kernel cannot be written.
 
@@ -153,22 +151,21 @@ class KernelCache(FunctionCache):
 
     _impl_class = _KernelResults
 
-    def __init__(
-        self, function: Callable[..., Any], stamp: str, counts_references: bool, not_kept: Callable[[OSError], None]
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], stamp: str, not_kept: Callable[[OSError], None]) -> None:
         super().__init__(function)
         self._cache_file = KernelFiles(self._cache_path, self._impl.filename_base, stamp)
-        self._counts_references, self._not_kept = counts_references, not_kept
+        self._not_kept = not_kept
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the compiled kernel, or None. Numba prepares for compilation first, which takes a third of a second; here
-        it does so only before it compiles."""
+        """Return the compiled kernel, or None. Numba prepares for compilation first, which takes a third of a second and
+        45 MiB; here it does so only before it compiles, since no kernel counts references to arrays."""
         data = self._cache_file.load(self._index_key(sig, target_context.codegen()))
         data = data if isinstance(data, tuple) else None
-        if data is None or self._counts_references:
-            _import_without_linear_algebra()
-            target_context.refresh()
-        return None if data is None else self._impl.rebuild(target_context, data)
+        if data is not None:
+            return self._impl.rebuild(target_context, data)
+        _import_without_linear_algebra()
+        target_context.refresh()
+        return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Write the compiled kernel where the folder can be written."""

@@ -21,7 +21,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from dboost.kernels import inlined, instruction, uncounted
+from dboost.kernels import inlined, instruction, kernel
 from dboost.kernels.simd import bits_to_float32
 
 _ONE_32 = np.float32(1)
@@ -156,7 +156,7 @@ def log64(x):
     return k * _LOG_2_HIGH + (2.0 * t * p + (2.0 * t + k * _LOG_2_LOW))
 
 
-@uncounted
+@kernel
 def _exp_each(values, found):
     for i in range(values.size):
         x = values[i]
@@ -165,7 +165,7 @@ def _exp_each(values, found):
         found[i] = exp64(x) if abs(x) <= LARGEST else root * root
 
 
-@uncounted
+@kernel
 def _log_each(values, found):
     for i in range(values.size):
         x = values[i]

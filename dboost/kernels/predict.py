@@ -40,7 +40,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dboost.kernels import internal, kernel, uncounted
+from dboost.kernels import internal, kernel
 from dboost.kernels.simd import LANES, keep_where_left, note_leaves, pick
 
 U32 = np.uint32
@@ -143,7 +143,7 @@ def scratch_for(
     return block, np.empty(n_levels.size * LANES, U32), np.empty((2, LANES), U32)
 
 
-@uncounted
+@kernel
 def predict_quickscorer(forest, matrix, rows, tree_range, scores, leaves, scratch):
     """Find the leaves of some rows in some trees by applying all conditions.
 
@@ -188,7 +188,7 @@ def predict_quickscorer(forest, matrix, rows, tree_range, scores, leaves, scratc
             _hand_over(leaf, values, tree.first_value, row, n_rows, t, t - tree_range[0], scores, leaves)
 
 
-@uncounted
+@kernel
 def predict_traversal(forest, matrix, rows, tree_range, scores, leaves, scratch):
     """Find the leaves of some rows in some trees (a `TraversalForest`) by traversal; parameters as of
     `predict_quickscorer`."""
@@ -258,7 +258,7 @@ def _hand_over(leaf, values, first_value, row, n_rows, t, column, scores, leaves
             leaves[row + r, column] = leaf[r]
 
 
-@uncounted
+@kernel
 def predict_rows(forest, matrix, tree_range, scores):
     """Add the leaf values of some trees (a `TraversalForest`) to the scores of a few rows, one row and one tree at a time.
 

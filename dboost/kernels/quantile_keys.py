@@ -108,19 +108,31 @@ def _bucket(residual, low, scale, last):
     return np.int32(at if at < last else last)
 
 
+class BlockScratch(NamedTuple):
+    """Scratch of `count_buckets` and `collect_buckets`."""
+
+    size: np.ndarray  # float64[BLOCK_ROWS]: residuals of a block of rows
+    bucket: np.ndarray  # int32[BLOCK_ROWS]
+    chosen: np.ndarray  # int64[BLOCK_ROWS + 1]: rows of the block
+
+
+def new_block_scratch() -> BlockScratch:
+    return BlockScratch(np.empty(BLOCK_ROWS), np.empty(BLOCK_ROWS, np.int32), np.empty(BLOCK_ROWS + 1, np.int64))
+
+
 @kernel
-def count_buckets(residuals, low, scale, unit, counts):
+def count_buckets(residuals, low, scale, unit, counts, scratch):
     """Add up the weights of residuals by group and by buckets of equal width.
 
     residuals : Residuals; low, scale : float64[n_groups], or float64[1] for all groups, lower bound of the first bucket and
     1 / width; smaller residuals are in the first bucket, larger ones in the last; unit : factor of the weights; counts :
-    int64[n_groups, N_BUCKETS], added to. Each row adds at least 1.
+    int64[n_groups, N_BUCKETS], added to; scratch : BlockScratch. Each row adds at least 1.
 
     Blocks of rows are processed in loops that vectorise, followed by one that adds: six times as fast as row by row.
     """
     weight, group, rows = residuals.weight, residuals.group, residuals.rows
     last = np.float64(N_BUCKETS - 1)
-    size, bucket = np.empty(BLOCK_ROWS), np.empty(BLOCK_ROWS, np.int32)
+    size, bucket = scratch.size, scratch.bucket
     flat = counts.reshape(counts.size)
     for first in range(residuals.first, residuals.last, BLOCK_ROWS):
         n = BLOCK_ROWS if first + BLOCK_ROWS < residuals.last else residuals.last - first
@@ -148,7 +160,7 @@ def count_buckets(residuals, low, scale, unit, counts):
 
 
 @kernel
-def collect_buckets(residuals, low, scale, wanted, lowest, highest, unit, found):
+def collect_buckets(residuals, low, scale, wanted, lowest, highest, unit, found, scratch):
     """Collect the residuals of some adjacent buckets of each group; return how many there are.
 
     low, scale : float64[n_groups], as in `count_buckets`; wanted : int64[n_groups, 2], the first and the last bucket; lowest,
@@ -160,7 +172,7 @@ def collect_buckets(residuals, low, scale, wanted, lowest, highest, unit, found)
     """
     weight, group, rows = residuals.weight, residuals.group, residuals.rows
     capacity, last, n_kept = len(found), np.float64(N_BUCKETS - 1), I(0)
-    size, chosen = np.empty(BLOCK_ROWS), np.empty(BLOCK_ROWS + 1, np.int64)
+    size, chosen = scratch.size, scratch.chosen
     for first in range(residuals.first, residuals.last, BLOCK_ROWS):
         n = BLOCK_ROWS if first + BLOCK_ROWS < residuals.last else residuals.last - first
         of_block, n_near = size[:n], U(0)

@@ -106,8 +106,24 @@ ELEMENT = OTHER = np.dtype([("edge", np.int64), ("place", np.int64), ("share", n
 POINT = np.dtype([("t", np.float64), ("weight", np.float64)])
 
 
+class Scratch(NamedTuple):
+    """Numbers of `LANES` rows, side by side."""
+
+    block: np.ndarray  # float64[n_used * LANES]: the values of the features
+    followed: np.ndarray  # float64[(n_edges + 1) * LANES]: whether a row follows an edge; "none" is followed by all
+    product: np.ndarray  # float64[(n_edges + 1) * LANES]: products of factors, by edge; paths use the first LANES
+    part: np.ndarray  # float64[LANES]
+    total: np.ndarray  # float64[n_outputs * n_used * LANES], or n_used² for pairs: the values of the rows
+
+
+def new_scratch(forest: Forest, n_totals: int) -> Scratch:
+    """Return scratch for one call. n_totals : number of values for each row."""
+    n_edges, n_used = (forest.n_edges + 1) * LANES, len(forest.columns) * LANES
+    return Scratch(np.zeros(n_used), np.ones(n_edges), np.zeros(n_edges), np.zeros(LANES), np.zeros(n_totals * LANES))
+
+
 @kernel
-def attribute(forest, matrix, rows, values):
+def attribute(forest, matrix, rows, values, scratch):
     """Compute the Shapley values of some rows.
 
     Parameters
@@ -117,13 +133,12 @@ def attribute(forest, matrix, rows, values):
     rows : (first, last)
     values : float64[n, n_used, n_outputs]
         Receives the values; tree t belongs to output t modulo n_outputs.
+    scratch : Scratch
     """
     columns, n_levels, trees, splits, sets = forest.columns, forest.n_levels, forest.trees, forest.splits, forest.sets
     edges, points, n_edges = forest.edges, forest.points, forest.n_edges
     n_used, n_outputs = columns.size, values.shape[2]
-    block = np.zeros(n_used * LANES)
-    followed, product = np.ones((n_edges + 1) * LANES), np.zeros((n_edges + 1) * LANES)
-    total = np.zeros(n_outputs * n_used * LANES)
+    block, followed, product, total = scratch.block, scratch.followed, scratch.product, scratch.total
     for row in range(rows[0], rows[1], LANES):
         n_rows = min(LANES, rows[1] - row)
         _load(matrix, row, n_rows, columns, block)
@@ -156,7 +171,7 @@ def attribute(forest, matrix, rows, values):
 
 
 @kernel
-def interact(forest, matrix, rows, values):
+def interact(forest, matrix, rows, values, scratch):
     """Compute the Shapley interaction values of some rows, the full value for each pair.
 
     Parameters as of `attribute`, but values : float64[n, n_used, n_used, n_outputs], which receives the pairs; the diagonal is
@@ -165,10 +180,7 @@ def interact(forest, matrix, rows, values):
     columns, n_levels, trees, splits, sets = forest.columns, forest.n_levels, forest.trees, forest.splits, forest.sets
     edges, others, points, n_edges = forest.edges, forest.others, forest.points, forest.n_edges
     n_used, n_outputs = columns.size, values.shape[3]
-    block = np.zeros(n_used * LANES)
-    followed, product = np.ones((n_edges + 1) * LANES), np.zeros((n_edges + 1) * LANES)
-    part = np.zeros(LANES)
-    total = np.zeros(n_outputs * n_used * n_used * LANES)
+    block, followed, product, total, part = scratch.block, scratch.followed, scratch.product, scratch.total, scratch.part
     for row in range(rows[0], rows[1], LANES):
         n_rows = min(LANES, rows[1] - row)
         _load(matrix, row, n_rows, columns, block)
@@ -252,15 +264,12 @@ def _ascend(number, split, left, right, point, followed, product, sums):
 
 
 @kernel
-def attribute_paths(forest, matrix, rows, values):
+def attribute_paths(forest, matrix, rows, values, scratch):
     """Compute the Shapley values of some rows path by path; parameters as of `attribute`."""
     columns, n_levels, trees, splits, sets = forest.columns, forest.n_levels, forest.trees, forest.splits, forest.sets
-    paths, elements, points, n_edges = forest.paths, forest.elements, forest.points, forest.n_edges
+    paths, elements, points = forest.paths, forest.elements, forest.points
     n_used, n_outputs = columns.size, values.shape[2]
-    block = np.zeros(n_used * LANES)
-    followed = np.ones((n_edges + 1) * LANES)
-    product = np.zeros(LANES)
-    total = np.zeros(n_outputs * n_used * LANES)
+    block, followed, product, total = scratch.block, scratch.followed, scratch.product, scratch.total
     for row in range(rows[0], rows[1], LANES):
         n_rows = min(LANES, rows[1] - row)
         _load(matrix, row, n_rows, columns, block)
@@ -292,16 +301,13 @@ def attribute_paths(forest, matrix, rows, values):
 
 
 @kernel
-def interact_paths(forest, matrix, rows, values):
+def interact_paths(forest, matrix, rows, values, scratch):
     """Compute the Shapley interaction values of some rows path by path; parameters as of `interact`."""
     columns, n_levels, trees, splits, sets = forest.columns, forest.n_levels, forest.trees, forest.splits, forest.sets
-    paths, elements, points, n_edges = forest.paths, forest.elements, forest.points, forest.n_edges
+    paths, elements, points = forest.paths, forest.elements, forest.points
     n_used, n_outputs = columns.size, values.shape[3]
-    block = np.zeros(n_used * LANES)
-    followed = np.ones((n_edges + 1) * LANES)
-    product = np.zeros(LANES)
-    first_factor = np.zeros(LANES)
-    total = np.zeros(n_outputs * n_used * n_used * LANES)
+    block, followed, product, total = scratch.block, scratch.followed, scratch.product, scratch.total
+    first_factor = scratch.part
     for row in range(rows[0], rows[1], LANES):
         n_rows = min(LANES, rows[1] - row)
         _load(matrix, row, n_rows, columns, block)

@@ -44,6 +44,7 @@ class PairSums(NamedTuple):
     histograms: np.ndarray  # float64[n_pairs, n_channels, n_buckets]
     pending: np.ndarray  # int64[n_pairs], see `histograms.add_records`
     flushed: np.ndarray  # int64[n_pairs]
+    cursors: np.ndarray  # uint64[3, n_slots], scratch: where the next record of a slot is written
 
 
 @kernel
@@ -79,7 +80,9 @@ def sum_pairs(rows, scales, layout, packing, pairs, counts, records, scratch):
     pending, flushed = pairs.pending, pairs.flushed
     found, grouped = records[0], records[1]
     n_slots = pair_of.size
-    here, there, step = np.zeros(n_slots, np.uint64), np.zeros(n_slots, np.uint64), np.zeros(n_slots, np.uint64)
+    here, there, step = pairs.cursors[0], pairs.cursors[1], pairs.cursors[2]
+    for slot in range(n_slots):
+        here[slot] = there[slot] = step[slot] = U(0)
     quantise(rows.gradient, rows.hessian, rows.sampled, scales, 0, n, found)
     if n_slots == 1:
         # All records belong to the root: they need no grouping.

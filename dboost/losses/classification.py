@@ -33,7 +33,7 @@ import numpy as np
 
 from dboost._lazy_import import is_a
 from dboost.errors import ParameterError
-from dboost.kernels import uncounted
+from dboost.kernels import kernel
 from dboost.kernels.exp_log import exp, exp32, exp64, log, log1p32, log64
 from dboost.losses.base import Loss
 from dboost.losses.gradient_pass import block_terms, output_terms, overloads
@@ -71,7 +71,7 @@ def _log_loss_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
-@uncounted
+@kernel
 def _log_losses(y, raw, values):
     """Set the losses of rows in float64; evaluation sets sum them up after every iteration."""
     for i in range(values.size):

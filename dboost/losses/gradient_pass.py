@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import overload
 
-from dboost.kernels import OVERLOAD, any_order, internal, uncounted
+from dboost.kernels import OVERLOAD, any_order, internal, kernel
 from dboost.kernels.quantile_keys import add_influence
 from dboost.kernels.rows import ROUNDER64
 
@@ -163,7 +163,7 @@ def _sum_integers(values, n):
     return total
 
 
-@uncounted
+@kernel
 def update_gradients(loss, rows, values, first_row, last_row, loss_unit, scratch, totals, influence):
     """Add leaf values to raw scores, then write gradients and Hessians and add up the loss, for rows first_row…last_row-1.
 

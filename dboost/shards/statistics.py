@@ -43,6 +43,7 @@ from dboost.kernels.quantile_keys import (
     count_digits,
     count_influence,
     count_near,
+    new_block_scratch,
     next_keys,
 )
 from dboost.kernels.rows import sum_by_leaf
@@ -108,7 +109,7 @@ def _leaf_buckets(
 ) -> np.ndarray:
     """Return the weights of residuals by leaf and bucket: int64[n_leaves, N_BUCKETS], see `quantile_keys.count_buckets`."""
     counts = np.zeros((n_leaves, N_BUCKETS), np.int64)
-    count_buckets(_residuals_by_leaf(shard, subset, first, last), low, scale, unit, counts)
+    count_buckets(_residuals_by_leaf(shard, subset, first, last), low, scale, unit, counts, new_block_scratch())
     return counts
 
 
@@ -121,7 +122,9 @@ def _leaf_keys(
     """Return leaf, rank key and weight of the residuals in the wanted buckets: uint64[n, 3], or None if there are too many."""
     found = np.empty((FEW, 3), np.uint64)
     lowest, highest = bucket_bounds(low, scale, wanted)
-    n = collect_buckets(_residuals_by_leaf(shard, subset, first, last), low, scale, wanted, lowest, highest, unit, found)
+    n = collect_buckets(
+        _residuals_by_leaf(shard, subset, first, last), low, scale, wanted, lowest, highest, unit, found, new_block_scratch()
+    )
     return found[:n] if n <= FEW else None
 
 
@@ -164,7 +167,7 @@ size_digits = Statistic(_size_digits, np.add)
 def _size_buckets(shard: Shard, first: int, last: int, unit: float, low: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Return the weights of all |y - F| by bucket: int64[1, N_BUCKETS], as `leaf_buckets`."""
     counts = np.zeros((1, N_BUCKETS), np.int64)
-    count_buckets(_residual_sizes(shard, first, last), low, scale, unit, counts)
+    count_buckets(_residual_sizes(shard, first, last), low, scale, unit, counts, new_block_scratch())
     return counts
 
 
@@ -177,7 +180,9 @@ def _size_keys(
     """Return group 0, rank key and weight of all |y - F| in the wanted buckets, as `leaf_keys`."""
     found = np.empty((FEW, 3), np.uint64)
     lowest, highest = bucket_bounds(low, scale, wanted)
-    n = collect_buckets(_residual_sizes(shard, first, last), low, scale, wanted, lowest, highest, unit, found)
+    n = collect_buckets(
+        _residual_sizes(shard, first, last), low, scale, wanted, lowest, highest, unit, found, new_block_scratch()
+    )
     return found[:n] if n <= FEW else None
 
 

@@ -101,7 +101,10 @@ class _Tree:
             position_of[self._slot_of[node]] = k
         counts = np.zeros(n_slots, np.int64)
         packed, histograms = grower.sums.take(n_nodes)
-        pairs = PairSums(position_of, packed, histograms, np.zeros(n_nodes, np.int64), np.zeros(n_nodes, np.int64))
+        pairs = PairSums(
+            position_of, packed, histograms, np.zeros(n_nodes, np.int64), np.zeros(n_nodes, np.int64),
+            np.empty((3, n_slots), np.uint64),
+        )  # fmt: skip
         number_of = np.zeros(n_slots, spec.leaf_type)
         sums = None
         if request.leaves is not None:

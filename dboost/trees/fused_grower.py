@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dboost.kernels import uncounted
+from dboost.kernels import kernel
 from dboost.kernels.bins import search_proposed
 from dboost.kernels.histograms import (
     HistogramRows,
@@ -131,7 +131,7 @@ class ThreadScratch(NamedTuple):
     total: np.ndarray  # float64[3]
 
 
-@uncounted
+@kernel
 def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, nodes, paths, proposal, histograms):
     """Grow one tree. Return the number of nodes, or -1 when the team was aborted.
 

@@ -105,17 +105,17 @@ def test_other_versions_of_numba_train_the_same_model(tmp_path: Path) -> None:
 
 
 PARTS = """
-from dboost.kernels import internal, uncounted
+from dboost.kernels import internal, kernel
 
 @internal
 def twice(x):
     return 2 * x
 
-@uncounted
+@kernel
 def four_times(x):
     return twice(twice(x))
 
-@uncounted
+@kernel
 def eight_times(x):
     return 2 * twice(twice(x))
 """

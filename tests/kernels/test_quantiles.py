@@ -20,6 +20,7 @@ from dboost.kernels.quantile_keys import (
     collect_buckets,
     count_buckets,
     count_digits,
+    new_block_scratch,
     next_keys,
 )
 from dboost.losses import Quantile
@@ -64,7 +65,7 @@ class Asked:
         answers = []
         for first, last in self.ranges:
             answers.append(np.zeros((self.n_groups, N_BUCKETS), np.int64))
-            count_buckets(self.residuals(first, last), low, scale, self.unit, answers[-1])
+            count_buckets(self.residuals(first, last), low, scale, self.unit, answers[-1], new_block_scratch())
         expected = np.zeros((self.n_groups, N_BUCKETS), np.int64)
         for g, k, w in zip(*self.buckets(low, scale), strict=True):
             expected[g, k] += w
@@ -87,7 +88,14 @@ class Asked:
         for first, last in self.ranges:
             found = np.empty((self.room, 3), np.uint64)
             n = collect_buckets(
-                self.residuals(first, last), low, scale, wanted, *bucket_bounds(low, scale, wanted), self.unit, found
+                self.residuals(first, last),
+                low,
+                scale,
+                wanted,
+                *bucket_bounds(low, scale, wanted),
+                self.unit,
+                found,
+                new_block_scratch(),
             )
             answers.append(found[:n] if n <= self.room else None)
         group, at, _ = self.buckets(low, scale)
