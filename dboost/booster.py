@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from dboost._lazy_import import late, pd
-from dboost.data import feature_block, predict_through
+from dboost.data import predict_through
 from dboost.data.partition import is_lazy, is_path
 from dboost.data.predict_io import predict_from
-from dboost.data.predictor import like_input
+from dboost.data.predictor import FeatureBlocks, like_input
 from dboost.errors import InputTypeError, ParameterError
 from dboost.input_data import input_of
 from dboost.losses import Loss
@@ -1094,8 +1094,8 @@ class Booster:
             for iteration in range(self.n_iter_):
                 yield self._through(X, form, (0, iteration + 1), n_threads)
         else:
-            block = feature_block(X, self.features, self.ensemble.named)
-            for raw in self._flat.staged_raw_scores(block, n_threads):
+            blocks = FeatureBlocks(X, self.features, self.ensemble.named)
+            for raw in self._flat.staged_raw_scores(blocks, n_threads):
                 yield like_input(form.finish(raw), X, form.columns)
 
     def _finished(

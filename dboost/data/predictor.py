@@ -8,7 +8,7 @@ its memory order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,38 @@ def is_sparse(data: Any) -> bool:
     return is_sparse_matrix(data)
 
 
+class FeatureBlocks:
+    """The feature blocks of a table in memory: one of all its rows, or of a sparse table some of at most 8 MiB.
+
+    Iterating yields pairs (rows, block), where rows is a slice. It may be repeated: what is kept between is the block of all
+    rows, or the sparse columns.
+
+    Parameters
+    ----------
+    data, features, named, what
+        As of `feature_block`.
+    """
+
+    def __init__(self, data: Any, features: tuple[Feature, ...], named: bool, *, what: str = "predict") -> None:
+        self._features, self._named, self._what = features, named, what
+        self.are_of_sparse = is_sparse(data)
+        self._table: Any = as_frame(data) if self.are_of_sparse else feature_block(data, features, named, what=what)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._table.n_rows if self.are_of_sparse else len(self._table)
+
+    def __iter__(self) -> Iterator[tuple[slice, np.ndarray]]:
+        if not self.are_of_sparse:
+            yield slice(0, len(self)), self._table
+            return
+        n = max(_SPARSE_BYTES // (8 * max(len(self._features), 1)), 1)
+        for first in range(0, max(len(self), 1), n):
+            last = min(first + n, len(self))
+            rows = self._table.rows(first, last)
+            yield slice(first, last), feature_block(rows, self._features, self._named, what=self._what)
+
+
 def by_blocks(
     function: Callable[[np.ndarray, slice], Any],
     data: Any,
@@ -65,18 +97,8 @@ def by_blocks(
     *,
     what: str = "predict",
 ) -> Any:
-    """Return ``function(block, rows)`` of the feature block of a table in memory; of a sparse one, block by block, joined.
-
-    features, named, what : as of `feature_block`. The rows of a block are a slice.
-    """
-    if not is_sparse(data):
-        block = feature_block(data, features, named, what=what)
-        return function(block, slice(0, len(block)))
-    frame, found = as_frame(data), []
-    n = max(_SPARSE_BYTES // (8 * max(len(features), 1)), 1)
-    for first in range(0, max(frame.n_rows, 1), n):
-        last = min(first + n, frame.n_rows)
-        found.append(function(feature_block(frame.rows(first, last), features, named, what=what), slice(first, last)))
+    """Return ``function(block, rows)`` of the `FeatureBlocks` of a table in memory, joined."""
+    found = [function(block, rows) for rows, block in FeatureBlocks(data, features, named, what=what)]
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 

@@ -52,7 +52,7 @@ from dboost._lazy_import import pd
 from dboost.data.labels import Names
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.inspection.importance import importance
-from dboost.inspection.row_functions import Block, at_least_one, over_blocks, sample
+from dboost.inspection.row_functions import Block, Key, at_least_one, over_blocks, sample
 from dboost.inspection.shapley import Path, check_counts, edge_answers, paths_of
 from dboost.metrics.exact import TOTAL_BITS, total
 from dboost.model.ensemble import Ensemble, FlatEnsemble
@@ -91,7 +91,7 @@ def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: Block | None
     grid : int, sequence, or mapping of names to sequences
         Largest number of points, or the values themselves.
     rows : Block or None
-        A sample of the data.
+        A sample of the data, with the columns of these features only.
 
     Raises
     ------
@@ -105,12 +105,12 @@ def axes(ensemble: Ensemble, positions: list[int], grid: Any, rows: Block | None
     if rows is not None and rows.weight is not None:
         rows = rows[rows.weight > 0]
     found = []
-    for j in positions:
+    for i, j in enumerate(positions):
         feature = ensemble.features[j]
         column, deciles = None, None
         if rows is not None:
-            present = rows[~np.isnan(rows.block[:, j])]
-            column = present.block[:, j].astype(np.float64)
+            present = rows[~np.isnan(rows.block[:, i])]
+            column = present.block[:, i].astype(np.float64)
             if len(column) and feature.categories is None:
                 deciles = _deciles(column, present.weight)
         if j in given:
@@ -267,7 +267,7 @@ def partial_dependence(
     if sample_weight is not None and (data is None or kind == "individual"):
         why = "there are no rows: pass data=…" if data is None else "individual curves are each of one row"
         raise ParameterError(f"sample_weight has nothing to weigh: {why}")
-    rows = None if data is None else sample(data, ensemble, SAMPLE_ROWS, sample_weight)[1]
+    rows = None if data is None else sample(data, ensemble, SAMPLE_ROWS, sample_weight, chosen)[1]
     on = axes(ensemble, chosen, grid, rows)
     at, finish = points(on), _unchanged if scale == "raw" else ensemble.outputs.linked
     numbers: np.ndarray | None = None
@@ -370,7 +370,7 @@ class PredictReplaced:
         changed[:, self._targets] = self._at[point]
         return self._finish(self._flat.raw_scores(changed, n_threads=self._n_threads))
 
-    def __call__(self, part: int, rows: Block) -> Totals:
+    def __call__(self, key: Key, rows: Block) -> Totals:
         return [_totals(self.values(rows.block, point), rows.weight) for point in range(len(self._at))]
 
 
@@ -381,7 +381,7 @@ class PredictGrouped:
         self._flat, self._on, self._n_points = FlatEnsemble(ensemble), on, n_points
         self._finish, self._n_threads = finish, n_threads
 
-    def __call__(self, part: int, rows: Block) -> Totals:
+    def __call__(self, key: Key, rows: Block) -> Totals:
         block = rows.block
         cell = np.zeros(len(block), np.int64)
         for axis in self._on:

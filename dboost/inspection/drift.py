@@ -15,7 +15,7 @@ import numpy as np
 from dboost._lazy_import import pd
 from dboost.data import CategoryColumn, Table, open_table
 from dboost.data.labels import column_named
-from dboost.data.partition import is_source
+from dboost.data.partition import as_frame, is_source
 from dboost.data.roles import n_columns_of
 from dboost.data.table import values_of
 from dboost.errors import DataError, DBoostError, ParameterError
@@ -27,8 +27,8 @@ from dboost.session.reference_sample import summary_of
 from dboost.session.target import check_one_column
 
 Tallies = list[np.ndarray] | None
-#: Rows that are counted at a time.
-_CHUNK_ROWS = 65_536
+#: Rows that are counted at a time, and the bytes of their values.
+_CHUNK_ROWS, _CHUNK_BYTES = 65_536, 64 * 2**20
 
 
 def drift(ensemble: Ensemble, data: Any, target: Any = None, source: int | str = -1) -> pd.DataFrame:
@@ -71,7 +71,7 @@ def _counted(
     flat: FlatEnsemble, ensemble: Ensemble, summary: Summary, target: Any, data: Any, part: int | None = None
 ) -> Tallies:
     """Return the tallies of the columns of a table; None without rows."""
-    if not len(data):
+    if not as_frame(data).n_rows:
         return None
     try:
         with open_table(data, target, like=ensemble.features, extend_categories=True, require_target=False) as table:
@@ -86,8 +86,9 @@ def _of_table(flat: FlatEnsemble, ensemble: Ensemble, summary: Summary, target: 
     chunk = table.chunk(0)
     n_levels = np.array([np.inf if f.categories is None else len(f.categories) for f in ensemble.features])
     counted: list[list[np.ndarray]] = []
-    for first in range(0, table.n_rows, _CHUNK_ROWS):
-        rows = np.arange(first, min(first + _CHUNK_ROWS, table.n_rows))
+    together = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // (8 * len(ensemble.features))))
+    for first in range(0, table.n_rows, together):
+        rows = np.arange(first, min(first + together, table.n_rows))
         values = values_of(chunk, rows)
         scores = None
         if summary.scores:  # the trees treat an unknown level as missing

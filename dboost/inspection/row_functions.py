@@ -1,8 +1,8 @@
 """Rows of any data for interpretation: functions of rows, and rows with a known target.
 
-A function is applied to a table in memory at once, to Dask collections partition by partition. Partitions are processed by
-Dask's scheduler (on the cluster if there is a client), and only the function's result is returned. So statistics that are exact
-sums are the same for any partitioning, and a collection may be larger than memory.
+A function is applied to a table in memory at once (block by block if it is sparse), to Dask collections partition by
+partition. Partitions are processed by Dask's scheduler (on the cluster if there is a client), and only the function's result
+is returned. So statistics that are exact sums are the same for any partitioning, and a collection may be larger than memory.
 
 Rows may have weights: the name of a column works for every kind of table, because the column is read as one more column of
 the block; an array of values works for tables in memory only.
@@ -12,16 +12,17 @@ the block; an array of values works for tables in memory only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from dboost.data import feature_block, open_table
+from dboost.data import open_table
 from dboost.data.labels import column_named
 from dboost.data.partition import is_path, is_source
+from dboost.data.predictor import FeatureBlocks
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
@@ -32,6 +33,8 @@ from dboost.session.target import Target, encode_like
 from dboost.session.warm_start import row_matrices
 
 T = TypeVar("T")
+#: Number of a partition, and of the first row of a block in it.
+Key = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +53,8 @@ class Block:
         return Block(self.block[rows], None if self.weight is None else self.weight[rows])
 
 
-def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, Block], T], weight: Any = None) -> list[T]:
-    """Return ``function(i, block)`` for every partition that has rows, in order.
+def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[Key, Block], T], weight: Any = None) -> list[T]:
+    """Return ``function(key, block)`` for every partition that has rows, in order; of sparse ones for blocks of their rows.
 
     Parameters
     ----------
@@ -59,7 +62,7 @@ def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, Block], 
     ensemble : Ensemble
         Its features are the columns of the block.
     function : callable
-        Takes the partition's number and its rows.
+        Takes the number of the partition and that of the block's first row in it, and the block.
     weight : str, or one number per row of a table in memory, optional
         Weights of the rows.
 
@@ -75,17 +78,26 @@ def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[int, Block], 
         others = () if column is None else (column,)
         features = *ensemble.features, *map(Feature, others)
         parts = on_partitions(partial(_applied, function, features, ensemble.named, column), data, ensemble, *others)
+        found = [one for part in parts for one in part]
     else:
-        block = block_of(data, ensemble, weight)
-        parts = [[function(0, block)] if len(block) else []]
-    found = [part[0] for part in parts if part]
+        found = [function((0, first), block) for first, block in _in_memory(data, ensemble, weight)[1] if len(block)]
     if not found:
         raise DataError("inspect: the data have no rows")
     return found
 
 
-def sample(data: Any, ensemble: Ensemble, n_rows: int, weight: Any = None) -> tuple[np.ndarray, Block]:
+def sample(
+    data: Any, ensemble: Ensemble, n_rows: int, weight: Any = None, columns: list[int] | None = None
+) -> tuple[np.ndarray, Block]:
     """Return at most `n_rows` rows, evenly spaced over the whole data and hence the same for any partitioning.
+
+    Parameters
+    ----------
+    data, ensemble, weight
+        As of `over_blocks`.
+    n_rows : int
+    columns : list of int, optional
+        Positions of the features that the block has. Default: all.
 
     Returns
     -------
@@ -93,21 +105,50 @@ def sample(data: Any, ensemble: Ensemble, n_rows: int, weight: Any = None) -> tu
         Positions of the rows in the data.
     block : Block
     """
-    if not is_source(data):
-        block = block_of(data, ensemble, weight)
-        if not len(block):
+    return _some_rows(data, ensemble, lambda n: _spaced(n, n_rows), weight, columns)
+
+
+def row_of(data: Any, ensemble: Ensemble, row: Any) -> np.ndarray:
+    """Return a row as a block [1, n_features]. row : its position, negative from the end; ParameterError if there is none."""
+
+    def position(n: int) -> np.ndarray:
+        if isinstance(row, bool) or not isinstance(row, int | np.integer) or not -n <= row < n:
+            raise ParameterError(f"there is no row {row!r}: X has {n} rows")
+        return np.array([int(row) % n])
+
+    return _some_rows(data, ensemble, position)[1].block
+
+
+def _some_rows(
+    data: Any, ensemble: Ensemble, choose: Callable[[int], np.ndarray], weight: Any = None, columns: list[int] | None = None
+) -> tuple[np.ndarray, Block]:
+    """Return the chosen rows, and their ascending positions, which follow from the number of all rows."""
+    of_block: dict[Key, np.ndarray] = {}
+    pick: Callable[[Key, Block], Block] = partial(_picked, of_block, slice(None) if columns is None else columns)
+    if is_source(data):
+        lengths = over_blocks(data, ensemble, _length)
+        numbers = choose(sum(length for _, length in lengths))
+        start = 0
+        for key, length in lengths:
+            of_block[key] = _within(numbers, start, length)
+            start += length
+        picked = over_blocks(data, ensemble, pick, weight)
+    else:
+        n, blocks = _in_memory(data, ensemble, weight)
+        if not n:
             raise DataError("inspect: the data have no rows")
-        numbers = _spaced(len(block), n_rows)
-        return numbers, block[numbers]
-    lengths = dict(over_blocks(data, ensemble, _length))
-    numbers = _spaced(sum(lengths.values()), n_rows)
-    start, of_part = 0, {}
-    for part, length in lengths.items():
-        of_part[part] = numbers[(numbers >= start) & (numbers < start + length)] - start
-        start += length
-    picked = over_blocks(data, ensemble, partial(_picked, of_part), weight)
+        numbers, picked = choose(n), []
+        for first, block in blocks:
+            of_block[0, first] = _within(numbers, first, len(block))
+            picked.append(pick((0, first), block))
     weights = [one.weight for one in picked if one.weight is not None]
     return numbers, Block(np.concatenate([one.block for one in picked]), np.concatenate(weights) if weights else None)
+
+
+def _within(numbers: np.ndarray, start: int, length: int) -> np.ndarray:
+    """Return those of some ascending positions that lie in a block of rows, as positions in the block."""
+    low, high = np.searchsorted(numbers, (start, start + length))
+    return numbers[low:high] - start
 
 
 def at_least_one(name: str, value: Any) -> int:
@@ -117,20 +158,20 @@ def at_least_one(name: str, value: Any) -> int:
     return int(value)
 
 
-def block_of(data: Any, ensemble: Ensemble, weight: Any = None) -> Block:
-    """Encode a table in memory as a block."""
+def _in_memory(data: Any, ensemble: Ensemble, weight: Any) -> tuple[int, Iterable[tuple[int, Block]]]:
+    """Return the number of rows of a table in memory, and its blocks with the positions of their first rows."""
     if isinstance(data, Block):
-        return data
+        return len(data), [(0, data)]
     column = _column(weight, ensemble, data)
-    if column is not None:
-        return _split(feature_block(data, (*ensemble.features, Feature(column)), ensemble.named, what="inspect"), column)
-    block = feature_block(data, ensemble.features, ensemble.named, what="inspect")
-    if weight is None:
-        return Block(block)
+    features = ensemble.features if column is None else (*ensemble.features, Feature(column))
+    blocks = FeatureBlocks(data, features, ensemble.named, what="inspect")
+    if column is not None or weight is None:
+        return len(blocks), ((rows.start, _split(block, column)) for rows, block in blocks)
     weights = np.asarray(weight, np.float64)
-    if weights.shape not in ((len(block),), (len(block), 1)):
-        raise DataError(f"sample_weight has the shape {weights.shape}, but there are {len(block)} rows")
-    return Block(block, _checked(weights.reshape(-1), "sample_weight"))
+    if weights.shape not in ((len(blocks),), (len(blocks), 1)):
+        raise DataError(f"sample_weight has the shape {weights.shape}, but there are {len(blocks)} rows")
+    values = _checked(weights.reshape(-1), "sample_weight")
+    return len(blocks), ((rows.start, Block(block, values[rows])) for rows, block in blocks)
 
 
 def _column(weight: Any, ensemble: Ensemble, data: Any) -> str | None:
@@ -166,20 +207,21 @@ def _spaced(n: int, wanted: int) -> np.ndarray:
     return np.arange(n) if n <= wanted else np.arange(wanted) * n // wanted
 
 
-def _length(part: int, block: Block) -> tuple[int, int]:
-    return part, len(block)
+def _length(key: Key, block: Block) -> tuple[Key, int]:
+    return key, len(block)
 
 
-def _picked(of_part: dict[int, np.ndarray], part: int, block: Block) -> Block:
-    return block[of_part[part]]
+def _picked(of_block: dict[Key, np.ndarray], columns: list[int] | slice, key: Key, block: Block) -> Block:
+    some = block[of_block[key]]
+    return Block(some.block[:, columns], some.weight)
 
 
 def _applied(
-    function: Callable[[int, Block], T], features: tuple[Feature, ...], named: bool, weight: str | None, data: Any, part: int
+    function: Callable[[Key, Block], T], features: tuple[Feature, ...], named: bool, weight: str | None, data: Any, part: int
 ) -> list[T]:
-    """Return the result of a function for a partition; nothing without rows. weight : the last of the features, or None."""
-    block = feature_block(data, features, named, what="inspect")
-    return [function(part, _split(block, weight))] if len(block) else []
+    """Return the results of a function for a partition's blocks with rows. weight : the last of the features, or None."""
+    blocks = FeatureBlocks(data, features, named, what="inspect")
+    return [function((part, rows.start), _split(block, weight)) for rows, block in blocks if len(block)]
 
 
 def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any], list[float]]:

@@ -33,6 +33,7 @@ import numpy as np
 from dboost.data import feature_block, predict_through
 from dboost.data.chunk import plain_blocks
 from dboost.data.partition import is_source
+from dboost.data.predictor import by_blocks
 from dboost.errors import MissingExtraError, ParameterError
 from dboost.inspection.row_functions import call, lazy_pieces
 from dboost.kernels import shap as kernels
@@ -415,7 +416,7 @@ def shap_values(ensemble: Ensemble, data: Any, background: Any, interactions: bo
         return predict_through(data, function, features=ensemble.features, named=ensemble.named, names=names)
     if is_source(data):
         return _lazy_array(data, ensemble, function)
-    return function(feature_block(data, ensemble.features, ensemble.named))
+    return by_blocks(lambda block, _: function(block), data, ensemble.features, ensemble.named)
 
 
 def explanation(ensemble: Ensemble, data: Any, background: Any, interactions: bool, n_threads: int | None) -> Any:
@@ -479,5 +480,4 @@ def _lazy_array(data: Any, ensemble: Ensemble, function: Shapley) -> Any:
 
 
 def _values(function: Shapley, features: tuple[Feature, ...], named: bool, piece: Any) -> np.ndarray:
-    block = feature_block(piece, features, named)
-    return function(block) if len(block) else np.empty((0, *function.shape))
+    return by_blocks(lambda block, _: function(block) if len(block) else np.empty((0, *function.shape)), piece, features, named)

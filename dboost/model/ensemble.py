@@ -44,6 +44,7 @@ import numpy as np
 from dboost._lazy_import import pd
 from dboost.data.chunk import float_dtype, plain_blocks
 from dboost.data.labels import Names
+from dboost.data.predictor import FeatureBlocks
 from dboost.errors import ParameterError
 from dboost.kernels import predict as kernels
 from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, scratch_for
@@ -53,6 +54,9 @@ from dboost.params import available_threads
 from dboost.schema import Feature, Level
 
 Range = tuple[int, int]
+
+#: Bytes of the scores after some iterations, which are computed from one block of a sparse table.
+_STAGED_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -453,16 +457,29 @@ class FlatEnsemble:
         -------
         float64[n, n_outputs]
         """
-        scores = np.tile(np.asarray(self._ensemble.baseline, np.float64), (len(matrix), 1))
+        scores = self._start_scores(len(matrix))
         self.add_to(scores, matrix, iterations, n_threads)
         return scores
 
-    def staged_raw_scores(self, matrix: np.ndarray, n_threads: int | None = None) -> Iterator[np.ndarray]:
-        """Yield raw scores after one iteration, after two, …; each adds one iteration's trees to the previous scores."""
-        scores = self.raw_scores(matrix, (0, 0))
-        for iteration in range(self._ensemble.n_iterations):
-            self.add_to(scores, matrix, (iteration, iteration + 1), n_threads)
-            yield scores.copy()
+    def _start_scores(self, n_rows: int) -> np.ndarray:
+        return np.tile(np.asarray(self._ensemble.baseline, np.float64), (n_rows, 1))
+
+    def staged_raw_scores(self, blocks: FeatureBlocks, n_threads: int | None = None) -> Iterator[np.ndarray]:
+        """Yield raw scores after one iteration, after two, …; each adds one iteration's trees to the previous scores.
+
+        A block of a sparse table is made for some iterations at once, so that few blocks are made and few scores are kept.
+        """
+        n_iterations = self._ensemble.n_iterations
+        scores = self._start_scores(len(blocks))
+        together = max(1, _STAGED_BYTES // max(scores.nbytes, 1)) if blocks.are_of_sparse else 1
+        for first in range(0, n_iterations, together):
+            iterations = range(first, min(first + together, n_iterations))
+            stages = np.empty((len(iterations), *scores.shape))
+            for rows, block in blocks:
+                for stage, iteration in zip(stages, iterations, strict=True):
+                    self.add_to(scores[rows], block, (iteration, iteration + 1), n_threads)
+                    stage[rows] = scores[rows]
+            yield from stages
 
     def add_to(
         self, scores: np.ndarray, matrix: np.ndarray, iterations: Range | None = None, n_threads: int | None = None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from distributed import futures_of
 from sklearn.compose import ColumnTransformer
 from sklearn.feature_extraction.text import HashingVectorizer, TfidfVectorizer
 from sklearn.pipeline import make_pipeline
@@ -18,9 +22,10 @@ from sklearn.preprocessing import OneHotEncoder
 
 import dboost
 from dboost import DataError, DBoostClassifier, DBoostRegressor
-from dboost.data import sparse
+from dboost.data import predictor, sparse
 from dboost.data.sparse import SparseColumn, columns_of_matrix, packed, unpacked
-from tests.helpers.clusters import threads_cluster
+from dboost.model import ensemble
+from tests.helpers.clusters import Processes, at, held_rows, threads_cluster
 
 RNG = np.random.default_rng(0)
 N = 500
@@ -68,6 +73,52 @@ def test_all_functions_that_take_a_table(dense: dboost.Booster) -> None:
         assert dboost.fit(of_sparse, **OPTIONS).sha256 == dboost.fit(of_dense, **OPTIONS).sha256
 
 
+def test_interpretation(dense: dboost.Booster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictor, "_SPARSE_BYTES", 70 * 8 * 12)  # blocks of 70 rows
+    monkeypatch.setattr(ensemble, "_STAGED_BYTES", 2 * 8 * N)  # two iterations at a time
+    classes = dboost.fit(DENSE, np.digitize(Y, [-1, 1]), loss="log_loss", **OPTIONS)
+    matrix, weight = sp.csr_matrix(DENSE), np.arange(N) % 3
+    parts = da.from_array(DENSE, chunks=(120, 12)).map_blocks(sp.csr_matrix)
+
+    def same(call: Callable[[dboost.Booster, Any], Any], *tables: Any) -> None:
+        for booster in (dense, classes):
+            expected = call(booster, DENSE)
+            for rows in tables or (matrix, parts):
+                np.testing.assert_array_equal(np.asarray(call(booster, rows)), np.asarray(expected))
+
+    same(lambda booster, X: list(booster.staged_predict(X, raw_score=True)), matrix)
+    for kind in ("average", "individual", "conditional"):
+        same(lambda booster, X: booster.partial_dependence(X, [1, 0], kind, max_rows=90).astype(float))  # noqa: B023
+    same(lambda booster, X: booster.partial_dependence(X, 1, sample_weight=weight), matrix)
+    same(lambda booster, X: booster.additivity(X, [0], max_rows=90, sample_weight=weight), matrix)
+    same(lambda booster, X: booster.interaction_strength(X, [0, 1, 2], max_rows=90)["h"])
+    same(lambda booster, X: booster.shap_values(X))
+    same(lambda booster, X: booster.shap_values(X, interactions=True, background=DENSE[:5]))
+    same(lambda booster, X: booster.drift(X)["psi"])
+    same(lambda booster, X: [text.get_text() for text in booster.plot_waterfall(X, -3).texts])
+
+
+def test_interpretation_makes_no_dense_table() -> None:
+    n, p = 40_000, 500
+    rows = sp.random(n, p, 0.01, format="csr", random_state=0)
+    y = np.asarray(rows[:, :40].sum(axis=1)).ravel()
+    booster = dboost.fit(rows[:2000], y[:2000], max_iter=3, max_leaf_nodes=4, n_threads=1)
+    calls: list[Callable[[Any], Any]] = [
+        lambda rows: [len(stage) for stage in booster.staged_predict(rows)],
+        lambda rows: booster.partial_dependence(rows, 3, grid=3),
+        lambda rows: booster.partial_dependence(rows, 3, "conditional"),
+        lambda rows: booster.interaction_strength(rows, [0, 3]),
+        lambda rows: booster.plot_waterfall(rows, 7),
+    ]
+    for call in calls:
+        call(rows[:100])  # compiled, and pyplot imported
+        tracemalloc.start()
+        call(rows)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 8 * n * p / 3, call  # a dense copy has 160 MB
+
+
 @pytest.mark.parametrize("chunks", [(120, 12), (170, 5), ((0, 300, 0, 200), 12)], ids=str)
 def test_dask_arrays_of_sparse_blocks(chunks: Any, dense: dboost.Booster) -> None:
     rows = da.from_array(DENSE, chunks=chunks).map_blocks(sp.csr_matrix)
@@ -83,6 +134,50 @@ def test_clusters(dense: dboost.Booster) -> None:
         for data in (rows, rows.persist()):
             assert dboost.fit(data, da.from_array(Y, chunks=120), client=client, **OPTIONS).sha256 == dense.sha256
         np.testing.assert_array_equal(dense.predict(rows).compute(), dense.predict(DENSE))
+
+
+def test_processes_and_lost_partitions(dense: dboost.Booster) -> None:
+    blocks = da.from_array(DENSE, chunks=(60, 12)).map_blocks(sp.csr_matrix)
+    frame = pd.DataFrame(DENSE, columns=[f"f{j}" for j in range(12)])
+    sparse = dd.from_pandas(frame.astype(pd.SparseDtype(float, 0.0)).assign(y=Y), npartitions=7)
+    with Processes(2) as cluster:
+        pids = cluster.pids()
+        victim = min(pids)
+
+        def fitted(data: Any, **options: Any) -> dboost.Booster:
+            return dboost.fit(data, da.from_array(Y, chunks=60), client=cluster.client, **OPTIONS, **options)
+
+        of_frame = dboost.fit(sparse, "y", client=cluster.client, **OPTIONS)
+        assert of_frame.sha256 == dboost.fit(frame.assign(y=Y), "y", **OPTIONS).sha256
+        persisted = cluster.client.persist(
+            blocks, workers=[victim], allow_other_workers=True
+        )  # so that rows move to the other worker
+        assert all(future.exception() is None for future in futures_of(persisted, client=cluster.client))
+        rows: list[list[int]] = []
+        moved = fitted(persisted, callbacks=lambda now: rows.append(sorted(cluster.client.run(held_rows).values())))
+        assert moved.sha256 == dense.sha256
+        assert min(rows[0]) > 0
+        kill = at(2, lambda: os.kill(pids[victim], signal.SIGKILL))
+        booster = fitted(blocks, callbacks=kill)
+        assert booster.sha256 == dense.sha256
+        (lost,) = booster.history.attrs["lost_workers"]
+        assert lost["worker"] == victim
+        assert lost["rows"] > 0
+
+
+@pytest.mark.parametrize("npartitions", [1, 3])
+def test_dask_frames_with_sparse_columns(npartitions: int) -> None:
+    frame = pd.DataFrame(DENSE, columns=[f"c{j}" for j in range(12)]).assign(y=Y)
+    some = {f"c{j}": pd.SparseDtype(float, 0.0) for j in range(0, 12, 2)}
+    rows = dd.from_pandas(frame.astype(some), npartitions=npartitions)
+    booster = dboost.fit(frame, "y", **OPTIONS)
+    for options in ({}, {"memory_limit": "60MiB"}, {"eval_set": rows}):
+        assert dboost.fit(rows, "y", **OPTIONS | options).sha256 == dboost.fit(frame, "y", **OPTIONS | options).sha256
+    pd.testing.assert_series_equal(booster.predict(rows).compute(), booster.predict(frame))
+    pd.testing.assert_frame_equal(booster.shap_values(rows).compute(), booster.shap_values(frame))
+    pd.testing.assert_frame_equal(booster.drift(rows), booster.drift(frame))
+    with dboost.prepare(rows, "y") as prepared:
+        assert dboost.fit(prepared, **OPTIONS).sha256 == booster.sha256
 
 
 @pytest.mark.parametrize("fill", [0.0, np.nan, 1.0])

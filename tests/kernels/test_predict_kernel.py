@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dboost.data.predictor import FeatureBlocks
 from dboost.kernels.predict import (
     QuickScorerForest,
     TraversalForest,
@@ -121,7 +122,8 @@ def test_iterations_one_at_a_time() -> None:
     ensemble = random_ensemble(5, n_iterations=4, n_outputs=3)
     rows = random_rows(6, ensemble, 80)
     flat = FlatEnsemble(ensemble)
-    stages = list(flat.staged_raw_scores(rows))
+    numbers = tuple(Feature(feature.name) for feature in ensemble.features)
+    stages = list(flat.staged_raw_scores(FeatureBlocks(rows, numbers, named=False)))
     assert len(stages) == 4
     for n, stage in enumerate(stages, start=1):
         assert stage.tobytes() == np.array(naive.raw_scores(ensemble, rows.tolist(), n)).tobytes()

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dboost.errors import ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, GREY, INK, VERMILION
-from dboost.inspection.row_functions import at_least_one, sample
+from dboost.inspection.row_functions import at_least_one, row_of, sample
 from dboost.inspection.shapley import Shapley, expected_value
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.schema import Feature
@@ -116,10 +115,7 @@ def _spread(x: np.ndarray) -> np.ndarray:
 
 def plot_waterfall(ensemble: Ensemble, X: Any, row: int, output: Any, background: Any, max_features: int, ax: Any) -> Any:
     """Draw one bar per feature from the expected score to the score of a row, the largest on top."""
-    block = sample(X, ensemble, _ALL_ROWS)[1].block
-    if isinstance(row, bool) or not isinstance(row, int | np.integer) or not -len(block) <= row < len(block):
-        raise ParameterError(f"there is no row {row!r}: X has {len(block)} rows")
-    x = block[int(row) % len(block)]
+    (x,) = row_of(X, ensemble, row)
     of_rows, label = _attributions(ensemble, x[None], output, background)
     values, features = of_rows[0], ensemble.features
     k = ensemble.outputs.number_of(output)
