@@ -22,7 +22,6 @@ import numpy as np
 from dboost._lazy_import import pd
 from dboost.booster import Booster, load
 from dboost.errors import InputTypeError, MissingExtraError, ParameterError
-from dboost.schema import NUMBERS, TEXT, TRUTH_VALUES, Feature
 from dboost.storage.paths import path_text
 from dboost.training.callbacks import Iteration
 from dboost.training.fit_result import OBSERVERS, FitResult
@@ -35,6 +34,7 @@ try:
     from mlflow.entities import Metric
     from mlflow.models import Model, ModelSignature
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
+    from mlflow.types.schema import AnyType
 except ImportError as error:
     raise MissingExtraError("mlflow is not installed; it comes with the extra: pip install 'dboost[mlflow]'") from error
 
@@ -157,26 +157,28 @@ def load_model(model_uri: str) -> Booster:
 def signature_of(booster: Booster) -> ModelSignature:
     """Return the signature of a model: its features, its prediction, and the parameter "method" of a served model.
 
-    Numeric features (also those that were integers or truth values) and categories that are numbers have the type double, other
-    categories string or boolean. A model of an array has a tensor as input.
+    A feature that had fractions in training has the type double: its column held floats. All others have the type Any, so that
+    MLflow hands on the columns that the model was trained on: it accepts integers only as long and floats only as double, while
+    a feature may come as either, and columns of pandas categories as no other type. The model itself checks the columns. A
+    model of an array has a tensor as input.
     """
     inputs = Schema([TensorSpec(np.dtype(np.float64), (-1, booster.n_features_in_))])
     if booster.ensemble.named:
-        inputs = Schema([ColSpec(_type_of(feature), feature.name) for feature in booster.features])
+        edges = booster.ensemble.edges or (None,) * booster.n_features_in_
+        typed = zip(booster.features, edges, strict=True)
+        inputs = Schema([ColSpec("double" if _has_fractions(cuts) else AnyType(), feature.name) for feature, cuts in typed])
     kind = "double" if booster.classes_ is None else _OUTPUT_TYPES.get(booster.classes_.dtype.kind, "string")
     params = ParamSchema([ParamSpec("method", "string", METHODS[0])])
     return ModelSignature(inputs, Schema([ColSpec(kind, "prediction")]), params)
 
 
-_INPUT_TYPES = {TEXT: "string", NUMBERS: "double", TRUTH_VALUES: "boolean"}
 #: MLflow's types by the kind of NumPy's dtype of classes.
 _OUTPUT_TYPES = {"b": "boolean", "i": "long", "u": "long", "f": "double"}
 
 
-def _type_of(feature: Feature) -> str:
-    if not feature.is_categorical:
-        return "double"
-    return _INPUT_TYPES[feature.legal_kinds[0]] if feature.legal_kinds else "string"
+def _has_fractions(edges: np.ndarray | None) -> bool:
+    """Whether a feature with these edges of bins had fractions: the middle of two integers is a multiple of one half."""
+    return edges is not None and not np.array_equal(2 * edges, np.round(2 * edges))
 
 
 def _booster_of(model: Any) -> Booster:

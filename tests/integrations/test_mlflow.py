@@ -187,21 +187,56 @@ def test_models_come_back_and_predict_as_pyfunc(target: str) -> None:
     served = mlflow.pyfunc.load_model(info.model_uri)
     assert served.metadata.metadata == {"by": "tests"}
     assert served.metadata.signature == integration.signature_of(booster)
-    plain = rows.astype({name: float for name in ("floor", "new") if name in rows})  # the types of the signature
-    np.testing.assert_array_equal(served.predict(plain), booster.predict(rows))
-    raw = np.asarray(served.predict(plain, params={"method": "raw_score"}))
+    np.testing.assert_array_equal(served.predict(rows), booster.predict(rows))
+    raw = np.asarray(served.predict(rows, params={"method": "raw_score"}))
     np.testing.assert_array_equal(raw, np.asarray(booster.predict(rows, raw_score=True)))
     if target == "y":
         with pytest.raises(dboost.ParameterError, match="there are no probabilities"):
-            served.predict(plain, params={"method": "predict_proba"})
+            served.predict(rows, params={"method": "predict_proba"})
     else:
-        found = served.predict(plain, params={"method": "predict_proba"})
+        found = served.predict(rows, params={"method": "predict_proba"})
         assert found.columns.tolist() == [str(name) for name in booster.classes_]
         np.testing.assert_array_equal(found, booster.predict_proba(rows))
     with pytest.raises(dboost.ParameterError, match="method='guess' must be one of 'predict'"):
-        served.predict(plain, params={"method": "guess"})
+        served.predict(rows, params={"method": "guess"})
     with pytest.raises(mlflow.exceptions.MlflowException, match="town"):
-        served.predict(plain.drop(columns="town"))
+        served.predict(rows.drop(columns="town"))
+
+
+def test_columns_have_the_types_of_training_or_others_of_the_same_values() -> None:
+    frame = pd.DataFrame({
+        "count": RNG.integers(0, 50, 400),
+        "big": RNG.integers(0, 2**40, 400),
+        "flag": RNG.random(400) < 0.5,
+        "price": RNG.random(400) * 3,
+        "city": pd.Categorical(RNG.choice(["a", "b", "c"], 400)),
+        "code": pd.Categorical(RNG.choice([3, 5, 9], 400)),
+        "both": pd.Series(RNG.choice(["x", "y"], 400), dtype="object"),
+        "short": RNG.integers(0, 9, 400).astype(np.int8),
+    })  # fmt: skip
+    y = frame["count"] + 9 * frame["price"] + 5 * frame["city"].eq("a") + frame["big"] / 2**38
+    booster = dboost.fit(frame, y.to_numpy(), max_iter=5, progress=False)
+    served = mlflow.pyfunc.load_model(integration.log_model(booster).model_uri)
+    expected = booster.predict(frame)
+    text = {"city": "object", "code": "int64"}
+    for types in (
+        {},
+        text,
+        text | {"count": "float64", "flag": "int64", "price": "float32"},
+        {"count": "Int64", "big": "float64"},
+    ):
+        rows = frame.astype(types)
+        np.testing.assert_array_equal(served.predict(rows), booster.predict(rows))
+        if "price" not in types:
+            np.testing.assert_array_equal(served.predict(rows), expected)
+    gaps = frame.assign(count=frame["count"].mask(frame["flag"]), city=frame["city"].mask(frame["flag"]))
+    np.testing.assert_array_equal(served.predict(gaps), booster.predict(gaps))
+    with pytest.raises(mlflow.exceptions.MlflowException, match="price"):  # the type of a column with fractions is checked
+        served.predict(frame.astype({"price": "object"}).assign(price="much"))
+    with pytest.raises(dboost.DataError, match="'count'"):
+        served.predict(frame.assign(count="many"))
+    types = {column.name: str(column.type) for column in integration.signature_of(booster).inputs}
+    assert types == dict.fromkeys(frame, "Any") | {"price": "DataType.double"}
 
 
 def test_models_of_arrays_and_folders(tmp_path: Path) -> None:
@@ -253,7 +288,7 @@ def test_mlflow_serves_the_model_of_a_cluster_fit() -> None:
             except OSError:
                 assert server.poll() is None and time.monotonic() < deadline, server.stdout.read() if server.stdout else ""
                 time.sleep(0.5)
-        rows = FRAME[FEATURES].head(9).astype({"floor": float})
+        rows = FRAME[FEATURES].head(9)
         split = json.loads(rows.to_json(orient="split", index=False))
         url = f"http://127.0.0.1:{port}/invocations"
         answer = post(url, {"dataframe_split": split})
