@@ -152,6 +152,7 @@ def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "prepare", "Read and bin a table once, for many fits.")
     command.add_argument("data", metavar="DATA", type=path_text, help=DATA)
     command.add_argument("--target", metavar="COL", required=True, help="the column to predict")
+    _skip(command)
     _group(command)
     _drop(command)
     command.add_argument(
@@ -235,8 +236,14 @@ def _rows(command: argparse.ArgumentParser) -> None:
     """Add DATA and --target of a command that takes a table or a prepared data set; see `data_arguments`."""
     command.add_argument("data", metavar="DATA", type=path_text, help=f"{DATA}; or a folder of dboost prepare")
     command.add_argument("--target", metavar="COL", help="the column to predict; a folder of dboost prepare has one")
+    _skip(command)
     _group(command)
     _drop(command)
+
+
+def _skip(command: argparse.ArgumentParser) -> None:
+    does = "leave out the rows without a target, and say how many these are; without this option they are an error"
+    command.add_argument("--skip-missing-target", action="store_true", help=does)
 
 
 def _drop(command: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ from rich.table import Table
 import dboost
 from dboost.cli import arguments as settings
 from dboost.cli import output_paths
-from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_keywords, rows_of
+from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_keywords, rows_of, with_target
 from dboost.display import metric_name, number, with_spread
 from dboost.distributed.client import cluster_at
 from dboost.errors import ParameterError
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
     division = fold_keywords(arguments)
     with cluster_at(arguments.scheduler, arguments.workers) as client:
         parameters |= target | division | {"client": client, "progress": not arguments.quiet}
-        result = dboost.cv(data, **parameters)
+        result = dboost.cv(with_target(arguments, data, client), **parameters)
     if arguments.output:
         _write_scores(arguments.output, result)
     if arguments.predictions:

@@ -2,7 +2,8 @@
 
 DATA is a table with a target, or a folder of ``dboost prepare``, which has one. ``dboost cv`` and ``dboost tune`` divide the
 rows by --folds, --groups, --time-column and --repeats. The columns are not features. They are columns of the table: a prepared
-data set has only the bins of its features.
+data set has only the bins of its features. With --skip-missing-target the rows without a target are left out where they are
+read; this reads the column of the target once more, to count them.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 import dboost
+from dboost._lazy_import import pd
 from dboost.data.labels import Names
-from dboost.data.paths import open_path
+from dboost.data.paths import open_path, open_with_text
 from dboost.data.roles import ROLES
 from dboost.errors import DataError, ParameterError, shown
 from dboost.training.prepared_dataset import is_prepared
@@ -28,6 +32,8 @@ def check_target(arguments: argparse.Namespace) -> bool:
         If ``--target`` is missing, or is not the target of the prepared data set, or the latter is to be used on a cluster.
     """
     data, target = arguments.data, arguments.target
+    if is_prepared(data) and arguments.skip_missing_target:
+        raise ParameterError(f"--skip-missing-target: {data} holds prepared data, whose rows have a target: give it to prepare")
     if not is_prepared(data):
         if target is None:
             raise ParameterError(f"--target is missing: {shown(data)} is no folder that dboost prepare has written")
@@ -51,6 +57,40 @@ def rows_of(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
             raise ParameterError(f"--group: {arguments.data} holds prepared data, which have the groups of dboost prepare")
         return dboost.Dataset(arguments.data), {}
     return arguments.data, {"target": arguments.target}
+
+
+def with_target(arguments: argparse.Namespace, data: Any, client: Any = None, *, of: str = "") -> Any:
+    """Return the rows of a path that have a target: the path itself without --skip-missing-target, or if all rows have one.
+
+    Prints how many rows are left out, unless --quiet is given. client : where the rows are read; of : a suffix of the sentence.
+    """
+    if not arguments.skip_missing_target:
+        return data
+    frame = open_with_text(data)  # of CSV files: every block has the same types then
+    frame = open_path(data) if frame is None else frame
+    if arguments.target not in frame.columns:
+        return data  # reading it raises the error
+    counts = frame[[arguments.target]].map_partitions(_without_target, arguments.target, meta=(None, np.int64)).sum()
+    count = int(counts.compute() if client is None else client.compute(counts).result())
+    if not count:
+        return data
+    if not getattr(arguments, "quiet", False):
+        print(f"{count:,} row{'' if count == 1 else 's'}{of} without a target {'was' if count == 1 else 'were'} left out")
+    return frame.map_partitions(_rows_with_target, arguments.target, meta=frame._meta)
+
+
+def _is_missing(frame: pd.DataFrame, target: str) -> np.ndarray:
+    column = frame[target]
+    missing = column.isna().to_numpy(bool)
+    return missing | (column != column).fillna(True).to_numpy(bool)  # Arrow's columns have NaN beside null
+
+
+def _without_target(frame: pd.DataFrame, target: str) -> pd.Series:
+    return pd.Series([_is_missing(frame, target).sum()])
+
+
+def _rows_with_target(frame: pd.DataFrame, target: str) -> pd.DataFrame:
+    return frame[~_is_missing(frame, target)]
 
 
 def features_left(arguments: argparse.Namespace, given: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ import argparse
 
 import dboost
 from dboost.cli import arguments as settings
+from dboost.cli.data_arguments import with_target
 
 #: Why keywords of `dboost.prepare` cannot be set.
 ELSEWHERE = {
@@ -21,5 +22,6 @@ ELSEWHERE = {
 
 def run(arguments: argparse.Namespace) -> None:
     parameters = settings.keywords_in(arguments, dboost.prepare, ELSEWHERE)
-    with dboost.prepare(arguments.data, arguments.target, arguments.output, **parameters) as data:
+    rows = with_target(arguments, arguments.data)
+    with dboost.prepare(rows, arguments.target, arguments.output, **parameters) as data:
         print(f"{data.n_rows:,} rows and {len(data.features)} features, prepared in {arguments.output}")

@@ -15,7 +15,7 @@ from typing import Any
 import dboost
 from dboost.cli import arguments as settings
 from dboost.cli import output_paths
-from dboost.cli.data_arguments import check_target
+from dboost.cli.data_arguments import check_target, with_target
 from dboost.cli.ledger import model_settings, open_ledger
 from dboost.data.files import no_files_error
 from dboost.display import metric_name, number
@@ -65,6 +65,9 @@ def _train(
 ) -> None:
     try:
         with cluster_at(arguments.scheduler, arguments.workers) as client:
+            data = with_target(arguments, data, client)
+            if "eval_set" in parameters:
+                parameters["eval_set"] = with_target(arguments, parameters["eval_set"], client, of=" of the evaluation set")
             booster = dboost.fit(data, arguments.target, client=client, **parameters)
     except KeyboardInterrupt as stop:  # its message has the number of iterations
         kept = "" if arguments.checkpoint else "; nothing was saved"

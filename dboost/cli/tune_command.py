@@ -27,7 +27,7 @@ import dboost
 from dboost.cli import arguments as settings
 from dboost.cli import output_paths
 from dboost.cli.arguments import key_and_value, literal
-from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_columns, fold_keywords, rows_of
+from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_columns, fold_keywords, rows_of, with_target
 from dboost.cross_validation import DataOptions, FoldedRows, FoldOptions, FoldSettings, cross_validate, folded, target_of
 from dboost.display import number
 from dboost.distributed.client import cluster_at
@@ -92,6 +92,7 @@ def run(arguments: argparse.Namespace) -> None:
     data, target = rows_of(arguments)
     division = FoldOptions(**fold_keywords(arguments))
     with cluster_at(arguments.scheduler, arguments.workers) as client:
+        data = with_target(arguments, data, client)
         options = DataOptions(**reading | {"client": client})
         with folded(data, target.get("target", ...), division, options, parameters) as rows:
             metrics = metric_names(arguments.metric, target_of(rows.targets, parameters))

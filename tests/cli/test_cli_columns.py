@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 import dboost
@@ -96,3 +98,44 @@ def test_a_column_beside_predictions_must_exist(table: str, frame: pd.DataFrame,
     assert main(["predict", str(tmp_path / "model.json"), table, "--output", str(tmp_path / "p.csv"), "--id", "nam"]) == 2
     assert "--id: " in (said := capsys.readouterr().err) and "has no column 'nam'; did you mean 'name'?" in said
     assert not (tmp_path / "p.csv").exists()
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".csv"])
+def test_rows_without_a_target_are_left_out_if_asked(
+    ending: str, frame: pd.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    missing = np.zeros(300, bool)
+    missing[[3, 100, 101, 299]] = True
+    for name, rows in (("rows", frame.assign(y=frame["y"].mask(missing))), ("kept", frame[~missing])):
+        rows.to_parquet(name + ending, row_group_size=90) if ending == ".parquet" else rows.to_csv(name + ending, index=False)
+    options = ["--target", "y", "--drop", "leak", *SET[:4]]
+    skipping = ["rows" + ending, *options, "--skip-missing-target"]
+    assert main(["train", "rows" + ending, *options]) == 2
+    assert "target" in capsys.readouterr().err
+    assert not main(["train", *skipping, "--output", "skipped.json", "--eval", "rows" + ending])
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == [
+        "4 rows without a target were left out",
+        "4 rows of the evaluation set without a target were left out",
+    ]
+    assert not main(["train", "kept" + ending, *options, "--output", "kept.json", "--eval", "kept" + ending])
+    assert "left out" not in capsys.readouterr().out
+    assert Path("skipped.json").read_bytes() == Path("kept.json").read_bytes()
+    assert not main(["prepare", *[one for one in skipping if one not in SET[:4]], "--output", "prepared"])
+    assert capsys.readouterr().out.splitlines()[0] == "4 rows without a target were left out"
+    assert dboost.Dataset("prepared").n_rows == 296
+    assert main(["train", "prepared", "--skip-missing-target", *SET, "--output", "p.json"]) == 2
+    assert "--skip-missing-target: prepared holds prepared data" in capsys.readouterr().err
+    for command in (["cv"], ["tune", "--trials", "1", "--output", "study.db", "--set", "learning_rate=0.1..0.2"]):
+        assert not main([command[0], *skipping, *command[1:], "--folds", "2"])
+        assert "4 rows without a target were left out" in capsys.readouterr().out
+
+
+def test_targets_of_arrow_have_two_kinds_of_missing_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    y = pa.array([1.0, None, 3.0, float("nan")] * 30)
+    pa.parquet.write_table(pa.table({"a": np.arange(120.0), "y": y}), tmp_path / "rows.parquet")
+    options = ["--target", "y", "--skip-missing-target", "--output", str(tmp_path / "model.json"), *SET[:4]]
+    assert not main(["train", str(tmp_path / "rows.parquet"), *options])
+    assert capsys.readouterr().out.startswith("60 rows without a target were left out\n")
+    assert dboost.load(tmp_path / "model.json").sources[0]["rows"] == 60
