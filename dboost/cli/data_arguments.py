@@ -17,7 +17,7 @@ import numpy as np
 import dboost
 from dboost._lazy_import import pd
 from dboost.data.labels import Names
-from dboost.data.paths import open_path, open_with_text
+from dboost.data.paths import open_path, open_source, open_with_text
 from dboost.data.roles import ROLES
 from dboost.errors import DataError, ParameterError, shown
 from dboost.training.prepared_dataset import is_prepared
@@ -66,8 +66,8 @@ def with_target(arguments: argparse.Namespace, data: Any, client: Any = None, *,
     """
     if not arguments.skip_missing_target:
         return data
-    frame = open_with_text(data)  # of CSV files: every block has the same types then
-    frame = open_path(data) if frame is None else frame
+    source = open_with_text(data)  # of CSV files: every block has the same types then
+    frame = (open_source(data) if source is None else source).lazy()
     if arguments.target not in frame.columns:
         return data  # reading it raises the error
     counts = frame[[arguments.target]].map_partitions(_without_target, arguments.target, meta=(None, np.int64)).sum()

@@ -1,4 +1,4 @@
-"""CSV files as a lazy Dask frame.
+"""CSV files as a source.
 
 The files are divided into blocks of whole lines here and not by Dask, which determines the dtypes by a sample of the first file
 and fails if a later block differs. A column is text if it contains anything but numbers and truth values, and numeric
@@ -15,16 +15,17 @@ import io
 from collections.abc import Collection, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
-import dask.dataframe as dd
 import fsspec
 import numpy as np
 from fsspec.utils import read_block
 
 from dboost._lazy_import import pd
 from dboost.data.files import DataFile, unchanged
+from dboost.data.sources import Parts
 from dboost.errors import DataError, shown
 
 #: Bytes of a CSV block.
@@ -41,10 +42,17 @@ def _block_bytes(most_bytes: int | None) -> int:
     return BLOCK_BYTES if most_bytes is None else min(BLOCK_BYTES, max(most_bytes, LEAST_BLOCK_BYTES))
 
 
-def read_csv(
-    files: list[DataFile], as_text: Container[str], most_bytes: int | None, columns: Collection[str] | None
-) -> dd.DataFrame:
-    """Return the frame of CSV files.
+class CsvBlock(NamedTuple):
+    """The rows whose lines begin in ``[start, start + length)`` of a file."""
+
+    file: DataFile
+    start: int
+    #: None: up to the end of the file.
+    length: int | None
+
+
+def read_csv(files: list[DataFile], as_text: Container[str], most_bytes: int | None, columns: Collection[str] | None) -> Parts:
+    """Return the rows of CSV files.
 
     Parameters
     ----------
@@ -69,21 +77,12 @@ def read_csv(
     text = [name for name in sample if name in as_text or _is_text(sample[name])]
     sample = sample.astype(dict.fromkeys(text, "str"))
     blocks = list(_blocks(files, _block_bytes(most_bytes)))
-    return dd.from_map(
-        read_csv_block,
-        [block[0] for block in blocks],
-        [block[1] for block in blocks],
-        [block[2] for block in blocks],
-        text=text,
-        meta=sample.iloc[:0],
-        label="read-csv",
-        enforce_metadata=False,
-    )
+    return Parts(sample.iloc[:0], blocks, partial(read_csv_block, text=text), "read-csv")
 
 
-def _blocks(files: Sequence[DataFile], block_bytes: int) -> Iterator[tuple[DataFile, int, int | None]]:
-    """Yield file, start and length of each block."""
-    return ((file, start, length) for file in files for start, length in _cut(file, block_bytes))
+def _blocks(files: Sequence[DataFile], block_bytes: int) -> Iterator[CsvBlock]:
+    """Yield the blocks of files."""
+    return (CsvBlock(file, start, length) for file in files for start, length in _cut(file, block_bytes))
 
 
 def text_columns(files: Sequence[DataFile], most_bytes: int | None, n_threads: int | None) -> set[str]:
@@ -92,9 +91,9 @@ def text_columns(files: Sequence[DataFile], most_bytes: int | None, n_threads: i
         return set[str]().union(*threads.map(_text_columns, list(_blocks(files, _block_bytes(most_bytes)))))
 
 
-def _text_columns(block: tuple[DataFile, int, int | None]) -> set[str]:
+def _text_columns(block: CsvBlock) -> set[str]:
     """Return the columns of a block that contain text."""
-    frame = read_csv_block(*block, text=[])
+    frame = read_csv_block(block, text=[])
     return {name for name in frame if _is_text(frame[name])}
 
 
@@ -115,14 +114,13 @@ def _cut(file: DataFile, block_bytes: int) -> list[tuple[int, int | None]]:
     return [(start, block_bytes) for start in range(0, max(size, 1), block_bytes)]
 
 
-def read_csv_block(
-    file: DataFile, start: int, length: int | None, *, text: list[str], columns: list[str] | None = None
-) -> pd.DataFrame:
-    """Return the rows whose lines begin in ``[start, start + length)`` of a file, with the columns of its header."""
+def read_csv_block(block: CsvBlock, *, text: list[str], columns: list[str] | None = None) -> pd.DataFrame:
+    """Return the rows of a block, with the columns of the header of its file."""
+    file, start, length = block
     with unchanged(file), fsspec.open(file.url, "rb", compression="infer") as stream:
         header = _header(stream) if start else b""
-        block = read_block(stream, start, length, delimiter=b"\n")
-        content = io.BytesIO(header + block)
+        lines = read_block(stream, start, length, delimiter=b"\n")
+        content = io.BytesIO(header + lines)
         _check_first_row(content)
         frame = _parse(content, text)
         return frame if columns is None else frame[columns]

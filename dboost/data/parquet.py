@@ -1,4 +1,4 @@
-"""Parquet files as a lazy Dask frame.
+"""Parquet files as a source.
 
 Every file is one partition or several: consecutive row groups of about the target size, and with a memory limit also ranges of
 rows of a row group that is larger. Each partition is read on its own, with the types of its file; the reader (`table.py`) makes
@@ -30,22 +30,20 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
-import dask.dataframe as dd
 import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
 from dboost._lazy_import import pa, pd
 from dboost.data.files import DataFile, changed, folder_columns, unchanged
+from dboost.data.sources import PARTITION_BYTES, Parts
 from dboost.errors import DataError, shown
 from dboost.schema import TEXT, Feature
 
-#: Bytes of the columns of a partition, unless memory is limited.
-PARTITION_BYTES = 128 * 2**20
 #: Bytes that are read at once: from the end of a file, and of a column if memory is limited.
 _PIECE_BYTES = 2**16
 #: Files whose footers are read at the same time.
@@ -108,8 +106,8 @@ def open_parquet(
     most_bytes: int | None,
     columns: Collection[str] | None,
     like: Sequence[Feature] | None = None,
-) -> dd.DataFrame:
-    """Return a lazy frame of files.
+) -> Parts:
+    """Return the rows of files.
 
     Parameters
     ----------
@@ -156,7 +154,7 @@ def open_parquet(
     fields = [one.with_type(pa.string()) if _is_text(one.type) else one for one in first[1].schema]
     empty = pa.schema(fields, first[1].schema.metadata).empty_table()
     meta = _frame(empty, of_first, names, first[1].index)
-    return dd.from_map(read_part, parts, names=names, meta=meta, label="read-parquet", enforce_metadata=False)
+    return Parts(meta, parts, partial(read_part, names=names), "read-parquet")
 
 
 def _typed(found: Sequence[dict[str, str | None]], like: Sequence[Feature] | None) -> list[dict[str, pa.Array]]:

@@ -113,6 +113,13 @@ def is_source(data: Any) -> bool:
     return is_lazy(data) or is_path(data)
 
 
+def is_stream(data: Any) -> bool:
+    """Return whether `sources.stream_of` reads the data: lazy frames other than those of Dask, and Arrow streams."""
+    if isinstance(data, np.ndarray) or is_lazy(data):
+        return False
+    return is_a(data, "pyarrow.dataset", "Scanner") or kind_of(data) in ("lazy", "stream")
+
+
 def is_table_format(data: Any) -> bool:
     """Return whether `data` is a `deltalake.DeltaTable`, or a table or scan of pyiceberg, without importing these."""
     if isinstance(data, np.ndarray):

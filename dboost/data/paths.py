@@ -1,4 +1,4 @@
-"""Parquet and CSV files, Delta Lake and Apache Iceberg tables by their paths, as a lazy Dask frame.
+"""Parquet and CSV files, Delta Lake and Apache Iceberg tables by their paths, as sources.
 
 See `data.files` for the files of a path, and `data.parquet`, `data.csv_files` and `data.table_formats` for the formats. Columns
 of Parquet files and of table formats keep their Arrow types.
@@ -8,29 +8,37 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask.dataframe as dd
 import fsspec
 
 from dboost.data.csv_files import read_csv, text_columns
 from dboost.data.files import CSV, DELTA_LOG, ICEBERG, PARQUET, DataFile, existing_files, items_of, reading, shown_path
 from dboost.data.parquet import open_parquet
 from dboost.data.partition import is_table_format
+from dboost.data.sources import Parts
 from dboost.data.table_formats import open_delta_folder, open_iceberg_metadata, open_table_format
 from dboost.errors import DataError
 from dboost.schema import TEXT, Feature
 
+if TYPE_CHECKING:
+    import dask.dataframe as dd
+
 _log = logging.getLogger("dboost")
 
 
-def open_path(
+def open_path(path: Any, like: Sequence[Feature] | None = None, columns: Collection[str] | None = None) -> dd.DataFrame:
+    """Return what `open_source` does as a lazy frame."""
+    return open_source(path, like, None, columns).lazy()
+
+
+def open_source(
     path: Any,
     like: Sequence[Feature] | None = None,
     most_bytes: int | None = None,
     columns: Collection[str] | None = None,
-) -> dd.DataFrame:
-    """Return a lazy frame of the rows of a file, folder, glob, URL, or list of files, in the order of the file names.
+) -> Parts:
+    """Return the rows of a file, folder, glob, URL, or list of files, in the order of the file names.
 
     Parameters
     ----------
@@ -66,14 +74,14 @@ def open_with_text(
     most_bytes: int | None = None,
     n_threads: int | None = None,
     columns: Collection[str] | None = None,
-) -> dd.DataFrame | None:
-    """Return what `open_path` does, with all columns of CSV files as text that contain text in any block; None for others.
+) -> Parts | None:
+    """Return what `open_source` does, with all columns of CSV files as text that contain text in any block; None for others.
 
     Reads all files once.
 
     Parameters
     ----------
-    path, like, most_bytes, columns : as in `open_path`
+    path, like, most_bytes, columns : as in `open_source`
     n_threads : int, optional
         Default: as `concurrent.futures` selects it.
     """
@@ -93,8 +101,8 @@ def _used(columns: Collection[str] | None, like: Sequence[Feature] | None) -> Co
     return [one.name for one in like] if columns is None and like is not None else columns
 
 
-def _table_format(path: Any, most_bytes: int | None) -> dd.DataFrame | None:
-    """Return the frame of a Delta or Iceberg table; None if the path is none."""
+def _table_format(path: Any, most_bytes: int | None) -> Parts | None:
+    """Return the rows of a Delta or Iceberg table; None if the path is none."""
     if is_table_format(path):
         return open_table_format(path, most_bytes)
     found = _table_path(path)

@@ -52,6 +52,8 @@ class MetadataRows:
     in_partitions: bool
     #: Partition numbers; None if these are all partitions.
     numbers: tuple[int, ...] | None = None
+    #: Number of the first of these rows, in a table without partitions.
+    first: int = 0
 
     @cached_property
     def n_rows(self) -> int:
@@ -60,10 +62,15 @@ class MetadataRows:
     def position(self, row: int) -> tuple[int, int]:
         """Return the partition of a row (-1 if the table has none) and the row within it."""
         if not self.in_partitions:
-            return -1, row
+            return -1, self.first + row
         ends = list(accumulate(self.lengths))
         i = bisect_right(ends, row)
         return i if self.numbers is None else self.numbers[i], row - (ends[i] - self.lengths[i])
+
+    def of_partition(self, number: int) -> MetadataRows:
+        """Return the rows of one partition."""
+        k = number if self.numbers is None else self.numbers.index(number)
+        return MetadataRows((self.lengths[k],), self.in_partitions, (number,), self.first + sum(self.lengths[:k]))
 
     def name(self, row: int) -> str:
         return _name(*self.position(row))
@@ -229,7 +236,7 @@ class RowMetadataSpool:
             if not length:
                 continue
             i = k if rows.numbers is None else rows.numbers[k]
-            here = MetadataRows((length,), True, (i,))
+            here = rows.of_partition(i)
             roles = self.get(i)
             for role, column in roles.by_name().items():
                 issues += issues_of(role, column, plan.label(role), here)

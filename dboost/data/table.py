@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from dboost.data.partition import (
     is_lazy,
     is_path,
     is_source,
+    is_stream,
     joined_fingerprint,
     make_read_plan,
     read_partition,
@@ -50,7 +51,7 @@ from dboost.data.partition import (
     slice_rows,
     used_columns,
 )
-from dboost.data.roles import NO_ROLES, ROLES, RowRoles, joined, length_of
+from dboost.data.roles import NO_ROLES, ROLES, RowRoles, joined
 from dboost.data.row_metadata import (
     DataIssue,
     MetadataRows,
@@ -67,6 +68,9 @@ from dboost.data.sparse import SparseColumn, check_codes, has_sparse, packed, un
 from dboost.errors import ColumnKindsError, DataError, DBoostError, InputTypeError
 from dboost.schema import Feature, Level
 from dboost.storage.spool import Spool, remove_stale
+
+if TYPE_CHECKING:
+    from dboost.data.sources import Parts, Source, Stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,6 +211,8 @@ class Reader:
         Whether to compute checksums, for partitions that may have to be read again; default False.
     limit : LimitCheck, optional
         Checks the first slice.
+    in_partitions : bool
+        Whether partitions are the user's, so that messages name them; default True.
     """
 
     def __init__(
@@ -217,8 +223,9 @@ class Reader:
         *,
         fingerprints: bool = False,
         limit: LimitCheck | None = None,
+        in_partitions: bool = True,
     ) -> None:
-        self._plan, self._limit = plan, limit
+        self._plan, self._limit, self._in_partitions = plan, limit, in_partitions
         self._fingerprints = fingerprints
         self.spool = spool
         self.metadata_spool = roles
@@ -251,6 +258,8 @@ class Reader:
             except ColumnKindsError:  # it names the partitions
                 raise
             except DBoostError as error:
+                if not self._in_partitions:
+                    raise
                 raise type(error)(f"partition {i}: {error}") from None
             del chunk
             self._check_limit(arrays, one)
@@ -437,7 +446,7 @@ class Reader:
                 continue
             what, inexact = plan.label(role), list[DataIssue]()
             if ROLES[role].kind == "any":
-                own = {i: MetadataRows((length_of(part),), rows.in_partitions, (i,)) for i, part in sorted(of_role.items())}
+                own = {i: rows.of_partition(i) if len(of_role) > 1 else rows for i in sorted(of_role)}
                 inexact = [issue for i, here in own.items() for issue in check_exact(of_role[i], what, here)]
             if role == "target":
                 found[role], dtype, is_bool = join_target(of_role, self._target_categories)
@@ -524,12 +533,19 @@ def open_table(
         features = list(features or ())
     path = data if is_path(data) else None
 
-    def read(data: Any) -> Table:
-        in_partitions = is_lazy(data)
-        if in_partitions:
+    def read(data: Any, source: Parts | Stream | None = None) -> Table:
+        is_dask = is_lazy(data)
+        in_partitions = is_dask or source is not None
+        if is_stream(data):
+            from dboost.data.sources import stream_of
+
+            source = stream_of(data, options.most_bytes)
+        if is_dask:
             from dboost.data import dask_collections
 
             names, named = dask_collections.layout(data)
+        elif source is not None:
+            names, named = source.names, True
         else:
             frame = as_frame(data)
             names, named = frame.names, frame.named
@@ -544,27 +560,23 @@ def open_table(
         )
         if options.limit is not None:
             options.limit.check_width(len(plan.specs))
-        elif not in_partitions and frame.is_sparse:
+        elif not in_partitions and source is None and frame.is_sparse:
             check_codes(frame.n_rows, len(plan.specs))
         separate = separate_roles(plan, given)
         spool = Spool(options.retain_bytes, options.most_bytes)
-        metadata_spool = (
-            RowMetadataSpool() if options.spool_roles and in_partitions and all(map(is_lazy, separate.values())) else None
-        )
+        spools_roles = options.spool_roles and (all(map(is_lazy, separate.values())) if is_dask else not separate)
+        metadata_spool = RowMetadataSpool() if spools_roles and (is_dask or source is not None) else None
         try:
-            reader = Reader(plan, spool, metadata_spool, limit=options.limit)
-            if in_partitions:
+            reader = Reader(plan, spool, metadata_spool, limit=options.limit, in_partitions=in_partitions)
+            if is_dask:
                 aligned = {role: separate.pop(role) for role in ROLES if is_lazy(separate.get(role))}
-                from dboost.data.files import reading
-
-                with reading(path):
-                    pieces = _read_partitions(data, aligned, plan, reader, options.n_threads)
+                pieces = _read_partitions(data, aligned, plan, reader, options.n_threads)
             else:
                 separate = {role: _compute(v) if is_lazy(v) else v for role, v in separate.items()}
-                pieces = [reader.take_whole(frame)]
+                pieces = [reader.take_whole(frame)] if source is None else _read_in_order(source, plan, reader)
             rows = MetadataRows(tuple(piece.n_rows for piece in pieces), in_partitions)
             if not rows.n_rows:
-                where = f": all {len(pieces)} partitions are empty" if in_partitions else ""
+                where = f": all {len(pieces)} partitions are empty" if in_partitions else getattr(source, "hint", "")
                 raise DataError(f"the data have no rows{where}")
             return _finished(reader, plan, rows, pieces, named=named, separate=separate)
         except BaseException:
@@ -574,23 +586,31 @@ def open_table(
             raise
 
     def read_path() -> Table:
-        from dboost.data.paths import open_path, open_with_text
+        from dboost.data.files import reading
+        from dboost.data.paths import open_source, open_with_text
 
         how = path, like, options.most_bytes
-        try:
-            used = used_columns(features, like, given)
-            table = read(open_path(*how, used))
-        except ColumnKindsError:
-            again = open_with_text(*how, options.n_threads, used)
-            if again is None:
-                raise
-            return read(again)
-        if like is None and mixes_kinds(table.features):
-            again = open_with_text(*how, options.n_threads, used)
-            if again is not None:
-                table.close()
-                return read(again)
-        return table
+
+        def read_parts(source: Parts) -> Table:
+            if options.most_bytes is None or any(map(is_lazy, given.values())):
+                return read(source.lazy())  # in several threads, or with the roles of the same partition
+            return read(None, source)
+
+        with reading(path):
+            try:
+                used = used_columns(features, like, given)
+                table = read_parts(open_source(*how, used))
+            except ColumnKindsError:
+                again = open_with_text(*how, options.n_threads, used)
+                if again is None:
+                    raise
+                return read_parts(again)
+            if like is None and mixes_kinds(table.features):
+                again = open_with_text(*how, options.n_threads, used)
+                if again is not None:
+                    table.close()
+                    return read_parts(again)
+            return table
 
     table = read(data) if path is None else read_path()
     if like is None:
@@ -724,6 +744,28 @@ def _read_partitions(
         raise
 
 
+def _read_in_order(source: Source, plan: ReadPlan, reader: Reader) -> list[SpooledChunk]:
+    """Read the partitions of a source one after the other."""
+    from dboost.data.sources import Parts
+
+    pieces: list[SpooledChunk] = []
+    partitions = source.partitions(plan.needed)
+    try:
+        for partition in partitions:
+            pieces.append(reader.take_partition(len(pieces), partition, {}))
+            del partition  # before the next one is read
+    except KeyError:
+        # The error of pandas does not name the partition.
+        if isinstance(source, Parts):
+            check_columns(len(pieces), source.read(source.parts[len(pieces)]), plan)
+        raise
+    except Exception as error:
+        if isinstance(source, Parts) and not isinstance(error, DBoostError):
+            error.add_note(f"while partition {len(pieces)} was read")
+        raise
+    return pieces
+
+
 class Table:
     """Rows as chunks with common categories, as returned by `open_table`."""
 
@@ -820,11 +862,14 @@ class Table:
         roles = RowRoles() if self._metadata_spool is not None else self.roles(i)
         return Chunk(whole.n_rows, whole.columns, roles, whole.matrix)
 
-    def slices(self, i: int, rows: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray | None, Chunk]]:
+    def slices(
+        self, i: int, rows: np.ndarray | None = None, columns: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, np.ndarray | None, Chunk]]:
         """Iterate over the stored slices of partition `i`, without roles; one is in memory at a time.
 
         Yields the position of the slice in the partition, the selected rows relative to the slice (None for all), and the
-        slice. rows : ascending positions in the partition; slices without any of them are not read.
+        slice. rows : ascending positions in the partition; slices without any of them are not read. columns : numbers of the
+        features that are used, the others are undefined; default all.
         """
         first = 0
         for k, part in enumerate(self._pieces[i].slices):
@@ -833,12 +878,14 @@ class Table:
                 low, high = np.searchsorted(rows, (first, first + part.n_rows))
                 some = rows[low:high] - first
             if some is None or len(some):
-                yield first, some, self._slice(i, k, part)
+                yield first, some, self._slice(i, k, part, columns)
             first += part.n_rows
 
-    def _slice(self, i: int, k: int, part: ChunkSlice) -> Chunk:
+    def _slice(self, i: int, k: int, part: ChunkSlice, columns: Sequence[int] | None) -> Chunk:
         is_code = part.is_code
-        arrays = _unpacked(self._spool.get(self.numbers[i], k), part)
+        # A matrix is one array, and sparse columns are several each.
+        some = None if part.is_matrix or part.fills else columns
+        arrays = _unpacked(self._spool.get(self.numbers[i], k, some), part)
         if self._binning is not None:
             return Chunk(part.n_rows, DecodedColumns(arrays, self._binning))
         stored: Sequence[Any] = MatrixColumns(arrays[0]) if part.is_matrix else arrays

@@ -1,4 +1,4 @@
-"""Delta Lake and Apache Iceberg tables as a lazy Dask frame.
+"""Delta Lake and Apache Iceberg tables as sources.
 
 A table has one partition per data file or part of one. Which files and rows belong to a table is stated by its metadata, not by
 its folder, which also has files of older versions and rows that were deleted. The metadata are read once, when the frame is
@@ -20,16 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-import dask.dataframe as dd
 import numpy as np
 from dask.utils import natural_sort_key
 
 from dboost._lazy_import import is_a, pa, pd
 from dboost.data.files import DataFile, reading, table_name
 from dboost.data.parquet import ParquetPart, parts_of, read_footers, read_part
+from dboost.data.sources import Parts
 from dboost.errors import DataError, MissingExtraError, shown
 
 #: Files of at most this size are one partition, whose footer need not be read beforehand.
@@ -50,8 +51,8 @@ _DELTA_FEATURES = {
 }
 
 
-def open_table_format(data: Any, most_bytes: int | None = None) -> dd.DataFrame:
-    """Return a lazy frame of a `deltalake.DeltaTable`, or of a table or scan of pyiceberg.
+def open_table_format(data: Any, most_bytes: int | None = None) -> Parts:
+    """Return the rows of a `deltalake.DeltaTable`, or of a table or scan of pyiceberg.
 
     most_bytes : target size of a partition; default 128 MiB.
 
@@ -64,8 +65,8 @@ def open_table_format(data: Any, most_bytes: int | None = None) -> dd.DataFrame:
     return _of_delta(data, most_bytes) if is_a(data, "deltalake", "DeltaTable") else _of_iceberg(data, most_bytes)
 
 
-def open_delta_folder(path: str, most_bytes: int | None = None) -> dd.DataFrame:
-    """Return a lazy frame of the current version of the Delta table in a folder; see `open_table_format`.
+def open_delta_folder(path: str, most_bytes: int | None = None) -> Parts:
+    """Return the rows of the current version of the Delta table in a folder; see `open_table_format`.
 
     Raises
     ------
@@ -83,8 +84,8 @@ def open_delta_folder(path: str, most_bytes: int | None = None) -> dd.DataFrame:
     return _of_delta(table, most_bytes)
 
 
-def open_iceberg_metadata(path: str, most_bytes: int | None = None) -> dd.DataFrame:
-    """Return a lazy frame of an Iceberg table by its metadata file (``….metadata.json``); see `open_table_format`.
+def open_iceberg_metadata(path: str, most_bytes: int | None = None) -> Parts:
+    """Return the rows of an Iceberg table by its metadata file (``….metadata.json``); see `open_table_format`.
 
     Raises
     ------
@@ -111,7 +112,7 @@ def _as_pandas(table: Any) -> pd.DataFrame:
 # Delta
 
 
-def _of_delta(table: Any, most_bytes: int | None) -> dd.DataFrame:
+def _of_delta(table: Any, most_bytes: int | None) -> Parts:
     _check_delta(table)
     schema = pa.schema(table.schema().to_arrow())
     found = sorted(_delta_files(table, schema), key=lambda pair: natural_sort_key(pair[0].file.url))
@@ -124,15 +125,7 @@ def _of_delta(table: Any, most_bytes: int | None) -> dd.DataFrame:
         for part, _ in found
         for one in (parts_of(part, footers[part.file.url], most_bytes) if part.file.url in footers else [part])
     ]
-    return dd.from_map(
-        read_part,
-        parts,
-        names=schema.names,
-        types=schema,
-        meta=_as_pandas(schema.empty_table()),
-        label="read-delta",
-        enforce_metadata=False,
-    )
+    return Parts(_as_pandas(schema.empty_table()), parts, partial(read_part, names=schema.names, types=schema), "read-delta")
 
 
 def _check_delta(table: Any) -> None:
@@ -216,7 +209,7 @@ class _IcebergFile:
         return self.task.file.file_path, deletes, repr(self.task.residual)
 
 
-def _of_iceberg(data: Any, most_bytes: int | None) -> dd.DataFrame:
+def _of_iceberg(data: Any, most_bytes: int | None) -> Parts:
     scan = data.scan() if is_a(data, "pyiceberg.table", "Table") else data
     if scan.limit is not None:
         raise DataError(
@@ -230,14 +223,9 @@ def _of_iceberg(data: Any, most_bytes: int | None) -> dd.DataFrame:
                 _check_size(scan.io, task.file, LARGEST * most_bytes)
     if not tasks:
         raise DataError(f"{table_name(data)} has no rows")
-    return dd.from_map(
-        read_iceberg_file,
-        [_IcebergFile(task) for task in tasks],
-        scan=_IcebergScan(scan.table_metadata, scan.io, schema, scan.row_filter, scan.case_sensitive),
-        meta=_as_pandas(schema.as_arrow().empty_table()),
-        label="read-iceberg",
-        enforce_metadata=False,
-    )
+    of_scan = _IcebergScan(scan.table_metadata, scan.io, schema, scan.row_filter, scan.case_sensitive)
+    meta = _as_pandas(schema.as_arrow().empty_table())
+    return Parts(meta, [_IcebergFile(task) for task in tasks], partial(read_iceberg_file, scan=of_scan), "read-iceberg")
 
 
 def _check_size(io: Any, file: Any, most: int) -> None:

@@ -107,15 +107,15 @@ class ReadTasks:
         #: Returns the tasks that read CSV files with all columns as text that contain text anywhere; None for other data.
         self.with_text: Callable[[], ReadTasks | None] = lambda: None
         if is_path(data):
-            from dboost.data.paths import open_path, open_with_text
+            from dboost.data.paths import open_source, open_with_text
 
             path, most_bytes = data, None if budget is None else budget.chunk
             used = used_columns(features, like, given)
-            data = open_path(path, like, most_bytes, used)
+            data = open_source(path, like, most_bytes, used).lazy()
 
             def again() -> ReadTasks | None:
-                frame = open_with_text(path, like, most_bytes, columns=used)
-                return None if frame is None else ReadTasks(frame, target, **how)
+                source = open_with_text(path, like, most_bytes, columns=used)
+                return None if source is None else ReadTasks(source.lazy(), target, **how)
 
             how: dict[str, Any] = {**roles, "features": features, "budget": budget}
             how |= {"categorical_features": categorical_features, "like": like, "extend_categories": extend_categories}

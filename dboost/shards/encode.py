@@ -65,7 +65,7 @@ def sampled(
         low, high = np.searchsorted(rows, (start, start + length))
         if low < high:
             samples: list[list[np.ndarray]] = []
-            for _, some, chunk in table.slices(i, None if whole else rows[low:high] - start):
+            for _, some, chunk in table.slices(i, None if whole else rows[low:high] - start, numeric):
                 local: Any = slice(None) if some is None else some
                 if chunk.matrix is not None and not whole and 0 < len(numeric) == numeric[-1] + 1 - numeric[0]:
                     columns = _columns_of(chunk.matrix, local, slice(numeric[0], numeric[-1] + 1), n_threads)

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,6 +197,10 @@ class _Form:
     def of(cls, array: np.ndarray) -> _Form:
         return cls(array.dtype, array.shape, array.flags.f_contiguous and not array.flags.c_contiguous)
 
+    @property
+    def n_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
     def write(self, file: IO[bytes], array: np.ndarray) -> None:
         # Not `tofile`, whose error does not tell that the disk is full.
         file.write(np.ascontiguousarray(array.T if self.by_columns else array).reshape(-1).view(np.uint8).data)
@@ -207,6 +211,18 @@ class _Form:
         if len(found) != count:
             raise OSError(f"it ends after {len(found)} of {count} values")
         return found.reshape(self.shape[::-1]).T if self.by_columns else found.reshape(self.shape)
+
+
+def _read_some(file: IO[bytes], forms: Sequence[_Form], some: Collection[int]) -> Iterator[np.ndarray]:
+    """Yield the arrays of a file at these positions, and empty ones for the others."""
+    start = 0
+    for j, form in enumerate(forms):
+        if j in some:
+            file.seek(start)
+            yield form.read(file)
+        else:
+            yield np.empty(0, form.dtype)
+        start += form.n_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,8 +299,8 @@ class Spool:
             n_bytes, part = n_bytes + stored.n_bytes, part + 1
         return n_bytes
 
-    def get(self, number: int, part: int = 0) -> tuple[np.ndarray, ...]:
-        """Return the arrays stored under a number."""
+    def get(self, number: int, part: int = 0, some: Sequence[int] | None = None) -> tuple[np.ndarray, ...]:
+        """Return the arrays stored under a number. some : positions of those to read; others in a file are empty."""
         if self._closed:
             raise DBoostError("the table is closed: its chunks are gone")
         stored = self._stored[number, part]
@@ -293,7 +309,9 @@ class Spool:
         path = self._path(number, part)
         try:
             with open(path, "rb") as file:
-                return tuple(form.read(file) for form in stored.forms)
+                if some is None:
+                    return tuple(form.read(file) for form in stored.forms)
+                return tuple(_read_some(file, stored.forms, set(some)))
         except OSError as error:
             raise DBoostError(f"cannot read the temporary file {path}: {reason(error)}") from error
 

@@ -17,7 +17,7 @@ import pytest
 import dboost
 from dboost.data import ReadOptions, csv_files, open_table
 from dboost.data.partition import as_frame
-from dboost.data.paths import open_path
+from dboost.data.paths import open_path, open_source
 from dboost.session.memory import Budget
 from dboost.shards import shard_spec
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
@@ -161,7 +161,7 @@ def test_files_are_read_in_parts(sliced: None, tmp_path: Path, monkeypatch: pyte
             part.to_parquet(place, row_group_size=50, index=False)
     for path in (tmp_path / "rows", [str(tmp_path / "rows" / f"part-{k}.{kind}") for k in range(2)]):
         assert open_path(path).npartitions == 2
-        lazy = open_path(path, most_bytes=SHARE)
+        lazy = open_source(path, most_bytes=SHARE).lazy()
         assert lazy.npartitions >= 8
         pd.testing.assert_frame_equal(lazy.compute().reset_index(drop=True), open_path(path).compute().reset_index(drop=True))
         whole = dboost.fit(path, "y", **COMMON)
@@ -184,7 +184,7 @@ def test_a_row_group_that_is_larger_than_the_limit(sliced: None, tmp_path: Path,
     (tmp_path / "rows" / "day=3").mkdir(parents=True)
     pq.write_table(table, tmp_path / "rows" / "day=3" / "a.parquet", **options)
     names = [*NUMERIC, "town", "few", "day"]
-    lazy = open_path(tmp_path / "rows", most_bytes=SHARE, columns=[*names, "y"])
+    lazy = open_source(tmp_path / "rows", most_bytes=SHARE, columns=[*names, "y"]).lazy()
     assert lazy.npartitions > 20
     found, whole = (one[[*names, "y"]].compute() for one in (lazy, open_path(tmp_path / "rows")))
     for name in names:

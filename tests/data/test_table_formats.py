@@ -19,7 +19,7 @@ from distributed import Client
 import dboost
 from dboost.cli import main
 from dboost.data import parquet, table_formats
-from dboost.data.paths import open_path
+from dboost.data.paths import open_path, open_source
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.object_store import served
 
@@ -132,7 +132,7 @@ def test_large_files_are_read_by_row_groups(tmp_path: Path, monkeypatch: pytest.
     assert 3 <= lazy.npartitions <= 10
     kept = frame.drop(index=[0, 99, 100, 555, 999])
     assert lazy["a"].compute().tolist() == kept["a"].tolist()
-    divided = open_path(tmp_path / "t", most_bytes=500)
+    divided = open_source(tmp_path / "t", most_bytes=500).lazy()
     assert divided.npartitions > 50, "row groups are divided"
     assert divided["a"].compute().tolist() == kept["a"].tolist()
 
@@ -322,7 +322,7 @@ def test_scans_of_an_iceberg_table(iceberg: Any) -> None:
     with pytest.raises(dboost.DataError, match=r"the scan of the Iceberg table lake.rows has limit=3"):
         open_path(iceberg.scan(limit=3))
     with pytest.raises(dboost.DataError, match=r"more than memory_limit allows .* read as a whole"):
-        open_path(iceberg, most_bytes=10)
+        open_source(iceberg, most_bytes=10)
     iceberg.delete()
     with pytest.raises(dboost.DataError, match=r"the Iceberg table lake\.rows has no rows"):
         open_path(iceberg)

@@ -1,0 +1,139 @@
+"""Rows that are still to be read: one protocol for all sources, and its two forms.
+
+A `Source` has the names of its columns, and partitions in a fixed order, of which only the wanted columns are read:
+
+* `Parts`: rows that every process can read part by part, such as files, groups of their rows, fragments of a dataset. The parts
+  are small records that are sent to the process that reads them; how Dask tokenizes a part is its fingerprint. `lazy` returns
+  them as a Dask frame, for clusters, threads and lazy predictions.
+* `Stream`: rows that only this process can read, one after the other, perhaps only once: a `pyarrow.RecordBatchReader`, another
+  object with ``__arrow_c_stream__``, a lazy frame of polars (by its streaming engine), DuckDB, ibis, or another library that
+  narwhals knows. Batches are joined or requested so that a partition has about the target size.
+
+**Order.** The rows are in the order of the source: batches as they arrive; polars and DuckDB keep the order of the rows that
+they read, unless the query states another one. The order of files is described where they are listed: in `files` and
+`table_formats`. The same rows in the same order give the same model, whatever the source and its partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dboost._lazy_import import is_a, nw, pa, pd
+from dboost.data.labels import Names
+from dboost.data.partition import kind_of, slice_rows
+
+if TYPE_CHECKING:
+    import dask.dataframe as dd
+
+#: Bytes of the columns of a partition, unless memory is limited.
+PARTITION_BYTES = 128 * 2**20
+
+
+class Source(Protocol):
+    """Rows that are still to be read."""
+
+    @property
+    def names(self) -> Names:
+        """Names of the columns."""
+
+    def partitions(self, columns: Sequence[str]) -> Iterator[Any]:
+        """Yield the partitions in order, as tables in memory with at least these columns."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Rows that every process can read part by part."""
+
+    #: The columns and their types: a frame without rows.
+    meta: pd.DataFrame
+    #: What `read` takes, in the order of the rows.
+    parts: Sequence[Any]
+    #: Returns the rows of a part; its keyword ``columns`` are the names of those to read.
+    read: Callable[..., pd.DataFrame]
+    #: What Dask calls the tasks that read a part.
+    label: str
+
+    @property
+    def names(self) -> Names:
+        return Names(self.meta.columns)
+
+    def partitions(self, columns: Sequence[str]) -> Iterator[Any]:
+        return (self.read(part, columns=list(columns)) for part in self.parts)
+
+    def lazy(self) -> dd.DataFrame:
+        """Return the rows as a lazy frame with one partition for each part."""
+        import dask
+        import dask.dataframe as dd
+
+        # Dask would convert all columns of text, and therefore read them all: it selects columns after that.
+        with dask.config.set({"dataframe.convert-string": False}):
+            return dd.from_map(self.read, self.parts, meta=self.meta, label=self.label, enforce_metadata=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Rows that only this process can read, one after the other."""
+
+    names: Names
+    #: What to say if there are no rows; empty if there is nothing to say.
+    hint: str
+    #: Returns batches of these columns, of about this number of rows where the source lets us choose it.
+    read: Callable[[Sequence[str], int], Iterable[Any]]
+    most_bytes: int | None = None
+
+    def partitions(self, columns: Sequence[str]) -> Iterator[Any]:
+        n_bytes = PARTITION_BYTES if self.most_bytes is None else self.most_bytes
+        n_rows = slice_rows(n_bytes, len(columns))
+        assert n_rows is not None
+        waiting: list[Any] = []
+        for batch in self.read(columns, n_rows):
+            if not is_a(batch, "pyarrow", "RecordBatch"):
+                yield batch
+                continue
+            if batch.num_rows:
+                waiting.append(batch)
+            if sum(one.nbytes for one in waiting) >= n_bytes:
+                yield pa.Table.from_batches(waiting)
+                waiting = []
+            del batch
+        if waiting:
+            yield pa.Table.from_batches(waiting)
+
+
+def stream_of(data: Any, most_bytes: int | None = None) -> Stream:
+    """Return rows for which `is_stream` holds as a source. most_bytes : target size of a partition; default 128 MiB."""
+    if kind_of(data) == "lazy":
+        lazy = nw.from_native(data)
+        labels = lazy.collect_schema().names()
+
+        def batches(columns: Sequence[str], n_rows: int) -> Iterable[Any]:
+            return _batches_of_lazy(lazy.select(list(columns)) if len(columns) < len(labels) else lazy, n_rows)
+
+        return Stream(Names(labels), "", batches, most_bytes)
+    reader = data.to_reader() if hasattr(data, "to_reader") else pa.RecordBatchReader.from_stream(data)
+    hint = (
+        ""
+        if reader is not data and not is_a(data, "pyarrow", "RecordBatchReader")
+        else (": a RecordBatchReader can be read only once, and this one may have been read before")
+    )
+    return Stream(Names(reader.schema.names), hint, lambda columns, _: _selected(reader, columns), most_bytes)
+
+
+def _selected(reader: Any, columns: Sequence[str]) -> Iterator[Any]:
+    for batch in reader:
+        yield batch.select(list(columns)) if len(columns) < batch.num_columns else batch
+
+
+def _batches_of_lazy(lazy: Any, n_rows: int) -> Iterable[Any]:
+    """Return the rows of a lazy frame in order, as frames or batches; as one frame if the library has no batches."""
+    native = lazy.to_native()
+    if hasattr(native, "collect_batches"):  # polars
+        return native.collect_batches(chunk_size=n_rows, maintain_order=True, lazy=True)
+    for name in ("to_arrow_reader", "fetch_record_batch"):  # DuckDB
+        if hasattr(native, name):
+            return getattr(native, name)(n_rows)
+    if hasattr(native, "to_pyarrow_batches"):  # ibis
+        return native.to_pyarrow_batches(chunk_size=n_rows)
+    return [lazy.collect().to_native()]
