@@ -5,6 +5,7 @@ trains on a sequence of chunks.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 import time
@@ -280,7 +281,12 @@ async def fit_async(data: Any, target: Any = ..., *, callbacks: Callback | Seque
         raise
 
 
-@accepts_peer_names
+def belongs_to_fit(name: str) -> str | None:
+    """Return that a keyword is one of `fit`, to follow its name in a message of another function; None if it is not."""
+    return ": it is an argument of dboost.fit" if name in inspect.signature(fit).parameters else None
+
+
+@accepts_peer_names(belongs=belongs_to_fit)
 def prepare(
     data: Any,
     target: Any,
@@ -301,6 +307,7 @@ def prepare(
     client: Any = None,
     workers: Any = None,
     publish: str | None = None,
+    progress: bool | None = None,
 ) -> Dataset:
     """Read a data set once and bin it, for many fits.
 
@@ -339,6 +346,8 @@ def prepare(
     publish : str, optional
         Keep the data set on the cluster under this name until `Dataset.unpublish`, also when this client leaves; other clients
         find it with ``dboost.Dataset.published(name)``.
+    progress : bool, optional
+        Show what is done, and how much of it: as in `dboost.fit`.
 
     Returns
     -------
@@ -371,6 +380,7 @@ def prepare(
         warm_start=warm_start,
         budget=None if memory_limit is None else Budget.of(memory_limit),  # without that of trees: none are grown
         workers=workers,
+        progress=progress,
     )
     given = {role: value for role, value in table.roles.items() if value is not None}
     named = {role: columns_named(value, data) or f"<{type(value).__name__}>" for role, value in given.items()}
@@ -378,14 +388,23 @@ def prepare(
     settings |= {name: describe(value) for name, value in (shaping | {"max_bins": max_bins}).items()}
     if model is not None:
         settings |= {"start_from": model_file.digest(model), "continue_bins": continue_bins}
+    with closing(request.progress):
+        return _prepared(table, request, settings, path, publish)
+
+
+def _prepared(
+    table: TableInput, request: FitRequest, settings: dict[str, Any], path: str | None, publish: str | None
+) -> Dataset:
+    """Prepare a data set where the table and the path say. settings : as of `_write_prepared`."""
+    client, model = table.client, request.warm_start.model
     is_here = client is None and (path is not None or model is not None)
-    with nullcontext() if is_here else client_for(data, client, workers) as cluster:
+    with nullcontext() if is_here else client_for(table.table.data, client, table.workers) as cluster:
         if cluster is not None:
             if model is not None:
                 raise ParameterError("start_from is for data sets of one process, not of a cluster: leave client or it out")
             return _prepared_on(cluster, table, request, settings, path, publish)
-    if publish is not None or workers is not None:
-        raise ParameterError(f"{'publish' if workers is None else 'workers'} needs a cluster: give its client")
+    if publish is not None or table.workers is not None:
+        raise ParameterError(f"{'publish' if table.workers is None else 'workers'} needs a cluster: give its client")
     write = partial(_write_prepared, table, request, settings)
     if path is not None:
         write_folder(path, write)
@@ -405,11 +424,16 @@ def _write_prepared(source: TableInput, request: FitRequest, settings: dict[str,
     options = replace(request.reading, spool_roles=True)
     table = LocalTable(partial(source.table.open, options, **request.warm_start.like), request.n_threads)
     rows, seed = SessionRows(table, request), request.parameters.random_state
+    progress = request.progress
     with interruptible_reading(), closing(rows):
+        progress.phase("reading the data")
         start = request.warm_start.widened(rows.load())
         scan = check_categories(table.target_scans(), name_of_target(request.roles["target"]))
+        progress.phase("binning")
         binning = rows.propose_bins(start, request.parameters)
-        written = write_binned(table, scan, binning, folder, warm_start=start, seed=seed, n_threads=request.n_threads)
+        progress.phase("writing")
+        how: dict[str, Any] = {"warm_start": start, "seed": seed, "n_threads": request.n_threads}
+        written = write_binned(table, scan, binning, folder, **how, count=progress.count)
     written.settings = settings
     return written
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 import pandas as pd
 
-from dboost.api import prepare
+from dboost.api import belongs_to_fit, prepare
 from dboost.booster import Booster, trained
 from dboost.data import CategoryColumn, Column
 from dboost.data.dask_collections import select
@@ -122,7 +122,7 @@ class CVResult:
         return f"<dboost.CVResult: {len(self.boosters)} folds, {best}>"
 
 
-@accepts_peer_names
+@accepts_peer_names(belongs=belongs_to_fit)
 @shows_parameters
 def cv(
     data: Any,

@@ -131,6 +131,7 @@ _OFFSET = "offset is added to the best constant, in fit and in predict"
 _GBDT = "dboost has no DART, random forests, linear trees or gradient-based sampling: leave it out"
 _DETERMINISTIC = "a dboost model depends only on data, parameters and random_state"
 _RANKING = "dboost has no losses for ranking: leave it out"
+_SURVIVAL = "dboost has no losses for survival times: leave it out"
 _CATEGORICAL = "see categorical_features: by default columns of text and categories"
 _LOSS = "give loss a dboost.losses.Loss of your own"
 _METRIC = "give eval_metric a function f(y, prediction, weight), or a dboost.metrics.Metric, which knows its direction"
@@ -186,10 +187,11 @@ HINTS = _hints({
         "boost_from_model score_function random_strength",
     _DETERMINISTIC: "deterministic seed_per_iteration has_time",
     _RANKING:
-        "group query qid query_id group_id subgroup_id pairs eval_at lambdarank_truncation_level lambdarank_norm label_gain "
+        "query qid query_id group_id subgroup_id pairs eval_at lambdarank_truncation_level lambdarank_norm label_gain "
         "lambdarank_pair_method lambdarank_num_pair_per_sample lambdarank_unbiased lambdarank_bias_norm "
         "lambdarank_score_normalization lambdarank_position_bias_regularization ndcg_exp_gain map_at ndcg_at map_eval_at "
-        "ndcg_eval_at bagging_by_query position",
+        "ndcg_eval_at bagging_by_query position allow_group_split lambdarank_normalization",
+    _SURVIVAL: "aft_loss_distribution aft_loss_distribution_scale label_lower_bound label_upper_bound",
     _CATEGORICAL:
         "enable_categorical feature_types max_cat_to_onehot one_hot_max_size text_features embedding_features ctr_description "
         "simple_ctr combinations_ctr max_ctr_complexity ctr_target_border_count counter_calc_method ctr_leaf_count_limit",
@@ -215,7 +217,7 @@ HINTS = _hints({
     _SEED: "bagging_seed bagging_fraction_seed feature_fraction_seed extra_seed objective_seed",
     _BINS:
         "border_count subsample_for_bin bin_construct_sample_cnt min_data_in_bin max_bin_by_feature feature_border_type "
-        "forcedbins_filename feature_pre_filter per_float_feature_quantization input_borders",
+        "forcedbins_filename feature_pre_filter per_float_feature_quantization input_borders ref max_quantile_batches",
     "NaN and nulls are missing: replace other values in the data": "missing use_missing zero_as_missing nan_mode missing_value",
     _MODEL_FILE:
         "output_model model_out model_output output_model_file saved_feature_importance_type convert_model "
@@ -249,6 +251,17 @@ HINTS = _hints({
         "fair_c sigmoid auc_mu_weights multi_error_top_k top_k topk metric_params",
     "call refit_leaves of the model": "refit_decay_rate refit",
 })  # fmt: skip
+#: Where our own keywords belong, for functions that do not have them.
+PLACES = _hints(
+    {
+        "it is an argument of dboost.cv": "folds groups time repeats",
+        "it is an argument of dboost.prepare": "path publish",
+        "it is an argument of fit": "eval_set sample_weight offset",
+        "dboost.fit and dboost.prepare take groups, and fit takes their data set": "group",
+        "give the rows to fit": "data",
+        "give the target to fit": "target",
+    }
+)
 #: The same, of the functions that predict.
 PREDICTION_HINTS = _hints({
     "call apply(X)": "pred_leaf predict_leaf_index leaf_index is_predict_leaf_index",
@@ -261,6 +274,8 @@ PREDICTION_HINTS = _hints({
         "output_margin raw_score predict_raw_score predict_rawscore is_predict_raw_score",
     "give offset": "base_margin init_score",
     "call predict_proba(X), or booster_.predict(X, raw_score=True)": "prediction_type predict_type",
+    "call predict, and write what it returns":
+        "output_result name_pred pred_name predict_name predict_result prediction_name prediction_result",
     "all trees predict: leave it out, or give iteration_range": "pred_early_stop pred_early_stop_freq pred_early_stop_margin",
     "predictions have one dimension, or a column per class: leave it out": "strict_shape",
     "dboost has no DART: leave it out": "training",
@@ -268,22 +283,39 @@ PREDICTION_HINTS = _hints({
 #: What to use in place of attributes and methods of other libraries' models.
 ATTRIBUTES = _hints({
     "call save(path)": "save_model model_to_string save_raw",
-    "call dboost.load(path)": "load_model",
-    "see n_iter_": "num_trees num_boosted_rounds current_iteration tree_count_ n_estimators_",
+    "call dboost.load(path)": "load_model model_from_string",
+    "see n_iter_": "num_trees num_boosted_rounds current_iteration tree_count_ n_estimators_ get_num_boosting_rounds",
+    "see the loss of the model (booster_.loss of an estimator)": "objective_",
+    "see classes_": "n_classes_ num_model_per_iteration",
+    "see best_iteration_": "best_iteration",
+    "see client, the parameter of an estimator": "client_",
+    "models of clusters are those of one process: the model itself predicts here": "to_local",
+    "models have no coefficients: call importance(kind), or shap_values(X)": "coef_ intercept_",
+    "models do not change, so they need no copies": "copy reset",
+    "models do not change: call dboost.fit(data, target, …)":
+        "set_param load_config reset_parameter set_leaf_output shuffle_models boost add_valid set_train_data_name set_network "
+        "free_network free_dataset",
+    "call truncate(n_iterations)": "rollback_one_iter",
+    "see the frame history, or call predict and a metric": "eval eval_set eval_train eval_valid",
+    "see sources": "attr set_attr",
+    "see features": "feature_types get_categories",
     "see n_features_in_": "num_features num_feature n_features_ n_features",
     "see feature_names_in_": "feature_name feature_name_ feature_names feature_names_ column_names_",
     "see best_iteration and the frame history":
         "best_ntree_limit best_score best_score_ best_iteration_ evals_result evals_result_ get_evals_result get_best_score "
         "get_best_iteration train_score_ validation_score_",
     "call importance(kind)": "get_fscore get_score feature_importance get_feature_importance",
-    "call to_frame()": "trees_to_dataframe get_dump dump_model estimators_ get_tree_leaf_counts",
+    "call to_frame()":
+        "trees_to_dataframe get_dump dump_model estimators_ get_tree_leaf_counts get_split_value_histogram get_leaf_output "
+        "lower_bound upper_bound",
     "call predict_proba(X)": "predict_log_proba",
     "call predict(X)": "inplace_predict",
     "call predict(X, raw_score=True)": "decision_function",
     "the model itself is the Booster": "get_booster booster_",
     "call refit_leaves(data, target)": "refit",
     "call dboost.fit(data, target, start_from=model)": "fit update partial_fit",
-    "see ensemble.parameters": "get_params params get_all_params attributes",
+    "see ensemble.parameters": "get_params params get_all_params attributes save_config",
+    "call get_params()": "get_xgb_params",
 })  # fmt: skip
 
 
@@ -313,12 +345,19 @@ def explanation(name: str, known: Collection[str], hints: Mapping[str, str] = HI
 
     known : our names.
     """
-    if name in hints or name in HINTS:
-        return f": {hints.get(name) or HINTS[name]}"
-    if name in ALIASES and ALIASES[name].name != name:
-        return f"; did you mean {ALIASES[name].name}?"
+    for table, prefix in ((hints, ""), (HINTS, ""), (PREDICTION_HINTS, "it is about predictions: ")):
+        if name in table:
+            return f": {prefix}{table[name]}"
+    ours = ALIASES[name].name if name in ALIASES else name
+    if ours != name and ours in known:
+        return f"; did you mean {ours}?"
+    if ours in PLACES:
+        return f": {PLACES[ours] if ours == name else PLACES[ours].replace('it is', f'{ours} is')}"
+    if ours != name:
+        return f": it is called {ours}, which is an argument of other functions"
     near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.75)
-    near = near or difflib.get_close_matches(name, sorted(ALIASES), n=1, cutoff=0.75)
+    aliases = sorted(alias for alias, one in ALIASES.items() if one.name in known)
+    near = near or difflib.get_close_matches(name, aliases, n=1, cutoff=0.75)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -22,36 +22,12 @@ import dboost
 from dboost import DBoostClassifier, DBoostRegressor, ParameterError
 from dboost.cli import main
 from dboost.peer_names import ALIASES, HINTS, NEUTRAL, PREDICTION_ALIASES, PREDICTION_HINTS, explanation, is_neutral
+from tests.helpers.peer_parameters import OF_CATBOOST, OF_LIGHTGBM, OF_XGBOOST
 
 RNG = np.random.default_rng(0)
 X = pd.DataFrame({"a": RNG.normal(size=300), "b": RNG.normal(size=300)})
 Y = X["a"] * X["b"] + RNG.normal(size=300) / 10
 SMALL: dict[str, Any] = {"max_iter": 3, "max_leaf_nodes": 6, "n_threads": 1}
-
-#: Of its documentation: arguments of the constructor and of `fit` and `predict`; the package is not installed.
-OF_CATBOOST = {
-    "constructor": """
-        iterations learning_rate depth l2_leaf_reg model_size_reg rsm loss_function border_count feature_border_type
-        per_float_feature_quantization input_borders od_pval od_wait od_type nan_mode counter_calc_method
-        leaf_estimation_iterations leaf_estimation_method thread_count random_seed use_best_model verbose logging_level
-        metric_period ctr_leaf_count_limit max_ctr_complexity has_time classes_count class_weights auto_class_weights
-        one_hot_max_size random_strength custom_metric eval_metric bagging_temperature save_snapshot snapshot_file
-        snapshot_interval fold_len_multiplier used_ram_limit gpu_ram_part allow_writing_files approx_on_full_history
-        boosting_type simple_ctr task_type devices bootstrap_type subsample mvs_reg sampling_unit sampling_frequency
-        random_state reg_lambda objective eta max_bin scale_pos_weight early_stopping_rounds cat_features grow_policy
-        min_data_in_leaf min_child_samples max_leaves num_leaves score_function leaf_estimation_backtracking
-        ctr_target_border_count monotone_constraints feature_weights penalties_coefficient first_feature_use_penalties
-        langevin diffusion_temperature posterior_sampling boost_from_average text_features embedding_features num_trees
-        num_boost_round n_estimators model_shrink_rate model_shrink_mode
-    """,
-    "fit": """
-        cat_features text_features embedding_features sample_weight baseline use_best_model eval_set verbose logging_level
-        plot plot_file column_description metric_period silent early_stopping_rounds save_snapshot snapshot_file
-        snapshot_interval init_model callbacks log_cout log_cerr
-    """,
-    "train": "",
-    "predict": "data prediction_type ntree_start ntree_end thread_count verbose task_type",
-}
 
 
 def names_in(*functions: Callable[..., Any]) -> set[str]:
@@ -104,18 +80,21 @@ def of_scikit_learn(method: str) -> set[str]:
     return set()
 
 
-PEERS = {
+#: By method, the names of the table, and of the installed version.
+PEERS: dict[str, Callable[[str], set[str]]] = {
+    "XGBoost 3.4": lambda method: set(OF_XGBOOST[method].split()),
+    "LightGBM 4.7": lambda method: set(OF_LIGHTGBM[method].split()),
+    "CatBoost": lambda method: set(OF_CATBOOST[method].split()),
     "XGBoost": of_xgboost,
     "LightGBM": of_lightgbm,
     "scikit-learn": of_scikit_learn,
-    "CatBoost": lambda method: set(OF_CATBOOST[method].split()),
 }
 METHODS = ("constructor", "fit", "train", "predict")
 #: Names of dboost that every sentence may point to, beside those of keywords.
 OURS = re.compile(
     r"did you mean|leave it out|constructor|importance|shap_values|apply\(X\)|raw_score|predict_proba|iteration_range|"
     r"refit_leaves|class_weight|client|dboost\.\w+|history|progress|always|boosters|transform|save of the model|"
-    r"divided evenly|missing|metrics|eval_set"
+    r"divided evenly|missing|metrics|eval_set|call predict|to fit|survival"
 )
 
 
@@ -199,6 +178,34 @@ def test_an_alias_makes_the_same_model(theirs: dict[str, Any], ours: dict[str, A
     assert not {name for name in theirs if name in ALIASES and name not in ours} & set(model.get_params()) - {"n_jobs"}
     assert model.fit(X, Y).booster_.sha256 == expected
     assert DBoostRegressor(**SMALL, random_state=0).set_params(**theirs).fit(X, Y).booster_.sha256 == expected
+
+
+def test_keywords_of_other_functions_are_named_with_these() -> None:
+    unknown: list[tuple[Callable[..., Any], str, str]] = [
+        (DBoostRegressor, "data", "give the rows to fit"),
+        (DBoostRegressor().set_params, "dtrain", "give the rows to fit"),
+        (DBoostRegressor, "label", "give the target to fit"),
+        (DBoostRegressor, "eval_set", "it is an argument of fit"),
+        (DBoostRegressor, "weight", "sample_weight is an argument of fit"),
+        (DBoostRegressor, "group", "dboost.fit and dboost.prepare take groups"),
+        (dboost.fit, "folds", "it is an argument of dboost.cv"),
+        (dboost.fit, "nfold", "folds is an argument of dboost.cv"),
+        (dboost.fit, "publish", "it is an argument of dboost.prepare"),
+        (dboost.fit, "pred_name", "it is about predictions: call predict"),
+        (dboost.prepare, "eta", "it is an argument of dboost.fit"),
+        (dboost.prepare, "learning_rate", "it is an argument of dboost.fit"),
+        (dboost.cv, "checkpoint", "it is an argument of dboost.fit"),
+    ]
+    for function, name, sentence in unknown:
+        rows = () if function in (DBoostRegressor,) or name == "dtrain" else (X, Y)
+        with pytest.raises(ParameterError, match=f"^unknown parameter '{name}': {re.escape(sentence)}"):
+            function(*rows, **{name: 1})
+
+
+def test_a_hint_names_nothing_unknown() -> None:
+    """A similar name of another library is no hint where dboost's own keyword is unknown, too."""
+    assert explanation("fold", {"max_iter"}) == ""
+    assert explanation("n_foldz", {"folds"}) == "; did you mean n_folds?"
 
 
 def test_aliases_name_keywords_and_hints_do_not() -> None:
@@ -326,6 +333,16 @@ def test_slices_of_a_model() -> None:
         booster[1]  # type: ignore[index]
     with pytest.raises(TypeError):
         list(booster)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("table", [OF_XGBOOST, OF_LIGHTGBM], ids=["XGBoost", "LightGBM"])
+def test_every_attribute_of_another_library_is_known(table: dict[str, str], classifier: DBoostClassifier) -> None:
+    for model, names in ((classifier, table["attributes"]), (classifier.booster_, table["attributes of a Booster"])):
+        for name in names.split():
+            try:
+                getattr(model, name)
+            except AttributeError as error:
+                assert re.search(r"has no attribute '\w+': (see|call|the model|models)", str(error)), error
 
 
 def test_attributes_that_say_what_to_use(classifier: DBoostClassifier) -> None:
