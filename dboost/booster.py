@@ -86,8 +86,9 @@ class Booster:
         with the same numbers. ``history.attrs["ended_by"]`` says why the fit ended, and
         ``history.attrs["lost_workers"]`` has, if workers with rows were lost during the fit, a dict for
         each: ``worker``, its address, ``iteration``, after which it was lost (None while data were loaded), and the
-        ``partitions`` and ``rows`` that other workers read again. A continued model has the iterations of all fits, NaN where
-        a column was not recorded: the file of a model has only its metrics.
+        ``partitions`` and ``rows`` that other workers read again (None for rows that the lost worker was still reading). A
+        continued model has the iterations of all fits, NaN where a column was not recorded: the file of a model has only its
+        metrics.
     timings : dict of str to float
 
     Examples

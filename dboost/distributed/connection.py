@@ -322,7 +322,8 @@ class Connection:
         row may be counted twice.
     losses : list of dict
         The lost workers that had rows, in the order of their losses: "worker" (address), "iteration" (after which the worker
-        was lost, None while data were loaded), "partitions" and "rows" (of the first table that had some).
+        was lost, None while data were loaded), "partitions" and "rows" (of the first table that had some; None if the worker
+        was lost while it read them).
     iteration : int, optional
         The last complete iteration, None while data are loaded.
     progress : Progress
@@ -570,10 +571,13 @@ class Connection:
         if ref in self._reported:
             return
         self._reported.add(ref)
-        self.losses.append({"worker": ref.worker, "iteration": self.iteration, "partitions": n_partitions, "rows": n_rows})
+        self._record_loss(ref.worker, n_partitions, n_rows, f" of the {table} ({counted(n_rows, 'row')})")
+
+    def _record_loss(self, worker: str, n_partitions: int, n_rows: int | None = None, of: str = "") -> None:
+        self.losses.append({"worker": worker, "iteration": self.iteration, "partitions": n_partitions, "rows": n_rows})
         when = "while data were loaded" if self.iteration is None else f"after iteration {self.iteration}"
-        partitions = f"{counted(n_partitions, 'partition')} of the {table} ({counted(n_rows, 'row')})"
-        _log.warning("worker %s was lost %s: other workers read its %s again", ref.worker, when, partitions)
+        partitions = counted(n_partitions, "partition") + of
+        _log.warning("worker %s was lost %s: other workers read its %s again", worker, when, partitions)
 
     def discard(self, batch: str) -> None:
         """Have all workers release an abandoned batch."""
@@ -639,6 +643,8 @@ class Connection:
 
     def _results(self, reply: dict[str, Any]) -> list[Any]:
         self.roster = [(address, identity) for address, identity in reply["workers"]]
+        for worker, n_partitions in reply.get("lost_readers", ()):
+            self._record_loss(worker, n_partitions)
         return [unpack(result) for result in reply["results"]]
 
     def _call(self, operation: str, **arguments: Any) -> dict[str, Any]:

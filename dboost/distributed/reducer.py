@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -248,6 +249,28 @@ class Reducer(SchedulerPlugin):
     def log_event(self, topic: str, msg: Any) -> None:
         if topic == NAME:
             self.registry.see(msg, time.time())
+        elif topic == "all" and isinstance(msg, dict) and msg.get("action") == "remove-worker":
+            self._note_lost_reader(msg["worker"], {*msg["processing-tasks"], *msg["lost-computed-tasks"]})
+
+    def _note_lost_reader(self, worker: str, keys: set[Any]) -> None:
+        """Note how many partitions Dask reads again elsewhere; calls notice the loss of workers that a fit has called before.
+
+        keys : of the tasks that a lost worker ran, or whose results only it had.
+        """
+        fits = {f"{READING}{name}": fit for name, fit in self._fits.items() if worker not in fit.workers}
+        if not fits:
+            return
+        tasks = {task for key in keys if (task := self._scheduler.tasks.get(key)) is not None}
+        seen, left = set(tasks), list(tasks)
+        while left:
+            later = set(left.pop().dependents) - seen
+            seen |= later
+            left += later
+        again = [str(task.key) for task in seen if task in tasks or task.state != "memory"]
+        for prefix, fit in fits.items():
+            n_partitions = sum(key.startswith(prefix) for key in again)
+            if n_partitions:
+                fit.lost_readers.append((worker, n_partitions))
 
     async def close(self) -> None:
         fits, self._fits = self._fits, {}
@@ -355,7 +378,9 @@ class Reducer(SchedulerPlugin):
         results: dict[SessionRef, bytes] = {}
         packed = dict(zip(branches, arguments, strict=True)) if each else dict.fromkeys(branches, arguments)
         calls.begin(method, packed)(lambda ref, message: results.update(answers_of(ref, message, branches)))
-        return {"results": [results[ref] for ref in refs], "workers": self._identities()}
+        reply = {"results": [results[ref] for ref in refs], "workers": self._identities()}
+        lost = [fit.lost_readers.popleft() for _ in range(len(fit.lost_readers))]
+        return reply | {"lost_readers": lost} if lost else reply
 
     async def _call(self, name: str, method: str, arguments: Mapping[SessionRef, bytes]) -> dict[SessionRef, bytes]:
         """Call a method of sessions by Dask's messages."""
@@ -607,6 +632,8 @@ class Fit:
     client: str
     lines: FitCalls | None  # None if connections do not allow lines
     workers: frozenset[str] = frozenset()  # all workers that the fit has called and that are still present
+    #: Workers that were lost before the fit has called them, and their numbers of partitions; until the client is told.
+    lost_readers: deque[tuple[str, int]] = field(default_factory=deque)
     cancelled: bool = False
     n_workers_needed: int = 1  # at least; an adaptive cluster may have none when the fit begins
     #: Futures of pending `wait_for_replies` calls. Resolved when all replies arrived, one failed, the fit changed, or the

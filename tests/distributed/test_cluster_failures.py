@@ -92,6 +92,33 @@ def test_a_lost_worker_is_reported(cluster: Processes, expected: str, caplog: py
     assert without.sha256 == expected and "lost_workers" not in without.history.attrs
 
 
+def test_a_worker_that_is_lost_while_it_reads_is_reported(
+    cluster: Processes, expected: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    pids = cluster.pids()
+
+    def killed_once(frame: pd.DataFrame) -> pd.DataFrame:
+        try:
+            (tmp_path / "dead").touch(exist_ok=False)
+        except FileExistsError:
+            return frame
+        (tmp_path / "dead").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+        return frame
+
+    rows = dd.from_pandas(FRAME, npartitions=6)
+    rows = rows.map_partitions(killed_once, meta=rows._meta)
+    booster = dboost.fit(rows, "z", client=cluster.client, **OPTIONS)
+    assert booster.sha256 == expected
+    (lost,) = booster.history.attrs["lost_workers"]
+    assert pids[lost["worker"]] == int((tmp_path / "dead").read_text())
+    assert lost["iteration"] is None and lost["rows"] is None and lost["partitions"] >= 1
+    first, last = [record.getMessage() for record in caplog.records if record.name == "dboost"]
+    partitions = f"{lost['partitions']} partition{'s' if lost['partitions'] > 1 else ''}"
+    assert first == f"worker {lost['worker']} was lost while data were loaded: other workers read its {partitions} again"
+    assert last == "1 worker was lost during the fit, and the result is the same as without the loss"
+
+
 def test_a_fit_that_ends_while_a_new_worker_reads_says_nothing_of_it(
     cluster: Processes, caplog: pytest.LogCaptureFixture
 ) -> None:
