@@ -164,6 +164,7 @@ def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     )
     _keywords(command, "dboost.prepare", "--set sample_weight=w --set features=[age,income] --set max_bins=63")
     command.add_argument("--memory-limit", metavar="SIZE", help="what the command may use, for example 2GiB")
+    command.add_argument("--quiet", action="store_true", help="no progress bar and no summary")
     return command
 
 

@@ -74,7 +74,7 @@ def with_target(arguments: argparse.Namespace, data: Any, client: Any = None, *,
     count = int(counts.compute() if client is None else client.compute(counts).result())
     if not count:
         return data
-    if not getattr(arguments, "quiet", False):
+    if not arguments.quiet:
         print(f"{count:,} row{'' if count == 1 else 's'}{of} without a target {'was' if count == 1 else 'were'} left out")
     return frame.map_partitions(_rows_with_target, arguments.target, meta=frame._meta)
 

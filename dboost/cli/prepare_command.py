@@ -16,12 +16,14 @@ ELSEWHERE = {
     "path": "use --output",
     "client": "a folder is written by one process",
     "workers": "a folder is written by one process",
+    "progress": "use --quiet",
     "publish": "it keeps data on a cluster, not in a folder",
 }
 
 
 def run(arguments: argparse.Namespace) -> None:
     parameters = settings.keywords_in(arguments, dboost.prepare, ELSEWHERE)
-    rows = with_target(arguments, arguments.data)
-    with dboost.prepare(rows, arguments.target, arguments.output, **parameters) as data:
-        print(f"{data.n_rows:,} rows and {len(data.features)} features, prepared in {arguments.output}")
+    rows, progress = with_target(arguments, arguments.data), not arguments.quiet
+    with dboost.prepare(rows, arguments.target, arguments.output, progress=progress, **parameters) as data:
+        if not arguments.quiet:
+            print(f"{data.n_rows:,} rows and {len(data.features)} features, prepared in {arguments.output}")

@@ -258,6 +258,8 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
     """
     parameters = request.parameters
     with Connection(client, WorkerChoice.of(request.workers)) as connection:
+        connection.progress = request.progress
+        request.progress.phase("reading the data")
         restricted = _restricted(connection)
         raw, held = _held(client, tasks, restricted)
         futures: list[Future] = []
@@ -268,6 +270,7 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
             n_targets = check_categories(table.target_scans(), name_of_target(request.roles.get("target"))).n_columns
             partitions = table.partitions
             raw = partitions.source  # read again, perhaps, with columns as text
+            request.progress.phase("binning")
             binning = rows.propose_bins(COLD_START, parameters)
             n_kept = table.n_kept
             starts, n_rows = starts_of(n_kept), sum(n_kept.values())

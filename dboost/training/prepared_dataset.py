@@ -158,8 +158,11 @@ def write_binned(
     warm_start: WarmStart = COLD_START,
     seed: int,
     n_threads: int,
+    count: Callable[[int, int, str], None] = lambda *_: None,
 ) -> PreparedDataset:
-    """Write the rows of a table to an existing folder. scan : of its targets; seed : of the reference sample.
+    """Write the rows of a table to an existing folder.
+
+    scan : of its targets; seed : of the reference sample; count : shows how many rows are written, see `Progress.count`.
 
     Raises
     ------
@@ -204,6 +207,7 @@ def write_binned(
                 add_block(scores, flat, matrix, (0, warm_start.n_before), n_threads)
                 written["start"] = scores if outputs else scores[0]
             store.append(piece.codes.n_rows, {name: values for name, values in written.items() if values is not None})
+            count(first, n_rows, "row")
         store.check_filled()
     except BaseException:
         for file in store.files:

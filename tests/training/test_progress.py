@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from io import StringIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ import pandas as pd
 import pytest
 
 import dboost
+from dboost.cli import main
 from dboost.training.callbacks import Progress
 from tests.helpers.clusters import threads_cluster
 
@@ -65,7 +67,7 @@ def test_count_and_time_stay_visible_on_a_terminal_of_80_columns(monkeypatch: py
     assert boosting, terminal.getvalue()
     assert all(len(line.rstrip()) <= 80 for line in boosting)
     assert all(re.search(r" (1/30|\d+/30 (in )?([\d.]+ min )?[\d.]+ s)( left)?", line) for line in boosting if "eval_" in line)
-    assert re.search(r" 30/30 in [\d.]+ s  eval_root_mean_squared_error [\d.,]+", boosting[-1])
+    assert re.search(r" 30/30 in (\d+ min )?[\d.]+ s  eval_root_mean_squared_error [\d.,]+", boosting[-1])
 
 
 def test_phases_before_the_first_iteration_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +79,34 @@ def test_phases_before_the_first_iteration_are_shown(monkeypatch: pytest.MonkeyP
     before = len(terminal.getvalue())
     dboost.cv(FRAME, "y", max_iter=2, folds=2)
     assert "reading and binning" in terminal.getvalue()[before:]
+
+
+def test_preparing_shows_its_phases_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = a_terminal(monkeypatch)
+    dboost.prepare(FRAME, "y").close()
+    text = "\n".join(terminal.screens)
+    found = [text.index(phase) for phase in ("reading the data", "binning", "writing")]
+    assert found == sorted(found)
+    assert re.search(r"writing .* 400/400 in [\d.]+ s", terminal.screens[-1])
+    before = len(terminal.getvalue())
+    with threads_cluster(2, 1) as client:
+        dboost.prepare(dd.from_pandas(FRAME, npartitions=4), "y", client=client).close()
+    on_cluster = "".join(terminal.getvalue()[before:])
+    assert "reading the data" in on_cluster and re.search(r"binning .*4/4 in", on_cluster)
+    before = len(terminal.getvalue())
+    dboost.prepare(FRAME, "y", progress=False).close()
+    with pytest.raises(dboost.DataError, match="target"):
+        dboost.prepare(FRAME.assign(y=np.nan), "y", progress=False)
+    assert len(terminal.getvalue()) == before
+    FRAME.to_parquet(tmp_path / "rows.parquet")
+    command = ["prepare", str(tmp_path / "rows.parquet"), "--target", "y", "--output", str(tmp_path / "prepared")]
+    assert not main(command)
+    assert "binning" in terminal.getvalue()[before:] and capsys.readouterr().out.startswith("400 rows and 1 feature")
+    before = len(terminal.getvalue())
+    assert not main([*command, "--quiet"])
+    assert len(terminal.getvalue()) == before and not capsys.readouterr().out
 
 
 def test_lines_name_a_phase_that_takes_time(capsys: pytest.CaptureFixture[str]) -> None:
