@@ -36,7 +36,7 @@ from dask.utils import natural_sort_key
 from fsspec.implementations.local import LocalFileSystem
 
 from dboost._lazy_import import is_a, pa
-from dboost.data.partition import is_table_format
+from dboost.data.partition import is_stored_table
 from dboost.errors import DataError, DataFileMissingError, DBoostError, MissingExtraError, is_failure, reason, shown
 from dboost.storage.paths import path_text
 
@@ -89,6 +89,12 @@ def stat_file(fs: Any, name: str, info: dict[str, Any]) -> DataFile:
                 value = info[one].timestamp() if isinstance(info[one], datetime) else info[one]
                 return DataFile(url, size, f"{kind} " + str(value).strip('"'), listed=listed)
     return DataFile(url, size, "", listed=listed)
+
+
+def local_file(path: str) -> DataFile:
+    """Return a file of this machine."""
+    fs = LocalFileSystem()
+    return stat_file(fs, path, fs.info(path))
 
 
 def _is_same(file: DataFile, now: DataFile) -> bool:
@@ -263,7 +269,7 @@ def reading(path: Any) -> Iterator[None]:
 
 def shown_path(path: Any) -> str:
     """Return a path, a list of paths or a table with versions for messages."""
-    if is_table_format(path):
+    if is_stored_table(path):
         return table_name(path)
     return ", ".join(map(shown, path)) if isinstance(path, (list, tuple)) else shown(path)
 
@@ -272,6 +278,11 @@ def table_name(data: Any) -> str:
     """Return the name of a table or scan, for messages."""
     if is_a(data, "deltalake", "DeltaTable"):
         return shown(data.table_uri)
+    if is_a(data, "pyarrow.dataset", "Dataset"):
+        files = data.files
+        return f"the dataset of {len(files)} files" + (f", the first {shown(files[0])}" if files else "")
+    if is_a(data, "pyarrow.dataset", "Fragment"):
+        return shown(data.path)
     identifier = data.name() if hasattr(data, "name") else data.table_identifier
     return "the Iceberg table " + (".".join(identifier) if identifier else data.table_metadata.location)
 

@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import fsspec
@@ -40,6 +40,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from dboost._lazy_import import pa, pd
 from dboost.data.files import DataFile, changed, folder_columns, unchanged
+from dboost.data.row_filter import Extremes, RowFilter
 from dboost.data.sources import PARTITION_BYTES, Parts
 from dboost.errors import DataError, shown
 from dboost.schema import TEXT, Feature
@@ -73,6 +74,8 @@ class ParquetPart:
     deleted: np.ndarray | None = None
     #: Whether to use as little memory as possible.
     sparing: bool = False
+    #: Opens the file if it is none of fsspec.
+    filesystem: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +86,8 @@ class Footer:
     digest: str
     #: Rows and decoded bytes of each row group.
     groups: tuple[tuple[int, int], ...]
+    #: Extremes of columns in each row group, as far as filters use them.
+    extremes: tuple[dict[str, Extremes], ...] = ()
 
     @property
     def n_rows(self) -> int:
@@ -106,6 +111,7 @@ def open_parquet(
     most_bytes: int | None,
     columns: Collection[str] | None,
     like: Sequence[Feature] | None = None,
+    row_filter: RowFilter | None = None,
 ) -> Parts:
     """Return the rows of files.
 
@@ -120,13 +126,15 @@ def open_parquet(
         Columns that are used. They must be in all files with rows, or in none, and be text in all or in none. Default: all.
     like : sequence of Feature, optional
         Features of a model, whose kinds the columns in the names of folders get.
+    row_filter : RowFilter, optional
+        Row groups without rows that it keeps are left out.
 
     Raises
     ------
     DataError
         If the files differ in a column that is used, or a file has several of the same name.
     """
-    footers = read_footers(files, columns, exact=most_bytes is not None)
+    footers = read_footers(files, columns, exact=most_bytes is not None, filters=[row_filter] if row_filter else [])
     pairs = list(zip(files, footers, strict=True))
     filled = [pair for pair in pairs if pair[1].n_rows] or pairs[:1]
     first, found = filled[0], {one.url: footer.columns for one, footer in filled}
@@ -142,11 +150,7 @@ def open_parquet(
             del of_file[name]
     for one in filled[1:]:
         _check_same_columns(first, one, set(constants[0]), columns)
-    parts = [
-        part
-        for (file, footer), of_file in zip(pairs, constants, strict=True)
-        for part in parts_of(ParquetPart(file, footer.digest, of_file), footer, most_bytes)
-    ]
+    whole = [ParquetPart(file, footer.digest, of_file) for (file, footer), of_file in zip(pairs, constants, strict=True)]
     all_names = dict.fromkeys([*first[1].columns, *(name for of_file in constants for name in of_file)])
     names = [name for name in all_names if name not in repeated]
     of_first = constants[pairs.index(first)]
@@ -154,6 +158,13 @@ def open_parquet(
     fields = [one.with_type(pa.string()) if _is_text(one.type) else one for one in first[1].schema]
     empty = pa.schema(fields, first[1].schema.metadata).empty_table()
     meta = _frame(empty, of_first, names, first[1].index)
+    fields = [*(one for one in fields if one.name not in of_first), *(pa.field(name, of_first[name].type) for name in of_first)]
+    possible = _possible(whole, footers, pa.schema(fields), [row_filter] if row_filter else [])
+    parts = [
+        part
+        for one, footer, of_file in zip(whole, footers, possible, strict=True)
+        for part in parts_of(one, footer, most_bytes, of_file)
+    ]
     return Parts(meta, parts, partial(read_part, names=names), "read-parquet")
 
 
@@ -176,19 +187,30 @@ def _typed(found: Sequence[dict[str, str | None]], like: Sequence[Feature] | Non
     return typed
 
 
-def read_footers(files: Sequence[DataFile], columns: Collection[str] | None = None, *, exact: bool) -> list[Footer]:
+def read_footers(
+    files: Sequence[DataFile],
+    columns: Collection[str] | None = None,
+    *,
+    exact: bool,
+    filters: Sequence[RowFilter] = (),
+    filesystem: Any = None,
+) -> list[Footer]:
     """Read the footers of files.
 
-    columns : those that count in the sizes of row groups, default all; exact : whether to estimate decoded sizes.
+    columns : those that count in the sizes of row groups, default all; exact : whether to estimate decoded sizes; filters :
+    those that use extremes; filesystem : as in `ParquetPart`.
     """
 
     def read(file: DataFile) -> Footer:
-        with unchanged(file), _opened(file, _PIECE_BYTES) as stream:
+        with unchanged(file), _opened(file, _PIECE_BYTES, filesystem) as stream:
             metadata, digest = _footer_of(stream)
         groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
         sizes = [_decoded_bytes(group, columns) if exact else group.total_byte_size for group in groups]
         rows = [group.num_rows for group in groups]
-        return Footer(metadata.schema.to_arrow_schema(), digest, tuple(zip(rows, sizes, strict=True)))
+        schema = metadata.schema.to_arrow_schema()
+        used = {name for one in filters for name in one.columns(schema.names)} if filters else set()
+        extremes = tuple(_extremes(group, schema, used) for group in groups)
+        return Footer(schema, digest, tuple(zip(rows, sizes, strict=True)), extremes)
 
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
         return list(threads.map(read, files))
@@ -205,16 +227,112 @@ def _decoded_bytes(group: Any, columns: Collection[str] | None) -> int:
     return n_bytes
 
 
-def parts_of(part: ParquetPart, footer: Footer, most_bytes: int | None) -> Iterator[ParquetPart]:
-    """Yield the parts of a file: consecutive row groups, or rows of one. most_bytes : as in `open_parquet`."""
+def _extremes(group: Any, schema: pa.Schema, names: Collection[str]) -> dict[str, Extremes]:
+    """Return the extremes of some columns in a row group, as far as its statistics have them."""
+    found = {}
+    for k in range(group.num_columns if names else 0):
+        column = group.column(k)
+        name = column.path_in_schema
+        if name not in names or not column.is_stats_set:
+            continue
+        known, kind = column.statistics, schema.field(name).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if pa.types.is_floating(kind) or pa.types.is_nested(kind):
+            continue
+        has_missing = not known.has_null_count or known.null_count > 0
+        if known.has_min_max:
+            with suppress(pa.ArrowException, TypeError, ValueError):
+                found[name] = Extremes(pa.scalar(known.min, kind), pa.scalar(known.max, kind), has_missing)
+        elif known.has_null_count and known.null_count == group.num_rows:
+            found[name] = Extremes(None, None, True)
+    return found
+
+
+def _possible(
+    parts: Sequence[ParquetPart], footers: Sequence[Footer], schema: pa.Schema, filters: Sequence[RowFilter]
+) -> list[np.ndarray]:
+    """Return for each file which of its row groups may have rows that the filters keep. schema : of the table."""
+    found = [np.ones(len(footer.groups), bool) for footer in footers]
+    fields = [one.with_type(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in schema]
+    kinds = {one.name: one.type for one in fields}
+    for one in filters:
+        used = set(one.columns(schema.names))
+        known = []
+        for part, footer in zip(parts, footers, strict=True):
+            fixed = {
+                name: _fixed(values[0], kinds[name])
+                for name, values in part.constants.items()
+                if name in used and not pa.types.is_floating(kinds[name])
+            }
+            for of_group in footer.extremes:
+                cast = {name: _cast(extremes, kinds[name]) for name, extremes in of_group.items() if name in kinds}
+                known.append({name: extremes for name, extremes in cast.items() if extremes is not None} | fixed)
+        kept = one.possible(known, pa.schema(fields))
+        for of_file, some in zip(
+            found, np.split(kept, np.cumsum([len(footer.groups) for footer in footers])[:-1]), strict=True
+        ):
+            of_file &= some
+    return found
+
+
+def _fixed(value: Any, kind: pa.DataType) -> Extremes:
+    """Return the extremes of a column that has one value."""
+    found = value.cast(kind)
+    return Extremes(found, found, False) if found.is_valid else Extremes(None, None, True)
+
+
+def _cast(extremes: Extremes, kind: pa.DataType) -> Extremes | None:
+    """Return extremes with the type that a column has in the table; None if there are none of it."""
+    if extremes.least is None or extremes.least.type == kind:
+        return extremes
+    if pa.types.is_floating(kind):
+        return None
+    with suppress(pa.ArrowException):
+        return Extremes(extremes.least.cast(kind), extremes.largest.cast(kind), extremes.has_missing)
+    return None
+
+
+def parts_of_files(
+    parts: Sequence[Any], schema: pa.Schema, most_bytes: int | None, filters: Sequence[RowFilter] = ()
+) -> list[list[Any]]:
+    """Return for each part that is a Parquet file its parts of about the target size; for others the part itself.
+
+    schema : of the table; most_bytes : as in `open_parquet`; filters : row groups without rows that they keep are left out.
+    """
+    whole = [part for part in parts if isinstance(part, ParquetPart)]
+    footers: list[Footer] = []
+    for filesystem, some in groupby(whole, key=lambda part: part.filesystem):
+        files = [part.file for part in some]
+        footers += read_footers(files, exact=most_bytes is not None, filters=filters, filesystem=filesystem)
+    possible = _possible(whole, footers, schema, filters) if whole else []
+    cut = {
+        id(part): list(parts_of(replace(part, footer=footer.digest), footer, most_bytes, of_file))
+        for part, footer, of_file in zip(whole, footers, possible, strict=True)
+    }
+    return [cut.get(id(part), [part]) for part in parts]
+
+
+def parts_of(
+    part: ParquetPart, footer: Footer, most_bytes: int | None, possible: np.ndarray | None = None
+) -> Iterator[ParquetPart]:
+    """Yield the parts of a file: consecutive row groups, or rows of one.
+
+    part : all rows of the file, or some row groups; most_bytes : as in `open_parquet`; possible : row groups that are needed.
+    """
     part = replace(part, sparing=most_bytes is not None)
+    chosen = np.ones(len(footer.groups), bool) if possible is None else possible.copy()
+    if part.groups is not None:
+        chosen &= np.isin(np.arange(len(chosen)), part.groups)
     limit = PARTITION_BYTES if most_bytes is None else most_bytes
     groups: list[int] = []
     first = n_rows = n_bytes = 0
     for k, (n, size) in enumerate(footer.groups):
-        if groups and n_bytes + size > limit:
+        if groups and (n_bytes + size > limit or not chosen[k]):
             yield _some(part, (first, first + n_rows), groups=tuple(groups))
             groups, first, n_rows, n_bytes = [], first + n_rows, 0, 0
+        if not chosen[k]:
+            first += n
+            continue
         if most_bytes is not None and size > most_bytes:
             n_parts = min(-(-size // most_bytes), n)
             for a, b in pairwise(n * i // n_parts for i in range(n_parts + 1)):
@@ -224,7 +342,7 @@ def parts_of(part: ParquetPart, footer: Footer, most_bytes: int | None) -> Itera
         groups.append(k)
         n_rows, n_bytes = n_rows + n, n_bytes + size
     if len(groups) == len(footer.groups):
-        yield part
+        yield replace(part, groups=None)
     elif groups:
         yield _some(part, (first, first + n_rows), groups=tuple(groups))
 
@@ -248,7 +366,7 @@ def read_part(
     from pyarrow import parquet as pq
 
     wanted = list(names if columns is None else columns)
-    with unchanged(part.file), _opened(part.file) as stream:
+    with unchanged(part.file), _opened(part.file, filesystem=part.filesystem) as stream:
         metadata, digest = _footer_of(stream)
         if part.footer not in ("", digest):
             raise changed(part.file)
@@ -357,8 +475,12 @@ def _index_columns(schema: pa.Schema) -> list[str]:
 
 
 @contextmanager
-def _opened(file: DataFile, piece_bytes: int | None = None) -> Iterator[Any]:
-    """Open a file for Arrow. piece_bytes : how much of a file in a store is read at once."""
+def _opened(file: DataFile, piece_bytes: int | None = None, filesystem: Any = None) -> Iterator[Any]:
+    """Open a file for Arrow. piece_bytes : how much of a file in a store is read at once; filesystem : see `ParquetPart`."""
+    if filesystem is not None:
+        with filesystem.open_input_file(file.url) as stream:
+            yield stream
+        return
     fs, name = fsspec.url_to_fs(file.url)
     local = isinstance(fs, LocalFileSystem)
     options = {} if piece_bytes is None else {"block_size": piece_bytes}

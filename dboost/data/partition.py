@@ -102,10 +102,10 @@ def is_lazy(data: Any) -> bool:
 
 
 def is_path(data: Any) -> bool:
-    """Return whether `paths.open_path` opens the data: a path, a URL, a list of them, or a Delta or Iceberg table."""
+    """Return whether `paths.open_path` opens the data: a path, a URL, a list of them, or a stored table."""
     if isinstance(data, (list, tuple)):
         return bool(data) and all(isinstance(item, (str, os.PathLike)) for item in data)
-    return isinstance(data, (str, os.PathLike)) or is_table_format(data)
+    return isinstance(data, (str, os.PathLike)) or is_stored_table(data)
 
 
 def is_source(data: Any) -> bool:
@@ -117,13 +117,18 @@ def is_stream(data: Any) -> bool:
     """Return whether `sources.stream_of` reads the data: lazy frames other than those of Dask, and Arrow streams."""
     if isinstance(data, np.ndarray) or is_lazy(data):
         return False
-    return is_a(data, "pyarrow.dataset", "Scanner") or kind_of(data) in ("lazy", "stream")
+    if is_a(data, "pyarrow.dataset", "FileSystemDataset", "FileFragment"):
+        return False
+    return is_a(data, "pyarrow.dataset", "Scanner", "Dataset", "Fragment") or kind_of(data) in ("lazy", "stream")
 
 
-def is_table_format(data: Any) -> bool:
-    """Return whether `data` is a `deltalake.DeltaTable`, or a table or scan of pyiceberg, without importing these."""
+def is_stored_table(data: Any) -> bool:
+    """Return whether `data` is an object that stands for files: a `deltalake.DeltaTable`, a table or scan of pyiceberg, or a
+    dataset of pyarrow or one of its fragments. Imports none of these libraries."""
     if isinstance(data, np.ndarray):
         return False
+    if is_a(data, "pyarrow.dataset", "FileSystemDataset", "FileFragment"):
+        return True
     return is_a(data, "deltalake", "DeltaTable") or is_a(data, "pyiceberg.table", "Table", "DataScan")
 
 

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 
+from dboost._lazy_import import is_a
 from dboost.data.csv_files import read_csv, text_columns
+from dboost.data.datasets import open_dataset
 from dboost.data.files import CSV, DELTA_LOG, ICEBERG, PARQUET, DataFile, existing_files, items_of, reading, shown_path
 from dboost.data.parquet import open_parquet
-from dboost.data.partition import is_table_format
+from dboost.data.partition import is_stored_table
+from dboost.data.row_filter import RowFilter
 from dboost.data.sources import Parts
 from dboost.data.table_formats import open_delta_folder, open_iceberg_metadata, open_table_format
 from dboost.errors import DataError
@@ -27,9 +30,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dboost")
 
 
-def open_path(path: Any, like: Sequence[Feature] | None = None, columns: Collection[str] | None = None) -> dd.DataFrame:
+def open_path(
+    path: Any,
+    like: Sequence[Feature] | None = None,
+    columns: Collection[str] | None = None,
+    row_filter: RowFilter | None = None,
+) -> dd.DataFrame:
     """Return what `open_source` does as a lazy frame."""
-    return open_source(path, like, None, columns).lazy()
+    return open_source(path, like, None, columns, row_filter).lazy()
 
 
 def open_source(
@@ -37,13 +45,15 @@ def open_source(
     like: Sequence[Feature] | None = None,
     most_bytes: int | None = None,
     columns: Collection[str] | None = None,
+    row_filter: RowFilter | None = None,
 ) -> Parts:
     """Return the rows of a file, folder, glob, URL, or list of files, in the order of the file names.
 
     Parameters
     ----------
     path : path, URL, or list of them
-        Also the folder of a Delta table, the metadata file of an Iceberg table, a `DeltaTable`, a table or scan of pyiceberg.
+        Also the folder of a Delta table, the metadata file of an Iceberg table, a `DeltaTable`, a table or scan of pyiceberg, a
+        dataset of pyarrow or a fragment of one.
     like : sequence of Feature, optional
         Features of a model. CSV columns that are text features are read as text, also if they contain only digits.
     most_bytes : int, optional
@@ -51,6 +61,8 @@ def open_source(
         at least `csv_files.LEAST_BLOCK_BYTES`).
     columns : collection of str, optional
         Columns that are used. Parquet files may differ in other columns. Default: those of `like`, or all.
+    row_filter : RowFilter, optional
+        Leaves out rows, and does not read the row groups and files that have none that it keeps.
 
     Raises
     ------
@@ -59,13 +71,14 @@ def open_source(
         CSV, or Parquet files differ in a column that is used. The message names the path.
     """
     with reading(path):
-        table = _table_format(path, most_bytes)
-        if table is not None:
-            return table
-        root, parquet, text = _classified(path)
-        if parquet:
-            return open_parquet(parquet, root, most_bytes, _used(columns, like), like)
-        return read_csv(text, _text_of(like), most_bytes, _used(columns, like))
+        found = _stored_table(path, most_bytes, row_filter)
+        if found is None:
+            root, parquet, text = _classified(path)
+            if parquet:
+                found = open_parquet(parquet, root, most_bytes, _used(columns, like), like, row_filter)
+            else:
+                found = read_csv(text, _text_of(like), most_bytes, _used(columns, like))
+        return found if row_filter is None else found.filtered(row_filter)
 
 
 def open_with_text(
@@ -74,6 +87,7 @@ def open_with_text(
     most_bytes: int | None = None,
     n_threads: int | None = None,
     columns: Collection[str] | None = None,
+    row_filter: RowFilter | None = None,
 ) -> Parts | None:
     """Return what `open_source` does, with all columns of CSV files as text that contain text in any block; None for others.
 
@@ -81,19 +95,20 @@ def open_with_text(
 
     Parameters
     ----------
-    path, like, most_bytes, columns : as in `open_source`
+    path, like, most_bytes, columns, row_filter : as in `open_source`
     n_threads : int, optional
         Default: as `concurrent.futures` selects it.
     """
     with reading(path):
-        text = [] if is_table_format(path) or _table_path(path) else _classified(path)[2]
+        text = [] if is_stored_table(path) or _table_path(path) else _classified(path)[2]
         if not text:
             return None
         found = text_columns(text, most_bytes, n_threads)
         _log.info(
             "columns of %s that contain text, and are read as text everywhere: %s", shown_path(path), ", ".join(sorted(found))
         )
-        return read_csv(text, found | _text_of(like), most_bytes, _used(columns, like))
+        again = read_csv(text, found | _text_of(like), most_bytes, _used(columns, like))
+        return again if row_filter is None else again.filtered(row_filter)
 
 
 def _used(columns: Collection[str] | None, like: Sequence[Feature] | None) -> Collection[str] | None:
@@ -101,15 +116,18 @@ def _used(columns: Collection[str] | None, like: Sequence[Feature] | None) -> Co
     return [one.name for one in like] if columns is None and like is not None else columns
 
 
-def _table_format(path: Any, most_bytes: int | None) -> Parts | None:
-    """Return the rows of a Delta or Iceberg table; None if the path is none."""
-    if is_table_format(path):
-        return open_table_format(path, most_bytes)
+def _stored_table(path: Any, most_bytes: int | None, row_filter: RowFilter | None) -> Parts | None:
+    """Return the rows of a Delta or Iceberg table or of a dataset; None if the path is none."""
+    if is_a(path, "pyarrow.dataset", "Dataset", "Fragment"):
+        return open_dataset(path, most_bytes, row_filter)
+    if is_stored_table(path):
+        return open_table_format(path, most_bytes, row_filter)
     found = _table_path(path)
     if found is None:
         return None
-    is_iceberg = found.endswith(ICEBERG)
-    return (open_iceberg_metadata if is_iceberg else open_delta_folder)(found, most_bytes)
+    if found.endswith(ICEBERG):
+        return open_iceberg_metadata(found, most_bytes)
+    return open_delta_folder(found, most_bytes, row_filter)
 
 
 def _table_path(path: Any) -> str | None:

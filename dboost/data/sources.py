@@ -17,12 +17,14 @@ they read, unless the query states another one. The order of files is described 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dboost._lazy_import import is_a, nw, pa, pd
 from dboost.data.labels import Names
 from dboost.data.partition import kind_of, slice_rows
+from dboost.data.row_filter import RowFilter
 
 if TYPE_CHECKING:
     import dask.dataframe as dd
@@ -62,6 +64,13 @@ class Parts:
     def partitions(self, columns: Sequence[str]) -> Iterator[Any]:
         return (self.read(part, columns=list(columns)) for part in self.parts)
 
+    def filtered(self, row_filter: RowFilter) -> Parts:
+        """Return the rows that satisfy a predicate."""
+        used = row_filter.columns(self.names)
+        return replace(
+            self, read=partial(_read_kept, read=self.read, names=list(self.meta.columns), row_filter=row_filter, used=used)
+        )
+
     def lazy(self) -> dd.DataFrame:
         """Return the rows as a lazy frame with one partition for each part."""
         import dask
@@ -70,6 +79,21 @@ class Parts:
         # Dask would convert all columns of text, and therefore read them all: it selects columns after that.
         with dask.config.set({"dataframe.convert-string": False}):
             return dd.from_map(self.read, self.parts, meta=self.meta, label=self.label, enforce_metadata=False)
+
+
+def _read_kept(
+    part: Any,
+    *,
+    read: Callable[..., pd.DataFrame],
+    names: list[str],
+    row_filter: RowFilter,
+    used: list[str],
+    columns: list[str] | None = None,
+) -> pd.DataFrame:
+    """Return the rows of a part that satisfy a predicate. used : the columns of the predicate."""
+    wanted = names if columns is None else columns
+    found = row_filter.rows_of(read(part, columns=list(dict.fromkeys([*wanted, *used]))))
+    return found[wanted]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +106,20 @@ class Stream:
     #: Returns batches of these columns, of about this number of rows where the source lets us choose it.
     read: Callable[[Sequence[str], int], Iterable[Any]]
     most_bytes: int | None = None
+    row_filter: RowFilter | None = None
+
+    def filtered(self, row_filter: RowFilter) -> Stream:
+        """Return the rows that satisfy a predicate."""
+        return replace(self, row_filter=row_filter)
 
     def partitions(self, columns: Sequence[str]) -> Iterator[Any]:
+        if self.row_filter is None:
+            yield from self._partitions(columns)
+            return
+        for partition in self._partitions(list(dict.fromkeys([*columns, *self.row_filter.columns(self.names)]))):
+            yield self.row_filter.rows_of(partition)
+
+    def _partitions(self, columns: Sequence[str]) -> Iterator[Any]:
         n_bytes = PARTITION_BYTES if self.most_bytes is None else self.most_bytes
         n_rows = slice_rows(n_bytes, len(columns))
         assert n_rows is not None
@@ -112,6 +148,14 @@ def stream_of(data: Any, most_bytes: int | None = None) -> Stream:
             return _batches_of_lazy(lazy.select(list(columns)) if len(columns) < len(labels) else lazy, n_rows)
 
         return Stream(Names(labels), "", batches, most_bytes)
+    if is_a(data, "pyarrow.dataset", "Dataset", "Fragment"):
+
+        def scanned(columns: Sequence[str], n_rows: int) -> Iterable[Any]:
+            scanner = data.scanner(columns=list(columns), batch_size=n_rows, batch_readahead=1, fragment_readahead=1)
+            return scanner.to_batches()
+
+        schema = data.schema if is_a(data, "pyarrow.dataset", "Dataset") else data.physical_schema
+        return Stream(Names(schema.names), "", scanned, most_bytes)
     reader = data.to_reader() if hasattr(data, "to_reader") else pa.RecordBatchReader.from_stream(data)
     hint = (
         ""

@@ -3,8 +3,12 @@
 A table has one partition per data file or part of one. Which files and rows belong to a table is stated by its metadata, not by
 its folder, which also has files of older versions and rows that were deleted. The metadata are read once, when the frame is
 made. This fixes the version: partitions that are read later, or again after a worker was lost, have the same rows even if the
-table has changed. Files are read in the natural order of their paths, as those of a folder, so the order of the rows depends on
-the table's files alone.
+table has changed.
+
+**Order.** Files of a Delta table are read in the order in which they were added: by the version that added a file first, and
+within a version as its log lists them. Files whose version has no log any more come first, by the time of their last change and
+their names. Files of an Iceberg table are read by the sequence number of the snapshot that added them, and within a snapshot
+as its manifests list them. So rows that were appended one after the other are in this order.
 
 * **Delta** (`deltalake`): the client reads the log. Partition values become columns, files without a column of the schema have
   missing values there, and rows in deletion vectors are left out. Large files are read by row groups. The files themselves are
@@ -18,18 +22,23 @@ Columns keep their Arrow types.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
+import fsspec
 import numpy as np
 from dask.utils import natural_sort_key
 
 from dboost._lazy_import import is_a, pa, pd
-from dboost.data.files import DataFile, reading, table_name
-from dboost.data.parquet import ParquetPart, parts_of, read_footers, read_part
+from dboost.data.files import DELTA_LOG, DataFile, reading, table_name
+from dboost.data.parquet import ParquetPart, parts_of_files, read_part
+from dboost.data.row_filter import RowFilter
 from dboost.data.sources import Parts
 from dboost.errors import DataError, MissingExtraError, shown
 
@@ -37,6 +46,9 @@ from dboost.errors import DataError, MissingExtraError, shown
 SMALL_BYTES = 16 * 2**20
 #: Maximum size of a file of Iceberg as a multiple of the memory for the columns of a partition: the whole memory limit.
 LARGEST = 4
+#: The log of a version of a Delta table, and how many are read at the same time.
+_VERSION = re.compile(r"/(\d{20})\.json$")
+_LOGS_AT_ONCE = 32
 #: What names of partition columns begin with in the log.
 _PARTITION = "partition."
 #: Features of the Delta protocol that concern only the log, or that reading by the table's schema respects.
@@ -51,10 +63,11 @@ _DELTA_FEATURES = {
 }
 
 
-def open_table_format(data: Any, most_bytes: int | None = None) -> Parts:
+def open_table_format(data: Any, most_bytes: int | None = None, row_filter: RowFilter | None = None) -> Parts:
     """Return the rows of a `deltalake.DeltaTable`, or of a table or scan of pyiceberg.
 
-    most_bytes : target size of a partition; default 128 MiB.
+    most_bytes : target size of a partition; default 128 MiB. row_filter : row groups of Delta files without rows that it keeps
+    are left out.
 
     Raises
     ------
@@ -62,10 +75,12 @@ def open_table_format(data: Any, most_bytes: int | None = None) -> Parts:
         If the table cannot be read correctly, or has no data files; if a file of Iceberg is too large for the
         memory limit.
     """
-    return _of_delta(data, most_bytes) if is_a(data, "deltalake", "DeltaTable") else _of_iceberg(data, most_bytes)
+    if is_a(data, "deltalake", "DeltaTable"):
+        return _of_delta(data, most_bytes, row_filter)
+    return _of_iceberg(data, most_bytes)
 
 
-def open_delta_folder(path: str, most_bytes: int | None = None) -> Parts:
+def open_delta_folder(path: str, most_bytes: int | None = None, row_filter: RowFilter | None = None) -> Parts:
     """Return the rows of the current version of the Delta table in a folder; see `open_table_format`.
 
     Raises
@@ -81,7 +96,7 @@ def open_delta_folder(path: str, most_bytes: int | None = None) -> Parts:
         table = DeltaTable(path)
     except Exception as error:
         raise DataError(f"cannot read the Delta table {shown(path)}: {shown(str(error).splitlines()[0])}") from error
-    return _of_delta(table, most_bytes)
+    return _of_delta(table, most_bytes, row_filter)
 
 
 def open_iceberg_metadata(path: str, most_bytes: int | None = None) -> Parts:
@@ -112,19 +127,20 @@ def _as_pandas(table: Any) -> pd.DataFrame:
 # Delta
 
 
-def _of_delta(table: Any, most_bytes: int | None) -> Parts:
+def _of_delta(table: Any, most_bytes: int | None, row_filter: RowFilter | None) -> Parts:
     _check_delta(table)
     schema = pa.schema(table.schema().to_arrow())
-    found = sorted(_delta_files(table, schema), key=lambda pair: natural_sort_key(pair[0].file.url))
+    found = list(_delta_files(table, schema))
     if not found:
         raise DataError(f"the Delta table {table_name(table)} has no rows")
-    large = [part.file for part, size in found if most_bytes is not None or size > SMALL_BYTES]
-    footers = dict(zip((file.url for file in large), read_footers(large, exact=most_bytes is not None), strict=True))
-    parts = [
-        one
-        for part, _ in found
-        for one in (parts_of(part, footers[part.file.url], most_bytes) if part.file.url in footers else [part])
-    ]
+    filters = [] if row_filter is None else [row_filter]
+    whole = [most_bytes is None and not filters and size <= SMALL_BYTES for _, size in found]
+    cut = iter(
+        parts_of_files(
+            [part for (part, _), is_one in zip(found, whole, strict=True) if not is_one], schema, most_bytes, filters
+        )
+    )
+    parts = [one for (part, _), is_one in zip(found, whole, strict=True) for one in ([part] if is_one else next(cut))]
     return Parts(_as_pandas(schema.empty_table()), parts, partial(read_part, names=schema.names, types=schema), "read-delta")
 
 
@@ -144,7 +160,7 @@ def _check_delta(table: Any) -> None:
 
 
 def _delta_files(table: Any, schema: pa.Schema) -> Iterator[tuple[ParquetPart, int]]:
-    """Yield the files of the table's version with their bytes."""
+    """Yield the files of the table's version with their bytes, in the order in which they were added."""
     actions = pa.table(table.get_add_actions(flatten=True))
     uris = table.file_uris()
     names = [unquote(path) for path in actions["path"].to_pylist()]
@@ -154,11 +170,34 @@ def _delta_files(table: Any, schema: pa.Schema) -> Iterator[tuple[ParquetPart, i
     folders = [uri.removesuffix(name) for uri, name in zip(uris, names, strict=True)]
     deleted = _deleted_rows(table, [folder + path for folder, path in zip(folders, actions["path"].to_pylist(), strict=True)])
     constants = [name for name in actions.column_names if name.startswith(_PARTITION)]
-    for i, (folder, name) in enumerate(zip(folders, names, strict=True)):
+    added, times = _added(table), actions["modification_time"].to_pylist()
+
+    def order(i: int) -> tuple[Any, ...]:
+        # The log of old versions may be gone: their files come first.
+        return added.get(names[i]) or (-1, times[i], natural_sort_key(names[i]))
+
+    for i in sorted(range(len(names)), key=order):
+        folder, name = folders[i], names[i]
         of_file = {one.removeprefix(_PARTITION): actions[one][i].as_py() for one in constants}
         columns = {one: pa.array([value], schema.field(one).type) for one, value in of_file.items()}
         file = DataFile(unquote(folder) + name, None, "")  # by the protocol a file never changes
         yield ParquetPart(file, constants=columns, deleted=deleted.get(i)), actions["size_bytes"][i].as_py()
+
+
+def _added(table: Any) -> dict[str, tuple[int, int]]:
+    """Return the version that added each file first, and its position in the log of this version, by path."""
+    fs, folder = fsspec.url_to_fs(f"{unquote(table.table_uri).rstrip('/')}/{DELTA_LOG}")
+    logs = {int(match[1]): path for path in fs.ls(folder, detail=False) if (match := _VERSION.search(path))}
+    wanted = sorted(version for version in logs if version <= table.version())
+    with ThreadPoolExecutor(_LOGS_AT_ONCE) as threads:
+        contents = list(threads.map(lambda version: fs.cat_file(logs[version]), wanted))
+    found: dict[str, tuple[int, int]] = {}
+    for version, content in zip(wanted, contents, strict=True):
+        for k, line in enumerate(content.splitlines()):
+            added = json.loads(line).get("add") if b'"add"' in line else None
+            if added is not None:
+                found.setdefault(unquote(added["path"]), (version, k))
+    return found
 
 
 def _deleted_rows(table: Any, paths: list[str]) -> dict[int, np.ndarray]:
@@ -216,7 +255,8 @@ def _of_iceberg(data: Any, most_bytes: int | None) -> Parts:
             f"the scan of {table_name(data)} has limit={scan.limit}, which dboost does not support: use a row filter"
         )
     with reading(data):
-        tasks = sorted(scan.plan_files(), key=lambda task: natural_sort_key(task.file.file_path))
+        order = _order_of_iceberg(scan)
+        tasks = sorted(scan.plan_files(), key=lambda task: order[task.file.file_path])
         schema = scan.projection()
         if most_bytes is not None:
             for task in tasks:
@@ -226,6 +266,17 @@ def _of_iceberg(data: Any, most_bytes: int | None) -> Parts:
     of_scan = _IcebergScan(scan.table_metadata, scan.io, schema, scan.row_filter, scan.case_sensitive)
     meta = _as_pandas(schema.as_arrow().empty_table())
     return Parts(meta, [_IcebergFile(task) for task in tasks], partial(read_iceberg_file, scan=of_scan), "read-iceberg")
+
+
+def _order_of_iceberg(scan: Any) -> dict[str, tuple[int, int, int, int]]:
+    """Return what the files of a scan are sorted by: the snapshot that added them, the manifest, and the position in it."""
+    found: dict[str, tuple[int, int, int, int]] = {}
+    snapshot = scan.snapshot()
+    for k, manifest in enumerate(() if snapshot is None else snapshot.manifests(scan.io)):
+        for j, entry in enumerate(manifest.fetch_manifest_entry(scan.io, discard_deleted=True)):
+            by = scan.table_metadata.snapshot_by_id(entry.snapshot_id)  # tables of version 1 have no sequence numbers
+            found[entry.data_file.file_path] = (entry.sequence_number or 0, 0 if by is None else by.timestamp_ms, k, j)
+    return found
 
 
 def _check_size(io: Any, file: Any, most: int) -> None:

@@ -87,8 +87,60 @@ STREAMS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
     "polars scan_parquet": _scanned,
     "DuckDB relation": _duckdb,
 }
+
+
+def _dataset(frame: pd.DataFrame, folder: Path) -> Any:
+    from pyarrow import dataset
+
+    n_files = len(list(files_of(frame, folder).iterdir()))
+    return dataset.dataset([folder / f"part-{k}.parquet" for k in range(n_files)])
+
+
+def _fragment(frame: pd.DataFrame, folder: Path) -> Any:
+    files_of(frame, folder, n_files=1)
+    from pyarrow import dataset
+
+    return next(dataset.dataset(folder).get_fragments())
+
+
+def _arrow_files(frame: pd.DataFrame, folder: Path) -> Any:
+    from pyarrow import dataset, feather
+
+    folder.mkdir()
+    paths = [folder / f"part-{k}.arrow" for k in range(12)]
+    for path, some in zip(paths, np.array_split(np.arange(len(frame)), 12), strict=True):
+        feather.write_feather(table_of(frame.iloc[some]), path)
+    return dataset.dataset(paths, format="feather")
+
+
+def appended(frame: pd.DataFrame, append: Callable[[pa.Table], Any]) -> None:
+    for some in np.array_split(np.arange(len(frame)), 5):
+        append(table_of(frame.iloc[some]))
+
+
+def _delta(frame: pd.DataFrame, folder: Path) -> Any:
+    deltalake = pytest.importorskip("deltalake")
+    appended(frame, lambda rows: deltalake.write_deltalake(folder, rows, mode="append"))
+    return deltalake.DeltaTable(folder)
+
+
+def _iceberg(frame: pd.DataFrame, folder: Path) -> Any:
+    sql = pytest.importorskip("pyiceberg.catalog.sql")
+    folder.mkdir()
+    catalog = sql.SqlCatalog("c", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/rows")
+    catalog.create_namespace("a")
+    table = catalog.create_table("a.rows", table_of(frame).schema)
+    appended(frame, table.append)
+    return table
+
+
 PARTS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
     "Parquet folder": files_of,
+    "pyarrow dataset": _dataset,
+    "pyarrow fragment": _fragment,
+    "pyarrow dataset of Arrow files": _arrow_files,
+    "Delta": _delta,
+    "Iceberg": _iceberg,
     "CSV folder": lambda frame, folder: files_of(frame, folder, kind="csv"),
 }
 SOURCES = STREAMS | PARTS
@@ -164,7 +216,7 @@ def test_a_reader_that_was_read_before() -> None:
         dboost.fit(reader, "y", **OPTIONS)
 
 
-@pytest.mark.parametrize("kind", ["Parquet folder"])
+@pytest.mark.parametrize("kind", [kind for kind in PARTS if kind != "CSV folder"])
 def test_files_are_read_with_only_the_wanted_columns(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[list[str]] = []
     partitions, read_part = Parts.partitions, Parts.lazy
@@ -183,10 +235,10 @@ def test_files_are_read_with_only_the_wanted_columns(kind: str, tmp_path: Path, 
     data = PARTS[kind](frame_of(), tmp_path / "a")
     for limit in (None, "1MiB"):
         read.clear()
-        booster = dboost.fit(str(data), "y", features=["x0", "town"], memory_limit=limit, **OPTIONS)
-        assert len(read) >= 12
+        booster = dboost.fit(data, "y", features=["x0", "town"], memory_limit=limit, **OPTIONS)
+        assert len(read) >= (1 if kind == "pyarrow fragment" else 5)
         assert all(names == ["town", "x0", "y"] for names in read)
     read.clear()
-    booster.predict(str(data)).compute()
+    booster.predict(data).compute()
     assert read
     assert all(names == ["town", "x0"] for names in read)

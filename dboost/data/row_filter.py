@@ -1,0 +1,139 @@
+"""Rows that satisfy a predicate: an expression of pyarrow (``pyarrow.compute.field("day") < 9``) or of polars.
+
+The predicate names columns, which need not be features. A row is kept if it is true, and left out if it is false or missing.
+`RowFilter.kept` evaluates it on a table in memory. `RowFilter.possible` decides before any row is read which parts of files may
+have such rows, from the least and the largest value of each column in a row group, and from the columns in the names of
+folders; Arrow's own rules for fragments of a dataset draw the conclusions. Extremes of floats are not used, because they say
+nothing of NaN. A predicate of polars skips no parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from dboost._lazy_import import is_a, nw, pa
+from dboost.data.labels import Names
+from dboost.errors import DataError, InputTypeError, reason
+
+#: The position of a row, beside the columns.
+_POSITION = "dboost position"
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """What is known of a column in some rows."""
+
+    #: Arrow scalars; None for both if no value is known, because all are missing.
+    least: Any
+    largest: Any
+    #: Whether values may be missing.
+    has_missing: bool
+
+
+@dataclass(frozen=True, eq=False)
+class RowFilter:
+    """A predicate on rows, as `filter=` gives it."""
+
+    predicate: Any
+
+    def __post_init__(self) -> None:
+        if not (self._is_polars or is_a(self.predicate, "pyarrow.compute", "Expression")):
+            raise InputTypeError(
+                "filter must be an expression of pyarrow, such as pyarrow.compute.field('day') < 9, or of polars, such as "
+                f"polars.col('day') < 9, not {type(self.predicate).__name__}"
+            )
+
+    @property
+    def _is_polars(self) -> bool:
+        return is_a(self.predicate, "polars", "Expr")
+
+    def __dask_tokenize__(self) -> Any:
+        return str(self.predicate)
+
+    def columns(self, names: Sequence[str]) -> list[str]:
+        """Return the columns among `names` that the predicate may use; DataError if it uses others."""
+        if self._is_polars:
+            used = list(dict.fromkeys(self.predicate.meta.root_names()))
+            for name in used:
+                if name not in names:
+                    raise DataError(f"the data have no column {name!r}, which filter uses{Names.of(tuple(names)).hint(name)}")
+            return used
+        text = str(self.predicate)
+        return [name for name in names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
+
+    def kept(self, columns: Any) -> np.ndarray:
+        """Return the positions (int64, ascending) of the rows of an Arrow table that satisfy the predicate."""
+        decoded = {name: _decoded(columns[name]) for name in columns.column_names}
+        table = pa.table(decoded | {_POSITION: np.arange(columns.num_rows)})
+        try:
+            if self._is_polars:
+                import polars
+
+                frame: Any = polars.from_arrow(table)
+                found = frame.filter(self.predicate)[_POSITION].to_numpy()
+            else:
+                found = table.filter(self.predicate)[_POSITION].to_numpy()
+        except Exception as error:  # polars has errors of its own
+            raise DataError(f"filter {self.predicate} cannot be evaluated: {reason(error)}") from error
+        return np.sort(found)
+
+    def rows_of(self, data: Any) -> Any:
+        """Return the rows of a dataframe in memory that satisfy the predicate, as a frame of the same library."""
+        if is_a(data, "pandas", "DataFrame"):
+            names = Names(data.columns, data.index.names)
+            used = self.columns(names)
+            table = pa.table(
+                {name: pa.array(data.iloc[:, names.index(name)], from_pandas=True) for name in used} or _rows(len(data))
+            )
+            return data.iloc[self.kept(table)]
+        if is_a(data, "pyarrow", "Table"):
+            used = self.columns(data.column_names)
+            return data.take(self.kept(data.select(used) if used else pa.table(_rows(data.num_rows))))
+        frame = nw.from_native(data, eager_only=True)
+        used = self.columns(frame.columns)
+        return frame[self.kept(frame.select(used).to_arrow() if used else pa.table(_rows(len(frame)))), :].to_native()
+
+    def possible(self, known: Sequence[dict[str, Extremes]], schema: Any) -> np.ndarray:
+        """Return which groups of rows may have rows that satisfy the predicate: bool[n]. known : by column, of each group."""
+        found = np.ones(len(known), bool)
+        if self._is_polars or not known:
+            return found
+        from pyarrow import compute, dataset
+        from pyarrow.fs import LocalFileSystem
+
+        kind, files = dataset.ParquetFileFormat(), LocalFileSystem()
+        groups = []
+        for k, of_group in enumerate(known):
+            guarantees = [one for name, extremes in of_group.items() for one in _guarantees(compute.field(name), extremes)]
+            holds = reduce(lambda a, b: a & b, guarantees) if guarantees else compute.scalar(True)
+            groups.append(kind.make_fragment(str(k), files, partition_expression=holds))
+        try:
+            kept = {
+                int(one.path) for one in dataset.FileSystemDataset(groups, schema, kind, files).get_fragments(self.predicate)
+            }
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise DataError(f"filter {self.predicate} does not match the columns of the data: {reason(error)}") from error
+        found[:] = [k in kept for k in range(len(known))]
+        return found
+
+
+def _rows(n: int) -> dict[str, Any]:
+    return {"": pa.nulls(n)}
+
+
+def _decoded(column: Any) -> Any:
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _guarantees(field: Any, extremes: Extremes) -> list[Any]:
+    """Return expressions that are true in all rows."""
+    if extremes.least is None:
+        return [field.is_null()] if extremes.has_missing else []
+    bounds = [field >= extremes.least, field <= extremes.largest]
+    return [bound | field.is_null() for bound in bounds] if extremes.has_missing else bounds
