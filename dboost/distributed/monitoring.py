@@ -20,7 +20,8 @@ with its length, because curves are thinned.
 **The page** ``/dboost`` of Dask's dashboard shows running fits and the last few that ended. It is there from the first fit on,
 or with ``--preload dboost.distributed.reducer`` from the start of the scheduler. It is one HTML document with inline
 pictures. It loads nothing from other hosts and does not need bokeh, because the scheduler's HTTP server always runs. It
-refreshes every 2 s. ``/dboost.json`` returns the same data. Both also exist below a prefix of the dashboard's addresses.
+refreshes every 2 s. Dask's own pages, which need bokeh, link to it. ``/dboost.json`` returns the same data. Both also exist
+below a prefix of the dashboard's addresses.
 
 **Metrics for Prometheus** are on the ``/metrics`` pages of Dask's scheduler and workers. These pages show everything that is
 registered with `prometheus_client`; if it is not installed, there are no pages and `publish` does nothing. One collector per
@@ -34,6 +35,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -263,8 +265,20 @@ def registry_of(scheduler: Any) -> FitRegistry:
         if application is not None:
             routes = [(rf"(?:/.*)?/dboost{ending}", handler, {"registry": registry}) for ending, handler in _HANDLERS.items()]
             application.add_handlers(".*$", routes)
+            _link_from_pages_of_dask(scheduler)
     found: FitRegistry = extensions["dboost"]
     return found
+
+
+def _link_from_pages_of_dask(scheduler: Any) -> None:
+    """Add the page to the navigation of Dask's own pages, if bokeh draws them.
+
+    Dask makes the list of its pages once for each scheduler; there is no other way to extend it.
+    """
+    variables = getattr(sys.modules.get("distributed.dashboard.scheduler"), "template_variables", None)
+    pages = None if variables is None else variables(scheduler).get("pages")
+    if isinstance(pages, list) and "dboost" not in pages:
+        pages.append("dboost")
 
 
 class _Handler(RequestHandler):

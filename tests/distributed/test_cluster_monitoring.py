@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -328,3 +329,27 @@ def test_the_page_is_there_before_the_first_fit() -> None:
         assert "No fit has been begun on this cluster yet." in fetch(client, "/dboost")
         dboost.fit(dd.from_pandas(FRAME, npartitions=2), "z", client=client, **OPTIONS)
         assert len(json.loads(fetch(client, "/dboost.json"))["fits"]) == 1
+
+
+def test_pages_of_dask_link_to_it() -> None:
+    pytest.importorskip("bokeh", reason="Dask's own pages need bokeh")
+    with threads_cluster(1, 1) as client:
+        assert 'href="dboost"' not in fetch(client, "/status")
+        for _ in range(2):
+            dboost.fit(dd.from_pandas(FRAME, npartitions=2), "z", client=client, **OPTIONS)
+        assert fetch(client, "/status").count('href="dboost"') == 1
+
+
+def test_without_pages_of_dask_nothing_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scheduler() -> Any:
+        return SimpleNamespace(extensions={}, http_application=SimpleNamespace(add_handlers=lambda *_: None))
+
+    name = "distributed.dashboard.scheduler"
+    pages = ["status"]
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(template_variables=lambda _: {"pages": pages}))
+    monitoring.registry_of(scheduler())
+    monitoring.registry_of(scheduler())
+    assert pages == ["status", "dboost"]
+    for other in (SimpleNamespace(), SimpleNamespace(template_variables=lambda _: {})):  # other versions of Dask
+        monkeypatch.setitem(sys.modules, name, other)
+        assert monitoring.registry_of(scheduler()).fits == {}
