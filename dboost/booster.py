@@ -275,7 +275,8 @@ class Booster:
 
         Returns
         -------
-        Array, DataFrame (its column names are the classes as text) or dask collection [n_rows, n_classes]
+        Array, DataFrame or dask collection [n_rows, n_classes]
+            The columns of frames are named by the classes as text: that of the class 1 is ``probabilities["1"]``.
 
         Raises
         ------

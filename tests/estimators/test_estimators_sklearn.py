@@ -9,15 +9,23 @@ import numpy as np
 import pandas as pd
 import pytest
 import sklearn
+from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.compose import make_column_transformer
+from sklearn.compose import ColumnTransformer, make_column_transformer
 from sklearn.ensemble import BaggingRegressor, HistGradientBoostingClassifier, HistGradientBoostingRegressor, StackingClassifier
+from sklearn.frozen import FrozenEstimator
 from sklearn.inspection import partial_dependence, permutation_importance
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import get_scorer
-from sklearn.model_selection import GridSearchCV, cross_val_predict, train_test_split
+from sklearn.model_selection import (
+    GridSearchCV,
+    TunedThresholdClassifierCV,
+    cross_val_predict,
+    cross_val_score,
+    train_test_split,
+)
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler, TargetEncoder
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from threadpoolctl import threadpool_limits
 
@@ -112,6 +120,52 @@ def test_ensembles_of_estimators() -> None:
     assert calibrated.predict_proba(frame).shape == (600, 2)
     bag = BaggingRegressor(DBoostRegressor(max_iter=5), n_estimators=2, random_state=0).fit(X, y)
     assert bag.score(X, y) > 0.3
+
+
+ENCODERS: dict[str, Any] = {
+    "one-hot": OneHotEncoder(),
+    "one-hot, dense": OneHotEncoder(sparse_output=False, handle_unknown="ignore"),
+    "ordinal": OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1),
+    "target": TargetEncoder(cv=3, random_state=0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*TargetEncoder:FutureWarning")
+@pytest.mark.parametrize("output", ["default", "pandas", "polars"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_come_before_estimators(name: str, output: str) -> None:
+    """The model is that of the same steps by hand, on frames and on arrays, and predicts single rows."""
+    frame, y = cities()
+    if output == "polars":
+        pytest.importorskip("polars")
+    if output != "default" and name == "one-hot":
+        pytest.skip("a frame is not sparse: scikit-learn refuses it")
+    columns = ColumnTransformer([("kind", clone(ENCODERS[name]), ["kind"]), ("numbers", "passthrough", ["x", "y"])])
+    pipeline = make_pipeline(columns.set_output(transform=output), DBoostClassifier(max_iter=10, random_state=0)).fit(frame, y)
+    encoded = clone(columns).set_output(transform="default").fit_transform(frame, y)
+    by_hand = DBoostClassifier(max_iter=10, random_state=0).fit(encoded, y)
+    rows = pipeline[0].transform(frame)
+    rows = rows.to_numpy() if hasattr(rows, "to_numpy") else rows
+    np.testing.assert_array_equal(pipeline.predict_proba(frame), by_hand.predict_proba(rows))
+    np.testing.assert_array_equal(pipeline.predict_proba(frame[:1]), pipeline.predict_proba(frame)[:1])
+    assert pipeline.score(frame, y) > 0.85
+    assert cross_val_score(pipeline, frame, y, cv=3).mean() > 0.8
+    search = GridSearchCV(pipeline, {"dboostclassifier__max_leaf_nodes": [2, 8]}, cv=2).fit(frame, y)
+    assert search.best_params_ == {"dboostclassifier__max_leaf_nodes": 8}
+
+
+@pytest.mark.parametrize("method", ["sigmoid", "isotonic", "temperature"])
+def test_probabilities_of_pipelines_are_calibrated(method: str) -> None:
+    frame, y = cities()
+    encoder = ColumnTransformer([("kind", OneHotEncoder(), ["kind"])], remainder="passthrough", sparse_threshold=1.0)
+    pipeline = make_pipeline(encoder, DBoostClassifier(max_iter=10, random_state=0))
+    calibrated = CalibratedClassifierCV(pipeline, method=method, cv=3).fit(frame, y)
+    assert calibrated.score(frame, y) > 0.85
+    frozen = CalibratedClassifierCV(FrozenEstimator(pipeline.fit(frame[:400], y[:400])), method=method)
+    frozen.fit(frame[400:], y[400:])
+    assert np.isfinite(frozen.predict_proba(frame)).all()
+    threshold = TunedThresholdClassifierCV(clone(pipeline), cv=3).fit(frame, y)
+    assert 0 < threshold.best_threshold_ < 1
 
 
 def test_weights_are_routed() -> None:
