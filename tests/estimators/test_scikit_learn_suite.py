@@ -2,7 +2,7 @@
 
 The tests are those of the installed scikit-learn; `tests.helpers.scikit_learn_swap` replaces the classes that they import.
 Tests that make no estimator (they call scikit-learn's private classes) do not count. `NOT_APPLICABLE` lists the tests that
-contradict a documented property of dboost, each with the reason; at least 97 % of the others must pass.
+contradict a documented property of dboost, each with the reason; at least 98 % of the others must pass.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_histgradientboosting_tests_pass_with_the_import_swapped(
     record_property("histgradientboosting", figures)
     print(figures, *(f"{name}: {message}" for name, message in failed.items()), sep="\n")
     assert len(passed) > 140, figures
-    assert len(passed) >= 0.97 * (len(passed) + len(failed)), failed
+    assert len(passed) >= 0.98 * (len(passed) + len(failed)), failed
     assert [name for name, found in outcomes.items() if reason(name) and found[0] == "passed"] == [], "these do apply"
 
 
