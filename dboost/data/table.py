@@ -823,6 +823,11 @@ class Table:
         return self.all_roles.offset
 
     @property
+    def is_binned(self) -> bool:
+        """Whether the columns are bin codes, which are decoded when values are asked for."""
+        return self._binning is not None
+
+    @property
     def role_names(self) -> tuple[str, ...]:
         """Names of the roles that the rows have."""
         first = next((i for i, length in enumerate(self.lengths) if length), None)

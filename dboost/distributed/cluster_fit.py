@@ -296,9 +296,8 @@ class ClusterTable:
         def arguments() -> tuple[BuildSpec, ReplayState]:
             table = self.partitions
             n_sharing = table.n_sharing(len(self._connection.n_threads))
-            return replace(
-                spec, is_whole=table.has_single_worker, n_sharing=n_sharing, leaves_per_pass=spec.shard.max_leaves
-            ), calls.past()
+            of_worker = replace(spec, is_whole=table.has_single_worker, n_sharing=n_sharing, n_growing=None)
+            return replace(of_worker, leaves_per_pass=spec.shard.max_leaves), calls.past()
 
         places = self.partitions.build(Session.build, arguments)
         if spec.may_stream:

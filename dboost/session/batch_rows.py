@@ -29,7 +29,7 @@ from dboost.data.table import kept_rows
 from dboost.model.ensemble import FlatEnsemble
 from dboost.session.calls import BuildSpec
 from dboost.session.partition_batch import PartitionBatch
-from dboost.session.row_samples import ChosenRows
+from dboost.session.row_samples import TRAIN, ChosenRows, FoldRows
 from dboost.session.target import Target, encode_chunk, encode_like
 from dboost.session.thread_team import is_small
 from dboost.session.warm_start import WarmStart, add_block, add_trees, chunk_matrices, matrix_of, starting_scores
@@ -37,6 +37,7 @@ from dboost.shards.encode import distinct_of, encode_table, encoded_pieces, samp
 from dboost.shards.shard import BinnedColumns, RowIds, tiles_of
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.shards.shard_spec import code_fields, rows_that_fit
+from dboost.shards.shared_codes import SharedCodes, shared_codes
 from dboost.storage.row_store import InFiles, RowStore
 from dboost.storage.spool import Spool
 
@@ -69,12 +70,15 @@ class BatchRows:
         Raw scores of the rows of positive weight by a model of other data; None without such a model or if they are in files.
     chosen : dict, or None
         The rows of each evaluation set that is chosen from the table, by its name; None before `row_assignment.assign_rows`.
+    fold : FoldRows, or None
+        The fold that the rows are trained on for, if it belongs to a group of folds.
     """
 
     def __init__(self, table: Table, n_threads: int, source: PartitionBatch | Table) -> None:
         self.table, self.n_threads = table, n_threads
         self._source: PartitionBatch | Table | None = source
         self.chosen: dict[str, ChosenRows] | None = None
+        self.fold: FoldRows | None = None
         self.y = np.empty(0)
         self.start_scores: np.ndarray | None = None
         if table.keeps_roles_apart:
@@ -132,6 +136,9 @@ class BatchRows:
         n_kept = table.n_rows if kept is None else len(kept)
         is_one = spec.is_whole or is_small(n_kept, len(spec.binning.features))
         n_shards, ids = 1 if is_one else self.n_threads, self.ids(spec)
+        if self.fold is not None and table.is_binned and n_kept == int(np.count_nonzero(self.fold.uses == TRAIN)):
+            yield from self._shards_of_fold(spec, self.fold, n_shards)
+            return
         for k in range(n_shards):
             kept_range = slice(n_kept * k // n_shards, n_kept * (k + 1) // n_shards)
             n = kept_range.stop - kept_range.start
@@ -151,6 +158,44 @@ class BatchRows:
             if (draw_id := self._draw_id_of(spec, kept_range)) is not None:
                 fields["draw_id"] = draw_id
             yield rows_in_memory(fields, spec.shard, RowIds(np.array(ids.runs(kept_range.start, kept_range.stop), np.int64)))
+
+    def _shards_of_fold(self, spec: BuildSpec, fold: FoldRows, n_shards: int) -> Iterator[ShardBlocks]:
+        """Yield the rows that a fold trains on, whose codes are shared with the other folds of its group.
+
+        fold : the uses and parts of all rows, in the order of the table.
+        """
+        table, n_rows, ids, before = self.table, self.table.n_rows, self.ids(spec), 0
+        assert fold.parts is not None
+        n_growing = spec.n_growing or self.n_threads // max(self.n_threads // spec.n_sharing, 1)
+        for k in range(n_shards):
+            some = slice(n_rows * k // n_shards, n_rows * (k + 1) // n_shards)
+            parts = fold.parts[some]
+
+            def make(some: slice = some, parts: np.ndarray = parts) -> SharedCodes:
+                rows = None if n_shards == 1 else np.arange(some.start, some.stop)
+                codes = encode_table(table, spec.binning, spec.shard.layout, rows, self.n_threads)
+                return SharedCodes(codes, parts, spec.shard, n_growing, self.n_threads)
+
+            is_trained = fold.uses[some] == TRAIN
+            kept = some.start + np.flatnonzero(is_trained)
+            kept_range = slice(before, before := before + len(kept))
+            shared = shared_codes((fold.group, tuple(table.numbers), k, n_shards), make) if len(kept) else None
+            if shared is None:
+                continue
+            of_parts = np.bincount(parts[is_trained], minlength=int(parts.max()) + 1) > 0
+            of_kept = RowIds(np.array(ids.runs(kept_range.start, kept_range.stop), np.int64))
+            segments = shared.segments(of_parts, of_kept)
+            with shared.building:  # one fold after the other, since this takes memory for a moment
+                raw = self._raw_scores(spec, kept, kept_range)
+                fields = {"target": spec.in_unit(self.y[kept]), "raw": spec.in_unit(raw)}
+                if spec.shard.weighted:
+                    fields["weight"] = np.ones(len(kept)) if table.weight is None else table.weight[kept]
+                if (draw_id := self._draw_id_of(spec, kept_range)) is not None:
+                    fields["draw_id"] = draw_id
+                fields = segments.in_order(fields)
+                del raw
+            yield rows_in_memory(fields | shared.fields, spec.shard, segments=segments, shared=shared)
+        self.close_values()
 
     def ids(self, spec: BuildSpec) -> RowIds:
         """Return the global ids of the rows of positive weight."""

@@ -58,6 +58,9 @@ class BuildSpec:
     #: Leaves that a pass over files may open in a tree; None for as many as the memory allows.
     leaves_per_pass: int | None = None
     n_sharing: int = 1  # fits on a worker at the same time, which divide its threads
+    #: Trees that grow at the same time in a process, of the folds that share codes (`shards.shared_codes`); None for as many as
+    #: its threads allow.
+    n_growing: int | None = None
     unit: float = 1.0  # of targets and raw scores in shards, see `training.leaf_values.TargetStats`
     #: The model whose leaf values are estimated again: rows keep their raw values instead of codes, see `refit_rows`.
     given: Ensemble | None = None

@@ -6,7 +6,7 @@ partitions (`Numbered`), and draws the rows (`row_samples`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from dboost.data.table import kept_rows
 from dboost.errors import DataError
 from dboost.session.batch_rows import BatchRows
-from dboost.session.row_samples import HELD_OUT, TEST, TRAIN, WATCHED, ChosenRows, DigitRequest, RowAssignment
+from dboost.session.row_samples import HELD_OUT, TEST, TRAIN, WATCHED, ChosenRows, DigitRequest, FoldRows, RowAssignment
 
 #: Number of rows that are hashed at a time.
 _PIECE_ROWS = 1 << 17
@@ -74,6 +74,8 @@ def assign_rows(rows: BatchRows, numbered: Numbered, n_classes: int | None, assi
         return weight
 
     table.reweigh(weights)
+    if fold is not None and fold.group:
+        rows.fold = _in_table_order(fold, [numbered[number] for number in table.numbers if number in numbered])
 
     def joined(name: str) -> ChosenRows:
         positions, factors = zip((np.empty(0, np.int64), np.empty(0)), *found[name], strict=True)
@@ -81,6 +83,12 @@ def assign_rows(rows: BatchRows, numbered: Numbered, n_classes: int | None, assi
 
     exist = {HELD_OUT: held_out is not None or fold is not None, WATCHED: watched is not None}
     rows.chosen = {name: joined(name) for name in found if exist[name]}
+
+
+def _in_table_order(fold: FoldRows, ranges: Sequence[tuple[int, int]]) -> FoldRows:
+    """Return the uses and parts of consecutive rows. ranges : first global id and number of rows of each partition."""
+    row_ids = np.concatenate([np.empty(0, np.int64), *(np.arange(start, start + n) for start, n in ranges)])
+    return FoldRows(fold.of(row_ids), parts=fold.parts_of(row_ids), group=fold.group)
 
 
 def _weights(rows: BatchRows, k: int, class_weight: np.ndarray | None) -> np.ndarray:

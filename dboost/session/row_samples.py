@@ -14,8 +14,9 @@ would hold out about as many rows: `validation_fraction=500` promises a number o
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -156,29 +157,74 @@ class FoldRows:
 
     uses : uint8[n], of consecutive runs of rows; starts : int64[n_runs], global id of the first row of each run, ascending;
     ends : int64[n_runs], where each run ends in `uses`. Default: one run from row 0 on.
+    parts : uint8[n], the part of each row: rows of one part have the same use in each fold of a group (`in_groups`); None if
+    the fold belongs to no group. group : unique name of the group.
     """
 
     uses: np.ndarray
     starts: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     ends: np.ndarray | None = None
+    parts: np.ndarray | None = None
+    group: str = ""
 
     def of_partitions(self, ranges: Sequence[tuple[int, int]]) -> FoldRows:
         """Return the uses of rows of some partitions only. ranges : global id of the first row, and number of rows."""
         filled = sorted(one for one in ranges if one[1])
-        uses = [self.uses[start : start + n] for start, n in filled]
+
+        def of_them(values: np.ndarray) -> np.ndarray:
+            return np.concatenate([np.empty(0, np.uint8), *(values[start : start + n] for start, n in filled)])
+
         return FoldRows(
-            np.concatenate([np.empty(0, np.uint8), *uses]),
+            of_them(self.uses),
             np.array([start for start, _ in filled], np.int64),
             np.cumsum([n for _, n in filled], dtype=np.int64),
+            None if self.parts is None else of_them(self.parts),
+            self.group,
         )
 
     def of(self, row_ids: np.ndarray) -> np.ndarray:
         """Return the uses of rows (int64[n], global ids): uint8[n]."""
+        return self.uses[self._at(row_ids)]
+
+    def parts_of(self, row_ids: np.ndarray) -> np.ndarray:
+        """Return the parts of rows (int64[n], global ids): uint8[n]."""
+        assert self.parts is not None
+        return self.parts[self._at(row_ids)]
+
+    def _at(self, row_ids: np.ndarray) -> np.ndarray:
+        """Return the positions of rows in `uses`."""
         if self.ends is None:
-            return self.uses[row_ids]
+            return row_ids
         begins = np.concatenate(([0], self.ends[:-1]))
         run = np.searchsorted(self.starts, row_ids, "right") - 1
-        return self.uses[row_ids - self.starts[run] + begins[run]]
+        return row_ids - self.starts[run] + begins[run]
+
+
+#: Maximal number of parts of a group of folds.
+_MOST_PARTS = 256
+
+
+def in_groups(folds: Sequence[FoldRows]) -> list[FoldRows]:
+    """Return the folds with their groups: consecutive ones that divide the rows into few parts.
+
+    Folds that hold out different rows have one part each. Repetitions, which divide the rows in another way, are other groups.
+    """
+    found: list[FoldRows] = []
+    first = 0
+    while first < len(folds):
+        parts, n_parts, n = np.zeros(len(folds[first].uses), np.uint8), 1, 0
+        for fold in folds[first:]:
+            both = parts.astype(np.uint16) * np.uint16(3) + fold.uses
+            exists = np.bincount(both, minlength=3 * n_parts) > 0
+            n_both = int(np.count_nonzero(exists))
+            if n and n_both > min(n + 3, _MOST_PARTS):
+                break
+            parts, n_parts, n = (np.cumsum(exists) - 1).astype(np.uint8)[both], n_both, n + 1
+        group = uuid.uuid4().hex
+        for fold in folds[first : first + n]:
+            found.append(fold if n == 1 else replace(fold, parts=parts, group=group))
+        first += n
+    return found
 
 
 @dataclass(frozen=True, eq=False)

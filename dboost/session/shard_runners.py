@@ -71,7 +71,7 @@ class ShardRunner:
         self.rows, self.batch, self.applied = rows, batch, -1
         self.stats: GradientStats | None = None
         self._spec, self._team, self._given_leaves = spec, team, given_leaves
-        self._whole = None if team is None else WholeTreeGrower(rows.shard, team)
+        self._whole = None if team is None else WholeTreeGrower(rows.shard, team, rows.shared)
         self._replay(past)
 
     @property
@@ -95,7 +95,8 @@ class ShardRunner:
         missed = past.iterations if past.visit is None else past.iterations[past.visit.n_kept :]
         if missed or past.pending:
             for shard in self.rows.walk(["tiles", "raw", "leaf"], ["raw", "leaf"]):
-                add_iterations(shard.codes, shard.layout, missed, shard.raw, 0, shard.n_rows)
+                for of in shard.ranges():
+                    add_iterations(shard.codes, shard.layout, missed, shard.raw, *of)
                 for tree in past.pending:
                     shard.leaf[tree.output] = leaves_of(shard.codes, shard.layout, tree.grown)
         if past.applied >= 0:

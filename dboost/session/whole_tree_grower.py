@@ -17,6 +17,7 @@ from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.session.thread_team import Team
 from dboost.shards.apply_trees import assign_leaves
 from dboost.shards.shard import Shard, advance_rows, merge_into_bins
+from dboost.shards.shared_codes import SharedCodes
 from dboost.shards.statistics import Statistic
 from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.fused_grower import (
@@ -45,10 +46,12 @@ class WholeTreeGrower:
     shard : Shard
     team : Team
         Belongs to the caller.
+    shared : SharedCodes, optional
+        The codes of the shard, if other fits use them, too: they lend the buffers for a tree.
     """
 
-    def __init__(self, shard: Shard, team: Team) -> None:
-        self.shard, self.team = shard, team
+    def __init__(self, shard: Shard, team: Team, shared: SharedCodes | None = None) -> None:
+        self.shard, self.team, self._shared = shard, team, shared
         self._by_unit = (shard.bin_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * team.n_threads
         self._scratch = [new_pass_scratch() for _ in range(team.n_threads)]
         self._unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
@@ -61,21 +64,28 @@ class WholeTreeGrower:
 
         def work(thread: int) -> GradientStats:
             for find, leaf in unrouted:
-                find(leaf, *self._range(thread))
-            return advance_rows(
-                self.shard, terms, values, self.shard.spec.loss_unit, self._scratch[thread], *self._range(thread)
-            )
+                for of in self._ranges(thread):
+                    find(leaf, *of)
+            unit, scratch = self.shard.spec.loss_unit, self._scratch[thread]
+            stats = (advance_rows(self.shard, terms, values, unit, scratch, *of) for of in self._ranges(thread))
+            return reduce(GradientStats.merge, stats)
 
         return reduce(GradientStats.merge, self.team.run(work))
 
     def map_ranges(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the statistic of the rows of each thread. A short one is computed in the calling thread, without routing."""
-        ranges = [self._range(thread) for thread in range(self.team.n_threads)]
+        ranges = [self._ranges(thread) for thread in range(self.team.n_threads)]
         is_short = statistic.is_short
-        if is_short is not None and all(is_short(self.shard, *of, *arguments) for of in ranges):
-            return [statistic.compute(self.shard, *of, *arguments) for of in ranges]
-        self.route_excluded()
-        return self.team.run(lambda thread: statistic.compute(self.shard, *ranges[thread], *arguments))
+
+        def of_thread(thread: int) -> list[Any]:
+            return [statistic.compute(self.shard, *of, *arguments) for of in ranges[thread]]
+
+        if is_short is not None and all(is_short(self.shard, *of, *arguments) for of_some in ranges for of in of_some):
+            results = [of_thread(thread) for thread in range(len(ranges))]
+        else:
+            self.route_excluded()
+            results = self.team.run(of_thread)
+        return [result for some in results for result in some]
 
     def route_excluded(self) -> None:
         """Assign rows that were excluded from a tree to its leaves now, and not in the next pass over all rows."""
@@ -83,27 +93,38 @@ class WholeTreeGrower:
 
         def work(thread: int) -> None:
             for find, leaf in unrouted:
-                find(leaf, *self._range(thread))
+                for of in self._ranges(thread):
+                    find(leaf, *of)
 
         if unrouted:
             self.team.run(work)
 
-    def _range(self, thread: int) -> tuple[int, int]:
-        n, p = self.shard.n_rows, self.team.n_threads
-        return n * thread // p, n * (thread + 1) // p
+    def _ranges(self, thread: int) -> list[tuple[int, int]]:
+        return self.shard.ranges(thread, self.team.n_threads)
 
     def grow_tree(self, task: TreeTask) -> GrownTree:
         """Grow a tree, which is valid until the next one."""
         self.route_excluded()
-        team, shard = self.team, self.shard
+
+        def make() -> _Buffers:
+            return _Buffers.of(self.shard, task.policy, self.team, self._by_unit)
+
+        if self._shared is not None:
+            with self._shared.buffers(make) as lent:
+                return self._grow(task, lent)
         if self._buffers is None:
-            self._buffers = _Buffers.of(shard, task.policy, team, self._by_unit)
-        buffers = self._buffers
+            self._buffers = make()
+        return self._grow(task, self._buffers)
+
+    def _grow(self, task: TreeTask, buffers: _Buffers) -> GrownTree:
+        team, shard = self.team, self.shard
+        buffers.of_team = buffers.of_team._replace(control=team.control)
         histograms = self._histograms_for(task, buffers)
         gradient, hessian, leaf = shard.output_arrays(task.output)
         # If rows are excluded by their influence only, this happens while the gradients are quantized.
-        influence = shard.influence(task.output) if task.sample is None and task.least_influence > 0 else None
-        chosen = shard.sampled_rows(task.sample, task.least_influence, task.output) if influence is None else None
+        by_influence = task.sample is None and task.least_influence > 0 and shard.segments is None
+        influence = shard.influence(task.output) if by_influence else None
+        chosen = shard.grown_rows(task.sample, task.least_influence, task.output) if influence is None else None
         n = shard.n_rows if chosen is None else len(chosen)
         rows = TreeRows(
             shard.histogram_rows, shard.bins.narrow, shard.bins.row_of, gradient, or_empty(hessian, "float32"),
@@ -112,7 +133,12 @@ class WholeTreeGrower:
         buffers.of_team.starts[:] = _starts(n, team.n_threads)
         team.control[:] = 0
         if task.bin_merge is not None:
-            team.run(lambda thread: merge_into_bins(shard, task.bin_merge, *self._range(thread)))
+
+            def merge(thread: int) -> None:
+                for of in self._ranges(thread):
+                    merge_into_bins(shard, task.bin_merge, *of)
+
+            team.run(merge)
         proposal_buffers = [
             None if task.node_bins is None else new_proposal_buffers(task.node_bins) for _ in range(team.n_threads)
         ]
@@ -142,7 +168,9 @@ class WholeTreeGrower:
             leaf_sums=sums,
             left_codes=buffers.of_team.left_codes,
         )
-        if chosen is not None or (influence is not None and EXCLUDED_FRACTION * (n - int(grown.n_rows[0])) > n):
+        if self._shared is not None:
+            grown = grown.copy()  # others get the buffers
+        if n < shard.n_trained or (influence is not None and EXCLUDED_FRACTION * (n - int(grown.n_rows[0])) > n):
             self._unrouted.append((assign_leaves(shard.bins, shard.bin_layout, grown), leaf))
             if task.bin_merge is not None:
                 self.route_excluded()  # while the bins are those of this tree
@@ -153,7 +181,7 @@ class WholeTreeGrower:
     def _histograms_for(self, task: TreeTask, buffers: _Buffers) -> LeafHistograms:
         """Return buffers for the histograms of open leaves."""
         shape = buffers.n_slots, int(self.shard.bin_layout.offset[-1])
-        if not self._has_categories and task.can_stay_packed(self.shard.n_rows, self._by_unit):
+        if not self._has_categories and task.can_stay_packed(self.shard.n_trained, self._by_unit):
             if buffers.packed is None:
                 counts = np.zeros(shape if task.limits.count_channel == 2 else (0, 0), np.int64)
                 buffers.packed = PackedSums(np.zeros(shape, np.int64), counts)

@@ -48,7 +48,7 @@ from dboost.session.calls import (
     unpack,
 )
 from dboost.session.evaluation import EvalRows, SessionEvalSets
-from dboost.session.memory import Budget
+from dboost.session.memory import Budget, trim_memory
 from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
 from dboost.session.proposal import divided
 from dboost.session.refit_rows import rows_with_values
@@ -246,6 +246,8 @@ class WorkerSession:
                 ]
             self._close_batch(batch)
             self._built.add(batch)
+            if rows.fold is not None:
+                trim_memory()  # several folds are built at the same time
         return self.row_places(batch)
 
     def build_from(self, rows: StartingRows, batch: str, spec: BuildSpec, past: ReplayState) -> None:
@@ -262,7 +264,8 @@ class WorkerSession:
             check_rows_in_memory(n_kept if spec.is_whole else -(-n_kept // n_threads))  # of a shard
             runners = []
             for some in rows.shards(spec):
-                in_ranges(some.shard.fill_tiles, some.n_rows, n_threads)
+                if some.shared is None:
+                    in_ranges(some.shard.fill_tiles, some.n_rows, n_threads)
                 runners.append(ShardRunner(some, batch, spec, past, self._team_of_all(n_kept)))
         else:
             runners, self.leaves_per_pass = streamed_runners(

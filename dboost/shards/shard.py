@@ -7,6 +7,10 @@ files (`shards.shard_blocks`); the same functions run on them wherever they are.
 A model with K outputs (K classes) has arrays of shape [K, n_rows], so that the values of one output are contiguous for its
 tree.
 
+**Segments.** Usually all rows of a shard are trained on, in the order of the table. Folds of a cross-validation share the
+codes of their rows (`shards.shared_codes`), which are in another order, and a fold trains on a few segments of them
+(`RowSegments`). All sums over rows are exact, so they do not depend on the order.
+
 **Advance.** Between two iterations, `advance_rows` adds the last trees to the scores and computes gradients and Hessians. It
 returns the largest gradient and Hessian and exact sums of the loss, which merge over any division of the rows.
 
@@ -18,7 +22,7 @@ elsewhere, or too many rows are near it, all rows are read again: the threshold 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -152,6 +156,99 @@ class RowIds:
         """Return the ids of rows first…last-1: int64[last - first]."""
         return np.concatenate([np.empty(0, np.int64), *(np.arange(a, a + n) for a, n in self.runs(first, last))])
 
+    def at(self, rows: np.ndarray) -> np.ndarray:
+        """Return the ids of some rows: int64[n]."""
+        run = np.searchsorted(self._ends, rows, "right")
+        return self._runs[run, 0] + rows - (self._ends - self._runs[:, 1])[run]
+
+    def drawn(self, sample: Sample, first: int, last: int) -> np.ndarray:
+        """Return those of rows first…last-1 that belong to a sample, relative to `first`, ascending: int64[...]."""
+        parts, at = [np.empty(0, np.int64)], 0
+        for first_id, n in self.runs(first, last):
+            rows = np.empty(n, np.int64)
+            k = select_rows(np.uint64(sample.seed), first_id, n, np.uint64(sample.threshold), rows)
+            parts.append(rows[:k] + (at - first_id))
+            at += n
+        return np.concatenate(parts)
+
+
+class RowSegments:
+    """The rows of a shard that are trained on, as segments of consecutive rows.
+
+    Parameters
+    ----------
+    segments : sequence of (int, int)
+        First row of each segment, and its last row + 1; ascending.
+    order : unsigned[n_rows]
+        Position of each row of the shard among the same rows in the order of the table.
+    ids : RowIds
+        Of the rows that are trained on, in the order of the table.
+
+    Attributes
+    ----------
+    n_rows : int
+        Number of rows that are trained on.
+    """
+
+    def __init__(self, segments: Sequence[tuple[int, int]], order: np.ndarray, ids: RowIds) -> None:
+        self._segments, self._order, self._ids = segments, order, ids
+        self.n_rows = sum(last - first for first, last in segments)
+
+    def share(self, k: int, n: int) -> list[tuple[int, int]]:
+        """Return the k-th of n shares of about as many rows, as segments; at least one, which may be empty."""
+        low, high, at = self.n_rows * k // n, self.n_rows * (k + 1) // n, 0
+        found = []
+        for first, last in self._segments:
+            begin, end = max(low - at, 0), min(high - at, last - first)
+            if begin < end:
+                found.append((first + begin, first + end))
+            at += last - first
+        return found or [(0, 0)]
+
+    def positions(self) -> np.ndarray:
+        """Return the rows, ascending: int64[n_rows]."""
+        return np.concatenate([np.arange(first, last) for first, last in self._segments])
+
+    def in_order(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return fields for all rows of the shard ([..., n]), given those of the rows that are trained on in the order of the
+        table; others are 0."""
+        rank = self._find_rank()
+        found = {name: np.zeros((*values.shape[:-1], len(self._order)), values.dtype) for name, values in fields.items()}
+        for name, values in fields.items():
+            at = 0
+            for first, last in self._segments:
+                found[name][..., first:last] = values[..., rank[at : at + last - first]]
+                at += last - first
+        return found
+
+    def row_ids(self, first: int, last: int) -> np.ndarray:
+        """Return the global ids of rows first…last-1, which belong to one segment: int64[last - first]."""
+        at = 0
+        for begin, end in self._segments:
+            if begin <= first <= last <= end:
+                return self._ids.at(self._rank[at + first - begin : at + last - begin])
+            at += end - begin
+        raise AssertionError("the rows are not those of one segment")
+
+    def drawn(self, sample: Sample) -> np.ndarray:
+        """Return the rows that belong to a sample, ascending: int64[...]."""
+        is_drawn = np.zeros(self.n_rows, bool)
+        is_drawn[self._ids.drawn(sample, 0, self.n_rows)] = True
+        return self.positions()[is_drawn[self._rank]]
+
+    @cached_property
+    def _rank(self) -> np.ndarray:
+        """See `_find_rank`; kept for samples of rows."""
+        return self._find_rank()
+
+    def _find_rank(self) -> np.ndarray:
+        """Return the position of each row that is trained on among them in the order of the table: uint32[n_rows]."""
+        is_trained = np.zeros(len(self._order), bool)
+        for first, last in self._segments:
+            is_trained[self._order[first:last]] = True
+        rank = np.cumsum(is_trained, dtype=np.uint32) - np.uint32(1)
+        return np.concatenate([rank[self._order[first:last]] for first, last in self._segments])
+
 
 class Shard:
     """A block of training rows, in memory or in a buffer: a view of its fields.
@@ -166,13 +263,23 @@ class Shard:
         Default: the rows are numbered from 0.
     first : int, default 0
         The first row's position in `ids`.
+    segments : RowSegments, optional
+        The rows that are trained on, instead of `ids`, if the codes are shared with other folds. The state of other rows is
+        undefined. Default: all rows.
     """
 
     #: Rows near the trimming threshold of the next trees; None for blocks of files, whose rows are not kept.
     near: Near | None = None
 
-    def __init__(self, fields: Mapping[str, np.ndarray], spec: ShardSpec, ids: RowIds | None = None, first: int = 0) -> None:
-        self.fields, self.spec = fields, spec
+    def __init__(
+        self,
+        fields: Mapping[str, np.ndarray],
+        spec: ShardSpec,
+        ids: RowIds | None = None,
+        first: int = 0,
+        segments: RowSegments | None = None,
+    ) -> None:
+        self.fields, self.spec, self.segments = fields, spec, segments
         self.layout, self.bin_layout = spec.layout, spec.bin_layout
         self.target, self.weight, self.repeat_count = fields["target"], fields.get("weight"), fields.get("repeat_count")
         self.raw, self.leaf, self.gradient = fields["raw"], fields["leaf"], fields["gradient"]
@@ -185,6 +292,17 @@ class Shard:
     @property
     def n_outputs(self) -> int:
         return len(self.raw)
+
+    @property
+    def n_trained(self) -> int:
+        """Number of rows that are trained on."""
+        return self.n_rows if self.segments is None else self.segments.n_rows
+
+    def ranges(self, k: int = 0, n: int = 1) -> list[tuple[int, int]]:
+        """Return the k-th of n shares of the rows that are trained on, as ranges: first row, and last row + 1."""
+        if self.segments is None:
+            return [(self.n_rows * k // n, self.n_rows * (k + 1) // n)]
+        return self.segments.share(k, n)
 
     @property
     def tiles(self) -> np.ndarray:
@@ -216,28 +334,46 @@ class Shard:
         found = self.fields.get("tree_wide" if self.spec.has_tree_bins else "wide")
         return np.empty((0, self.n_rows), np.uint16) if found is None else found
 
+    def rows_without(self, some: np.ndarray) -> np.ndarray:
+        """Return the rows that are trained on without some of them (int64[...]), ascending: int64[...]."""
+        is_other = np.zeros(self.n_rows, bool)
+        for first, last in self.ranges():
+            is_other[first:last] = True
+        is_other[some] = False
+        return np.flatnonzero(is_other)
+
     def sampled_rows(self, sample: Sample | None, least_influence: int = 0, output: int = 0) -> np.ndarray | None:
-        """Return the rows of this shard that take part in a tree, ascending (int64); None for all. See `RowSubset`."""
+        """Return the rows of this shard that take part in a tree, ascending (int64); None for all that are trained on. See
+        `RowSubset`."""
         rows = None if sample is None else self._sampled(sample)
         if least_influence == 0:
             return rows
+        if rows is None and self.segments is not None:
+            rows = self.segments.positions()
         stays = self.influence(output) >= least_influence
         return np.flatnonzero(stays) if rows is None else rows[stays[rows]]
 
+    def grown_rows(self, sample: Sample | None, least_influence: int = 0, output: int = 0) -> np.ndarray | None:
+        """Return `sampled_rows`, and None only if these are all rows of the arrays."""
+        rows = self.sampled_rows(sample, least_influence, output)
+        return self.segments.positions() if rows is None and self.segments is not None else rows
+
     def _sampled(self, sample: Sample) -> np.ndarray:
         drawn_by = self.fields.get("draw_id", self.fields.get("row_ids"))
-        if drawn_by is not None:
-            return np.flatnonzero(hash_rows(sample.seed, drawn_by) < np.uint64(sample.threshold))
-        parts, at = [np.empty(0, np.int64)], 0
-        for first, n in self._ids.runs(self._first, self._first + self.n_rows):
-            rows = np.empty(n, np.int64)
-            k = select_rows(np.uint64(sample.seed), first, n, np.uint64(sample.threshold), rows)
-            parts.append(rows[:k] + (at - first))
-            at += n
-        return np.concatenate(parts)
+        if drawn_by is None:
+            if self.segments is not None:
+                return self.segments.drawn(sample)
+            return self._ids.drawn(sample, self._first, self._first + self.n_rows)
+        parts = [
+            first + np.flatnonzero(hash_rows(sample.seed, drawn_by[first:last]) < np.uint64(sample.threshold))
+            for first, last in self.ranges()
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def row_ids(self, first: int, last: int) -> np.ndarray:
-        """Return the global row ids of rows first…last-1: int64[last - first]."""
+        """Return the global row ids of rows first…last-1, which are in one of the `ranges`: int64[last - first]."""
+        if self.segments is not None:
+            return self.segments.row_ids(first, last)
         row_ids = self.fields.get("row_ids")
         return self._ids.of(self._first + first, self._first + last) if row_ids is None else row_ids[first:last]
 

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from dboost.losses.gradient_pass import PassScratch, new_pass_scratch
-from dboost.shards.shard import Near, RowIds, Shard, advance_rows, runs_of, spec_in_memory
+from dboost.shards.shard import Near, RowIds, RowSegments, Shard, advance_rows, runs_of, spec_in_memory
 from dboost.shards.shard_spec import ShardSpec
+from dboost.shards.shared_codes import SharedCodes
 from dboost.shards.statistics import Statistic
 from dboost.storage.block_file import Field, FieldRef
 from dboost.storage.row_store import FieldGroup, RowStore
@@ -52,10 +53,15 @@ class ShardBlocks:
         Number of blocks of files that are resident in memory.
     halted : callable
         Called between blocks of files; returns whether to stop.
+    segments : RowSegments, optional
+        See `Shard`; of rows in memory.
+    shared : SharedCodes, optional
+        The codes of the rows, if other fits use them, too; the attribute is None after `close`.
 
     Attributes
     ----------
     n_rows : int
+        Number of rows that are trained on.
     bytes_read : int
         From files, so far.
     """
@@ -70,8 +76,11 @@ class ShardBlocks:
         *,
         n_staying: int = 0,
         halted: Callable[[], bool] = lambda: False,
+        segments: RowSegments | None = None,
+        shared: SharedCodes | None = None,
     ) -> None:
         self.store, self.spec, self._halted, self._n_staying = store, spec, halted, n_staying
+        self.shared = shared
         self._ids = RowIds(np.array([[0, store.n_rows]])) if ids is None else ids
         self._share = thread, n_threads
         self.bytes_read = 0
@@ -80,9 +89,9 @@ class ShardBlocks:
         self._buffers: tuple[_BlockBuffers, ...] = ()
         if store.place is None:
             assert n_threads == 1, "rows in memory are one block"
-            self._whole = Shard(store.load(), spec, self._ids)
+            self._whole = Shard(store.load(), spec, self._ids, segments=segments)
             self._whole.near = Near(spec.n_outputs)
-            self._blocks, self.first, self.n_rows = range(1), 0, store.n_rows
+            self._blocks, self.first, self.n_rows = range(1), 0, self._whole.n_trained
         else:
             self._blocks = range(store.n_blocks * thread // n_threads, store.n_blocks * (thread + 1) // n_threads)
             self.first = self._blocks.start * store.block_rows
@@ -105,9 +114,9 @@ class ShardBlocks:
         return Shard(fields, self.spec, self._ids, block * self.store.block_rows)
 
     def row_ids(self) -> np.ndarray:
-        """Return the global ids of all rows: int64[n_rows]."""
+        """Return the global ids of all rows that are trained on: int64[n_rows]."""
         if self._whole is not None:
-            return self._whole.row_ids(0, self.n_rows)
+            return np.concatenate([self._whole.row_ids(*of) for of in self._whole.ranges()])
         return self._ids.of(self.first, self.first + self.n_rows)
 
     def walk(self, reads: Sequence[FieldRef], writes: Sequence[FieldRef] = (), *, verify: bool = True) -> Iterator[Shard]:
@@ -154,14 +163,15 @@ class ShardBlocks:
             writes.append("loss_hessian" if spec.weights_as_hessian else "hessian")
         found: GradientStats | None = None
         for shard in self.walk(["target", "raw", "leaf"], writes):
-            stats = advance_rows(shard, terms, values, spec.loss_unit, self._scratch, 0, shard.n_rows)
-            found = stats if found is None else found.merge(stats)
+            for first, last in shard.ranges():
+                stats = advance_rows(shard, terms, values, spec.loss_unit, self._scratch, first, last)
+                found = stats if found is None else found.merge(stats)
         return found
 
     def map_ranges(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the statistic of every block, or of all blocks as a list of one item if results can be merged."""
         blocks = self.walk([*(["tiles"] if statistic.reads_codes else []), "target", *self._state_names])
-        results = (statistic.compute(shard, 0, shard.n_rows, *arguments) for shard in blocks)
+        results = (statistic.compute(shard, *of, *arguments) for shard in blocks for of in shard.ranges())
         return list(results) if statistic.merge is None or not self.n_rows else [reduce(statistic.merge, results)]
 
     @property
@@ -178,6 +188,8 @@ class ShardBlocks:
         n = int(np.count_nonzero(kept))
         if n in (0, self.n_rows):
             return self if n else None
+        if self._whole is not None and self._whole.segments is not None:
+            return self._apart(self._whole.segments.positions()[kept], row_ids[kept])
         ids = None if "row_ids" in self.store.names else RowIds(runs_of(row_ids[kept]))
         del row_ids
         n_staying = self._n_staying
@@ -186,6 +198,13 @@ class ShardBlocks:
             [n], lambda some: kept[some.start - self.first : some.start - self.first + some.n_rows], *self._share
         )
         return ShardBlocks(store, self.spec, ids, n_staying=n_staying, halted=self._halted)
+
+    def _apart(self, rows: np.ndarray, row_ids: np.ndarray) -> ShardBlocks:
+        """Return some of the rows of a shard that shares codes (int64[n], with their global ids), without the others."""
+        by_id = np.argsort(row_ids)
+        store = RowStore(self.store.groups, [len(rows)])
+        store.append(len(rows), self.store.load(), rows[by_id])
+        return ShardBlocks(store, self.spec, RowIds(runs_of(row_ids[by_id])))
 
     def unload(self) -> None:
         """Write resident blocks of files to them, and stream them from now on."""
@@ -196,7 +215,7 @@ class ShardBlocks:
 
     def close(self) -> None:
         """Release rows in memory and buffers; files belong to the caller."""
-        self._whole, self._buffers, self._resident = None, (), []
+        self._whole, self._buffers, self._resident, self.shared = None, (), [], None
 
 
 class _BlockBuffers:
@@ -278,17 +297,24 @@ class _Reader:
             self._thread.join()
 
 
-def rows_in_memory(fields: Mapping[str, np.ndarray], spec: ShardSpec, ids: RowIds | None = None) -> ShardBlocks:
-    """Return rows in memory, in a store that takes over their arrays; tiles must still be filled, see `Shard.fill_tiles`.
+def rows_in_memory(
+    fields: Mapping[str, np.ndarray],
+    spec: ShardSpec,
+    ids: RowIds | None = None,
+    segments: RowSegments | None = None,
+    shared: SharedCodes | None = None,
+) -> ShardBlocks:
+    """Return rows in memory, in a store that takes over their arrays; tiles must still be filled unless they are shared, see
+    `Shard.fill_tiles`.
 
-    fields : by name, see `ShardSpec.start_groups`; scattered rows have "row_ids", too.
+    fields : by name, see `ShardSpec.start_groups`; scattered rows have "row_ids", too; segments, shared : see `ShardBlocks`.
     """
     spec = spec_in_memory(fields, spec)
     groups = spec.groups(in_memory=True)
     if "row_ids" in fields:
         groups.append(FieldGroup("ids", [Field("row_ids", "<i8")], sealed=True))
     store = RowStore(groups, [fields["raw"].shape[1]], arrays=fields)
-    rows = ShardBlocks(store, spec, ids)
+    rows = ShardBlocks(store, spec, ids, segments=segments, shared=shared)
     for name, values in spec.constant_state(fields.get("weight"), fields["raw"].shape).items():
         rows.shard.fields[name][...] = values
     if spec.has_tree_bins:

@@ -48,7 +48,7 @@ class ShardGrower:
     def begin(self, tasks: Sequence[TreeTask]) -> None:
         """Begin trees of different outputs: all rows that take part belong to their roots. Earlier trees are dropped."""
         while len(self._records) < len(tasks):
-            self._records.append(np.empty((2, self.shard.n_rows), np.uint64))
+            self._records.append(np.empty((2, self.shard.n_trained), np.uint64))
         self.trees = {task.output: GrowingTree(self.shard, task, self._records[k]) for k, task in enumerate(tasks)}
 
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
@@ -103,20 +103,20 @@ class GrowingTree:
         if task.bin_merge is not None:
             merge_into_bins(shard, task.bin_merge, 0, shard.n_rows)
         gradient, hessian, _ = shard.output_arrays(task.output)
-        self._sampled = shard.sampled_rows(*task.row_subset)
+        self._sampled = shard.grown_rows(*task.row_subset)
         self.n_sampled = n = shard.n_rows if self._sampled is None else len(self._sampled)
         _quantise(gradient, or_empty(hessian, "float32"), or_empty(self._sampled, "int64"), n, task.scales, records[0])
         #: Record buffer, begin and end of each node; the same for the rows that do not take part.
         self.ranges = np.zeros((2 * task.policy.max_leaves, 3), np.int64)
         self.ranges[0] = 0, 0, n
         self._excluded: np.ndarray | None = None
-        if n < shard.n_rows:
+        if n < shard.n_trained:
             # The other rows do not take part but need their leaf in the end: their records are split along with the rest,
             # behind them in the same buffers.
             assert self._sampled is not None
-            records[0, n:] = np.delete(np.arange(shard.n_rows, dtype=np.uint64), self._sampled)
+            records[0, n:] = shard.rows_without(self._sampled)
             self._excluded = self.ranges.copy()
-            self._excluded[0] = 0, n, shard.n_rows
+            self._excluded[0] = 0, n, shard.n_trained
 
     def split(self, request: RoundRequest) -> np.ndarray:
         """Move the records of split nodes to their children; return how many went left and right: int64[n_splits, 2]."""

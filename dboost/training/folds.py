@@ -2,6 +2,7 @@
 
 The rows are binned once, by split points that all rows propose; a fold is one byte per row (`session.row_samples.FoldRows`).
 So the fit of a fold differs from a fit on the same rows of the data set in nothing: it gives the same trees to the last bit.
+Folds that are in memory in one process share the bin codes of all rows (`shards.shared_codes`).
 
 Each fold is fitted in a thread of its own. After every iteration all folds wait for each other (`FoldScores`), because early
 stopping, callbacks, the time limit and the progress display use the means of their scores. If there are more than `AT_ONCE`
@@ -28,7 +29,7 @@ from dboost.data import CategoryColumn, Column
 from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ParameterError, warn
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
-from dboost.session.row_samples import TEST, TRAIN, UNUSED, FoldRows
+from dboost.session.row_samples import TEST, TRAIN, UNUSED, FoldRows, in_groups
 from dboost.session.target import Target
 from dboost.session.warm_start import COLD_START
 from dboost.training.callbacks import Callback, Iteration, Progress
@@ -152,7 +153,7 @@ def split_rows(
         for use, what in ((TRAIN, "train on"), (TEST, "hold out")):
             if not (fold.uses == use).any():
                 raise ParameterError(f"folds: fold {number} has no row to {what}")
-    return found
+    return in_groups(found)
 
 
 def _numbered(
@@ -498,8 +499,8 @@ def fit_folds(
             warm_start = COLD_START
             if earlier:  # the iterations so far belong to this fit, so it is the same as one fit with all iterations
                 past, warm_start = earlier[number].history, COLD_START.resumed(earlier[number].model)
-            fold = Fold(folds[number], partial(scores.mean, number), past)
             threads = max(n_threads // at_once, 1)
+            fold = Fold(folds[number], partial(scores.mean, number), past, n_growing=max(n_threads // threads, 1))
             how = {"callbacks": (partial(scores.ends, number),), "warm_start": warm_start}
             result = rows.fit(request_of(fold=fold, n_threads=threads, **how))
             scores.finish(result)

@@ -407,6 +407,7 @@ class Fold:
     rows: FoldRows
     pooled: RecordOf  # returns the record by which all folds are stopped early, instead of the fold's own
     past: tuple[dict[str, Any], ...] = ()  # records of the iterations of the model that is continued, if one is
+    n_growing: int = 1  # trees of all folds that grow at the same time in this process
 
 
 @dataclass(frozen=True, eq=False)
@@ -603,6 +604,7 @@ class FitPlan:
             n_together=1 if arcbites is None else arcbites.parts,
             seed=self.parameters.random_state,
             may_stream=self.parameters.split_proposal == "global",
+            n_growing=None if self.request.fold is None else self.request.fold.n_growing,
             unit=self.stats.unit,
         )
 

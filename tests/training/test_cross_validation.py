@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.model_selection import GroupKFold, RepeatedKFold, StratifiedKFold, TimeSeriesSplit
+from sklearn.model_selection import GroupKFold, KFold, RepeatedKFold, StratifiedKFold, TimeSeriesSplit
 
 import dboost
 from dboost import DataError, DBoostError, EarlyStopping, FitInterrupted, InputTypeError, ParameterError
@@ -68,6 +68,24 @@ def test_a_fold_is_a_fit_on_its_rows(target: str, weight: str | None) -> None:
         expected = explicit.predict(FRAME.iloc[test]) if target == "y" else explicit.predict_proba(FRAME.iloc[test])
         np.testing.assert_array_equal(result.predictions[test], np.asarray(expected))
     assert not np.isnan(result.predictions).any()
+
+
+@pytest.mark.parametrize(
+    ("target", "more"),
+    [
+        ("y", {"loss": "absolute_error", "subsample": 0.7}),
+        ("z", {"influence_trimming": 0.2}),
+        pytest.param("z", {"influence_trimming": 0.2, "subsample": 0.6, "sample_weight": "w"}, marks=pytest.mark.slow),
+        pytest.param("t", {"group": "g", "subsample": 0.6}, marks=pytest.mark.slow),
+    ],
+)
+def test_samples_medians_and_trimming_are_those_of_the_rows_of_a_fold(target: str, more: dict[str, Any]) -> None:
+    frame = FRAME.assign(g=np.arange(N) // 5)
+    splits = list(KFold(4, shuffle=True, random_state=2).split(frame))
+    result = dboost.cv(frame, target, folds=splits, n_threads=3, **OPTIONS | more)
+    for (train, _), booster in zip(splits, result.boosters, strict=True):
+        explicit = dboost.fit(frame.iloc[train].reset_index(drop=True), target, **OPTIONS | more)
+        pd.testing.assert_frame_equal(trees(booster), trees(explicit), check_exact=True)
 
 
 def test_the_summary_has_means_and_deviations_of_the_folds() -> None:
@@ -551,9 +569,9 @@ def test_many_folds_in_a_bounded_number_of_threads(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(training_folds, "AT_ONCE", 2)
     most, fit = [0], training_folds.Fold
 
-    def counting(*arguments: Any) -> Any:
+    def counting(*arguments: Any, **options: Any) -> Any:
         most.append(sum(thread.name.startswith("dboost-fold") for thread in threading.enumerate()))
-        return fit(*arguments)
+        return fit(*arguments, **options)
 
     monkeypatch.setattr(training_folds, "Fold", counting)
     for options in (OPTIONS, OPTIONS | {"memory_limit": "200MiB", "progress": True}):
@@ -576,7 +594,7 @@ def test_an_error_in_one_of_many_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_folds, "AT_ONCE", 2)
     begun, fit = [], training_folds.Fold
 
-    def failing(*arguments: Any) -> Any:
+    def failing(*arguments: Any, **_: Any) -> Any:
         begun.append(arguments)
         if len(begun) == 3:
             raise DataError("this fold")

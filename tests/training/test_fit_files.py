@@ -15,11 +15,11 @@ PACKAGE = Path(dboost.__file__).parent
 OPTIONS = {
     "config.py", "data/csv_files.py", "data/dask_collections.py", "data/datasets.py", "data/eval_tables.py", "data/files.py",
     "data/parquet.py", "data/paths.py", "data/row_filter.py", "data/sources.py", "data/table_formats.py", "dataset.py",
-    "distributed", "metrics/named.py",
-    "session/bites.py", "session/evaluation.py", "session/memory.py", "shards/arcbite_rows.py", "shards/streamed_grower.py",
-    "shards/shard_grower.py", "storage/block_file.py", "training/arcbites.py", "training/auto_iterations.py",
-    "training/checkpoint.py", "training/dataset_rows.py", "training/prepared_dataset.py", "trees/bin_proposal.py",
-    "trees/grower.py", "trees/split_finder.py",
+    "distributed", "metrics/named.py", "session/bites.py", "session/evaluation.py", "session/memory.py",
+    "shards/arcbite_rows.py", "shards/streamed_grower.py", "shards/shard_grower.py", "shards/shared_codes.py",
+    "storage/block_file.py", "training/arcbites.py", "training/auto_iterations.py", "training/checkpoint.py",
+    "training/dataset_rows.py", "training/prepared_dataset.py", "trees/bin_proposal.py", "trees/grower.py",
+    "trees/split_finder.py",
 }  # fmt: skip
 #: More files than this are too many for one evening.
 MOST_FILES = 50
