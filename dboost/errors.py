@@ -23,11 +23,19 @@ import re
 import sys
 import warnings
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 
 class DBoostError(Exception):
     """Base class of all errors of dboost."""
+
+    #: Partition and row that an error is about. Of the errors of several processes that of the first row is raised.
+    position: tuple[int, int] | None = None
+
+    def at(self, row: object) -> Self:
+        """Note the row that the error is about, and return the error. row : a `RowPlace`; without effect for a text."""
+        self.position = tuple(row) if isinstance(row, tuple) else None
+        return self
 
 
 class DataError(DBoostError, ValueError):

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -198,16 +199,30 @@ def consume(
     ------
     DataError
         If the numbers of partitions differ. Errors of the consumer and of the user's tasks are re-raised with a note that
-        names the partition.
+        names the partition. If several partitions fail, the error is that of the first one, not that of the fastest thread.
     """
     graph, bundles = bundled(data, vectors)
     for key, value in graph.items():
         if library(value) == "distributed":  # a future of a partition on a cluster: fetch it when needed
             graph[key] = (value.result,)
-    filled = roles_in(vectors)
+    filled, ended, lock = roles_in(vectors), set[int](), threading.Lock()
+    failed: dict[int, Exception] = {}  # errors of the consumer, by partition
 
     def call(i: int, pieces: tuple[Any, ...]) -> Any:
-        return consumer(i, *in_place(pieces, filled))
+        found = None
+        with lock:
+            is_needed = all(first > i for first in failed)
+        try:
+            found = consumer(i, *in_place(pieces, filled)) if is_needed else None
+        except Exception as error:
+            with lock:
+                failed[i] = error
+        with lock:
+            ended.add(i)
+            first = min(failed, default=None)
+            if first is not None and ended.issuperset(range(first)):
+                raise failed[first]
+        return found
 
     keys = [("dboost-read", i) for i in range(len(bundles))]
     graph.update({key: (call, i, pieces) for i, (key, pieces) in enumerate(zip(keys, bundles, strict=True))})
@@ -215,10 +230,28 @@ def consume(
     try:
         return list(_scheduler()(graph, keys, **options))
     except Exception as error:
-        number = _failed(error, graph, keys)
+        number = next((i for i, one in failed.items() if one is error), None)
+        if number is None:  # a task of the user has failed; tasks of earlier partitions might have, too
+            number = _failed(error, graph, keys)
+            if number is not None:
+                with lock:
+                    number, error = min({**failed, number: error}.items(), key=lambda one: one[0])
+                    unread = {i: bundles[i] for i in range(number) if i not in ended}
+                number, error = _first_failure(graph, unread) or (number, error)
         if number is not None and not isinstance(error, DBoostError):  # dboost's own errors name it already
             error.add_note(f"while partition {number} was read")
-        raise
+        raise error
+
+
+def _first_failure(graph: dict[Any, Any], bundles: dict[int, Any]) -> tuple[int, Exception] | None:
+    """Compute bundles by partition, one after the other; return the first one that fails, and its error."""
+    for i, bundle in bundles.items():
+        key = ("dboost-bundle", i)
+        try:
+            dask.get(graph | {key: bundle}, key)
+        except Exception as error:
+            return i, error
+    return None
 
 
 def _failed(error: Exception, graph: dict[Any, Any], keys: list[Any]) -> int | None:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,56 +59,61 @@ class MetadataRows:
     def n_rows(self) -> int:
         return sum(self.lengths)
 
-    def position(self, row: int) -> tuple[int, int]:
-        """Return the partition of a row (-1 if the table has none) and the row within it."""
+    def place(self, row: int) -> RowPlace:
+        """Return the place of a row, given its number among all rows."""
         if not self.in_partitions:
-            return -1, self.first + row
+            return RowPlace(-1, self.first + row)
         ends = list(accumulate(self.lengths))
         i = bisect_right(ends, row)
-        return i if self.numbers is None else self.numbers[i], row - (ends[i] - self.lengths[i])
+        return RowPlace(i if self.numbers is None else self.numbers[i], row - (ends[i] - self.lengths[i]))
 
     def of_partition(self, number: int) -> MetadataRows:
         """Return the rows of one partition."""
         k = number if self.numbers is None else self.numbers.index(number)
         return MetadataRows((self.lengths[k],), self.in_partitions, (number,), self.first + sum(self.lengths[:k]))
 
-    def name(self, row: int) -> str:
-        return _name(*self.position(row))
-
-    def flagged(self, what: str, flags: np.ndarray, problem: str, remedy: str = "") -> list[DataIssue]:
-        """Return an issue if any row is flagged."""
+    def flagged(self, role: str, what: str, flags: np.ndarray, problem: str, remedy: str = "") -> list[DataIssue]:
+        """Return an issue of a role if any row is flagged. what : its name for messages."""
         if not flags.any():
             return []
-        return [DataIssue(what, problem, int(np.count_nonzero(flags)), self.position(int(np.argmax(flags))), remedy)]
+        return [DataIssue(role, what, problem, int(np.count_nonzero(flags)), self.place(int(np.argmax(flags))), remedy)]
 
 
-def _name(partition: int, row: int) -> str:
-    return f"row {row}" if partition < 0 else f"row {row} of partition {partition}"
+class RowPlace(NamedTuple):
+    """The place of a row in the user's data."""
+
+    partition: int  # -1 if the table has none
+    row: int  # within the partition
+
+    def __str__(self) -> str:
+        return f"row {self.row}" if self.partition < 0 else f"row {self.row} of partition {self.partition}"
 
 
 @dataclass(frozen=True)
 class DataIssue:
     """Invalid values of one kind in a column."""
 
-    what: str
+    role: str
+    what: str  # its name for messages
     problem: str
     #: Number of rows.
     count: int
-    #: Partition and row of the first.
-    first: tuple[int, int]
+    #: Place of the first.
+    first: RowPlace
     #: What to do, if that is not obvious.
     remedy: str = ""
 
 
 def raise_for_issues(issues: Sequence[DataIssue]) -> None:
-    """Raise a DataError for the first kind of issue, summed over the parts of the table that report it."""
+    """Raise a DataError for an issue of the first role that has some, summed over the parts of the table that report it."""
     if issues:
-        what, problem = issues[0].what, issues[0].problem
+        worst = min(issues, key=lambda issue: (list(ROLES).index(issue.role), issue.problem))  # not that of the first part
+        what, problem = worst.what, worst.problem
         same = [issue for issue in issues if (issue.what, issue.problem) == (what, problem)]
         count, first = sum(issue.count for issue in same), min(issue.first for issue in same)
         rows = "1 row" if count == 1 else f"{count} rows"
-        remedy = f": {issues[0].remedy}" if issues[0].remedy else ""
-        raise DataError(f"{what} {problem} in {rows}, first in {_name(*first)}{remedy}")
+        remedy = f": {worst.remedy}" if worst.remedy else ""
+        raise DataError(f"{what} {problem} in {rows}, first in {first}{remedy}")
 
 
 def join_target(parts: dict[int, Column], categories: CategoryIndex | None) -> tuple[Column, str, bool]:
@@ -173,19 +178,19 @@ def levels_dtype(levels: tuple[Level, ...]) -> str:
     return "float64" if kinds == {int, float} else "object"
 
 
-def check_exact(target: Column | None, what: str, rows: MetadataRows) -> list[DataIssue]:
-    """Return issues for integers that floats cannot represent, in a partition of the target in its own dtype."""
+def check_exact(target: Column | None, role: str, what: str, rows: MetadataRows) -> list[DataIssue]:
+    """Return issues for integers that floats cannot represent, in a partition of a role in its own dtype."""
     if not isinstance(target, np.ndarray) or target.dtype.kind not in "iu" or not len(target):
         return []
     if max(int(target.max()), -int(target.min())) < EXACT:
         return []
     problem = "holds integers of 2**53 or more, which floats cannot represent exactly,"
-    return rows.flagged(what, np.abs(target.astype(np.float64)) >= EXACT, problem, _REMEDY)
+    return rows.flagged(role, what, np.abs(target.astype(np.float64)) >= EXACT, problem, _REMEDY)
 
 
 def issues_of(role: str, column: Column, what: str, rows: MetadataRows) -> list[DataIssue]:
     """Return the issues of a role. what : its name for messages."""
-    return [issue for flaw in ROLES[role].check(column) for issue in rows.flagged(what, *flaw)]
+    return [issue for flaw in ROLES[role].check(column) for issue in rows.flagged(role, what, *flaw)]
 
 
 def check_max_weight(max_weight: float, what: str) -> None:
@@ -241,7 +246,7 @@ class RowMetadataSpool:
             for role, column in roles.by_name().items():
                 issues += issues_of(role, column, plan.label(role), here)
                 if self._dtypes[role, i].kind in "iu":
-                    issues += check_exact(self.raw(role, i), plan.label(role), here)
+                    issues += check_exact(self.raw(role, i), role, plan.label(role), here)
             max_weight = max(max_weight, 1.0 if roles.weight is None else float(roles.weight.max()))
         return issues, max_weight
 

@@ -57,6 +57,7 @@ from dboost.data.row_metadata import (
     MetadataRows,
     RowMetadata,
     RowMetadataSpool,
+    RowPlace,
     check_exact,
     check_max_weight,
     issues_of,
@@ -447,7 +448,7 @@ class Reader:
             what, inexact = plan.label(role), list[DataIssue]()
             if ROLES[role].kind == "any":
                 own = {i: rows.of_partition(i) if len(of_role) > 1 else rows for i in sorted(of_role)}
-                inexact = [issue for i, here in own.items() for issue in check_exact(of_role[i], what, here)]
+                inexact = [issue for i, here in own.items() for issue in check_exact(of_role[i], role, what, here)]
             if role == "target":
                 found[role], dtype, is_bool = join_target(of_role, self._target_categories)
             else:
@@ -941,9 +942,9 @@ class Table:
             else f"rows {self._starts[i]} to {self._starts[i + 1] - 1}"
         )
 
-    def row_name(self, row: int) -> str:
-        """Return the position of a row in the user's data, for messages."""
-        return self._rows.name(row)
+    def place(self, row: int) -> RowPlace:
+        """Return the place of a row in the user's data."""
+        return self._rows.place(row)
 
     def close(self) -> None:
         """Remove temporary files. Chunks cannot be read after that; roles in memory remain."""

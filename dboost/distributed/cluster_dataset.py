@@ -162,8 +162,11 @@ class ClusterRows:
         scores = self._map(partial(_scores_of, pack((self.data.binning, list(models)))), uses)
         return joined_scores(list(zip(starts, scores, strict=False)))
 
-    def _map(self, function: Any, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return ``function(partition, *arguments)`` of each partition. No task still runs when an error is raised."""
+    def _map(self, function: Any, arguments: Sequence[tuple[Any, ...]], *, at_once: bool = False) -> list[Any]:
+        """Return ``function(partition, *arguments)`` of each partition. No task still runs when an error is raised.
+
+        at_once : see `finished`.
+        """
         graph: dict[Any, Any] = {future.key: future for future in self.futures}
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
             keys = [f"dboost-map-{connection.fit}-{i}" for i in range(len(self.futures))]
@@ -171,7 +174,7 @@ class ClusterRows:
                 graph[key] = (_call, connection.fit, pack((function, of_partition)), future.key)
             restricted = _restricted(connection)
             futures = submit(self.client, graph, keys, **restricted)
-            return finished(connection, futures, "partitions of a data set", restricted.get("workers", ()))
+            return finished(connection, futures, "partitions of a data set", restricted.get("workers", ()), at_once=at_once)
 
     def publish(self, name: str, settings: dict[str, Any]) -> None:
         """Keep the rows on the cluster under a name, also when this client has left.
@@ -193,7 +196,7 @@ class ClusterRows:
         """Write the rows to a folder that all workers share, or to an object store, replacing an older data set."""
         version = new_version()
         try:
-            parts = self._map(partial(write_part, root, version), [(i,) for i in range(len(self.futures))])
+            parts = self._map(partial(write_part, root, version), [(i,) for i in range(len(self.futures))], at_once=True)
             return write_description(root, version, self.data, settings, parts, self.lengths, self.filled, lease)
         except BaseException:  # no worker writes any more
             remove_version(root, version)

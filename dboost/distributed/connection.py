@@ -29,7 +29,7 @@ from distributed.worker import thread_state
 from dboost.config import liveness_timeout, uses_lines, without_graph_warning, worker_timeout
 from dboost.display import counted
 from dboost.distributed.line import Line
-from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack
+from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack, unpack_error
 from dboost.distributed.reducer import Reducer
 from dboost.distributed.worker_calls import open_line, run_on
 from dboost.distributed.worker_choice import WorkerChoice, WorkerRecord
@@ -667,7 +667,7 @@ class Connection:
             self.abandon(lost)
             raise LostWorkers(lost)
         if reply["status"] == FAILED:
-            what = unpack(reply["error"])
+            what = unpack_error(reply["error"])
             if isinstance(what, StorageError) and reply["worker"]:
                 raise StorageError(f"worker {reply['worker']}: {what}") from what
             if isinstance(what, DBoostError):

@@ -13,7 +13,8 @@ from typing import Any
 
 from distributed.protocol import pickle as dask_pickle
 
-from dboost.session.calls import SessionRef, unpack
+from dboost.errors import DBoostError
+from dboost.session.calls import SessionRef, pack_round, unpack
 
 #: Name of both plugins, and prefix of all calls and log topics.
 NAME = "dboost"
@@ -36,11 +37,41 @@ class LostWorkers(Exception):
 
 
 class WorkerFailed(Exception):
-    """A call failed on a worker. error : packed."""
+    """A call failed on a worker. error : see `pack_error`."""
 
     def __init__(self, address: str, error: bytes) -> None:
         super().__init__(address)
         self.address, self.error = address, error
+
+    @property
+    def position(self) -> tuple[int, int] | None:
+        """Partition and row that the error is about, if it is about one: then the call waits for no other session."""
+        return unpack(self.error)[0]
+
+
+class Failures:
+    """What of the errors that the sessions of a call report is raised: that of the first row, in whatever order they arrive.
+
+    An error of a row of the data is raised when all sessions have answered. Any other one is raised at once, because it may
+    keep other sessions waiting for ever.
+    """
+
+    def __init__(self) -> None:
+        self._first: WorkerFailed | None = None
+
+    def note(self, failed: WorkerFailed) -> None:
+        """Keep an error, or raise it."""
+        position = failed.position
+        if position is None:
+            raise failed
+        first = None if self._first is None else self._first.position
+        if first is None or position < first:
+            self._first = failed
+
+    def check(self) -> None:
+        """Raise the error of the first row, if there is any; called when all sessions have answered."""
+        if self._first is not None:
+            raise self._first
 
 
 class FitCancelled(Exception):
@@ -73,12 +104,21 @@ def pack(message: Any) -> bytes:
 
 
 def pack_error(error: BaseException) -> bytes:
-    """Pickle an error; a RuntimeError with its type and text if it cannot be pickled and unpickled, or would end a process."""
+    """Pickle the position of an error and the error, for `unpack_error`.
+
+    A RuntimeError with its type and text takes the place of an error that cannot be pickled and unpickled, or would end a
+    process.
+    """
     try:
         if isinstance(error, Exception):
             packed = pack(error)
             unpack(packed)  # fails if the error's type is made by other arguments than it keeps
-            return packed
+            return pack_round((error.position if isinstance(error, DBoostError) else None, packed))
     except Exception:
         pass
-    return pack(RuntimeError(f"{type(error).__name__}: {error}"))
+    return pack_round((None, pack(RuntimeError(f"{type(error).__name__}: {error}"))))
+
+
+def unpack_error(packed: bytes) -> Any:
+    """Return the error that `pack_error` pickled."""
+    return unpack(unpack(packed)[1])

@@ -28,7 +28,7 @@ from dboost.distributed.messages import LostWorkers
 from dboost.distributed.read_tasks import ReadTasks, Receipt, rows_alone
 from dboost.distributed.rebalance import is_for_one_worker, is_held, plan_moves
 from dboost.distributed.sample_exchange import choose_owners
-from dboost.errors import DataError
+from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature
 from dboost.session.calls import PartitionStats, SessionRef
 from dboost.session.session import ByPartitions, Result, Session, name_of
@@ -145,7 +145,7 @@ class PartitionedTable:
     def where(self, row: int) -> str:
         """Return the position of a row of the whole table, for messages."""
         numbers = sorted(self.lengths)
-        return MetadataRows(tuple(self.lengths[i] for i in numbers), True).name(row)
+        return str(MetadataRows(tuple(self.lengths[i] for i in numbers), True).place(row))
 
     def read(self, function: ByPartitions[Result]) -> list[Result]:
         """Return the result of a function of the rows of each session, in no particular order."""
@@ -389,11 +389,22 @@ class PartitionedTable:
         method: Callable[..., Any],
         arguments: Callable[[Sequence[int]], tuple[Any, ...]],
     ) -> list[tuple[WorkerPartitions, Any]]:
-        """Make one call per batch, because a session may have partitions of several batches."""
-        found = []
+        """Make one call per batch, because a session may have partitions of several batches.
+
+        Of the errors of rows in several batches that of the first row is raised, see `messages.Failures`.
+        """
+        found, first = [], None
         for batch in sorted({entry.batch for entry in worker_partitions}):
             of_session = {entry.ref: entry for entry in worker_partitions if entry.batch == batch}
             calls = {ref: (batch, *arguments(entry.numbers)) for ref, entry in of_session.items()}
-            answers = self.connection.ask_each(calls, method)
-            found += [(of_session[ref], answer) for ref, answer in answers.items()]
+            try:
+                answers = self.connection.ask_each(calls, method)
+            except DBoostError as error:
+                if error.position is None:
+                    raise
+                first = error if first is None else min(first, error, key=lambda one: one.position or ())
+            else:
+                found += [(of_session[ref], answer) for ref, answer in answers.items()]
+        if first is not None:
+            raise first
         return found

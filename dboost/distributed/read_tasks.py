@@ -315,10 +315,13 @@ class _ReadEvents:
             self._connection.progress.count(n_read, self._table["partitions"], "partition")
 
 
-def finished(connection: Connection, futures: Sequence[Future], what: str, bound: Sequence[str] = ()) -> list[Any]:
+def finished(
+    connection: Connection, futures: Sequence[Future], what: str, bound: Sequence[str] = (), *, at_once: bool = False
+) -> list[Any]:
     """Return the results of one task for each partition.
 
-    what : name of the partitions; bound : the workers to which the tasks are restricted, empty without restriction.
+    what : name of the partitions; bound : the workers to which the tasks are restricted, empty without restriction; at_once :
+    whether the failure of a partition is raised without waiting for earlier ones.
 
     Raises
     ------
@@ -327,7 +330,7 @@ def finished(connection: Connection, futures: Sequence[Future], what: str, bound
     """
     waiting = dict(zip(futures, range(len(futures)), strict=True))
     try:
-        return _receipts(connection, waiting, _ReadEvents(connection, what, len(futures)), bound)
+        return _receipts(connection, waiting, _ReadEvents(connection, what, len(futures)), bound, at_once)
     except _ReadFailed as failed:
         if isinstance(failed.error, DBoostError):
             raise failed.error from failed.error.__cause__
@@ -343,28 +346,53 @@ class _SubmitAgain(Exception):
     """The tasks must be submitted again."""
 
 
-def _receipts(connection: Connection, waiting: dict[Future, int], events: _ReadEvents, bound: Sequence[str]) -> list[Receipt]:
+def _receipts(
+    connection: Connection, waiting: dict[Future, int], events: _ReadEvents, bound: Sequence[str], at_once: bool = False
+) -> list[Receipt]:
     """Wait for read tasks and return their receipts. While none ends, remove unresponsive workers, which Dask does not detect.
 
     bound : the workers to which the tasks are restricted; empty without restriction.
+
+    Raises
+    ------
+    _ReadFailed
+        Of the first partition that fails, not of the one that fails first (unless `at_once`): when a task has failed, those of
+        earlier partitions are waited for, and those of later ones are cancelled.
     """
     done: queue.SimpleQueue[Future] = queue.SimpleQueue()
     for future in waiting:
         future.add_done_callback(done.put)
-    n_left, wait = len(waiting), _Wait(connection, bound)
-    while n_left:
+    pending, wait = dict(waiting), _Wait(connection, bound)
+    failed: _ReadFailed | None = None
+    while pending:
         try:
             future = done.get(timeout=liveness_timeout())
         except queue.Empty:
-            wait.more()
+            try:
+                wait.more()
+            except (DBoostError, _SubmitAgain):
+                if failed is None:
+                    raise
+                raise failed from None
+            continue
+        number = pending.pop(future, None)
+        if number is None:  # cancelled below
             continue
         wait = _Wait(connection, bound)
         if future.status == "error":
-            raise _ReadFailed(waiting[future], future.exception())
-        if future.cancelled():
-            raise _cancelled(connection, waiting[future], future)
-        n_left -= 1
-        events.record(len(waiting) - n_left)
+            failed = _ReadFailed(number, future.exception())
+            if at_once:
+                raise failed
+            later = [one for one, i in pending.items() if i > number]
+            connection.cancel(later, reason=f"partition {number} failed")
+            for one in later:
+                del pending[one]
+        elif future.cancelled():
+            raise _cancelled(connection, number, future)
+        else:
+            events.record(len(waiting) - len(pending))
+    if failed is not None:
+        raise failed
     return _gather(connection, waiting)
 
 

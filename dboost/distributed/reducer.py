@@ -46,6 +46,7 @@ from dboost.distributed.messages import (
     STALE,
     UNKNOWN,
     UNSUPPORTED,
+    Failures,
     FitCancelled,
     LostWorkers,
     Timing,
@@ -423,8 +424,9 @@ class Reducer(SchedulerPlugin):
                 abandon(waiting)
 
     async def _wait(self, name: str, fit: Fit, calls: dict[SessionRef, asyncio.Future[bytes]]) -> None:
-        """Wait until all calls have ended; raise for the first failure."""
+        """Wait until all calls have ended; see `messages.Failures` for what is raised."""
         while True:
+            failures = Failures()
             pending = {ref: call for ref, call in calls.items() if not call.done()}
             silent = bool(pending) and await wait_for_replies(fit, list(pending.values()))
             if fit.cancelled:
@@ -435,8 +437,12 @@ class Reducer(SchedulerPlugin):
                 raise LostWorkers(lost)
             for call in calls.values():
                 if call.done():
-                    call.result()
+                    try:
+                        call.result()
+                    except WorkerFailed as failed:
+                        failures.note(failed)
             if not pending:
+                failures.check()
                 return
             if silent:
                 lost = await self._lost_among(name, [ref for ref, call in pending.items() if not call.done()])

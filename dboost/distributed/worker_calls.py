@@ -15,6 +15,8 @@ messages, and removed if they do not answer (`LivenessCheck`). `Fit.wake` interr
 or the fit is cancelled.
 
 After a call that failed, the other workers still answer. The number of a message tells such answers from those of later calls.
+The error of a row is raised when all have answered, so that it is that of the first row (`messages.Failures`); an error of
+another kind, which may keep sessions waiting for each other, at once.
 
 **Calls in flight.** A call may begin before the one before it has ended; workers answer them in turn. Answers of the later one
 stay in the sockets until the earlier one has all of its own.
@@ -61,6 +63,7 @@ from dboost.distributed.messages import (
     STALE,
     UNKNOWN,
     UNSUPPORTED,
+    Failures,
     FitCancelled,
     LostWorkers,
     WorkerFailed,
@@ -362,6 +365,7 @@ class LineCalls:
 
     def _receive(self, number: int, pending: dict[SessionRef, Branch], refs: Sequence[SessionRef], decode: Decode) -> None:
         """Wait for the answers of the pending branches. refs : of all branches."""
+        failures = Failures()
         timeout = liveness_timeout()
         deadline = time.monotonic() + timeout
         while pending:
@@ -383,11 +387,16 @@ class LineCalls:
                     continue
                 self.n_bytes += len(message.content) + sum(map(len, message.buffers))
                 self._ignore(ref)
-                self._check_status(pending.pop(ref), message)
+                try:
+                    self._check_status(pending.pop(ref), message)
+                except WorkerFailed as failed:
+                    failures.note(failed)
+                    continue
                 decode(ref, message)
             lost = self.missing(pending)
             if lost:
                 raise LostWorkers(lost)
+        failures.check()
 
     def _ignore(self, ref: SessionRef) -> None:
         """Stop waiting for a line."""
@@ -615,6 +624,8 @@ class Relay:
             self._number = message.number
             self._calls.send(message.number, message.kind, dict.fromkeys(branches, message.content))
             status, answer = execute()
+            if status == FAILED:
+                self._fail(message, WorkerFailed(self._here.worker, answer))
             if status != OK:
                 return status, unpack(answer) if status == LOST else (self._here.worker, answer)
             if METHODS[message.kind] in (Session.round_histograms.__name__, Session.histogram_slices.__name__):
@@ -634,6 +645,16 @@ class Relay:
             return STALE, b""
         except Exception as error:  # any error is raised in the client
             return FAILED, (self._here.worker, pack_error(error))
+
+    def _fail(self, message: Message, failed: WorkerFailed) -> None:
+        """Raise the error of the own session, or one of the sessions below; see `Failures`."""
+        failures = Failures()
+        failures.note(failed)
+        try:
+            self._calls.receive(message.number, self._branches, lambda ref, reply: None)
+        except WorkerFailed as below:
+            failures.note(below)
+        failures.check()
 
     def _branches_of(self, message: Message) -> tuple[Branch, ...]:
         """Return the branches below, with lines to them."""

@@ -20,7 +20,7 @@ from dboost.data import RowRoles, Table
 from dboost.data.chunk import CategoryIndex, too_many_classes
 from dboost.data.column import CategoryColumn, Column
 from dboost.data.roles import n_columns_of
-from dboost.data.row_metadata import EXACT, levels_dtype, result_dtype
+from dboost.data.row_metadata import EXACT, RowPlace, levels_dtype, result_dtype
 from dboost.display import number
 from dboost.errors import DataError, ParameterError, warn
 from dboost.losses import Loss, by_name
@@ -98,18 +98,19 @@ def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
     return loss
 
 
-def check_range(loss: Loss, values: np.ndarray, row_name: Callable[[int], str]) -> None:
-    """Raise DataError, with the name of the first row, if targets (float64[n]) are outside the range of the loss."""
+def check_range(loss: Loss, values: np.ndarray, place: Callable[[int], RowPlace | str]) -> None:
+    """Raise DataError, with the place of the first row, if targets (float64[n]) are outside the range of the loss."""
     wrong = values < 0 if loss.target_range == "non-negative" else values <= 0 if loss.target_range else None
     if wrong is not None and wrong.any():
         row = int(np.argmax(wrong))
         wanted = "non-negative y and sum(y) > 0" if loss.target_range == "non-negative" else "strictly positive y"
-        raise DataError(f"loss={loss.name!r} requires {wanted}: the target is {number(values[row])} in {row_name(row)}")
+        where = place(row)
+        raise DataError(f"loss={loss.name!r} requires {wanted}: the target is {number(values[row])} in {where}").at(where)
 
 
 def encode_like(table: Table, target: Target) -> np.ndarray:
     """Return the target of a table, encoded like the training target: float64[n_rows]."""
-    return _encode(table, table.all_roles, target, table.row_name)
+    return _encode(table, table.all_roles, target, table.place)
 
 
 def encode_chunk(table: Table, k: int, target: Target) -> np.ndarray:
@@ -118,18 +119,18 @@ def encode_chunk(table: Table, k: int, target: Target) -> np.ndarray:
     if not table.lengths[k] or (roles.weight is not None and not (roles.weight > 0).any()):
         return np.zeros(table.lengths[k])
     first = sum(table.lengths[:k])
-    return _encode(table, roles, target, lambda row: table.row_name(first + row))
+    return _encode(table, roles, target, lambda row: table.place(first + row))
 
 
-def _encode(table: Table, roles: RowRoles, target: Target, row_name: Callable[[int], str]) -> np.ndarray:
-    """Encode the target of some rows of a table. row_name : maps a position in `roles` to the row's name."""
+def _encode(table: Table, roles: RowRoles, target: Target, place: Callable[[int], RowPlace]) -> np.ndarray:
+    """Encode the target of some rows of a table. place : maps a position in `roles` to the row's place."""
     assert roles.target is not None
     column = _counted(roles.target, roles.weight)
-    return encode_column(column, target, row_name, dtype=str(table.target_dtype), is_bool=table.target_is_bool)
+    return encode_column(column, target, place, dtype=str(table.target_dtype), is_bool=table.target_is_bool)
 
 
 def encode_column(
-    column: Column, target: Target, row_name: Callable[[int], str], *, dtype: str = "float64", is_bool: bool = False
+    column: Column, target: Target, place: Callable[[int], RowPlace | str], *, dtype: str = "float64", is_bool: bool = False
 ) -> np.ndarray:
     """Return targets, each of which counts, encoded for the loss: float64[n].
 
@@ -137,8 +138,8 @@ def encode_column(
     ----------
     column : float64[n], float64[n_columns, n] or CategoryColumn
     target : Target
-    row_name : callable
-        Returns the name of a row, given its position, for messages.
+    place : callable
+        Returns the place of a row, or its name for messages, given its position.
     dtype : str, default "float64"
         Of the user's target, for messages.
     is_bool : bool, default False
@@ -148,27 +149,30 @@ def encode_column(
     if target.classes is None:
         if not isinstance(column, np.ndarray):
             raise DataError("the target holds categories or text, the training target numbers")
-        check_range(target.loss, column, row_name)
+        check_range(target.loss, column, place)
         return column
     classes: tuple[Level, ...]
+    flaws: dict[str, np.ndarray] = {}
     if isinstance(column, CategoryColumn):
         codes, classes = column.codes, column.categories
     else:
         if not any(isinstance(level, str) for level in target.classes):
-            encoded = _positions(target.classes, column)
+            encoded = _positions(target.classes, column, place)
             if encoded is not None:
                 return encoded
         values, codes = np.unique(column, return_inverse=True)
-        classes, _ = _classes(values, dtype, is_bool)
+        classes, flaws = _levels(values, dtype, is_bool)[0], _flaws(values, dtype, is_bool)
     known = {level: code for code, level in enumerate(target.classes)}
-    present = np.bincount(codes, minlength=len(classes)) > 0
-    unknown = [level for level, occurs in zip(classes, present, strict=True) if occurs and level not in known]
-    if unknown:
-        raise DataError(f"the target holds a class that the training target has not: {unknown[0]!r}")
-    return np.array([known.get(level, -1) for level in classes], np.float64)[codes]
+    encoded = np.array([known.get(level, -1) for level in classes], np.float64)
+    is_wrong = reduce(np.logical_or, flaws.values(), encoded < 0)[codes]
+    if not is_wrong.any():
+        return encoded[codes]
+    row = int(np.argmax(is_wrong))
+    message = f"the target holds a class that the training target has not: {classes[codes[row]]!r}"
+    raise DataError(next((flaw for flaw, flags in flaws.items() if flags[codes[row]]), message)).at(place(row))
 
 
-def _positions(classes: tuple[Level, ...], values: np.ndarray) -> np.ndarray | None:
+def _positions(classes: tuple[Level, ...], values: np.ndarray, place: Callable[[int], RowPlace | str]) -> np.ndarray | None:
     """Return the position of each value among ascending classes, as float64; None if one of them is not there.
 
     Raises
@@ -178,7 +182,7 @@ def _positions(classes: tuple[Level, ...], values: np.ndarray) -> np.ndarray | N
     """
     numbers = np.array(classes, np.float64)
     if max(numbers[-1], -numbers[0]) >= EXACT and (np.abs(values) >= EXACT).any():
-        raise DataError(f"the target holds classes that are floats of 2**53 or more: {_INEXACT}")
+        raise DataError(_LARGE).at(place(int(np.argmax(np.abs(values) >= EXACT))))
     found = np.empty(len(values))
     for first in range(0, len(values), PIECE):
         piece = values[first : first + PIECE]
@@ -200,19 +204,28 @@ def _counted(column: Column, weight: np.ndarray | None) -> Column:
 
 
 def _classes(values: np.ndarray, dtype: str, is_bool: bool) -> tuple[tuple[Level, ...], str]:
-    """Return the classes of distinct numbers (float64, ascending), and their dtype. dtype, is_bool : of the user's target."""
-    if is_bool:
-        return tuple(bool(v) for v in values), "bool"
-    if np.issubdtype(np.dtype(dtype), np.integer):
-        return tuple(int(v) for v in values), dtype
-    if not (values == np.rint(values)).all():
-        raise DataError(_FRACTIONS)
-    if (np.abs(values) >= EXACT).any():
-        raise DataError(f"the target holds classes that are floats of 2**53 or more: {_INEXACT}")
-    return tuple(float(v) for v in values), dtype
+    """Return the classes of distinct numbers, and their dtype; see `_levels`; a DataError if some are no classes."""
+    for flaw, flags in _flaws(values, dtype, is_bool).items():
+        if flags.any():
+            raise DataError(flaw)
+    return _levels(values, dtype, is_bool)
+
+
+def _levels(values: np.ndarray, dtype: str, is_bool: bool) -> tuple[tuple[Level, ...], str]:
+    """Return distinct numbers (float64, ascending) as levels, and their dtype. dtype, is_bool : of the user's target."""
+    kind = bool if is_bool else int if np.issubdtype(np.dtype(dtype), np.integer) else float
+    return tuple(map(kind, values.tolist())), "bool" if is_bool else dtype
+
+
+def _flaws(values: np.ndarray, dtype: str, is_bool: bool) -> dict[str, np.ndarray]:
+    """Return why numbers are no classes, and of which that is true: bool[n]. dtype, is_bool : of the user's target."""
+    if is_bool or np.issubdtype(np.dtype(dtype), np.integer):
+        return {}
+    return {_FRACTIONS: values != np.rint(values), _LARGE: np.abs(values) >= EXACT}
 
 
 _INEXACT = "one float may stand for several integers; convert them to categories of integers, or to text"
+_LARGE = f"the target holds classes that are floats of 2**53 or more: {_INEXACT}"
 _FRACTIONS = "Unknown label type: continuous. A classifier wants classes, but the target holds fractions"
 #: Targets are encoded so many rows at a time: temporary arrays of all rows would be the largest of the fit.
 PIECE = 2**18

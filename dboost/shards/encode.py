@@ -120,8 +120,8 @@ def encode_table(table: Table, binning: Binning, layout: BinLayout, kept: np.nda
                 infinite = encoder.encode(chunk, some, position)
                 if infinite is not None:
                     row, feature = infinite
-                    where = table.row_name(start + first + row)
-                    raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})")
+                    where = table.place(start + first + row)
+                    raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})").at(where)
                 position += chunk.n_rows if some is None else len(some)
             start += length
     return codes
@@ -140,7 +140,7 @@ class Encoder:
         self._edges = {dtype: padded_edges(binning.edges, np.dtype(dtype)) for dtype in (np.float32, np.float64)}
 
     def encode(self, chunk: Chunk, rows: np.ndarray | None, position: int) -> tuple[int, int] | None:
-        """Write codes from row `position` on; return (row in chunk, feature) of an infinite value, or None."""
+        """Write codes from row `position` on; return (row in chunk, feature) of the first infinite value, or None."""
         matrix = chunk.matrix
         n = chunk.n_rows if rows is None else len(rows)
         if isinstance(chunk.columns, DecodedColumns):
@@ -152,7 +152,7 @@ class Encoder:
         else:
             tasks = ((feature, column, rows, slice(position, position + n)) for feature, column in enumerate(chunk.columns))
             results = map_tasks(self._encode_column, *zip(*tasks, strict=True))
-            found = next((pair for pair in results if pair is not None), None)
+            found = min((pair for pair in results if pair is not None), default=None)
         if found is not None and rows is not None:
             return int(rows[found[0]]), found[1]
         return found
@@ -335,8 +335,9 @@ def encoded_pieces(
                     infinite = encoder.encode(piece, None, 0)
                     if infinite is not None and not allow_infinite:
                         row, feature = infinite
-                        where = table.row_name(start + int(np.arange(length)[rows][row]))
-                        raise DataError(f"column {binning.features[feature].name!r} holds an infinite value ({where})")
+                        where = table.place(start + int(np.arange(length)[rows][row]))
+                        name = binning.features[feature].name
+                        raise DataError(f"column {name!r} holds an infinite value ({where})").at(where)
                     yield EncodedBlock(piece, roles.rows(rows), codes.part(slice(0, last - first)), i, rows)
             start += length
 

@@ -364,11 +364,11 @@ def roles_problem(roles: RowRoles) -> str | None:
     """Return what is wrong with the roles of rows of positive weight."""
     rows, target = MetadataRows((roles.n_rows,), False), roles.target
     issues = [issue for role, column in roles.by_name().items() for issue in issues_of(role, column, role, rows)]
-    issues += check_exact(target, "target", rows)
+    issues += check_exact(target, "target", "target", rows)
     if isinstance(target, CategoryColumn):
-        issues += rows.flagged("target", target.codes >= len(target.categories), "has a code of no category")
+        issues += rows.flagged("target", "target", target.codes >= len(target.categories), "has a code of no category")
     if roles.weight is not None:
-        issues += rows.flagged("sample_weight", roles.weight == 0, "is zero")
+        issues += rows.flagged("sample_weight", "sample_weight", roles.weight == 0, "is zero")
     try:
         raise_for_issues(issues)
     except DataError as error:

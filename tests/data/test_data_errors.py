@@ -349,13 +349,13 @@ def test_one_empty_partition_is_fine_whatever_it_looks_like() -> None:
 
 def test_rows_and_partitions_have_names() -> None:
     table = open_table(parts(FRAME[:4], FRAME[:0], FRAME[4:]), "y")
-    assert (table.partition_name(2), table.row_name(4), table.row_name(3)) == (
+    assert (table.partition_name(2), str(table.place(4)), str(table.place(3))) == (
         "partition 2",
         "row 0 of partition 2",
         "row 3 of partition 0",
     )
     whole = open_table(FRAME, "y")
-    assert (whole.partition_name(0), whole.row_name(3)) == ("rows 0 to 9", "row 3")
+    assert (whole.partition_name(0), str(whole.place(3))) == ("rows 0 to 9", "row 3")
 
 
 def test_several_columns_for_one_role_are_named() -> None:

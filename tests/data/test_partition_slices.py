@@ -99,7 +99,7 @@ def test_a_table_gives_back_its_rows(sliced: None) -> None:
         assert [(first, some.tolist()) for first, some, _ in table.slices(1, rows) if some is not None] == [
             (0, [3]), (70, [0, 1]), (424, [70]),
         ]  # fmt: skip
-        assert table.row_name(5 + 494) == "row 494 of partition 1"
+        assert str(table.place(5 + 494)) == "row 494 of partition 1"
 
 
 def test_matrices_are_sliced_too(sliced: None) -> None:

@@ -32,9 +32,8 @@ import dboost
 from dboost.distributed import connection as attempts
 from dboost.distributed import worker_plugin
 from dboost.distributed.connection import Connection
-from dboost.distributed.messages import FAILED
+from dboost.distributed.messages import FAILED, unpack_error
 from dboost.distributed.reducer import Reducer
-from dboost.session.calls import unpack
 from tests.helpers.clusters import (
     ROOT,
     SABOTAGE,
@@ -420,7 +419,7 @@ def call_other_method(dask_worker: Any = None) -> tuple[str, str]:
     plugin = dask_worker.plugins["dboost"]
     ((fit, session),) = plugin._sessions.items()
     status, answer = plugin._execute(fit, session.session, session.latest, "close", ())
-    return status, str(unpack(answer))
+    return status, str(unpack_error(answer))
 
 
 def test_a_message_calls_only_methods_of_the_protocol() -> None:

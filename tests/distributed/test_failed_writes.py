@@ -88,7 +88,7 @@ def test_an_interrupted_write_is_waited_for(client: Client, tmp_path: Path, monk
     monkeypatch.setattr(cluster_dataset, "write_part", write_part)
     monkeypatch.setattr(cluster_dataset, "remove_version", CURRENT.remove)
 
-    def interrupted(*_: Any) -> Any:
+    def interrupted(*_: Any, **__: Any) -> Any:
         assert CURRENT.begun.wait(60)
         raise KeyboardInterrupt
 
@@ -104,8 +104,8 @@ def test_an_interrupted_write_is_waited_for(client: Client, tmp_path: Path, monk
 
 
 def fail_or_wait(folder: Path, partition: BinnedPartition, i: int) -> None:
-    """Wait for ever in the first of two partitions; fail in the other one when the worker of the first is stopped."""
-    if i:
+    """Wait for ever in the second of two partitions; fail in the first one when the worker of the second is stopped."""
+    if not i:
         while not (folder / "stopped").exists():
             time.sleep(0.05)
         raise StorageError("the folder is full")
