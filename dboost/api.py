@@ -18,6 +18,7 @@ from typing import Any, Unpack
 
 from dboost.booster import Booster, as_booster, trained
 from dboost.data.labels import CONSTRAINTS, columns_named, with_named_constraints
+from dboost.data.row_filter import RowFilter
 from dboost.data.table import GivenTable
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
@@ -54,6 +55,7 @@ def fit(
     group: Any = None,
     features: Sequence[str] | None = None,
     categorical_features: Any = "from_dtype",
+    filter: Any = None,
     eval_set: Any = None,
     eval_metric: Any = None,
     early_stopping: EarlyStopping | None = None,
@@ -100,6 +102,10 @@ def fit(
         Columns to use. Default: all but target, weight, offset and group.
     categorical_features : "from_dtype", None, mask, indices or names, default "from_dtype"
         Which features are categorical. "from_dtype": columns of text and of categories.
+    filter : pyarrow.compute.Expression or polars.Expr, optional
+        Rows to use, such as ``pyarrow.compute.field("day") < 9``: those for which it is true. Its columns need not be features.
+        Files and row groups without such rows are not read, as far as partitions and statistics tell. The target and the other
+        roles must be columns of `data`; evaluation sets are not filtered. Default: all rows.
     eval_set : frame, (X, y), (X, y, weight), (X, y, weight, offset), dict or list of these, optional
         Evaluation sets; their metrics are computed after every iteration. A frame or a path has the columns of the training
         data, also those of weights, offsets and groups. Default: none.
@@ -204,6 +210,7 @@ def fit(
         group=group,
         features=features,
         categorical_features=categorical_features,
+        filter=filter,
         client=client,
         workers=workers,
     )
@@ -297,6 +304,7 @@ def prepare(
     group: Any = None,
     features: Sequence[str] | None = None,
     categorical_features: Any = "from_dtype",
+    filter: Any = None,
     max_bins: int = 255,
     random_state: Any = 0,
     start_from: Any = None,
@@ -317,7 +325,7 @@ def prepare(
 
     Parameters
     ----------
-    data, target, sample_weight, offset, group, features, categorical_features, max_bins, random_state
+    data, target, sample_weight, offset, group, features, categorical_features, filter, max_bins, random_state
         As in `dboost.fit`. The groups are stored, for folds of `dboost.cv` and samples of any fit. A fit on the folder uses
         these and refuses other values. `random_state` is the seed of the sample of rows that proposes the split points; a fit's
         own seed applies to the rest.
@@ -372,7 +380,8 @@ def prepare(
     warm_start = without_model(continue_bins) if model is None else WarmStart.continuation(model, continue_bins)
     shaping = {"features": features, "categorical_features": categorical_features}
     roles = {"target": target, "sample_weight": sample_weight, "offset": offset} | ({} if group is None else {"group": group})
-    table = TableInput(GivenTable(data, roles, shaping), client, workers)
+    how = shaping if filter is None else shaping | {"row_filter": RowFilter(filter)}
+    table = TableInput(GivenTable(data, roles, how), client, workers)
     request = FitRequest.of(
         with_seed({"max_bins": max_bins, "random_state": random_state}),
         n_threads=n_threads,
@@ -386,6 +395,8 @@ def prepare(
     named = {role: columns_named(value, data) or f"<{type(value).__name__}>" for role, value in given.items()}
     settings = dict.fromkeys(table.roles) | named
     settings |= {name: describe(value) for name, value in (shaping | {"max_bins": max_bins}).items()}
+    if filter is not None:
+        settings["filter"] = str(filter)
     if model is not None:
         settings |= {"start_from": model_file.digest(model), "continue_bins": continue_bins}
     with closing(request.progress):

@@ -21,7 +21,7 @@ import numpy as np
 from dboost._lazy_import import late, pd
 from dboost.data import predict_through
 from dboost.data.partition import is_lazy, is_path
-from dboost.data.predict_io import predict_from
+from dboost.data.predict_io import filtered, predict_from
 from dboost.data.predictor import FeatureBlocks, like_input
 from dboost.errors import InputTypeError, ParameterError
 from dboost.input_data import input_of
@@ -230,7 +230,7 @@ class Booster:
     @accepts_names_of_predictions
     def predict(
         self, X: Any, raw_score: bool = False, iteration_range: Range | None = None, n_threads: int | None = None, *,
-        offset: Any = None,
+        offset: Any = None, filter: Any = None,
     ) -> Any:  # fmt: skip
         """Predict a number or a class for each row.
 
@@ -247,6 +247,8 @@ class Booster:
         offset : str, or one number per row, optional
             Where raw scores start, as in `dboost.fit` (log exposure, for example); added to the sum of the trees. The name of a
             column, or for data in memory the values. Default: 0.
+        filter : pyarrow.compute.Expression or polars.Expr, optional
+            Rows to predict, as in `dboost.fit`; there are no predictions of the others. Default: all rows.
 
         Returns
         -------
@@ -265,12 +267,14 @@ class Booster:
         >>> booster.predict(frame)                                  # doctest: +SKIP
         >>> booster.predict("rows/*.parquet").compute()             # doctest: +SKIP
         """
+        X = X if filter is None else filtered(X, filter, self.features)
         return self._through(X, self._form(raw_score), iteration_range, n_threads, offset)
 
     @accepts_names_of_predictions
     def predict_proba(
-        self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None, *, offset: Any = None
-    ) -> Any:
+        self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None, *, offset: Any = None,
+        filter: Any = None,
+    ) -> Any:  # fmt: skip
         """Predict the probabilities of the classes, in the order of `classes_`; parameters and errors as of `predict`.
 
         Returns
@@ -283,6 +287,7 @@ class Booster:
         ParameterError
             For a regression model.
         """
+        X = X if filter is None else filtered(X, filter, self.features)
         return self._through(X, self.outputs.form("probability"), iteration_range, n_threads, offset)
 
     def predictor(self, output: str = "prediction", iteration_range: Range | None = None) -> RowPredictor:

@@ -22,6 +22,7 @@ from dboost.data.dask_collections import select
 from dboost.data.labels import Names, may_name_columns, names_of_table, with_named_constraints
 from dboost.data.partition import as_frame, is_lazy, is_path
 from dboost.data.paths import open_path
+from dboost.data.predict_io import filtered
 from dboost.dataset import Dataset
 from dboost.display import html_card, metric_name, number, with_spread
 from dboost.errors import DataError, InputTypeError, ParameterError
@@ -138,6 +139,7 @@ def cv(
     offset: Any = None,
     features: Sequence[str] | None = None,
     categorical_features: Any = "from_dtype",
+    filter: Any = None,
     eval_metric: Any = None,
     early_stopping: EarlyStopping | None = None,
     client: Any = None,
@@ -182,7 +184,7 @@ def cv(
         scores, models and predictions, also if early stopping has kept fewer iterations than were grown. Only the seconds
         differ, the iteration in which a time limit or a callback ends, and `max_iter` in the parameters of the models of a
         result that has been stopped early, to which nothing is added.
-    sample_weight, offset, features, categorical_features, n_threads
+    sample_weight, offset, features, categorical_features, filter, n_threads
         As in `dboost.fit`; for a `Dataset` those of `dboost.prepare` apply.
     eval_metric : str, callable, dboost.metrics.Metric, or sequence of these, optional
         Metrics of the held-out rows. Default: the loss.
@@ -234,7 +236,7 @@ def cv(
         available_threads(n_threads), None if memory_limit is None else parse_memory_limit(memory_limit),
         math.inf if seconds is None else began + seconds,
     )  # fmt: skip
-    options = DataOptions(sample_weight, offset, group, features, categorical_features, client, memory_limit, n_threads)
+    options = DataOptions(sample_weight, offset, group, features, categorical_features, filter, client, memory_limit, n_threads)
     division = FoldOptions(folds, groups, time, repeats, earlier)
     try:
         settings.progress.phase("reading and binning")
@@ -294,6 +296,7 @@ class DataOptions(NamedTuple):
     group: Any
     features: Sequence[str] | None
     categorical_features: Any
+    filter: Any
     client: Any
     memory_limit: int | str | None
     n_threads: int | None
@@ -301,7 +304,7 @@ class DataOptions(NamedTuple):
     @property
     def shaping(self) -> dict[str, Any]:
         """Those that belong to a data set: for one that is given they have been decided."""
-        names = ("sample_weight", "offset", "group", "features", "categorical_features", "client")
+        names = ("sample_weight", "offset", "group", "features", "categorical_features", "filter", "client")
         return {name: getattr(self, name) for name in names}
 
 
@@ -487,7 +490,10 @@ def _with_values(
     if not named:
         return division, options.features
     what = ", ".join(f"{name}={column!r}" for name, column in named.items())
-    table = open_path(data, columns=()) if is_path(data) else data  # the fit checks the columns
+    if options.filter is not None:
+        table = filtered(data, options.filter)
+    else:
+        table = open_path(data, columns=()) if is_path(data) else data  # the fit checks the columns
     if not hasattr(table, "columns") or not hasattr(table, "__getitem__"):
         raise InputTypeError(f"{what} names a column, but the data have no columns: give one value per row")
     names = names_of_table(table) or Names(())

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dboost.data import ReadOptions
+from dboost.data.row_filter import RowFilter
 from dboost.data.table import GivenTable
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
@@ -62,13 +63,14 @@ def input_of(
     workers: Any = None,
     features: Any = None,
     categorical_features: Any = "from_dtype",
+    filter: Any = None,
     **roles: Any,
 ) -> InputData:
     """Return the rows of data of any kind; nothing is read yet.
 
     Parameters
     ----------
-    data, target, client, workers, features, categorical_features
+    data, target, client, workers, features, categorical_features, filter
         As in `dboost.fit`.
     **roles
         The other roles (`data.roles`), such as ``sample_weight``.
@@ -81,6 +83,8 @@ def input_of(
         If a client or workers are given for data that only this process may train on.
     """
     if isinstance(data, Dataset) or (isinstance(data, str | os.PathLike) and is_prepared(data)):
+        if filter is not None:
+            raise ParameterError("filter belongs to dboost.prepare: the data set was prepared before")
         prepared = data if isinstance(data, Dataset) else Dataset(data)
         given = roles | {"target": None if target is ... else target, "features": features}
         if not (isinstance(categorical_features, str) and categorical_features == "from_dtype"):
@@ -89,6 +93,8 @@ def input_of(
     if target is ...:
         raise InputTypeError("the target is missing: give the name of a column, or one value per row")
     shaping = {"features": features, "categorical_features": categorical_features}
+    if filter is not None:
+        shaping["row_filter"] = RowFilter(filter)
     return TableInput(GivenTable(data, {"target": target, **roles}, shaping), client, workers)
 
 

@@ -49,6 +49,7 @@ from dboost.data.labels import Names
 from dboost.data.partition import array_names, bad_shape, columns_like, holds_numbers, is_path, library
 from dboost.data.predictor import NAME, Predictor, like_input
 from dboost.data.roles import ROLES
+from dboost.data.row_filter import RowFilter
 from dboost.errors import DataError, DBoostError, InputTypeError
 
 
@@ -109,6 +110,17 @@ def select(frame: dd.DataFrame, names: tuple[str, ...]) -> dd.DataFrame:
         return frame
     label = dict(zip(own, own.labels, strict=True))
     return frame[[label[name] for name in names]]
+
+
+def filtered(frame: Any, row_filter: RowFilter, names: Sequence[str] | None = None) -> dd.DataFrame:
+    """Return the rows that satisfy a predicate. names : the columns that are used besides; default all."""
+    own, named = layout(frame)
+    if not named:
+        raise InputTypeError("filter names columns, and an array has none: select its rows instead")
+    used = row_filter.columns(own)
+    if names is not None:
+        frame = select(frame, tuple(dict.fromkeys([*names, *used])))
+    return frame.map_partitions(row_filter.rows_of, meta=frame._meta, enforce_metadata=False)
 
 
 #: Expressions whose first operand keeps the values of its columns.

@@ -161,6 +161,10 @@ def kind_of(data: Any) -> Literal["dataframe", "series", "lazy", "stream"] | Non
 
 def collected(data: Any) -> Any:
     """Return `data` in memory: compute lazy dataframes (polars, DuckDB, …), read Arrow streams into pyarrow Tables."""
+    if isinstance(data, np.ndarray):
+        return data
+    if is_a(data, "pyarrow.dataset", "Scanner", "Dataset", "Fragment"):
+        return data.to_table()
     kind = kind_of(data)
     if kind == "lazy":
         return nw.from_native(data).collect().to_native()

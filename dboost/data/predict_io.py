@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dboost.data.labels import column_named
-from dboost.data.partition import as_frame, collected, is_source, role_column
+from dboost.data.partition import as_frame, collected, is_path, is_source, role_column
 from dboost.data.predictor import Predictor, by_blocks, like_input
+from dboost.data.row_filter import RowFilter
 from dboost.errors import DataError, InputTypeError
 from dboost.schema import Feature
 
@@ -69,6 +70,22 @@ def predict_through(
         return predict_lazily(data, predictor)
     data = collected(data)
     return like_input(predictor.values(data), data, predictor.names)
+
+
+def filtered(data: Any, predicate: Any, features: Sequence[Feature] | None = None) -> Any:
+    """Return the rows of a table of any kind that satisfy a predicate (see `row_filter`): of Dask collections, paths and stored
+    tables as a lazy Dask frame, of others as a frame in memory.
+
+    features : of a model, as of `paths.open_path`.
+    """
+    row_filter = RowFilter(predicate)
+    if is_source(data):
+        from dboost.data import dask_collections, paths
+
+        if is_path(data):
+            return paths.open_path(data, features, row_filter=row_filter)
+        return dask_collections.filtered(data, row_filter)
+    return row_filter.rows_of(collected(data))
 
 
 class FromOffset(Protocol):

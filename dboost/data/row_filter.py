@@ -43,14 +43,15 @@ class RowFilter:
     predicate: Any
 
     def __post_init__(self) -> None:
-        if not (self._is_polars or is_a(self.predicate, "pyarrow.compute", "Expression")):
+        if not (self.is_polars or is_a(self.predicate, "pyarrow.compute", "Expression")):
             raise InputTypeError(
                 "filter must be an expression of pyarrow, such as pyarrow.compute.field('day') < 9, or of polars, such as "
                 f"polars.col('day') < 9, not {type(self.predicate).__name__}"
             )
 
     @property
-    def _is_polars(self) -> bool:
+    def is_polars(self) -> bool:
+        """Whether it is an expression of polars."""
         return is_a(self.predicate, "polars", "Expr")
 
     def __dask_tokenize__(self) -> Any:
@@ -58,7 +59,7 @@ class RowFilter:
 
     def columns(self, names: Sequence[str]) -> list[str]:
         """Return the columns among `names` that the predicate may use; DataError if it uses others."""
-        if self._is_polars:
+        if self.is_polars:
             used = list(dict.fromkeys(self.predicate.meta.root_names()))
             for name in used:
                 if name not in names:
@@ -72,7 +73,7 @@ class RowFilter:
         decoded = {name: _decoded(columns[name]) for name in columns.column_names}
         table = pa.table(decoded | {_POSITION: np.arange(columns.num_rows)})
         try:
-            if self._is_polars:
+            if self.is_polars:
                 import polars
 
                 frame: Any = polars.from_arrow(table)
@@ -95,14 +96,19 @@ class RowFilter:
         if is_a(data, "pyarrow", "Table"):
             used = self.columns(data.column_names)
             return data.take(self.kept(data.select(used) if used else pa.table(_rows(data.num_rows))))
-        frame = nw.from_native(data, eager_only=True)
+        try:
+            frame = nw.from_native(data, eager_only=True)
+        except TypeError:
+            raise InputTypeError(
+                f"filter names columns, and {type(data).__name__} has none: select the rows of an array instead"
+            ) from None
         used = self.columns(frame.columns)
         return frame[self.kept(frame.select(used).to_arrow() if used else pa.table(_rows(len(frame)))), :].to_native()
 
     def possible(self, known: Sequence[dict[str, Extremes]], schema: Any) -> np.ndarray:
         """Return which groups of rows may have rows that satisfy the predicate: bool[n]. known : by column, of each group."""
         found = np.ones(len(known), bool)
-        if self._is_polars or not known:
+        if self.is_polars or not known:
             return found
         from pyarrow import compute, dataset
         from pyarrow.fs import LocalFileSystem

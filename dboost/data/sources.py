@@ -76,6 +76,8 @@ class Parts:
         import dask
         import dask.dataframe as dd
 
+        if not self.parts:  # a filter keeps none
+            return dd.from_pandas(self.meta, npartitions=1)
         # Dask would convert all columns of text, and therefore read them all: it selects columns after that.
         with dask.config.set({"dataframe.convert-string": False}):
             return dd.from_map(self.read, self.parts, meta=self.meta, label=self.label, enforce_metadata=False)
@@ -108,10 +110,6 @@ class Stream:
     most_bytes: int | None = None
     row_filter: RowFilter | None = None
 
-    def filtered(self, row_filter: RowFilter) -> Stream:
-        """Return the rows that satisfy a predicate."""
-        return replace(self, row_filter=row_filter)
-
     def partitions(self, columns: Sequence[str]) -> Iterator[Any]:
         if self.row_filter is None:
             yield from self._partitions(columns)
@@ -138,16 +136,23 @@ class Stream:
             yield pa.Table.from_batches(waiting)
 
 
-def stream_of(data: Any, most_bytes: int | None = None) -> Stream:
-    """Return rows for which `is_stream` holds as a source. most_bytes : target size of a partition; default 128 MiB."""
+def stream_of(data: Any, most_bytes: int | None = None, row_filter: RowFilter | None = None) -> Stream:
+    """Return rows for which `is_stream` holds as a source.
+
+    most_bytes : target size of a partition; default 128 MiB. row_filter : leaves out rows; a query of polars leaves them out
+    itself if the predicate is of polars.
+    """
     if kind_of(data) == "lazy":
+        if row_filter is not None and row_filter.is_polars and is_a(data, "polars", "LazyFrame"):
+            row_filter.columns(data.collect_schema().names())
+            data, row_filter = data.filter(row_filter.predicate), None
         lazy = nw.from_native(data)
         labels = lazy.collect_schema().names()
 
         def batches(columns: Sequence[str], n_rows: int) -> Iterable[Any]:
             return _batches_of_lazy(lazy.select(list(columns)) if len(columns) < len(labels) else lazy, n_rows)
 
-        return Stream(Names(labels), "", batches, most_bytes)
+        return Stream(Names(labels), "", batches, most_bytes, row_filter)
     if is_a(data, "pyarrow.dataset", "Dataset", "Fragment"):
 
         def scanned(columns: Sequence[str], n_rows: int) -> Iterable[Any]:
@@ -155,14 +160,14 @@ def stream_of(data: Any, most_bytes: int | None = None) -> Stream:
             return scanner.to_batches()
 
         schema = data.schema if is_a(data, "pyarrow.dataset", "Dataset") else data.physical_schema
-        return Stream(Names(schema.names), "", scanned, most_bytes)
+        return Stream(Names(schema.names), "", scanned, most_bytes, row_filter)
     reader = data.to_reader() if hasattr(data, "to_reader") else pa.RecordBatchReader.from_stream(data)
     hint = (
         ""
         if reader is not data and not is_a(data, "pyarrow", "RecordBatchReader")
         else (": a RecordBatchReader can be read only once, and this one may have been read before")
     )
-    return Stream(Names(reader.schema.names), hint, lambda columns, _: _selected(reader, columns), most_bytes)
+    return Stream(Names(reader.schema.names), hint, lambda columns, _: _selected(reader, columns), most_bytes, row_filter)
 
 
 def _selected(reader: Any, columns: Sequence[str]) -> Iterator[Any]:

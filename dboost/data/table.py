@@ -66,11 +66,12 @@ from dboost.data.row_metadata import (
     raise_for_issues,
 )
 from dboost.data.sparse import SparseColumn, check_codes, has_sparse, packed, unpacked
-from dboost.errors import ColumnKindsError, DataError, DBoostError, InputTypeError
+from dboost.errors import ColumnKindsError, DataError, DBoostError, InputTypeError, ParameterError
 from dboost.schema import Feature, Level
 from dboost.storage.spool import Spool, remove_stale
 
 if TYPE_CHECKING:
+    from dboost.data.row_filter import RowFilter
     from dboost.data.sources import Parts, Source, Stream
 
 
@@ -485,6 +486,7 @@ def open_table(
     like: tuple[Feature, ...] | None = None,
     extend_categories: bool = False,
     require_target: bool = True,
+    row_filter: RowFilter | None = None,
     options: ReadOptions = _DEFAULTS,
     **roles: Any,
 ) -> Table:
@@ -509,6 +511,8 @@ def open_table(
         With `like`: append unknown categories to the known ones; default False.
     require_target : bool
         Whether a missing target is an error; default True.
+    row_filter : RowFilter, optional
+        Leaves out rows. The target and the other roles must be columns of `data` then.
     options : ReadOptions
         Threads and memory.
 
@@ -540,7 +544,9 @@ def open_table(
         if is_stream(data):
             from dboost.data.sources import stream_of
 
-            source = stream_of(data, options.most_bytes)
+            source = stream_of(data, options.most_bytes, row_filter)
+        elif row_filter is not None and not in_partitions:
+            data = row_filter.rows_of(data)
         if is_dask:
             from dboost.data import dask_collections
 
@@ -564,6 +570,10 @@ def open_table(
         elif not in_partitions and source is None and frame.is_sparse:
             check_codes(frame.n_rows, len(plan.specs))
         separate = separate_roles(plan, given)
+        if row_filter is not None:
+            check_no_values(separate)
+            if is_dask and path is None:
+                data = dask_collections.filtered(data, row_filter, plan.needed)
         spool = Spool(options.retain_bytes, options.most_bytes)
         spools_roles = options.spool_roles and (all(map(is_lazy, separate.values())) if is_dask else not separate)
         metadata_spool = RowMetadataSpool() if spools_roles and (is_dask or source is not None) else None
@@ -578,6 +588,7 @@ def open_table(
             rows = MetadataRows(tuple(piece.n_rows for piece in pieces), in_partitions)
             if not rows.n_rows:
                 where = f": all {len(pieces)} partitions are empty" if in_partitions else getattr(source, "hint", "")
+                where = where if row_filter is None else f" for which filter {row_filter.predicate} is true"
                 raise DataError(f"the data have no rows{where}")
             return _finished(reader, plan, rows, pieces, named=named, separate=separate)
         except BaseException:
@@ -591,6 +602,7 @@ def open_table(
         from dboost.data.paths import open_source, open_with_text
 
         how = path, like, options.most_bytes
+        used = used_columns(features, like, given)
 
         def read_parts(source: Parts) -> Table:
             if options.most_bytes is None or any(map(is_lazy, given.values())):
@@ -599,15 +611,14 @@ def open_table(
 
         with reading(path):
             try:
-                used = used_columns(features, like, given)
-                table = read_parts(open_source(*how, used))
+                table = read_parts(open_source(*how, used, row_filter))
             except ColumnKindsError:
-                again = open_with_text(*how, options.n_threads, used)
+                again = open_with_text(*how, options.n_threads, used, row_filter)
                 if again is None:
                     raise
                 return read_parts(again)
             if like is None and mixes_kinds(table.features):
-                again = open_with_text(*how, options.n_threads, used)
+                again = open_with_text(*how, options.n_threads, used, row_filter)
                 if again is not None:
                     table.close()
                     return read_parts(again)
@@ -714,6 +725,12 @@ def given_roles(target: Any, others: Mapping[str, Any]) -> dict[str, Any]:
     if unknown:
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
     return {role: given[role] for role in ROLES if given.get(role) is not None}
+
+
+def check_no_values(separate: Mapping[str, Any]) -> None:
+    """Raise a ParameterError if a role is given as values, which cannot be filtered. separate : see `separate_roles`."""
+    for role in separate:
+        raise ParameterError(f"{role} must be the name of a column with filter, which selects rows of the data only")
 
 
 def separate_roles(plan: ReadPlan, given: dict[str, Any]) -> dict[str, Any]:

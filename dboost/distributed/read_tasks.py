@@ -37,8 +37,9 @@ from dboost.data.partition import (
     make_read_plan,
     used_columns,
 )
+from dboost.data.row_filter import RowFilter
 from dboost.data.sparse import is_sparse_matrix
-from dboost.data.table import given_roles, separate_roles
+from dboost.data.table import check_no_values, given_roles, separate_roles
 from dboost.distributed.connection import Connection, lost_client, submit
 from dboost.distributed.messages import READING, pack
 from dboost.distributed.worker_plugin import here
@@ -74,7 +75,7 @@ class ReadTasks:
 
     Parameters
     ----------
-    data, target, features, categorical_features, like, extend_categories, **roles
+    data, target, features, categorical_features, like, extend_categories, row_filter, **roles
         As in `open_table`.
     n_parts : int, default 1
         Number of partitions for data in memory.
@@ -93,6 +94,7 @@ class ReadTasks:
         extend_categories: bool = False,
         n_parts: int = 1,
         budget: Budget | None = None,
+        row_filter: RowFilter | None = None,
         **roles: Any,
     ) -> None:
         from dboost.data import dask_collections  # for the client only
@@ -106,15 +108,16 @@ class ReadTasks:
         given = given_roles(target, roles)
         #: Returns the tasks that read CSV files with all columns as text that contain text anywhere; None for other data.
         self.with_text: Callable[[], ReadTasks | None] = lambda: None
+        from_files = False
         if is_path(data):
             from dboost.data.paths import open_source, open_with_text
 
             path, most_bytes = data, None if budget is None else budget.chunk
             used = used_columns(features, like, given)
-            data = open_source(path, like, most_bytes, used).lazy()
+            data, from_files = open_source(path, like, most_bytes, used, row_filter).lazy(), True
 
             def again() -> ReadTasks | None:
-                source = open_with_text(path, like, most_bytes, columns=used)
+                source = open_with_text(path, like, most_bytes, columns=used, row_filter=row_filter)
                 return None if source is None else ReadTasks(source.lazy(), target, **how)
 
             how: dict[str, Any] = {**roles, "features": features, "budget": budget}
@@ -122,6 +125,7 @@ class ReadTasks:
             self.with_text = again
         if not is_lazy(data):
             data = collected(data)  # once, not for each partition
+            data = data if row_filter is None else row_filter.rows_of(data)
         frame = None if is_lazy(data) else as_frame(data)
         names, self.named = dask_collections.layout(data) if frame is None else (frame.names, frame.named)
         self.plan = make_read_plan(
@@ -136,6 +140,10 @@ class ReadTasks:
         if budget is not None:
             budget.on_threads(1).check_width(len(self.plan.specs))
         separate = separate_roles(self.plan, given)
+        if row_filter is not None:
+            check_no_values(separate)
+            if frame is None and not from_files:
+                data = dask_collections.filtered(data, row_filter, self.plan.needed)
         #: Roles that the user gave as arrays of all rows, by name.
         self.whole = {role: values for role, values in separate.items() if not is_lazy(values)}
         aligned = {role: values for role, values in separate.items() if is_lazy(values)}

@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 import dboost
+from dboost.data import parquet
 from dboost.data.partition import is_stream
 from dboost.data.sources import Parts, Stream, stream_of
 
@@ -242,3 +246,144 @@ def test_files_are_read_with_only_the_wanted_columns(kind: str, tmp_path: Path, 
     booster.predict(data).compute()
     assert read
     assert all(names == ["town", "x0"] for names in read)
+
+
+FILTERS: dict[str, Callable[[], Any]] = {
+    "arrow": lambda: (pc.field("count") < 60) & (pc.field("town") != "Ulm"),
+    "polars": lambda: (pl.col("count") < 60) & (pl.col("town") != "Ulm"),
+}
+
+
+def _in_memory(frame: pd.DataFrame, _: Path) -> Any:
+    return frame
+
+
+def _dask(frame: pd.DataFrame, _: Path) -> Any:
+    import dask.dataframe as dd
+
+    return dd.from_pandas(frame, npartitions=3)
+
+
+OTHERS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
+    "pandas": _in_memory,
+    "polars": lambda frame, _: pl.from_arrow(table_of(frame)),
+    "pyarrow": lambda frame, _: table_of(frame),
+    "Dask": _dask,
+}
+
+
+def is_kept(frame: pd.DataFrame) -> pd.Series:
+    return (frame["count"] < 60) & (frame["town"] != "Ulm") & frame["town"].notna()
+
+
+@pytest.mark.parametrize("kind", SOURCES | OTHERS)
+@pytest.mark.parametrize("language", FILTERS)
+def test_a_filter_gives_the_model_of_the_rows_that_it_keeps(kind: str, language: str, tmp_path: Path) -> None:
+    frame, make = frame_of(), (SOURCES | OTHERS)[kind]
+    kept = frame[is_kept(frame)]
+    expected = dboost.fit(kept, "y", features=["x0", "x4"], **OPTIONS)
+    for limit in (None, "1MiB"):
+        data = make(frame, tmp_path / str(limit))
+        found = dboost.fit(data, "y", features=["x0", "x4"], filter=FILTERS[language](), memory_limit=limit, **OPTIONS)
+        assert found.sha256 == expected.sha256
+    if kind not in ("RecordBatchReader", "pyarrow scanner"):  # which were read
+        predictions = expected.predict(make(frame, tmp_path / "again"), filter=FILTERS[language]())
+        predictions = predictions.compute() if hasattr(predictions, "compute") else predictions
+        np.testing.assert_array_equal(np.asarray(predictions), np.asarray(expected.predict(kept)))
+
+
+def test_filters_of_data_sets_and_cross_validation(tmp_path: Path) -> None:
+    frame = frame_of()
+    path, kept = files_of(frame, tmp_path / "a"), frame[is_kept(frame)]
+    with dboost.prepare(kept, "y") as plain, dboost.prepare(path, "y", filter=FILTERS["arrow"]()) as data:
+        assert dboost.fit(data, **OPTIONS).sha256 == dboost.fit(plain, **OPTIONS).sha256
+        with pytest.raises(dboost.ParameterError, match=r"filter belongs to dboost.prepare"):
+            dboost.fit(data, filter=FILTERS["arrow"](), **OPTIONS)
+        with pytest.raises(dboost.ParameterError, match=r"filter belongs to dboost.prepare"):
+            dboost.cv(data, filter=FILTERS["arrow"](), **OPTIONS)
+    options = OPTIONS | {"groups": "town"}
+    found = dboost.cv(path, "y", folds=2, filter=FILTERS["arrow"](), **options)
+    pd.testing.assert_frame_equal(found.scores, dboost.cv(kept, "y", folds=2, **options).scores)
+
+
+def test_filters_skip_files_and_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = frame_of().assign(day=pd.array(np.arange(N_ROWS) // 100, "Int64"))
+    frame.loc[350, "day"] = None
+    read: list[tuple[str, Any]] = []
+    read_part = parquet.read_part
+
+    def seen(part: Any, **options: Any) -> Any:
+        read.append((Path(part.file.url).name, part.groups))
+        return read_part(part, **options)
+
+    monkeypatch.setattr(parquet, "read_part", seen)
+    path = files_of(frame, tmp_path / "a", n_files=4)
+    for limit in (None, "1MiB"):
+        read.clear()
+        found = dboost.fit(path, "y", features=["x0"], filter=pc.field("day") >= 37, memory_limit=limit, **OPTIONS)
+        assert {name for name, _ in read} == {"part-3.parquet"}
+        assert sorted(k for _, groups in read for k in groups) == [7, 8, 9]
+        kept = frame[frame["day"] >= 37]
+        assert found.sha256 == dboost.fit(kept, "y", features=["x0"], **OPTIONS).sha256
+    read.clear()
+    dboost.fit(path, "y", features=["x0"], filter=(pc.field("day") == 3) | pc.field("day").is_null(), **OPTIONS)
+    assert read == [("part-0.parquet", (3,))]
+    read.clear()
+    for limit in (None, "1MiB"):
+        with pytest.raises(dboost.DataError, match=r"the data have no rows for which filter \(day > 99\) is true"):
+            dboost.fit(path, "y", features=["x0"], filter=pc.field("day") > 99, memory_limit=limit, **OPTIONS)
+    assert len(found.predict(path, filter=pc.field("day") > 99)) == 0
+    assert not read
+
+
+def test_not_a_number_is_not_skipped(tmp_path: Path) -> None:
+    """Extremes of floats say nothing of NaN, for which a negated comparison is true."""
+    table = pa.table({"x": pa.array([1.0, 2.0, np.nan, 3.0] * 100), "z": np.arange(400.0), "y": np.arange(400.0)})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    predicate = ~(pc.field("x") < 5)
+    found = dboost.fit(tmp_path / "rows.parquet", "y", features=["z"], filter=predicate, **OPTIONS)
+    assert found.sources[0]["rows"] == 100
+    assert found.sha256 == dboost.fit(table, "y", features=["z"], filter=predicate, **OPTIONS).sha256
+
+
+def test_columns_in_the_names_of_folders_are_filtered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = frame_of()
+    for day in range(4):
+        (tmp_path / "a" / f"day={day}").mkdir(parents=True)
+        frame[day::4].to_parquet(tmp_path / "a" / f"day={day}" / "part.parquet", index=False)
+    read: list[str] = []
+    read_part = parquet.read_part
+
+    def seen(part: Any, **options: Any) -> Any:
+        read.append(part.file.url)
+        return read_part(part, **options)
+
+    monkeypatch.setattr(parquet, "read_part", seen)
+    found = dboost.fit(tmp_path / "a", "y", features=["x0"], filter=pc.field("day") == 2, **OPTIONS)
+    assert found.sha256 == dboost.fit(frame[2::4], "y", features=["x0"], **OPTIONS).sha256
+    assert [Path(one).parent.name for one in read] == ["day=2"]
+
+
+@pytest.mark.parametrize("kind", ["pandas", "Dask", "Parquet folder", "CSV folder", "RecordBatchReader"])
+def test_filters_that_cannot_be_used_are_refused(kind: str, tmp_path: Path) -> None:
+    frame = frame_of()
+
+    def fit(predicate: Any, target: Any = "y") -> Any:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        return dboost.fit((SOURCES | OTHERS)[kind](frame, folder), target, filter=predicate, **OPTIONS)
+
+    with pytest.raises(dboost.InputTypeError, match=r"filter must be an expression of pyarrow.*, not str"):
+        fit("count < 60")
+    with pytest.raises(dboost.DataError, match=r"filter .*nothing"):
+        fit(pc.field("nothing") < 60)
+    with pytest.raises(dboost.DataError, match="no column 'nothing', which filter uses"):
+        fit(pl.col("nothing") < 60)
+    with pytest.raises(dboost.DataError, match="filter"):
+        fit(pc.field("town") < 60)
+    with pytest.raises(dboost.ParameterError, match="target must be the name of a column with filter"):
+        fit(pc.field("count") < 60, frame["y"].to_numpy())
+
+
+def test_filters_need_the_names_of_columns() -> None:
+    with pytest.raises(dboost.InputTypeError, match="filter names columns, and ndarray has none"):
+        dboost.fit(np.zeros((9, 2)), np.zeros(9), filter=pc.field("f0") < 60)
