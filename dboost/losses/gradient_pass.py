@@ -35,7 +35,10 @@ class GradientRows(NamedTuple):
 
     raw: np.ndarray  # float64[n_outputs, n], updated
     leaf: np.ndarray  # uint8 or int32[n_outputs, n]: leaf of the last tree
-    target: np.ndarray  # float64[n]
+    #: float64[n]; empty if one of the next two, float32[n] and uint8[n], has the targets in fewer bytes.
+    target: np.ndarray
+    single_target: np.ndarray
+    byte_target: np.ndarray
     weight: np.ndarray  # float64[n], empty for 1 each
     repeat_count: np.ndarray  # uint8[n]: how often each row counts; empty: gradients are multiplied by the weights
     gradient: np.ndarray  # float32[n_outputs, n], written
@@ -48,12 +51,12 @@ class GradientRows(NamedTuple):
 class PassScratch(NamedTuple):
     """Scratch of one thread."""
 
-    terms: np.ndarray  # float64[2, BLOCK]
+    terms: np.ndarray  # float64[3, BLOCK]: losses, their coarse parts, targets
     single: np.ndarray  # float32[BLOCK]
 
 
 def new_pass_scratch() -> PassScratch:
-    return PassScratch(np.empty((2, BLOCK)), np.empty(BLOCK, np.float32))
+    return PassScratch(np.empty((3, BLOCK)), np.empty(BLOCK, np.float32))
 
 
 class PassTotals(NamedTuple):
@@ -170,11 +173,13 @@ def update_gradients(loss, rows, values, first_row, last_row, loss_unit, scratch
     loss : the loss's record; rows : GradientRows; values : float64[n_outputs, n_leaves]; scratch : PassScratch; totals :
     PassTotals; influence : InfluencePass or None.
     """
-    raw, leaf, target, weight = rows.raw, rows.leaf, rows.target, rows.weight
+    raw, leaf, weight = rows.raw, rows.leaf, rows.weight
+    target, single_target, byte_target = rows.target, rows.single_target, rows.byte_target
     gradient, hessian, gradient_bits, hessian_bits = rows.gradient, rows.hessian, rows.gradient_bits, rows.hessian_bits
     maxima = totals.maxima
     n_outputs = raw.shape[0]
-    value, coarse = scratch.terms[0], scratch.terms[1]
+    value, coarse, targets = scratch.terms[0], scratch.terms[1], scratch.terms[2]
+    # Here the type of the targets is tested, not where the kernel is compiled: that would be once for each type.
     for first in range(first_row, last_row, BLOCK):
         last = first + BLOCK if first + BLOCK < last_row else last_row
         n = last - first
@@ -182,7 +187,18 @@ def update_gradients(loss, rows, values, first_row, last_row, loss_unit, scratch
             score, at, value_of = raw[k, first:last], leaf[k, first:last], values[k]
             for i in range(n):
                 score[i] += value_of[at[i]]
-        output_terms(loss, target[first:last], raw, gradient, hessian, first, value, scratch.single)
+        y = targets[:n]
+        if target.size > 0:
+            y = target[first:last]
+        elif single_target.size > 0:
+            of_rows = single_target[first:last]
+            for i in range(n):
+                y[i] = of_rows[i]
+        else:
+            bytes_of_rows = byte_target[first:last]
+            for i in range(n):
+                y[i] = bytes_of_rows[i]
+        output_terms(loss, y, raw, gradient, hessian, first, value, scratch.single)
         if weight.size > 0:
             w = weight[first:last]
             for i in range(n):

@@ -281,7 +281,7 @@ class Shard:
     ) -> None:
         self.fields, self.spec, self.segments = fields, spec, segments
         self.layout, self.bin_layout = spec.layout, spec.bin_layout
-        self.target, self.weight, self.repeat_count = fields["target"], fields.get("weight"), fields.get("repeat_count")
+        self.weight, self.repeat_count = fields.get("weight"), fields.get("repeat_count")
         self.raw, self.leaf, self.gradient = fields["raw"], fields["leaf"], fields["gradient"]
         self.hessian, self.loss_hessian = fields.get("hessian"), fields.get("loss_hessian")
         self.draw_id = fields.get("draw_id")
@@ -292,6 +292,10 @@ class Shard:
     @property
     def n_outputs(self) -> int:
         return len(self.raw)
+
+    def target(self, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
+        """Return the targets of some rows: float64[n]."""
+        return self.fields["target"][rows].astype(np.float64, copy=False)
 
     @property
     def n_trained(self) -> int:
@@ -407,10 +411,16 @@ class Shard:
         hessian = self.hessian if self.loss_hessian is None else self.loss_hessian
         if hessian is None:
             hessian = np.empty((self.n_outputs, 0), np.float32)
+        target = self.fields["target"]
+        wide, single, in_bytes = (
+            target if target.dtype == dtype else or_empty(None, dtype) for dtype in ("float64", "float32", "uint8")
+        )
         return GradientRows(
             self.raw,
             self.leaf,
-            self.target,
+            wide,
+            single,
+            in_bytes,
             or_empty(self.weight, "float64"),
             or_empty(self.repeat_count, "uint8"),
             self.gradient,
@@ -487,7 +497,7 @@ def advance_rows(
 def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, loss_unit: float, first: int, last: int) -> GradientStats:
     """Advance rows first…last-1 (see `advance_rows`) with the methods of a custom loss, in Python."""
     (of_rows,), (leaf,), (kept_gradient,) = shard.raw, shard.leaf, shard.gradient
-    raw, y = of_rows[first:last], shard.target[first:last]
+    raw, y = of_rows[first:last], shard.target(slice(first, last))
     kept_hessian = shard.hessian if shard.loss_hessian is None else shard.loss_hessian
     kept = None if kept_hessian is None else kept_hessian[0]
     raw += values[leaf[first:last]]

@@ -16,6 +16,7 @@ every pass, while the disk reads the first of the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, reduce
 from queue import SimpleQueue
 from threading import Thread
@@ -297,6 +298,16 @@ class _Reader:
             self._thread.join()
 
 
+def _compacted(target: np.ndarray) -> np.ndarray:
+    """Return targets (float64[n]) as uint8 or float32 if that is exact, signs of zeros included."""
+    for dtype in (np.uint8, np.float32):
+        with np.errstate(all="ignore"):
+            smaller = target.astype(dtype)
+        if (smaller.astype(np.float64).view(np.int64) == target.view(np.int64)).all():
+            return smaller
+    return target
+
+
 def rows_in_memory(
     fields: Mapping[str, np.ndarray],
     spec: ShardSpec,
@@ -310,6 +321,9 @@ def rows_in_memory(
     fields : by name, see `ShardSpec.start_groups`; scattered rows have "row_ids", too; segments, shared : see `ShardBlocks`.
     """
     spec = spec_in_memory(fields, spec)
+    if spec.compacts_target:
+        target = _compacted(fields["target"])
+        fields, spec = {**fields, "target": target}, replace(spec, target_type=target.dtype.str)
     groups = spec.groups(in_memory=True)
     if "row_ids" in fields:
         groups.append(FieldGroup("ids", [Field("row_ids", "<i8")], sealed=True))

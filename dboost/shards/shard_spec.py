@@ -44,6 +44,10 @@ class ShardSpec:
     weights_as_hessian: bool = False  # trees grow with weights instead of Hessians, which are stored as `loss_hessian`
     n_channels: int = 2  # of histograms: 2 (gradients and Hessians) or 3 (and counts)
     loss_unit: float = 1.0  # unit of the exact sums of the loss
+    #: Whether rows in memory have their targets in fewer than 8 bytes if that changes no number; then nothing but
+    #: `losses.gradient_pass` reads the targets of all rows in every iteration.
+    compacts_target: bool = False
+    target_type: str = "<f8"  # of rows in memory
     grouped: bool = False  # whether samples of rows take whole groups, so that rows have a `draw_id`
     speculates: bool = True  # whether nodes may be split that are not part of the finished tree
 
@@ -70,7 +74,7 @@ class ShardSpec:
             codes += column_fields(self.bin_layout, "tree_") if self.has_tree_bins else []
         return [
             FieldGroup("codes", codes, sealed=True),
-            FieldGroup("rows", self._row_fields(), sealed=True),
+            FieldGroup("rows", self._row_fields(self.target_type if in_memory else "<f8"), sealed=True),
             FieldGroup("state", self._state_fields(in_memory), sealed=False),
         ]
 
@@ -82,8 +86,8 @@ class ShardSpec:
             FieldGroup("scores", [Field("raw", "<f8", (self.n_outputs,))], sealed=False),
         ]
 
-    def _row_fields(self) -> list[Field]:
-        return [Field("target", "<f8"), *([Field("weight", "<f8")] if self.weighted else [])]
+    def _row_fields(self, target_type: str = "<f8") -> list[Field]:
+        return [Field("target", target_type), *([Field("weight", "<f8")] if self.weighted else [])]
 
     def _state_fields(self, in_memory: bool) -> list[Field]:
         """Return the fields in the order in which they are read together: growth reads those in the middle, score updates

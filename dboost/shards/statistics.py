@@ -76,13 +76,13 @@ def _residuals_by_leaf(shard: Shard, subset: RowSubset, first: int, last: int) -
     """Return the residuals of the rows that take part in a tree, grouped by leaf."""
     rows, begin, end = shard.sampled_range(subset, first, last)
     weight = or_empty(shard.weight, "float64")
-    return Residuals(shard.target, shard.raw[0], weight, shard.leaf[0], False, or_empty(rows, "int64"), begin, end)
+    return Residuals(shard.target(), shard.raw[0], weight, shard.leaf[0], False, or_empty(rows, "int64"), begin, end)
 
 
 def _residual_sizes(shard: Shard, first: int, last: int) -> Residuals:
     """Return the absolute residuals of rows first…last-1."""
     weight, ungrouped, all_rows = or_empty(shard.weight, "float64"), or_empty(None, "uint8"), or_empty(None, "int64")
-    return Residuals(shard.target, shard.raw[0], weight, ungrouped, True, all_rows, first, last)
+    return Residuals(shard.target(), shard.raw[0], weight, ungrouped, True, all_rows, first, last)
 
 
 def _leaf_digits(
@@ -270,7 +270,7 @@ def _line_slopes(
     chosen, begin, end = shard.sampled_range(subset, first, last)
     rows = slice(begin, end) if chosen is None else chosen[begin:end]
     output = subset.output
-    direction, y = values[shard.output_arrays(output)[2][rows]], shard.target[rows]
+    direction, y = values[shard.output_arrays(output)[2][rows]], shard.target(rows)
     with np.errstate(all="ignore"):
         raw = shard.raw[:, rows].T.copy()
         raw[:, output] += at * direction
@@ -315,7 +315,7 @@ def _row_fingerprint(shard: Shard, first: int, last: int) -> np.ndarray:
     for start in range(first, last, _ROWS_AT_A_TIME):
         rows = slice(start, min(start + _ROWS_AT_A_TIME, last))
         number = random_numbers(shard.row_ids(rows.start, rows.stop))
-        sums[0] += (number * (shard.target[rows] + 0.0).view(np.uint64)).sum()
+        sums[0] += (number * (shard.target(rows) + 0.0).view(np.uint64)).sum()
         if shard.weight is not None:
             sums[1] += (number * shard.weight[rows].view(np.uint64)).sum()
         for feature in range(n_features):

@@ -45,6 +45,7 @@ from dboost.display import number
 from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
 from dboost.losses import Loss
+from dboost.losses.base import CustomTerms
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import ALIASES, names_of
 from dboost.model import model_file
@@ -659,6 +660,7 @@ def make_plan(
         n_channels=precision.n_channels,
         loss_unit=stats.loss_unit,
         speculates=policy.order != ANY_ORDER,
+        compacts_target=loss.leaf_statistic == "newton" and not isinstance(loss.terms(), CustomTerms),
         grouped=rows.grouped and draws_rows(parameters),
     )
     if parameters.arcbites is not None:

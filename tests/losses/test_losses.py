@@ -258,6 +258,35 @@ def test_the_list_is_complete() -> None:
         by_name("squared")
 
 
+def target_arrays(y: np.ndarray) -> list[np.ndarray]:
+    """Return the arrays of targets of `GradientRows`."""
+    return [y if y.dtype == dtype else or_empty(None, dtype) for dtype in ("float64", "float32", "uint8")]
+
+
+@EVERY
+@given(n=st.integers(1, 2500), seed=st.integers(0, 2**32), cut=st.integers(0, 2500))
+def test_targets_in_fewer_bytes_change_nothing(case: Case, n: int, seed: int, cut: int) -> None:
+    loss = case.loss
+    y, raw = case.rows(n, seed=seed)
+    smaller = y.astype(np.uint8 if loss.is_classification else np.float32)
+    found = []
+    for target in (smaller.astype(np.float64), smaller):
+        score = np.ascontiguousarray(raw.reshape(n, case.n_outputs).T)
+        gradient, hessian = np.empty(score.shape, np.float32), np.empty(score.shape, np.float32)
+        rows = GradientRows(
+            score, np.zeros(score.shape, np.uint8), *target_arrays(target), or_empty(None, "float64"), or_empty(None, "uint8"),
+            gradient, hessian, gradient.view(np.int32), hessian.view(np.int32),
+        )  # fmt: skip
+        sums, top = np.zeros(2), np.zeros((2, case.n_outputs), np.int32)
+        for first, last in ((0, min(cut, n)), (min(cut, n), n)):
+            update_gradients(
+                loss.terms(), rows, np.zeros((case.n_outputs, 1)), first, last, unit_for(1e10, n), new_pass_scratch(),
+                PassTotals(sums, top), None,
+            )  # fmt: skip
+        found.append((gradient.tobytes(), hessian.tobytes(), sums.tobytes(), top.tobytes()))
+    assert found[0] == found[1]
+
+
 @EVERY
 @given(
     n=st.integers(1, 2500), seed=st.integers(0, 2**32), weighted=st.booleans(), weigh=st.booleans(), cut=st.integers(0, 2500)
@@ -283,7 +312,7 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
         for first, last in ranges:
             top = np.zeros((2, k), np.int32)
             rows = GradientRows(
-                score, leaf, y, or_empty(weight, "float64"), or_empty(times, "uint8"), gradient, hessian,
+                score, leaf, *target_arrays(y), or_empty(weight, "float64"), or_empty(times, "uint8"), gradient, hessian,
                 gradient.view(np.int32), hessian.view(np.int32),
             )  # fmt: skip
             noted = InfluencePass(influence, np.zeros(k, np.int32), None, n_near)
@@ -330,7 +359,7 @@ def test_a_gradient_that_is_no_number_is_noticed() -> None:
     sums, top = np.zeros(2), np.zeros((2, 1), np.int32)
     absent = or_empty(None, "float64"), or_empty(None, "uint8"), np.empty((1, 0), np.float32)
     rows = GradientRows(
-        raw, np.zeros((1, 3), np.uint8), np.zeros(3), *absent[:2], gradient, absent[2], gradient.view(np.int32),
+        raw, np.zeros((1, 3), np.uint8), *target_arrays(np.zeros(3)), *absent[:2], gradient, absent[2], gradient.view(np.int32),
         absent[2].view(np.int32),
     )  # fmt: skip
     totals = PassTotals(sums, top)

@@ -46,7 +46,7 @@ def test_the_layout_is_that_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = sizing._spec(3000, 11)
     assert resident_bytes(planned, 3000) == resident_bytes(shard.spec, 3000)
     assert histogram_bytes(planned, 2) == histogram_bytes(shard.spec, 2)
-    arrays = [shard.codes.narrow, shard.tiles, shard.target, shard.raw, shard.gradient, shard.leaf]
+    arrays = [shard.codes.narrow, shard.tiles, shard.fields["target"], shard.raw, shard.gradient, shard.leaf]
     allocated = sum(array.nbytes for array in arrays if array is not None)
     whole = dboost.plan(3000, 11, workers=1, worker_threads=2).memory
     assert allocated < whole < 1.5 * allocated

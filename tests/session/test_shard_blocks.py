@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,23 @@ def test_arrays_in_memory_are_not_copied() -> None:
         assert np.shares_memory(rows.shard.fields[name], array)
     assert np.shares_memory(rows.shard.codes.narrow, fields["narrow"]) and rows.shard.bins is rows.shard.codes
     assert rows.shard.tiles.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype"),
+    [
+        ([0.0, 1.0, 255.0], np.uint8), ([0.0, 256.0, 1.0], np.float32), ([-0.0, 1.0, 1.0], np.float32),
+        ([0.5, -1.0, 2.0**100], np.float32), ([0.1, 0.0, 1.0], np.float64), ([2.0**200, 0.0, 1.0], np.float64),
+    ],
+)  # fmt: skip
+def test_targets_in_memory_have_as_few_bytes_as_hold_them(target: list[float], dtype: type) -> None:
+    """A loss whose leaf values are quantiles of residuals reads them as float64."""
+    for compacts in (True, False):
+        fields = start() | {"target": np.resize(target, N)}
+        shard = rows_in_memory(fields, replace(SPEC, compacts_target=compacts), IDS).shard
+        assert shard.fields["target"].dtype == (dtype if compacts else np.float64)
+        assert shard.target().dtype == np.float64 and shard.target().tobytes() == fields["target"].tobytes()
+        assert shard.target(slice(1, 3)).tobytes() == fields["target"][1:3].tobytes()
 
 
 @examples(40)

@@ -66,7 +66,7 @@ def test_a_mean_and_shares() -> None:
 
 def seen(shard: Shard, first: int, last: int, factor: int) -> tuple[int, int]:
     """Return a result that the test can verify: the number of rows, and a sum over targets."""
-    return last - first, factor * int(shard.target[first:last].sum())
+    return last - first, factor * int(shard.target(slice(first, last)).sum())
 
 
 def test_an_engine_asks_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
