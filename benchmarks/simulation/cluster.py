@@ -38,7 +38,7 @@ from dboost.distributed.connection import Connection
 from dboost.distributed.feature_exchange import Inbox, count_groups
 from dboost.distributed.line import Message
 from dboost.distributed.read_tasks import ReadTasks, Receipt
-from dboost.distributed.worker_calls import METHODS, Branch, Decode, FitCalls, LineCalls, Relay
+from dboost.distributed.worker_calls import METHODS, Branch, Decode, FitCalls, LineCalls, Relay, buffers_of
 from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.kernels.histograms import PAIR
 from dboost.session.calls import SessionRef, unpack
@@ -71,6 +71,7 @@ class Worker:
         self.holder._execute = partial(self._execute, self.holder._execute)  # type: ignore[method-assign]
         self.line = object()  # the executor of calls on lines
         self._relays: dict[SessionRef, Relay] = {}
+        self._lines: dict[SessionRef, SimulatedLine] = {}
         self._surplus = 0.0
 
     async def _set_up(self) -> None:
@@ -91,9 +92,15 @@ class Worker:
 
     def answer(self, ref: SessionRef, message: Message) -> tuple[int, bytes, list[memoryview]]:
         """Answer a call on a line."""
-        if ref not in self._relays:
-            self._relays[ref] = Relay(SimulatedLine(self._simulated, self.address), ref, lambda refs: {})  # type: ignore[arg-type]
+        self.line_of(ref).answered(message.number)
         return self.holder.answer(self._relays[ref], self._fit_of(ref), ref.session, message)
+
+    def line_of(self, ref: SessionRef) -> SimulatedLine:
+        """Return the line of a session's relay."""
+        if ref not in self._relays:
+            self._lines[ref] = SimulatedLine(self._simulated, self.address)
+            self._relays[ref] = Relay(self._lines[ref], ref, lambda refs: {})  # type: ignore[arg-type]
+        return self._lines[ref]
 
     def receive(self, ref: SessionRef, number: int, header: bytes, content: bytes) -> None:
         """Receive a slice on a line."""
@@ -275,12 +282,41 @@ def is_wide(n_rows: float) -> bool:
 
 
 class SimulatedLine:
-    """A line, as a relay sees it: the calls on it arrive through `Worker.answer`."""
+    """A line, as a relay sees it: the calls on it arrive through `Worker.answer`, and it looks at those that follow before."""
 
     has_received = False
 
     def __init__(self, simulated: Simulated, address: str) -> None:
         self.simulated, self.address = simulated, address
+        self._arrived: list[Message] = []  # that `Worker.answer` has not got
+        self._n_polled = 0
+        self._waiting: asyncio.Future[None] | None = None
+
+    def arrive(self, message: Message) -> None:
+        """Receive a request; called on the loop."""
+        self._arrived.append(message)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def answered(self, number: int) -> None:
+        """Drop a request that is answered now."""
+        assert self._arrived[0].number == number
+        del self._arrived[0]
+        self._n_polled = max(self._n_polled - 1, 0)
+
+    def poll(self) -> Message | None:
+        """Return the next request that has arrived."""
+        if self._n_polled == len(self._arrived):
+            return None
+        self._n_polled += 1
+        return self._arrived[self._n_polled - 1]
+
+    def next_arrival(self) -> asyncio.Future[None]:
+        """Return a future that is done when the next request arrives; called on the loop."""
+        self._waiting = self.simulated.loop.create_future()
+        if self._n_polled < len(self._arrived):
+            self._waiting.set_result(None)
+        return self._waiting
 
     def close(self) -> None:
         """Do nothing."""
@@ -339,8 +375,8 @@ class SimulatedPeers:
 class SimulatedCalls:
     """Takes the place of `LineCalls`: lines of the simulated network, which never break."""
 
-    def __init__(self, simulated: Simulated, address: str) -> None:
-        self._simulated, self._address = simulated, address
+    def __init__(self, simulated: Simulated, address: str, relay: Relay | None = None) -> None:
+        self._simulated, self._address, self._relay = simulated, address, relay
         self._calls: dict[tuple[int, SessionRef], asyncio.Future[tuple[int, bytes, list[memoryview]]]] = {}
         self._turns: dict[SessionRef, asyncio.Lock] = defaultdict(asyncio.Lock)  # a session answers calls one after the other
         self.n_bytes = 0
@@ -348,21 +384,21 @@ class SimulatedCalls:
     def missing(self, refs: Iterable[SessionRef]) -> list[SessionRef]:
         return []
 
-    def send(self, number: int, method: int, arguments: Mapping[Branch, bytes]) -> None:
+    def send(self, number: int, method: int, arguments: Mapping[Branch, bytes], *, follows: bool = False) -> None:
         async def start() -> None:
             for branch, content in arguments.items():
-                self._calls[number, branch.ref] = asyncio.ensure_future(self._call(branch, number, method, bytes(content)))
+                message = Message(number, method, memoryview(bytes(content)), buffers_of(branch, follows))
+                self._calls[number, branch.ref] = asyncio.ensure_future(self._call(branch, message))
 
         run_on(self._simulated.loop, start())
 
-    async def _call(self, branch: Branch, number: int, method: int, content: bytes) -> tuple[int, bytes, list[memoryview]]:
+    async def _call(self, branch: Branch, message: Message) -> tuple[int, bytes, list[memoryview]]:
         simulated, costs = self._simulated, self._simulated.costs
         here, there = simulated.host(self._address), simulated.host(branch.ref.worker)
         worker = simulated.workers[branch.ref.worker]
-        size = len(content) + len(branch.passed_on)
+        size = len(message.content) + len(branch.passed_on)
         await simulated.wire.send(here, there, size, costs.message + size * costs.byte)
-        passed_on = [memoryview(branch.passed_on)] if branch.below else []
-        message = Message(number, method, memoryview(content), passed_on)
+        worker.line_of(branch.ref).arrive(message)
         async with self._turns[branch.ref]:
             status, reply, sent = await simulated.loop.run_in_executor(worker.line, worker.answer, branch.ref, message)
             buffers = [memoryview(bytes(buffer)) for buffer in sent]  # the next answer reuses their memory
@@ -374,12 +410,21 @@ class SimulatedCalls:
     def receive(self, number: int, branches: Iterable[Branch], decode: Decode) -> None:
         pending = {branch.ref: branch for branch in branches}
 
+        relay = self._relay
+
         async def some() -> list[SessionRef]:
-            await asyncio.wait([self._calls[number, ref] for ref in pending], return_when=asyncio.FIRST_COMPLETED)
+            calls: list[asyncio.Future[Any]] = [self._calls[number, ref] for ref in pending]
+            if relay is not None:
+                calls.append(relay._line.next_arrival())  # type: ignore[attr-defined]
+            await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
             return [ref for ref in pending if self._calls[number, ref].done()]
 
         while pending:
-            for ref in run_on(self._simulated.loop, some()):
+            done = run_on(self._simulated.loop, some())
+            if relay is not None:
+                relay.clear()
+                relay.check(())
+            for ref in done:
                 status, reply, buffers = self._calls.pop((number, ref)).result()
                 message = Message(number, status, memoryview(reply), buffers)
                 LineCalls._check_status(pending.pop(ref), message)
@@ -401,9 +446,9 @@ class SimulatedFitCalls(SimulatedCalls):
         super().__init__(simulated, "scheduler")
         self._numbers = numbers
 
-    def begin(self, method: str, arguments: Mapping[Branch, bytes]) -> Callable[[Decode], None]:
+    def begin(self, method: str, arguments: Mapping[Branch, bytes], *, follows: bool = False) -> Callable[[Decode], None]:
         number = next(self._numbers)
-        self.send(number, METHODS.index(method), arguments)
+        self.send(number, METHODS.index(method), arguments, follows=follows)
         return partial(self.receive, number, arguments)
 
     def wake(self) -> None:
@@ -490,10 +535,10 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
                 "dboost.owner-bytes": owner_bytes() / simulated.columns,
             }
         ),
-        patch.object(Connection, "open_line", lambda self: None),
+        patch.object(Connection, "_open_line", lambda self: None),
         patch.object(Connection, "_run", lambda self, work: self.client.sync(work)),
         patch.object(reducer, "FitCalls", lambda guard, numbers: SimulatedFitCalls(simulated, numbers)),
-        patch.object(worker_calls, "LineCalls", lambda guard: SimulatedCalls(simulated, guard._line.address)),
+        patch.object(worker_calls, "LineCalls", lambda guard: SimulatedCalls(simulated, guard._line.address, guard)),
         patch.object(reducer, "run_on", run_on),
         patch.object(worker_calls, "run_on", run_on),
         patch.object(worker_plugin, "run_on", run_on),

@@ -123,7 +123,7 @@ class _Clock(ShardedEngine):
 
     engines: ClassVar[list[_Clock]] = []
 
-    def __init__(self, shard: Any, team: Team) -> None:
+    def __init__(self, shard: Any, team: Team, shared: None = None) -> None:
         super().__init__([shard], ())
         self.clocked = _Clocked(self._growers[0])
         self._growers = [self.clocked]

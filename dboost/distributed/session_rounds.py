@@ -5,10 +5,9 @@ as they arrive. All of it runs in the thread of the fit, so it costs the event l
 
 A session that has all rows grows whole trees by itself, so they take one message instead of the rounds.
 
-**Rounds in flight.** Where all sessions are called directly on lines, two rounds are under way at the same time
-(`GrowOrder.n_in_flight`): the second request waits in the socket of each worker. A relay gives up a call as soon as the next
-request arrives, sessions that exchange slices wait for each other, and messages of Dask may overtake each other: there, each
-round begins when the one before has ended.
+**Rounds in flight.** Where sessions are called on lines, two rounds are under way at the same time (`GrowOrder.n_in_flight`):
+the second request waits in the socket of each worker; relays pass it on meanwhile. Sessions that exchange slices wait for each
+other, and messages of Dask may overtake each other: there, each round begins when the one before has ended.
 """
 
 from __future__ import annotations
@@ -67,6 +66,7 @@ class SessionRounds:
             return whole
         self._is_exchange_known, self._known_exchange = exchange == self._known_exchange, None
         self._timing, self._in_calls = Timing(), 0.0
+        self._n_under_way = 0
         began, before = time.perf_counter(), calls.n_bytes
         order = replace(order, n_in_flight=self._most_in_flight(order))
         trees = [grown.copy() for grown in self._rounds.grow_trees(self, order)]
@@ -79,9 +79,8 @@ class SessionRounds:
         task, n_codes = order.tasks[0], int(order.layout.n_bins.max()) + 1
         of_splits = order.n_leaves_per_round * (n_codes + 64)
         of_leaves = MOST_OPENED * task.policy.max_leaves * 16
-        if self._exchange or any(branch.below for branch in self._branches):
-            return 1
-        if len(order.tasks) * max(of_splits, of_leaves) > _MOST_QUEUED_BYTES:
+        passed_on = max(len(branch.passed_on) for branch in self._branches)
+        if self._exchange or len(order.tasks) * max(of_splits, of_leaves) + passed_on > _MOST_QUEUED_BYTES:
             return 1
         return min(order.n_in_flight, self._calls.most_in_flight)
 
@@ -95,7 +94,8 @@ class SessionRounds:
             method, packed = Session.histogram_slices.__name__, pack_round((requests, search))
         else:
             method, packed = Session.round_histograms.__name__, pack_round((tasks, requests))
-        wait = self._calls.begin(method, dict.fromkeys(self._branches, packed))
+        wait = self._calls.begin(method, dict.fromkeys(self._branches, packed), follows=self._n_under_way > 0)
+        self._n_under_way += 1
         self._in_calls += time.perf_counter() - began
         return partial(self._end_round, wait, bool(tasks), list(rounds))
 
@@ -104,6 +104,7 @@ class SessionRounds:
         began = time.perf_counter()
         sums = RoundSums()
         wait(sums.add)
+        self._n_under_way -= 1
         if is_first:
             refs = [ref for branch in self._branches for ref in (branch.ref, *branch.below)]
             n_rows = [n for branch in self._branches for n in sums.rows[branch.ref]]

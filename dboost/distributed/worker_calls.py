@@ -30,11 +30,13 @@ way back, each session adds the histograms of those below to its own, so every p
 of integers are exact in any order, so the model does not depend on the tree. Other calls are passed on in the same way, and
 their answers are collected.
 
-A request that is to be passed on has the sessions below as its buffer. Answers have the same form on every level.
+A request that is to be passed on has the sessions below as its buffer, and a second one if it *follows* a call that is still
+under way. Answers have the same form on every level. A relay passes a following request on as soon as it arrives, also while
+it waits for the answers of the call before, so that no worker below it waits for the sums of that call.
 
 A relay reports a closed line below it. Whether a silent worker is lost is decided by the reducer: it pings all workers of a
-branch that does not answer, and repeats the call without the lost ones. A relay that still waits for one of them gives up as
-soon as the next request arrives.
+branch that does not answer, and repeats the call without the lost ones. A relay that still waits for one of them gives up, and
+forgets the requests that follow, as soon as a request arrives that follows no call.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ import itertools
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -174,6 +177,15 @@ def tree_of(refs: tuple[SessionRef, ...], fan_in: int) -> tuple[Branch, ...]:
     return tuple(Branch(first, rest, pack_round((rest, fan_in)) if rest else b"") for first, rest in groups)
 
 
+#: The second buffer of a request that follows a call which is still under way.
+_FOLLOWS = memoryview(b"follows")
+
+
+def buffers_of(branch: Branch, follows: bool) -> list[memoryview]:
+    """Return the buffers of a request: none if it is not to be passed on. follows : see `LineCalls.send`."""
+    return [memoryview(branch.passed_on), *([_FOLLOWS] if follows else [])] if branch.below else []
+
+
 def _refs_of(branches: Iterable[Branch]) -> list[SessionRef]:
     return [ref for branch in branches for ref in (branch.ref, *branch.below)]
 
@@ -193,10 +205,11 @@ class WorkerCalls(Protocol):
     n_bytes: int  # of all answers so far
     most_in_flight: int  # calls that may be under way at the same time
 
-    def begin(self, method: str, arguments: Mapping[Branch, bytes]) -> Callable[[Decode], None]:
+    def begin(self, method: str, arguments: Mapping[Branch, bytes], *, follows: bool = False) -> Callable[[Decode], None]:
         """Call a method with packed arguments for each branch; return the function that waits for the answers.
 
-        The function must be called before that of any later call.
+        The function must be called before that of any later call. follows : whether the call before is still under way;
+        otherwise sessions may give up a call that they have not answered.
 
         Raises
         ------
@@ -314,8 +327,10 @@ class LineCalls:
     def add(self, ref: SessionRef, line: Line) -> None:
         self._lines[ref] = line
 
-    def send(self, number: int, method: int, arguments: Mapping[Branch, bytes | memoryview]) -> None:
-        """Send the requests of a call. number : of the call, ascending; method : its index in `METHODS`.
+    def send(self, number: int, method: int, arguments: Mapping[Branch, bytes | memoryview], *, follows: bool = False) -> None:
+        """Send the requests of a call.
+
+        number : of the call, ascending; method : its index in `METHODS`; follows : whether the call before is still under way.
 
         Raises
         ------
@@ -326,7 +341,7 @@ class LineCalls:
         self._guard.check(_refs_of(arguments))
         lost = []
         for branch, packed in arguments.items():
-            passed_on = [memoryview(branch.passed_on)] if branch.below else []
+            passed_on = buffers_of(branch, follows)
             try:
                 self._lines[branch.ref].send(number, method, packed, passed_on, timeout=timeout)
             except KeyError:
@@ -458,10 +473,10 @@ class FitCalls(LineCalls):
         super().__init__(guard)
         self._waker, self._numbers = guard.waker, numbers
 
-    def begin(self, method: str, arguments: Mapping[Branch, bytes]) -> Callable[[Decode], None]:
+    def begin(self, method: str, arguments: Mapping[Branch, bytes], *, follows: bool = False) -> Callable[[Decode], None]:
         """See `WorkerCalls`."""
         number = next(self._numbers)
-        self.send(number, METHODS.index(method), arguments)
+        self.send(number, METHODS.index(method), arguments, follows=follows)
         return partial(self.receive, number, arguments)
 
     def wake(self) -> None:
@@ -489,8 +504,9 @@ class MessageCalls:
         self._fan_out, self._loop = fan_out, loop
         self.n_bytes = 0
 
-    def begin(self, method: str, arguments: Mapping[Branch, bytes]) -> Callable[[Decode], None]:
+    def begin(self, method: str, arguments: Mapping[Branch, bytes], *, follows: bool = False) -> Callable[[Decode], None]:
         """See `WorkerCalls`; the branches have one session each."""
+        assert not follows, "one call is under way at a time"
         return partial(self._call, method, arguments)
 
     def _call(self, method: str, arguments: Mapping[Branch, bytes], decode: Decode) -> None:
@@ -606,24 +622,26 @@ class Relay:
     ) -> None:
         self._line, self._here, self._open_lines = line, here, open_lines
         self._calls = LineCalls(self)
-        self._next: Message | None = None
+        self._queue: deque[Message] = deque()  # requests that have arrived during a call
         self._is_closed = False
-        self._number = 0
+        self._number = self._last_passed_on = 0
         self._passed_on, self._branches = b"", tuple[Branch, ...]()
         self._narrow = np.empty(0, np.int32)
 
     def receive(self) -> Message:
         """Wait for the next request."""
-        message, self._next = self._next, None
-        return self._line.receive() if message is None else message
+        return self._queue.popleft() if self._queue else self._line.receive()
 
     def call(self, message: Message, execute: Execute) -> tuple[str, Any]:
         """Pass a request on, execute it here, and return the status and the common answer, or the error."""
         try:
             branches = self._branches_of(message)
             self._number = message.number
-            self._calls.send(message.number, message.kind, dict.fromkeys(branches, message.content))
+            if message.number > self._last_passed_on:
+                self._pass_on(message)
             status, answer = execute()
+            self.clear()
+            self.check(())
             if status == FAILED:
                 self._fail(message, WorkerFailed(self._here.worker, answer))
             if status != OK:
@@ -661,7 +679,7 @@ class Relay:
         if message.buffers[0] != self._passed_on:
             self._passed_on = bytes(message.buffers[0])
             self._branches = tree_of(*unpack(self._passed_on))
-        missing = self._calls.missing(branch.ref for branch in self._branches)
+        missing = self._missing()
         if missing:
             opened = self._open_lines(missing)
             for ref, line in opened.items():
@@ -671,6 +689,15 @@ class Relay:
                 if isinstance(line, BaseException):
                     raise line
         return self._branches
+
+    def _missing(self) -> list[SessionRef]:
+        return self._calls.missing(branch.ref for branch in self._branches)
+
+    def _pass_on(self, message: Message) -> None:
+        """Pass a request on to the branches."""
+        self._last_passed_on = message.number  # first, since `send` calls `check`
+        arguments = dict.fromkeys(self._branches, message.content)
+        self._calls.send(message.number, message.kind, arguments, follows=_follows(message))
 
     def _summed(self, message: Message, answer: Any) -> tuple[Any, list[int], float, dict[int, PackedSplits]]:
         """Add the answers of the branches to the own one."""
@@ -699,26 +726,39 @@ class Relay:
         self._calls.close()
         self._line.close()
 
-    # `Guard`: the reducer gives up a call by sending another one, or by closing the line.
+    # `Guard`: the reducer gives up a call by sending one that does not follow it, or by closing the line.
 
     def fileno(self) -> int:
         return self._line.fileno()
 
     def clear(self) -> None:
         try:
-            if self._next is None:
-                self._next = self._line.poll()
+            while (message := self._line.poll()) is not None:
+                buffers = [memoryview(bytes(buffer)) for buffer in message.buffers]
+                self._queue.append(Message(message.number, message.kind, memoryview(bytes(message.content)), buffers))
         except OSError:
             self._is_closed = True
 
     def check(self, refs: Sequence[SessionRef]) -> None:
         if self._line.has_received:
             self.clear()
-        if self._next is not None or self._is_closed:
+        given_up = [k for k, message in enumerate(self._queue) if not _follows(message)]
+        for _ in range(given_up[-1] if given_up else 0):  # those that follow the call which is given up
+            self._queue.popleft()
+        if given_up or self._is_closed:
             raise FitCancelled
+        for message in self._queue:
+            is_known = message.buffers[0] == self._passed_on and not self._missing()
+            if message.number > self._last_passed_on and is_known:
+                self._pass_on(message)
 
     def check_silent(self, refs: Sequence[SessionRef]) -> None:
         """Wait on, because the reducer pings silent workers."""
+
+
+def _follows(message: Message) -> bool:
+    """Whether a request follows a call that is still under way."""
+    return len(message.buffers) > 1
 
 
 def answers_of(ref: SessionRef, message: Message, branches: Sequence[Branch]) -> dict[SessionRef, bytes]:

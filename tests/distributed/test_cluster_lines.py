@@ -167,9 +167,10 @@ def count_rounds() -> None:
     n_now = 0
     begin = FitCalls.begin
 
-    def counted(calls: FitCalls, method: str, arguments: Any) -> Any:
+    def counted(calls: FitCalls, method: str, arguments: Any, *, follows: bool = False) -> Any:
         nonlocal n_now
-        wait = begin(calls, method, arguments)
+        assert follows == (n_now > 0)
+        wait = begin(calls, method, arguments, follows=follows)
         n_now += 1
         FitCalls.under_way.append(n_now)  # type: ignore[attr-defined]
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import dask
@@ -15,15 +18,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.distributed import worker_plugin
+from dboost.distributed import cluster_calls, worker_plugin
 from dboost.distributed.line import Line
-from dboost.distributed.messages import FitCancelled
-from dboost.distributed.worker_calls import Branch, Relay, RoundSums, tree_of
+from dboost.distributed.messages import LOST, OK, FitCancelled
+from dboost.distributed.worker_calls import (
+    METHODS,
+    STATUSES,
+    Branch,
+    Decode,
+    FitCalls,
+    Relay,
+    RoundSums,
+    buffers_of,
+    tree_of,
+)
 from dboost.losses import Loss
-from dboost.session.calls import SessionRef
+from dboost.session.calls import SessionRef, pack_round
 from dboost.session.calls import unpack as unpacked
+from dboost.session.worker_session import WorkerSession
 from dboost.trees.grower import RoundHistograms
-from tests.helpers.clusters import a_table, lines_cluster
+from tests.helpers.clusters import Processes, a_table, lines_cluster
 
 FRAME = a_table(1500)
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "progress": False}
@@ -67,6 +81,106 @@ def test_a_call_that_is_given_up_ends_the_waiting_of_its_exchange(how: str) -> N
     reducer.close()
 
 
+class ARelay:
+    """A relay between a reducer and one session below it; each end is a line of the test."""
+
+    def __init__(self) -> None:
+        self.reducer, here = (Line(end) for end in socket.socketpair())
+        self.below, to_below = (Line(end) for end in socket.socketpair())
+        ref = SessionRef("tcp://10.0.0.2", "t")
+        self.here, self.ref = SessionRef("tcp://10.0.0.1", "s"), ref
+        self.relay = Relay(here, self.here, lambda missing: dict.fromkeys(missing, to_below))
+        self.branch = Branch(self.here, (ref,), pack_round(((ref,), 2)))
+        self.executed: list[int] = []
+        self.results: list[tuple[str, Any]] = []
+
+    def request(self, number: int, *, follows: bool) -> None:
+        self.reducer.send(number, METHODS.index("assign_leaves"), b"%d" % number, buffers_of(self.branch, follows))
+
+    def serve(self, n: int) -> threading.Thread:
+        """Answer n requests in a thread."""
+
+        def run() -> None:
+            for _ in range(n):
+                message = self.relay.receive()
+                assert bytes(message.content) == b"%d" % message.number
+
+                def execute(number: int = message.number) -> tuple[str, Any]:
+                    self.executed.append(number)
+                    return OK, b"here %d" % number
+
+                self.results.append(self.relay.call(message, execute))
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    def received(self) -> tuple[int, bytes]:
+        message = self.below.receive(20.0, lambda: pytest.fail("no request has been passed on"))
+        return message.number, bytes(message.content)
+
+    def answer(self, number: int) -> None:
+        self.below.send(number, STATUSES.index(OK), b"below %d" % number)
+
+    def expected(self, number: int) -> tuple[str, Any]:
+        return OK, {self.here: b"here %d" % number, self.ref: b"below %d" % number}
+
+    def close(self) -> None:
+        self.relay.close()
+        self.reducer.close()
+        self.below.close()
+
+
+@pytest.fixture
+def a_relay() -> Iterator[ARelay]:
+    found = ARelay()
+    yield found
+    found.close()
+
+
+def test_a_request_that_follows_is_passed_on_before_the_answers_of_the_call_before(a_relay: ARelay) -> None:
+    serving = a_relay.serve(3)
+    a_relay.request(5, follows=False)
+    assert a_relay.received() == (5, b"5")
+    a_relay.request(6, follows=True)
+    assert a_relay.received() == (6, b"6")  # nothing has been answered
+    a_relay.answer(5)
+    a_relay.request(7, follows=True)
+    assert a_relay.received() == (7, b"7")
+    a_relay.answer(6)
+    a_relay.answer(7)
+    serving.join(20)
+    assert a_relay.executed == [5, 6, 7]
+    assert a_relay.results == [a_relay.expected(number) for number in (5, 6, 7)]
+    assert a_relay.below.poll() is None  # each was passed on once
+
+
+def test_a_request_that_follows_no_call_ends_the_calls_before(a_relay: ARelay) -> None:
+    serving = a_relay.serve(2)
+    a_relay.request(5, follows=False)
+    a_relay.request(6, follows=True)
+    assert [a_relay.received()[0] for _ in range(2)] == [5, 6]
+    a_relay.request(9, follows=False)  # those before are never answered in time
+    a_relay.answer(5)
+    a_relay.answer(6)
+    assert a_relay.received() == (9, b"9")
+    a_relay.answer(9)
+    serving.join(20)
+    assert 6 not in a_relay.executed or a_relay.executed == [5, 6, 9]
+    assert a_relay.results[-1] == a_relay.expected(9) and len(a_relay.results) == 2
+
+
+def test_a_session_below_is_lost_while_two_calls_are_under_way(a_relay: ARelay) -> None:
+    serving = a_relay.serve(2)
+    a_relay.request(5, follows=False)
+    a_relay.request(6, follows=True)
+    assert [a_relay.received()[0] for _ in range(2)] == [5, 6]
+    a_relay.answer(5)
+    a_relay.below.close()
+    serving.join(20)
+    assert a_relay.results == [a_relay.expected(5), (LOST, [a_relay.ref])]
+
+
 def test_sums_that_do_not_fit_32_bits_are_passed_on_as_they_are() -> None:
     sums = RoundSums()
     for worker in "ab":
@@ -94,7 +208,7 @@ def branches_of(client: Client) -> set[int]:
     return {event["branches"] for event in events if event["action"] == "tree" and event["fit"] == last}
 
 
-def test_a_relay_of_relays_and_an_evaluation_set() -> None:
+def test_a_relay_of_relays_and_an_evaluation_set(monkeypatch: pytest.MonkeyPatch) -> None:
     target, fan_in = "t", 2
     held_out = FRAME[::3].drop(columns=sorted({"y", "z", "t"} & set(FRAME) - {target}))
     table = FRAME.drop(columns=sorted({"y", "z", "t"} & set(FRAME) - {target}))
@@ -106,10 +220,52 @@ def test_a_relay_of_relays_and_an_evaluation_set() -> None:
         data = dd.from_pandas(table, npartitions=9)
         there = dboost.fit(data, target, eval_set=held_out, client=client, **OPTIONS)
         assert branches_of(client) == {fan_in}
+        follow: list[bool] = []
+        begin = FitCalls.begin
+
+        def noted(
+            calls: FitCalls, method: str, arguments: Mapping[Branch, bytes], *, follows: bool = False
+        ) -> Callable[[Decode], None]:
+            follow.append(follows)
+            return begin(calls, method, arguments, follows=follows)
+
+        monkeypatch.setattr(FitCalls, "begin", noted)
+        monkeypatch.setattr(cluster_calls, "rounds_in_flight", lambda scheduler, workers: 2)  # as if on other hosts
+        overlapping = dboost.fit(data, target, eval_set=held_out, client=client, **OPTIONS)
+        assert any(follow)
+    assert overlapping.sha256 == here.sha256
     assert there.sha256 == here.sha256
     seconds = [column for column in there.history if "seconds" in column]
     shared = [column for column in there.history if column in here.history and column not in seconds]
     assert there.history[shared].equals(here.history[shared])
+
+
+def die_in_the_second_tree() -> None:
+    """In a worker: end the process in the second round of the second tree."""
+    compute = WorkerSession.round_histograms
+    n_trees = 0
+
+    def dying(session: WorkerSession, tasks: Any, requests: Any) -> Any:
+        nonlocal n_trees
+        n_trees += bool(tasks)
+        if n_trees == 2 and not tasks:
+            os._exit(1)
+        return compute(session, tasks, requests)
+
+    WorkerSession.round_histograms = dying  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1, -1], ids=["a relay", "a relay below", "the last"])
+def test_a_worker_dies_while_relays_have_two_rounds(victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_calls, "rounds_in_flight", lambda scheduler, workers: 2)  # as if on other hosts
+    options = OPTIONS | {"max_leaf_nodes": 31, "min_samples_leaf": 3}
+    with Processes(7, environment={"DASK_DBOOST__FAN_IN": "2"}) as cluster, dask.config.set({"dboost.fan-in": 2}):
+        cluster.client.run(die_in_the_second_tree, workers=[sorted(cluster.pids())[victim]])
+        booster = dboost.fit(dd.from_pandas(FRAME, npartitions=9), "y", client=cluster.client, **options)
+        assert branches_of(cluster.client) == {2}
+    assert booster.sha256 == dboost.fit(FRAME, "y", **options).sha256
+    assert booster.history["workers"].tolist() == [7, 6, 6, 6]
 
 
 def test_relays_use_the_security_of_the_cluster() -> None:
