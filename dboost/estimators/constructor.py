@@ -142,7 +142,7 @@ OWN = {
 }
 
 #: Keywords of `dboost.fit` that belong to the rows of one fit.
-_OF_ROWS = (*ROLES, "eval_set")
+_OF_ROWS = (*ROLES, "eval_set", "filter")
 
 
 def _keywords() -> list[inspect.Parameter]:
