@@ -1233,7 +1233,7 @@ def trained(fitted: FitResult, parameters: Parameters, continued: Booster | None
 
 
 def as_booster(model: Any) -> Booster:
-    """Return a model as it is, or read it from its file.
+    """Return a model as it is, that of a fitted estimator, or read it from its file.
 
     Raises
     ------
@@ -1242,8 +1242,11 @@ def as_booster(model: Any) -> Booster:
     ModelFileError
         Naming the file that cannot be read.
     """
-    if isinstance(model, Booster):
-        return model
     if isinstance(model, str | os.PathLike):
         return load(model)
-    raise InputTypeError(f"start_from must be a Booster, or the path or URL of its file, not {type(model).__name__}")
+    found = model if isinstance(model, Booster) else getattr(model, "booster_", None)
+    if isinstance(found, Booster):
+        return found
+    raise InputTypeError(
+        f"start_from must be a Booster, a fitted estimator of dboost, or the path or URL of a model, not {type(model).__name__}"
+    )

@@ -71,6 +71,11 @@ class Dataset:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise InputTypeError(
+                f"dboost.Dataset opens a folder, and {type(path).__name__} is no path: dboost.prepare(data, target) makes a "
+                "data set of a table"
+            )
         path = path_text(path)
         if is_prepared(path):
             with closing(open_folder(path)) as opened:

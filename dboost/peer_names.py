@@ -310,12 +310,36 @@ ATTRIBUTES = _hints({
         "lower_bound upper_bound",
     "call predict_proba(X)": "predict_log_proba",
     "call predict(X)": "inplace_predict",
+    "call predict(X) and a metric, such as those of sklearn.metrics": "score",
     "call predict(X, raw_score=True)": "decision_function",
     "the model itself is the Booster": "get_booster booster_",
     "call refit_leaves(data, target)": "refit",
     "call dboost.fit(data, target, start_from=model)": "fit update partial_fit",
     "see ensemble.parameters": "get_params params get_all_params attributes save_config",
     "call get_params()": "get_xgb_params",
+})  # fmt: skip
+
+
+#: What to use in place of functions and classes of other libraries.
+MODULE = _hints({
+    "call dboost.fit(data, target)": "train",
+    "call dboost.cv(data, target)": "cross_validate cross_val_score",
+    "give the table itself to dboost.fit, or dboost.prepare bins it once for many fits":
+        "DMatrix QuantileDMatrix ExtMemQuantileDMatrix DaskDMatrix DaskQuantileDMatrix Pool DataIter Sequence",
+    "use DBoostClassifier":
+        "XGBClassifier XGBRFClassifier DaskXGBClassifier LGBMClassifier DaskLGBMClassifier CatBoostClassifier "
+        "HistGradientBoostingClassifier GradientBoostingClassifier DBClassifier DBoostingClassifier",
+    "use DBoostRegressor":
+        "XGBRegressor XGBRFRegressor DaskXGBRegressor LGBMRegressor DaskLGBMRegressor CatBoostRegressor "
+        "HistGradientBoostingRegressor GradientBoostingRegressor DBRegressor DBoostingRegressor",
+    "use DBoostClassifier or DBoostRegressor": "XGBModel LGBMModel CatBoost",
+    "dboost has no losses for ranking": "XGBRanker LGBMRanker DaskXGBRanker DaskLGBMRanker CatBoostRanker DBoostRanker",
+    "call dboost.load(path)": "load_model",
+    "call predict of the model": "predict",
+    "call plot_importance(), plot_tree() or plot_history() of the model":
+        "plot_importance plot_tree to_graphviz create_tree_digraph plot_metric plot_split_value_histogram",
+    "give early_stopping_rounds or dboost.EarlyStopping": "early_stopping",
+    "give callbacks, functions of a dboost.Iteration": "callback log_evaluation record_evaluation reset_parameter",
 })  # fmt: skip
 
 

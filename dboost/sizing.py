@@ -67,7 +67,7 @@ _REMOVED = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """What a fit takes; made by `dboost.plan`. Sizes are in bytes.
 
@@ -128,7 +128,7 @@ class Plan:
     def _title(self) -> str:
         return f"{self.rows:,} rows × {self.columns:,} columns, {self.iterations:,} iterations of {self.leaves:,} leaves"
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join([self._title(), *(f"  {name:<20} {value}" for name, value in self._lines())])
 
     def _repr_html_(self) -> str:

@@ -38,7 +38,7 @@ from fsspec.implementations.local import LocalFileSystem
 from dboost._lazy_import import is_a, pa
 from dboost.data.partition import is_stored_table
 from dboost.errors import DataError, DataFileMissingError, DBoostError, MissingExtraError, is_failure, reason, shown
-from dboost.storage.paths import path_text
+from dboost.storage.paths import PREPARED, path_text
 
 #: Characters of a glob.
 MAGIC = re.compile(r"[*?\[]")
@@ -292,6 +292,8 @@ def no_files_error(path: str) -> DataError:
     fs, root = fsspec.url_to_fs(path)
     if not fs.isdir(root):
         return DataFileMissingError(f"there is no file at {shown(path)}")
+    if fs.exists(f"{root.rstrip('/')}/{PREPARED}"):
+        return DataError(f"{shown(path)} is a data set of dboost.prepare, which has the bins of its rows: give the table")
     return DataError(
         f"the folder {shown(path)} has no data files: their names end in .parquet, .csv or .csv.gz, and do not begin with "
         f"'.' or '_'"

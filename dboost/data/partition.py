@@ -234,6 +234,8 @@ def as_matrix(data: Any) -> np.ndarray:
         )
     try:
         matrix = data if is_masked(data) else np.asarray(data)
+        if matrix.dtype.kind == "U" and not isinstance(data, np.ndarray):
+            matrix = np.array(data, object)  # NumPy makes text of numbers beside text
     except ValueError as error:
         raise DataError(f"the rows are not all of the same length: {error}") from None
     if matrix.ndim != 2:
@@ -271,14 +273,16 @@ def no_table(data: Any) -> DataError | InputTypeError | None:
     kind = kind_of(data)
     if kind == "series":
         how = 'pyarrow.table({"x": array})' if is_a(data, "pyarrow", "Array", "ChunkedArray") else "data.to_frame()"
-        return bad_shape(type(data).__name__, (len(data),), f"{how} makes it a table of one column")
+        row = ", frame.iloc[[i]] selects one row as a table" if hasattr(data, "iloc") else ""
+        return bad_shape(type(data).__name__, (len(data),), f"{how} makes it a table of one column{row}")
     if kind is not None:
         return None
     what, remedy = type(data).__name__, None
     if isinstance(data, list | tuple):
         what, remedy = _in_list(data)
     elif isinstance(data, Mapping):
-        remedy = "pass pandas.DataFrame(data)"
+        is_row = not any(np.iterable(value) and not isinstance(value, str | bytes) for value in data.values())
+        remedy = f"pass pandas.DataFrame({'[data]' if is_row else 'data'})"
     elif hasattr(data, "obj") and hasattr(data, "agg"):  # groups, windows
         remedy = "pass the frame that was grouped, or one that .agg(…) or .transform(…) returns"
     elif hasattr(data, "read") and hasattr(data, "name"):
@@ -608,7 +612,8 @@ def declared_categorical(spec: Any, names: tuple[str, ...], named: bool) -> tupl
             )
         wrong = values[found.index(None)]
         raise ParameterError(
-            f"categorical_features has an item value {wrong!r} which is not a valid feature name of the training data."
+            f"categorical_features has an item value {wrong!r} which is not a valid feature name of the training data"
+            f"{Names.of(names).hint(wrong)}"
         )
     marked = set(found)
     return tuple(name in marked for name in names)

@@ -132,9 +132,9 @@ OWN = {
     ),
     "verbose": OwnParameter(
         0,
-        "int >= 0",
-        "Show progress unless 0; `progress` overrides it.",
-        (lambda v: is_flag(v) or (is_count(v) and v >= 0), "an integer of at least 0"),
+        "int",
+        "Show progress if above 0; `progress` overrides it.",
+        (lambda v: is_flag(v) or is_count(v), "an integer"),
     ),
     "random_state": OwnParameter(
         None, "int, RandomState or None", "An integer is the seed of learning, as in `dboost.fit`; None draws one for each fit."

@@ -423,7 +423,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         settings["n_threads"] = _threads_of(settings.pop("n_jobs"), settings["n_threads"])
         check_settings(self)
         if settings["progress"] is None:
-            settings["progress"] = bool(settings["verbose"])
+            settings["progress"] = settings["verbose"] > 0
         if isinstance(X, Dataset):
             for name in ("features", "categorical_features"):
                 if not np.array_equal(settings[name], defaults[name]):

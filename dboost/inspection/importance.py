@@ -46,6 +46,8 @@ from dboost.session.warm_start import row_matrices
 
 #: Kinds of importance that need no rows.
 KINDS = ("friedman", "gain", "cover", "count")
+#: Kinds of XGBoost and LightGBM, and ours.
+_OF_PEERS = {"weight": "count", "split": "count", "total_gain": "gain", "total_cover": "cover"}
 
 
 def importance(
@@ -67,7 +69,8 @@ def importance(
     if options:
         raise ParameterError(f"importance of kind {kind!r} takes no {next(iter(options))}")
     if kind not in KINDS:
-        raise ParameterError(f"kind={kind!r} must be one of {', '.join(map(repr, KINDS))}, or 'permutation'")
+        hint = f"; {kind!r} is called {_OF_PEERS[kind]!r} here" if kind in _OF_PEERS else ""
+        raise ParameterError(f"kind={kind!r} must be one of {', '.join(map(repr, KINDS))}, or 'permutation'{hint}")
     if per_class and ensemble.outputs.labels is None:
         raise ParameterError("there is no importance per class: the model predicts numbers")
     if kind == "cover":

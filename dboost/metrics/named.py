@@ -207,16 +207,25 @@ def _map(ranking: _Ranking, k: int) -> float:
     return float((r / t * hits / position).sum() / min(k, ranking.n_relevant))
 
 
-#: Other names of metrics.
+#: Other names of metrics: short ones, and those of XGBoost, LightGBM, CatBoost and scikit-learn's functions.
 ALIASES = {
-    "rmse": "root_mean_squared_error",
-    "mse": "mean_squared_error",
-    "mae": "mean_absolute_error",
-    "mape": "mean_absolute_percentage_error",
-    "logloss": "log_loss",
-    "auc": "roc_auc",
-    "aucpr": "average_precision",
-    "error": "zero_one_loss",
+    alias: name
+    for name, aliases in {
+        "root_mean_squared_error": "rmse l2_root RMSE",
+        "mean_squared_error": "mse l2 regression_l2",
+        "mean_absolute_error": "mae l1 regression_l1 MAE",
+        "mean_absolute_percentage_error": "mape MAPE",
+        "r2": "R2 r2_score",
+        "log_loss": "logloss binary_logloss multi_logloss mlogloss Logloss MultiClass",
+        "roc_auc": "auc AUC roc_auc_score",
+        "average_precision": "aucpr average_precision_score",
+        "zero_one_loss": "error binary_error multi_error merror",
+        "accuracy": "Accuracy accuracy_score",
+        "balanced_accuracy": "BalancedAccuracy balanced_accuracy_score",
+        "brier_score": "brier_score_loss BrierScore",
+        "f1": "F1 f1_score",
+    }.items()
+    for alias in aliases.split()
 }
 
 

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import os
 
+from dboost.errors import InputTypeError
+
+#: Name of the file that every folder of `dboost.prepare` has which one process has written.
+PREPARED = "binned.json"
+
 
 def path_text(path: str | os.PathLike[str]) -> str:
     """Return a path or URL as text, a leading ``~`` or ``~user`` replaced by the home folder, also in ``file://~``."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputTypeError(f"a path or URL must be text or a path, not {type(path).__name__}")
     text = os.fspath(path)
     for scheme in ("file://", "local://"):
         if text.startswith(f"{scheme}~"):

@@ -41,6 +41,7 @@ import numpy as np
 from dboost.data import ReadOptions
 from dboost.data.binning import MAX_FINE_BINS, Binning
 from dboost.data.eval_tables import EvalTable, eval_tables
+from dboost.data.labels import Names
 from dboost.display import number
 from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
@@ -327,7 +328,10 @@ def directions_of(parameters: Parameters, features: Sequence[Feature], loss: Los
         unknown = sorted(str(name) for name in given if name not in names)
         if unknown:
             shown = unknown[:5] + ["..."] * (len(unknown) > 5)
-            raise ParameterError(f"monotonic_cst contains {len(unknown)} unexpected feature names: {shown}.")
+            near = Names.of(names).hint(unknown[0]).removeprefix("; ")
+            raise ParameterError(
+                f"monotonic_cst contains {len(unknown)} unexpected feature names: {shown}. {near[:1].upper()}{near[1:]}"
+            )
         values = [given.get(name, 0) for name in names]
     else:
         values = list(given)
@@ -852,7 +856,7 @@ def checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:
     InputTypeError
         For a callback that is not callable.
     """
-    found = (callbacks,) if callable(callbacks) else tuple(callbacks or ())
+    found = (callbacks,) if callable(callbacks) or not np.iterable(callbacks) else tuple(callbacks)
     for callback in found:
         if not callable(callback):
             raise InputTypeError(f"a callback must be a function of an Iteration, not {type(callback).__name__}")

@@ -63,7 +63,7 @@ from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.shards.shard_spec import code_fields, plan_layout, rows_that_fit
 from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field, StorageError
 from dboost.storage.lease import Lease
-from dboost.storage.paths import path_text
+from dboost.storage.paths import PREPARED, path_text
 from dboost.storage.row_store import FieldGroup, InFiles, RowStore
 from dboost.training.callbacks import Callback
 from dboost.training.dataset_checks import (
@@ -378,7 +378,7 @@ class PreparedRows:
 
 #: The newest version; folders with one target column have version 1, which older versions of dboost read.
 VERSION = 2
-_NAME = "binned.json"
+_NAME = PREPARED
 
 
 def is_prepared(path: Any) -> bool:

@@ -70,7 +70,7 @@ def test_the_kind_of_task_is_the_estimators() -> None:
         ("source_name", 1),
         ("early_stopping", "yes"), ("early_stopping", None), ("scoring", 3), ("tol", -1.0), ("n_iter_no_change", 0),
         ("validation_fraction", 1.0), ("validation_fraction", 0), ("validation_fraction", True), ("warm_start", "no"),
-        ("verbose", -1), ("random_state", "seed"), ("n_threads", 0), ("categorical_features", ["b"]), ("features", ["a"]),
+        ("verbose", "loud"), ("random_state", "seed"), ("n_threads", 0), ("categorical_features", ["b"]), ("features", ["a"]),
     ],
 )  # fmt: skip
 def test_nothing_is_ignored(Estimator: Any, argument: str, value: Any) -> None:
@@ -301,6 +301,7 @@ def test_progress_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]) ->
     assert "iteration" not in capsys.readouterr().err
     DBoostRegressor(max_iter=2, verbose=1).fit(frame, number)
     assert "iteration 2/2" in capsys.readouterr().err
+    DBoostRegressor(max_iter=2, verbose=-1).fit(frame, number)  # LightGBM's value for no output
     DBoostRegressor(max_iter=2, verbose=1, progress=False).fit(frame, number)
     assert "iteration" not in capsys.readouterr().err
 

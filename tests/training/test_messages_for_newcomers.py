@@ -12,6 +12,7 @@ import pytest
 
 import dboost
 from dboost.cli import main
+from dboost.peer_names import MODULE
 from tests.helpers.clusters import threads_cluster
 
 RNG = np.random.default_rng(2)
@@ -89,3 +90,65 @@ def test_warnings_name_the_line_of_the_caller(tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match=message) as seen:
             call()
         assert [one.filename for one in seen if message in str(one.message)] == [__file__]
+
+
+def test_numbers_beside_text_in_lists_of_rows_stay_numbers() -> None:
+    """NumPy makes text of all values of such a list."""
+    frame = pd.DataFrame({"f0": FRAME["pay"], "f1": np.where(FRAME["age"] > 50, "old", "young"), "f2": FRAME["age"] > 30})
+    rows = frame.to_numpy(object).tolist()
+    booster = dboost.fit(rows, FRAME["y"].tolist(), max_iter=3)
+    assert [feature.is_categorical for feature in booster.features] == [False, True, False]
+    np.testing.assert_array_equal(booster.predict(rows), booster.predict(frame.set_axis(range(3), axis=1).to_numpy(object)))
+    np.testing.assert_array_equal(booster.predict(rows[:1]), booster.predict(rows)[:1])
+    np.testing.assert_array_equal(booster.predict(tuple(map(tuple, rows))), booster.predict(rows))
+    text = [["a", "x"], ["b", "y"]] * 40
+    of_list = dboost.fit(text, [0.0, 1.0] * 40, max_iter=1)
+    assert of_list.sha256 == dboost.fit(np.array(text), [0.0, 1.0] * 40, max_iter=1).sha256
+
+
+def test_tables_that_are_none(tmp_path: Path) -> None:
+    booster = fit(FRAME)
+    prepared = dboost.prepare(FRAME, "y", tmp_path / "prepared", progress=False)
+    row = FRAME.iloc[0]
+    for call, error, message in (
+        (lambda: booster.predict(row), dboost.DataError, r"frame\.iloc\[\[i\]\] selects one row as a table"),
+        (lambda: booster.predict(row.to_dict()), dboost.InputTypeError, r"pass pandas\.DataFrame\(\[data\]\)"),
+        (lambda: booster.predict(FRAME.to_dict("list")), dboost.InputTypeError, r"pass pandas\.DataFrame\(data\)"),
+        (lambda: booster.predict(prepared), dboost.DataError, "prepared is a data set of dboost.prepare, .*: give the table"),
+        (lambda: dboost.Dataset(FRAME), dboost.InputTypeError, "DataFrame is no path: dboost.prepare"),  # type: ignore[arg-type]
+        (lambda: dboost.load(3), dboost.InputTypeError, "a path or URL must be text or a path, not int"),  # type: ignore[arg-type]
+        (lambda: booster.save(None), dboost.InputTypeError, "not NoneType"),  # type: ignore[arg-type]
+        (lambda: booster.importance("weight"), dboost.ParameterError, "'weight' is called 'count' here"),
+        (lambda: fit(FRAME, callbacks=3), dboost.InputTypeError, "a callback must be a function of an Iteration, not int"),
+        (lambda: fit(FRAME, start_from=3), dboost.InputTypeError, "must be a Booster, a fitted estimator of dboost"),
+        (lambda: fit(FRAME, start_from=dboost.DBoostRegressor()), dboost.InputTypeError, "not DBoostRegressor"),
+        (lambda: fit(FRAME, monotonic_cst={"agee": 1}), dboost.ParameterError, r"\['agee'\]\. Did you mean 'age'\?"),
+        (lambda: fit(FRAME, categorical_features=["agee"]), dboost.ParameterError, "'agee' .*; did you mean 'age'"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_a_fit_continues_that_of_an_estimator() -> None:
+    estimator = dboost.DBoostRegressor(max_iter=2, random_state=0).fit(FRAME[["age", "pay"]], FRAME["y"])
+    assert fit(FRAME, start_from=estimator).sha256 == fit(FRAME, start_from=estimator.booster_).sha256
+
+
+def test_names_of_other_libraries_in_the_package() -> None:
+    for name, message in (
+        ("train", r"call dboost\.fit\(data, target\)"),
+        ("DMatrix", r"give the table itself to dboost\.fit"),
+        ("XGBClassifier", "use DBoostClassifier$"),
+        ("LGBMRegressor", "use DBoostRegressor$"),
+        ("plot_importance", r"call plot_importance\(\)"),
+        ("something", "no attribute 'something'$"),
+    ):
+        with pytest.raises(AttributeError, match=message):
+            getattr(dboost, name)
+    assert all(not hasattr(dboost, name) for name in MODULE)
+
+
+def test_a_plan_is_read_as_it_is_shown() -> None:
+    plan = dboost.plan(10**9, 100)
+    assert repr(plan) == str(plan)
+    assert "time, about" in repr(plan) and max(map(len, repr(plan).splitlines())) <= 80
