@@ -50,7 +50,7 @@ from dboost.data.partition import array_names, bad_shape, columns_like, holds_nu
 from dboost.data.predictor import NAME, Predictor, like_input
 from dboost.data.roles import ROLES
 from dboost.data.row_filter import RowFilter
-from dboost.errors import DataError, DBoostError, InputTypeError
+from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 
 
 def layout(data: Any) -> tuple[tuple[str, ...], bool]:
@@ -226,6 +226,8 @@ def consume(
             is_needed = all(first > i for first in failed)
         try:
             found = consumer(i, *in_place(pieces, filled)) if is_needed else None
+        except ParameterError:  # it concerns all partitions, so there is nothing to wait for
+            raise
         except Exception as error:
             with lock:
                 failed[i] = error

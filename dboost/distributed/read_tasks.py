@@ -43,7 +43,7 @@ from dboost.data.table import check_no_values, given_roles, separate_roles
 from dboost.distributed.connection import Connection, lost_client, submit
 from dboost.distributed.messages import READING, pack
 from dboost.distributed.worker_plugin import here
-from dboost.errors import DataError, DBoostError, is_out_of_descriptors, out_of_descriptors
+from dboost.errors import DataError, DBoostError, ParameterError, is_out_of_descriptors, out_of_descriptors
 from dboost.schema import Feature
 from dboost.session.calls import SessionRef, unpack
 from dboost.session.memory import Budget, format_bytes
@@ -389,7 +389,7 @@ def _receipts(
         wait = _Wait(connection, bound)
         if future.status == "error":
             failed = _ReadFailed(number, future.exception())
-            if at_once:
+            if at_once or isinstance(failed.error, ParameterError):  # that concerns all partitions
                 raise failed
             later = [one for one, i in pending.items() if i > number]
             connection.cancel(later, reason=f"partition {number} failed")
