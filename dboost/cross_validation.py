@@ -38,7 +38,7 @@ from dboost.params import (
     shows_parameters,
     with_seed,
 )
-from dboost.session.memory import Budget, parse_memory_limit
+from dboost.session.memory import Budget, TreeNeeds, parse_memory_limit
 from dboost.session.row_samples import FoldRows
 from dboost.session.target import Target, choose_target, name_of_target, scan_target
 from dboost.training.auto_iterations import with_auto_iterations
@@ -63,6 +63,7 @@ from dboost.training.plan import (
     parse_time_limit,
     rounds_of,
     rounds_of_rule,
+    tree_needs,
 )
 from dboost.training.prepared_dataset import is_prepared
 
@@ -240,7 +241,7 @@ def cv(
     division = FoldOptions(folds, groups, time, repeats, earlier)
     try:
         settings.progress.phase("reading and binning")
-        with folded(data, target, division, options, settings.parameters) as rows:
+        with folded(data, target, division, options, settings.parameters, settings.trees_of(division)) as rows:
             return cross_validate(rows, settings, earlier)
     finally:
         settings.progress.close()
@@ -254,6 +255,15 @@ class FoldOptions(NamedTuple):
     time: Any
     repeats: int
     known: CVResult | None = None  # with the folds to use, unless others are given
+
+    @property
+    def least(self) -> int:
+        """The number of folds, as far as it is known before the data are read."""
+        if self.known is not None:
+            return len(self.known.states)
+        if self.folds is not None and (not isinstance(self.folds, int) or isinstance(self.folds, bool)):
+            return 1
+        return max((5 if self.folds is None else self.folds) * self.repeats, 1) if isinstance(self.repeats, int) else 1
 
     @property
     def can_keep_groups(self) -> bool:
@@ -319,8 +329,12 @@ class FoldedRows:
 
 
 @contextmanager
-def folded(data: Any, target: Any, division: FoldOptions, options: DataOptions, parameters: Parameters) -> Iterator[FoldedRows]:
+def folded(
+    data: Any, target: Any, division: FoldOptions, options: DataOptions, parameters: Parameters, trees: TreeNeeds | None = None
+) -> Iterator[FoldedRows]:
     """Yield rows with their folds; a data set that is made of a table is closed at the end.
+
+    trees : what the fits on the folds need of the memory limit; None if that is not known yet.
 
     Raises
     ------
@@ -355,7 +369,9 @@ def folded(data: Any, target: Any, division: FoldOptions, options: DataOptions, 
             raise InputTypeError("the target is missing: give the name of a column, or one value per row")
         division, shaping["features"] = _with_values(data, target, division, options)
         reading = {name: getattr(parameters, name) for name in ("max_bins", "random_state")}
-        reading |= {name: getattr(options, name) for name in ("memory_limit", "n_threads")}
+        # With the needs of the folds: a limit that is far too small for them is refused before the data are read.
+        limit = None if options.memory_limit is None else Budget.of(options.memory_limit, trees)
+        reading |= {"memory_limit": limit, "n_threads": options.n_threads}
         opened = prepare(data, target, **shaping, **reading)
     with opened as prepared:
         rows: BinnedRows = prepared._rows(options.client)
@@ -402,6 +418,17 @@ class FoldSettings:
         self.progress = Progress(progress)
         self.n_threads, self.limit, self.until = n_threads, limit, until
 
+    @property
+    def needs_means(self) -> bool:
+        """Whether something depends on the means of the folds while they are fitted."""
+        return bool(self.callbacks) or self.until < math.inf or rounds_of(self.parameters) is not None
+
+    def trees_of(self, division: FoldOptions) -> TreeNeeds:
+        """Return what the fits on the folds need at least, before the data are read."""
+        at_once = folds_at_once(division.least, self.needs_means)
+        needs = tree_needs(self.parameters, max(self.n_threads // at_once, 1))
+        return needs._replace(n_at_once=at_once)
+
     def parameters_on(self, data: Dataset) -> Parameters:
         """Return the parameters of learning with the number of bins of a data set."""
         if "max_bins" in self.learning and self.parameters.max_bins != data.max_bins:
@@ -429,13 +456,13 @@ def cross_validate(
         if differs is not None:
             name, stored, current = differs
             raise ParameterError(f"start_from: {name} was {stored} in this result and is {current} now: repeat its parameters")
-    needs_means = bool(settings.callbacks) or settings.until < math.inf or rounds_of(parameters) is not None
+    needs_means = settings.needs_means
     at_once = folds_at_once(len(folds), needs_means)
     request_of = partial(
         FitRequest.of,
         settings.learning | {"max_bins": parameters.max_bins},
         eval_metric=settings.eval_metric,
-        budget=None if settings.limit is None else Budget(max(settings.limit // at_once, 1)),
+        budget=None if settings.limit is None else Budget(max(settings.limit // at_once, 1), n_sharing=at_once),
         early_stopping=settings.early_stopping,
         n_at_once=at_once,
     )

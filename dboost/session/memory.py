@@ -88,6 +88,8 @@ def format_bytes(n_bytes: float) -> str:
 
 #: Bytes of a slice of a partition, whatever the limit: smaller ones take longer to pass on than to read.
 _LEAST_CHUNK = 2**18
+#: Slices that a limit holds: one may exist twice, and half of the limit is for other objects.
+_CHUNKS = 4
 #: How many times the limit is exceeded by the histograms that the first slice makes, if it is refused.
 _FAR = 2
 
@@ -99,6 +101,7 @@ class TreeNeeds(NamedTuple):
     min_samples_leaf: int
     max_bins: int
     n_threads: int
+    n_at_once: int = 1  # such fits at the same time, which divide the limit
 
 
 @dataclass(frozen=True)
@@ -108,20 +111,32 @@ class Budget:
     limit: int
     #: Of the fit that reads its training data; None if no trees are grown on what is read.
     trees: TreeNeeds | None = None
+    n_sharing: int = 1  # fits that the user's limit was divided among, of which this is one; for messages
 
     @classmethod
     def of(cls, memory_limit: Any, trees: TreeNeeds | None = None) -> Budget:
-        """Return the budget for a value of ``memory_limit=``, see `parse_memory_limit`."""
-        return cls(parse_memory_limit(memory_limit), trees)
+        """Return the budget for a value of ``memory_limit=``, see `parse_memory_limit`; a budget is returned as it is."""
+        return memory_limit if isinstance(memory_limit, Budget) else cls(parse_memory_limit(memory_limit), trees)
 
     def on_threads(self, n_threads: int) -> Budget:
         """Return the budget of a process with this number of threads."""
-        return self if self.trees is None else replace(self, trees=self.trees._replace(n_threads=n_threads))
+        if self.trees is None:
+            return self
+        return replace(self, trees=self.trees._replace(n_threads=max(n_threads // self.trees.n_at_once, 1)))
 
     def check_width(self, n_features: int) -> None:
-        """Raise ParameterError if a tree over so many features exceeds the limit, whatever their values."""
+        """Raise ParameterError if a tree over so many features exceeds the limit, whatever their values.
+
+        If no trees are grown: if slices of so many features exceed it by far.
+        """
         if self.trees is not None:
             self._check(np.full(n_features, self.trees.max_bins), np.ones(n_features, np.int64), 0, 1)
+            return
+        least = _CHUNKS * max(_LEAST_CHUNK, 8 * n_features)
+        if least > _FAR * self.limit:
+            raise ParameterError(
+                f"memory_limit of {self} is too small to read and bin {n_features} features: it would take {_rounded_up(least)}"
+            )
 
     def check_rows(self, n_values: np.ndarray, n_rows: int) -> None:
         """Raise ParameterError if histograms of the training rows exceed the limit by far.
@@ -137,10 +152,10 @@ class Budget:
         trees = self.trees
         assert trees is not None
         n_leaves = max(min(trees.max_leaves, n_rows // trees.min_samples_leaf), 1)
-        if histogram_bytes(_spec_of(least_bins, n_leaves), trees.n_threads) > factor * self.limit:
+        if trees.n_at_once * histogram_bytes(_spec_of(least_bins, n_leaves), trees.n_threads) > factor * self.limit:
             spec = _spec_of(n_bins, n_leaves if trees.max_leaves >= _UNBOUNDED_LEAVES else trees.max_leaves)
             least = trees.n_threads * spec.room_bytes(n_rows) + histogram_bytes(spec, trees.n_threads)
-            raise _too_small(self.limit, spec, least, trees.n_threads)
+            raise _too_small(self.limit, spec, least, trees.n_threads, trees.n_at_once)
 
     def __str__(self) -> str:
         return format_bytes(self.limit)
@@ -158,7 +173,7 @@ class Budget:
     @property
     def chunk(self) -> int:
         """Largest chunk in bytes: it may exist twice, and half of the limit is for other objects."""
-        return max(self.limit // 4, _LEAST_CHUNK)
+        return max(self.limit // _CHUNKS, _LEAST_CHUNK)
 
     @property
     def reserve(self) -> int:
@@ -189,7 +204,7 @@ class Budget:
         buffers = n_threads * spec.room_bytes(n_rows)
         least = buffers + histogram_bytes(spec, n_threads)
         if least > self.limit:
-            raise _too_small(self.limit, spec, least, n_threads)
+            raise _too_small(self.n_sharing * self.limit, spec, least, n_threads, self.n_sharing)
         return self.limit - buffers
 
 
@@ -204,11 +219,13 @@ def _spec_of(n_bins: np.ndarray, max_leaves: int) -> ShardSpec:
     return ShardSpec(layout, layout, max_leaves)
 
 
-def _too_small(limit: int, spec: ShardSpec, least: int, n_threads: int) -> ParameterError:
+def _too_small(limit: int, spec: ShardSpec, least: int, n_threads: int, n_fits: int = 1) -> ParameterError:
+    """Return the error for a limit of some fits together. least : bytes that each of them needs."""
+    fits = "" if n_fits == 1 else f" in each of {n_fits} fits at the same time"
     return ParameterError(
         f"memory_limit of {format_bytes(limit)} is too small for trees of {spec.max_leaves} leaves over "
-        f"{len(spec.layout.n_bins)} features: it would take {_rounded_up(least)} with {n_threads} "
-        f"thread{'s' * (n_threads != 1)}"
+        f"{len(spec.layout.n_bins)} features: it would take {_rounded_up(n_fits * least)} with {n_threads} "
+        f"thread{'s' * (n_threads != 1)}{fits}"
     )
 
 

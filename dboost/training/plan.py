@@ -604,7 +604,7 @@ class FitPlan:
             magnitude=self.stats.magnitude,
             spread=self.stats.spread,
             starts=starts,
-            budget=None if self.request.budget is None else Budget(self.request.budget.limit),
+            budget=None if self.request.budget is None else replace(self.request.budget, trees=None),
             n_bites=None if arcbites is None else arcbites.n_parts,
             n_together=1 if arcbites is None else arcbites.parts,
             seed=self.parameters.random_state,

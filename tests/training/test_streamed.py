@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import dboost
+from dboost.cli import UNUSABLE, main
 from dboost.data import table
 from dboost.session import memory, shard_runners
 from dboost.session.memory import Budget, parse_memory_limit
@@ -233,6 +234,46 @@ def test_a_limit_far_too_small_is_refused_before_all_rows_are_read(
             assert not read
     for least in named:
         assert dboost.fit(parquet, "y", **options | {"memory_limit": least}).n_iter_ == 1
+
+
+def test_a_limit_far_too_small_for_folds_or_for_reading_is_refused_before_rows_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = str(tmp_path / "rows.parquet")
+    _numbers(30_000).to_parquet(rows)
+    read: list[int] = []
+    translate = table.Reader._translate
+
+    def count(self: Any, i: int, chunk: Any, private: bool) -> Any:
+        read.append(chunk.n_rows)
+        return translate(self, i, chunk, private)
+
+    monkeypatch.setattr(table.Reader, "_translate", count)
+    folds = (
+        r"memory_limit of 10 KiB is too small for trees of 31 leaves over 5 features: it would take (.*) "
+        "with 1 thread in each of 3 fits at the same time"
+    )
+    reading = "memory_limit of 10 KiB is too small to read and bin 5 features: it would take (.*)"
+    limit: dict[str, Any] = {"n_threads": 3, "memory_limit": "10KiB"}
+    with pytest.raises(dboost.ParameterError, match=folds + "$") as error:
+        dboost.cv(rows, "y", folds=3, max_iter=1, **limit)
+    of_folds = re.search(folds, str(error.value))
+    with pytest.raises(dboost.ParameterError, match=reading + "$") as error:
+        dboost.prepare(rows, "y", tmp_path / "data", **limit)
+    of_reading = re.search(reading, str(error.value))
+    assert of_folds is not None and of_reading is not None and not (tmp_path / "data").exists()
+    command = [rows, "--target", "y", "--memory-limit", "10KiB", "--set", "n_threads=3"]
+    prepare = ["prepare", *command, "--output", str(tmp_path / "data")]
+    for arguments, told in (["cv", *command, "--folds", "3"], folds), (prepare, reading):
+        assert main(arguments) == UNUSABLE
+        assert re.search(told, capsys.readouterr().err)
+    assert not read
+    with dboost.prepare(rows, "y", tmp_path / "data", memory_limit=of_reading[1]) as data:
+        assert data.n_rows == 30_000
+        with pytest.raises(dboost.ParameterError, match=folds + "$") as error:
+            dboost.cv(data, folds=3, max_iter=1, **limit)
+        assert of_folds[0] == str(error.value)
+    assert len(dboost.cv(rows, "y", folds=3, max_iter=1, **limit | {"memory_limit": of_folds[1]}).boosters) == 3
 
 
 def test_few_values_need_little_memory() -> None:
