@@ -268,6 +268,9 @@ class ClusterTable:
     def apply(self, step: ByPartitions[None]) -> None:
         self.partitions.apply(step)
 
+    def complete(self) -> None:
+        self.partitions.complete()
+
     def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
         self.partitions.set_n_trained(n_kept)
         self._unit_weights = unit_weights

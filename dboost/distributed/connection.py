@@ -29,7 +29,19 @@ from distributed.worker import thread_state
 from dboost.config import liveness_timeout, uses_lines, without_graph_warning, worker_timeout
 from dboost.display import counted
 from dboost.distributed.line import Line
-from dboost.distributed.messages import CANCELLED, FAILED, LOST, OK, SILENT, LostWorkers, Timing, pack, unpack_error
+from dboost.distributed.messages import (
+    CANCELLED,
+    FAILED,
+    LOST,
+    OK,
+    SILENT,
+    AfterSteps,
+    LostWorkers,
+    Step,
+    Timing,
+    pack,
+    unpack_error,
+)
 from dboost.distributed.reducer import Reducer
 from dboost.distributed.worker_calls import open_line, run_on
 from dboost.distributed.worker_choice import WorkerChoice, WorkerRecord
@@ -521,9 +533,16 @@ class Connection:
         """
         return self._ask(list(refs), method.__name__, pack(arguments))
 
-    def ask_each(self, arguments: dict[SessionRef, tuple[Any, ...]], method: Callable[..., Any]) -> dict[SessionRef, Any]:
-        """Call a method of sessions with arguments for each; see `ask`."""
-        return self._ask(list(arguments), method.__name__, [pack(each) for each in arguments.values()])
+    def ask_each(
+        self,
+        arguments: Mapping[SessionRef, tuple[Any, ...]],
+        method: Callable[..., Any],
+        before: Mapping[SessionRef, list[Step]] | None = None,
+    ) -> dict[SessionRef, Any]:
+        """Call a method of sessions with arguments for each; see `ask`. before : other calls of each session, made first."""
+        steps = {} if before is None else before
+        packed = [pack(AfterSteps(steps[ref], of) if steps.get(ref) else of) for ref, of in arguments.items()]
+        return self._ask(list(arguments), method.__name__, packed)
 
     def _ask(self, refs: list[SessionRef], method: str, packed: Any) -> dict[SessionRef, Any]:
         self._check_not_lost(refs)

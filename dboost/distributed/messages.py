@@ -78,6 +78,18 @@ class FitCancelled(Exception):
     """The fit was cancelled."""
 
 
+#: Name and arguments of a method of a session.
+Step = tuple[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class AfterSteps:
+    """The arguments of a call, and other calls of the session that come before it, in the same message."""
+
+    steps: list[Step]
+    arguments: tuple[Any, ...]
+
+
 @dataclass(frozen=True)
 class Timing:
     """Times of some rounds."""

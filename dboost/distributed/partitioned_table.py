@@ -5,6 +5,8 @@ stages: read, statistics collected, features set (final category codes), target 
 When workers are lost, other workers read their partitions again and run the stages that the rest has completed. So callers of
 `ask` need not handle losses; the number of losses without progress is limited (`connection.Attempts`).
 
+Changes of the rows that return nothing are not calls of their own: they are sent with the next call of the sessions.
+
 A partition that is read again must be unchanged: a different number of rows or a different fingerprint of its values is an
 error.
 """
@@ -14,7 +16,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +27,7 @@ from dboost.data.partition import ReadPlan, some_values
 from dboost.data.row_metadata import MetadataRows
 from dboost.display import counted
 from dboost.distributed.connection import Connection
-from dboost.distributed.messages import LostWorkers
+from dboost.distributed.messages import LostWorkers, Step
 from dboost.distributed.read_tasks import ReadTasks, Receipt, rows_alone
 from dboost.distributed.rebalance import is_for_one_worker, is_held, plan_moves
 from dboost.distributed.sample_exchange import choose_owners
@@ -47,6 +50,14 @@ class WorkerPartitions:
     stage: int = 0  # number of stages that have been completed
 
 
+class Stage(NamedTuple):
+    """A call of each session that has partitions of a batch."""
+
+    method: Callable[..., Any]
+    arguments: Callable[[Sequence[int]], tuple[Any, ...]]  # that follow the batch, given the partitions
+    note: Callable[[WorkerPartitions, Any], None] | None = None  # receives the results; None if there are none
+
+
 @dataclass(eq=False)
 class PartitionedTable:
     """One table of a fit."""
@@ -57,13 +68,15 @@ class PartitionedTable:
     worker_partitions: list[WorkerPartitions] = field(default_factory=list)
     lengths: dict[int, int] = field(default_factory=dict)  # number of rows by partition
     #: Stages that all partitions have completed; partitions that are read again run them in order.
-    stages: list[Callable[[list[WorkerPartitions]], object]] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
     fingerprints: dict[int, int] = field(default_factory=dict)  # of values, by partition
     n_outputs: int = 1  # trees of an iteration, once they are known
     n_at_once: int = 1  # fits that run at the same time
     _n_trained: dict[int, int] | None = None
     _known: tuple[Feature, ...] | None = None
     _n_batches: int = 0
+    #: Number of stages that have been sent. The others are sent with the next call.
+    _n_sent: int = 0
     #: The largest progress of loading so far: sum of stages over partitions.
     _best_progress: int = 0
 
@@ -71,9 +84,9 @@ class PartitionedTable:
 
     def load(self) -> None:
         """Read all partitions and collect their statistics."""
-        if self.source.whole:
-            self.stages.append(self._attach)
-        self._add_stage(self._collect_stats)
+        self.stages += [Stage(Session.attach, partial(self._rows_of_role, role)) for role in self.source.whole]
+        self.stages.append(Stage(Session.scan_partitions, lambda numbers: (numbers,), self._note_stats))
+        self.complete()
 
     def load_again(self, source: ReadTasks) -> None:
         """Read all partitions by other tasks, after `load`, also if that failed."""
@@ -81,21 +94,22 @@ class PartitionedTable:
             self.connection.discard(f"{self.name}/{number}")
         self.source, self.worker_partitions, self.stages = source, [], []
         self.lengths, self.fingerprints = {}, {}
-        self._best_progress = 0
+        self._best_progress = self._n_sent = 0
         self.load()
 
     def set_features(self, features: tuple[Feature, ...]) -> None:
         """Set the features of the table, with the final codes of categories."""
         self._known = features
-        self._add_stage(
-            lambda worker_partitions: self._call(worker_partitions, Session.set_features, features, self.source.named)
-        )
+        self.stages.append(Stage(Session.set_features, lambda numbers: (features, self.source.named)))
 
     def apply(self, step: ByPartitions[None]) -> None:
-        """Change the rows in all sessions now, and in those that read partitions again later."""
-        self._add_stage(
-            lambda worker_partitions: self._call_each(worker_partitions, Session.apply, lambda numbers: (step(numbers),))
-        )
+        """Change the rows in all sessions before their next call, and in those that read partitions again later."""
+        self.stages.append(Stage(Session.apply, lambda numbers: (step(numbers),)))
+
+    def complete(self) -> None:
+        """Make the changes now that would be made with the next call."""
+        self._n_sent = len(self.stages)
+        self.repair()
 
     def set_n_trained(self, n_kept: dict[int, int]) -> None:
         """Set the number of training rows of each partition, once rows have been held out."""
@@ -107,12 +121,8 @@ class PartitionedTable:
         arguments : returns the arguments; called again for partitions that are read later.
         """
         results: dict[WorkerPartitions, Result] = {}
-
-        def build(worker_partitions: list[WorkerPartitions]) -> None:
-            given = arguments()
-            results.update(self._call_each(worker_partitions, method, lambda numbers: given))
-
-        self._add_stage(build)
+        self.stages.append(Stage(method, lambda numbers: arguments(), results.__setitem__))
+        self.complete()
         return [results[entry] for entry in self.worker_partitions]
 
     # State.
@@ -151,7 +161,8 @@ class PartitionedTable:
         """Return the result of a function of the rows of each session, in no particular order."""
 
         def ask() -> list[Result]:
-            answers = self._call_each(self.worker_partitions, Session.read, lambda numbers: (function(numbers),))
+            reading = Stage(Session.read, lambda numbers: (function(numbers),))
+            answers = self._call_each(self.worker_partitions, [*self.stages[self._n_sent :], reading])
             return [answer for _, answer in answers]
 
         return self._until_none_is_lost(name_of(function(())), ask)
@@ -161,23 +172,33 @@ class PartitionedTable:
 
         def ask() -> list[np.ndarray]:
             draws: dict[SessionRef, list[tuple[str, Any]]] = {}
+            before: dict[SessionRef, list[Step]] = {}
             for entry in self.worker_partitions:
                 draws.setdefault(entry.ref, []).append((entry.batch, draw(entry.numbers)))
+                before.setdefault(entry.ref, []).extend(_steps(self.stages[self._n_sent :], entry))
             order = choose_owners(sorted(draws), sum(self.n_kept.values()), n_columns, max_bins)
-            answers = self.connection.ask_each({ref: (some, order) for ref, some in draws.items()}, Session.draw_sample)
+            answers = self.connection.ask_each({ref: (some, order) for ref, some in draws.items()}, Session.draw_sample, before)
             return [edges for owner in order.owners for edges in answers[owner]]
 
         return self._until_none_is_lost(name_of(draw(())), ask)
 
     def _until_none_is_lost(self, name: str, ask: Callable[[], Result]) -> Result:
-        """Return the result of calls of all sessions, repeated after losses. name : of the calls, for messages."""
+        """Return the result of calls of all sessions that make the changes not sent yet, too; repeated after losses.
+
+        name : of the calls, for messages.
+        """
         while True:
             self.repair()
             try:
-                return ask()
+                found = ask()
             except LostWorkers as lost:
                 self.connection.attempts.note(name, lost)
                 self.drop_workers(lost.sessions)
+                continue
+            self._n_sent = len(self.stages)
+            for entry in self.worker_partitions:
+                entry.stage = self._n_sent
+            return found
 
     # Loss and repair.
 
@@ -196,7 +217,7 @@ class PartitionedTable:
         while True:
             present = {i for entry in self.worker_partitions for i in entry.numbers}
             missing = [i for i in range(self.source.n_parts) if i not in present]
-            behind = [entry for entry in self.worker_partitions if entry.stage < len(self.stages)]
+            behind = [entry for entry in self.worker_partitions if entry.stage < self._n_sent]
             if not missing and not behind:
                 return repaired
             repaired = True
@@ -236,21 +257,23 @@ class PartitionedTable:
         for entry in givers:
             entry.numbers = tuple(sorted(numbers))
             try:
-                self._call_each([entry], Session.keep_only, lambda numbers: (numbers,))
+                self._call_each([entry], [Stage(Session.keep_only, lambda numbers: (numbers,))])
             except LostWorkers as lost:  # their rows are gone, too
                 self.drop_workers(lost.sessions)
 
-    def _add_stage(self, work: Callable[[list[WorkerPartitions]], object]) -> None:
-        self.stages.append(work)
-        self.repair()
-
     def _run_stages(self, behind: list[WorkerPartitions]) -> None:
-        for number, stage in enumerate(self.stages):
-            due = [entry for entry in behind if entry.stage == number]
-            if due:
-                stage(due)
-                for entry in due:
-                    entry.stage = number + 1
+        """Run the missing stages. Those without results are sent with the next one."""
+        while due := [entry for entry in behind if entry.stage < self._n_sent]:
+            first = min(entry.stage for entry in due)
+            due = [entry for entry in due if entry.stage == first]
+            with_results = (k for k in range(first, self._n_sent) if self.stages[k].note is not None)
+            end = next(with_results, self._n_sent - 1) + 1
+            note = self.stages[end - 1].note
+            for entry, result in self._call_each(due, self.stages[first:end]):
+                if note is not None:
+                    note(entry, result)
+            for entry in due:
+                entry.stage = end
 
     def _read(self, numbers: list[int]) -> list[WorkerPartitions]:
         batch = self.new_batch()
@@ -357,48 +380,36 @@ class PartitionedTable:
             self.source.plan if self._known is None else replace(self.source.plan, known=self._known, extend_categories=False)
         )
 
-    def _attach(self, worker_partitions: list[WorkerPartitions]) -> None:
-        """Send the roles that the user gave as arrays of all rows."""
-        numbers = sorted(self.lengths)
-        ends = np.cumsum([self.lengths[i] for i in numbers])
-        for role, values in self.source.whole.items():
-            n = len(values)
-            if n != ends[-1]:
-                raise DataError(f"{role} has {n} rows, the data have {ends[-1]}")
-            last = dict(zip(numbers, ends.tolist(), strict=True))
+    def _rows_of_role(self, role: str, numbers: Sequence[int]) -> tuple[str, dict[int, Any]]:
+        """Return a role that the user gave as an array of all rows, and its values in some partitions."""
+        values, known = self.source.whole[role], sorted(self.lengths)
+        ends = dict(zip(known, np.cumsum([self.lengths[i] for i in known]).tolist(), strict=True))
+        if len(values) != ends[known[-1]]:
+            raise DataError(f"{role} has {len(values)} rows, the data have {ends[known[-1]]}")
+        filled = [i for i in numbers if self.lengths[i]]
+        return role, {i: rows_alone(some_values(values, ends[i] - self.lengths[i], ends[i])) for i in filled}
 
-            def parts(numbers: Sequence[int], values: Any = values, last: dict[int, int] = last, role: str = role) -> Any:
-                filled = [i for i in numbers if self.lengths[i]]
-                return role, {i: rows_alone(some_values(values, last[i] - self.lengths[i], last[i])) for i in filled}
-
-            self._call_each(worker_partitions, Session.attach, parts)
-
-    def _collect_stats(self, worker_partitions: list[WorkerPartitions]) -> None:
-        for entry, stats in self._call_each(worker_partitions, Session.scan_partitions, lambda numbers: (numbers,)):
-            entry.stats = stats
-            for i, fingerprint in stats.fingerprints.items():
-                if self.fingerprints.setdefault(i, fingerprint) != fingerprint:
-                    raise self._source_changed(i, "other values")
-
-    def _call(self, worker_partitions: list[WorkerPartitions], method: Callable[..., None], *arguments: Any) -> None:
-        self._call_each(worker_partitions, method, lambda numbers: arguments)
+    def _note_stats(self, entry: WorkerPartitions, stats: PartitionStats) -> None:
+        entry.stats = stats
+        for i, fingerprint in stats.fingerprints.items():
+            if self.fingerprints.setdefault(i, fingerprint) != fingerprint:
+                raise self._source_changed(i, "other values")
 
     def _call_each(
-        self,
-        worker_partitions: list[WorkerPartitions],
-        method: Callable[..., Any],
-        arguments: Callable[[Sequence[int]], tuple[Any, ...]],
+        self, worker_partitions: list[WorkerPartitions], stages: Sequence[Stage]
     ) -> list[tuple[WorkerPartitions, Any]]:
-        """Make one call per batch, because a session may have partitions of several batches.
+        """Make one call per batch, because a session may have partitions of several; return the results of the last stage.
 
         Of the errors of rows in several batches that of the first row is raised, see `messages.Failures`.
         """
+        *before, last = stages
         found, first = [], None
         for batch in sorted({entry.batch for entry in worker_partitions}):
             of_session = {entry.ref: entry for entry in worker_partitions if entry.batch == batch}
-            calls = {ref: (batch, *arguments(entry.numbers)) for ref, entry in of_session.items()}
+            calls = {ref: (batch, *last.arguments(entry.numbers)) for ref, entry in of_session.items()}
+            steps = {ref: _steps(before, entry) for ref, entry in of_session.items()}
             try:
-                answers = self.connection.ask_each(calls, method)
+                answers = self.connection.ask_each(calls, last.method, steps)
             except DBoostError as error:
                 if error.position is None:
                     raise
@@ -408,3 +419,8 @@ class PartitionedTable:
         if first is not None:
             raise first
         return found
+
+
+def _steps(stages: Sequence[Stage], entry: WorkerPartitions) -> list[Step]:
+    """Return the calls of stages in a session."""
+    return [(stage.method.__name__, (entry.batch, *stage.arguments(entry.numbers))) for stage in stages]

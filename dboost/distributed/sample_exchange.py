@@ -15,7 +15,7 @@ from typing import Any
 
 from dboost.config import fan_in, owner_bytes
 from dboost.data.binning import SAMPLE_ROWS
-from dboost.distributed.messages import OK, pack
+from dboost.distributed.messages import OK, AfterSteps, pack
 from dboost.session.calls import SessionRef, unpack
 from dboost.session.proposal import ProposalOrder
 from dboost.session.session import Session
@@ -37,9 +37,13 @@ def answer_proposal(
 
     execute : calls a method of the session; exchange : sends slices and returns those of other sessions, so many.
     """
-    draws, order = unpack(arguments)
+    given = unpack(arguments)
+    draws, order = given.arguments if isinstance(given, AfterSteps) else given
     own = order.owners.index(here) if here in order.owners else None
-    status, answer = execute(Session.draw_sample.__name__, (draws, order.bounds, own))
+    drawing = draws, order.bounds, own
+    status, answer = execute(
+        Session.draw_sample.__name__, AfterSteps(given.steps, drawing) if isinstance(given, AfterSteps) else drawing
+    )
     if status != OK:
         return status, answer
     slices, kept = answer

@@ -43,6 +43,7 @@ from dboost.distributed.messages import (
     STALE,
     UNKNOWN,
     UNSUPPORTED,
+    AfterSteps,
     FitCancelled,
     LostWorkers,
     WorkerFailed,
@@ -451,11 +452,11 @@ class DBoostWorkerPlugin(WorkerPlugin):
         return self._execute(fit, session, number, method, arguments)
 
     def _execute(
-        self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview | tuple[Any, ...]
+        self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview | tuple[Any, ...] | AfterSteps
     ) -> tuple[str, Any]:
         """Call a method of a session; return the status, and the packed answer or error.
 
-        Answers of methods in `_NOT_PACKED` are not packed. arguments : packed, or a tuple.
+        Answers of methods in `_NOT_PACKED` are not packed. arguments : packed, or not.
         """
         worker_session = self.known(fit, session)
         if worker_session is None:
@@ -466,16 +467,20 @@ class DBoostWorkerPlugin(WorkerPlugin):
                     return STALE, b""
                 worker_session.latest = number
                 started = time.perf_counter()
-                if method not in SESSION_METHODS:
-                    raise RuntimeError(f"a session has no method {method!r}")
-                answer = getattr(worker_session, method)(*(arguments if isinstance(arguments, tuple) else unpack(arguments)))
+                is_packed = not isinstance(arguments, tuple | AfterSteps)
+                given = unpack(arguments) if is_packed else arguments  # type: ignore[arg-type]
+                if isinstance(given, AfterSteps):
+                    for name, of_step in given.steps:
+                        _method_of(worker_session, name)(*of_step)
+                    given = given.arguments
+                answer = _method_of(worker_session, method)(*given)
                 if method in _FREES_MEMORY:
                     trim_memory()
                 if method not in _NOT_PACKED:
                     answer = pack(answer)
                 with self._lock:
                     if self.known(fit, session) is not None:  # metrics of a fit that has ended meanwhile would never be removed
-                        n_received = 0 if isinstance(arguments, tuple) else len(arguments)  # `slice` has counted slices
+                        n_received = len(arguments) if is_packed else 0  # type: ignore[arg-type]  # `slice` has counted slices
                         self.meter.note(fit, method, started, n_received, bytes_of(answer), worker_session.n_rows)
                 return OK, answer
         except MissingPartitions:
@@ -559,6 +564,12 @@ def bytes_of(answer: Any) -> int:
     if isinstance(answer, RoundHistograms):
         return answer.histograms.nbytes + answer.n_rows.nbytes + (0 if answer.leaf_sums is None else answer.leaf_sums.nbytes)
     return 0
+
+
+def _method_of(worker_session: WorkerSession, name: str) -> Any:
+    if name not in SESSION_METHODS:
+        raise RuntimeError(f"a session has no method {name!r}")
+    return getattr(worker_session, name)
 
 
 def _close(worker_session: WorkerSession) -> None:

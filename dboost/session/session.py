@@ -185,7 +185,10 @@ class SessionTable(Protocol):
         """Return the split candidates of columns. draw : returns the sampled values of a session."""
 
     def apply(self, step: ByPartitions[None]) -> None:
-        """Change the rows in all sessions now, and in sessions that read partitions again later."""
+        """Change the rows in all sessions before their next call, and in sessions that read partitions again later."""
+
+    def complete(self) -> None:
+        """Make the changes of `apply` now, so that their errors are raised here."""
 
     def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
         """Store the number of training rows of each partition, and whether all weights are 1."""

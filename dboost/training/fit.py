@@ -59,7 +59,7 @@ from dboost.training.callbacks import Callback
 from dboost.training.direct_calls import DirectCalls, log_rows_in_files
 from dboost.training.engine import Engine
 from dboost.training.fit_result import OBSERVERS, FitResult
-from dboost.training.leaf_values import target_stats
+from dboost.training.leaf_values import Sizes, sizes_of, target_stats
 from dboost.training.loop import BoostingLoop, assemble
 from dboost.training.plan import (
     FitPlan,
@@ -140,8 +140,8 @@ def _prepare(
     binning = rows.propose_bins(warm_start, parameters)
     if warm_start.is_new_source:
         rows.compute_start_scores(warm_start)
-    stats = target_stats(target.loss, rows.map_rows, continues=warm_start.is_new_source)
     description = rows.describe(parameters.random_state)
+    stats = target_stats(target.loss, rows.map_rows, continues=warm_start.is_new_source, sizes=description.sizes)
     plan = make_plan(request, parameters, target, binning, stats, description, (metrics, stopping), warm_start)
     if plan.shard.grouped and plan.parameters.arcbites is not None:
         seed, n_bites = plan.parameters.random_state, plan.parameters.arcbites.n_parts
@@ -303,11 +303,10 @@ class SessionRows:
     def learn_target(self) -> Target:
         target = learn_target(self._request, self._table.target_scans)
 
-        def encode() -> None:
-            self._table.apply(lambda _: partial(BatchRows.encode, target=target))
-
+        encode = partial(self._table.apply, lambda _: partial(BatchRows.encode, target=target))
         if self._request.warm_start.is_new_source:
             continued(encode)
+            continued(self._table.complete)
         else:
             encode()
         return target
@@ -410,16 +409,20 @@ class SessionRows:
     def describe(self, seed: int) -> RowsDescription:
         table, (starts, n_rows) = self._table, self._numbering
         by_partition: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for answer in table.read(
-            lambda numbers: partial(reference_values, starts={i: starts[i] for i in numbers}, n_rows=n_rows, seed=seed)
+        sizes: list[Sizes] = []
+        for of_reference, of_session in table.read(
+            lambda numbers: partial(described_rows, starts={i: starts[i] for i in numbers}, n_rows=n_rows, seed=seed)
         ):
-            by_partition |= answer
+            by_partition |= of_reference
+            sizes += of_session
         ordered = [by_partition[i] for i in sorted(by_partition)]
         sample = ReferenceSample(np.empty((0, len(self._features))), np.empty(0))
         if ordered:
             sample = ReferenceSample(*(np.concatenate(of) for of in zip(*ordered, strict=True)))
         has_groups = "group" in table.roles
-        return RowsDescription(n_rows, table.most_rows(), not table.unit_weights, table.named, sample, has_groups)
+        return RowsDescription(
+            n_rows, table.most_rows(), not table.unit_weights, table.named, sample, has_groups, reduce(Sizes.merge, sizes)
+        )
 
     def build(self, plan: FitPlan, chosen: Chosen) -> Engine:
         self._spec = plan.build_spec(self._numbering[0])
@@ -441,6 +444,13 @@ class SessionRows:
         """The global id of each partition's first row of positive weight, and the number of such rows; fixed after `assign`."""
         n_kept = self._table.n_kept
         return starts_of(n_kept), sum(n_kept.values())
+
+
+def described_rows(
+    rows: BatchRows, starts: dict[int, int], n_rows: int, seed: int
+) -> tuple[dict[int, tuple[np.ndarray, np.ndarray]], list[Sizes]]:
+    """Return what `SessionRows.describe` asks a session for, in one call: the reference sample and the sizes of the targets."""
+    return reference_values(rows, starts, n_rows, seed), rows.map_rows(sizes_of, ())
 
 
 def learn_target(request: FitRequest, scans: Callable[[], list[TargetScan]]) -> Target:
@@ -499,6 +509,9 @@ class LocalTable:
 
     def apply(self, step: ByPartitions[None]) -> None:
         self._session.apply(self._BATCH, step(self.table.numbers))
+
+    def complete(self) -> None:
+        """Do nothing: changes are made at once."""
 
     def note_assigned(self, n_kept: dict[int, int], unit_weights: bool) -> None:
         self.n_kept, self.unit_weights = n_kept, unit_weights

@@ -87,8 +87,8 @@ def refit_leaves(
             target = rows.learn_target()
             check_continues(model, features, target)
             rows.compute_start_scores(start)
-            stats = target_stats(target.loss, rows.map_rows, continues=True)
             description = rows.describe(parameters[-1].random_state)
+            stats = target_stats(target.loss, rows.map_rows, continues=True, sizes=description.sizes)
             calls = table.open_calls(_spec_of(model, target, start, stats, table))
             engine = Engine(calls, description.n_rows, stats.loss.in_unit(stats.unit).terms())
         try:

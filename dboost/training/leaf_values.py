@@ -175,11 +175,12 @@ class Sizes:
         )
 
 
-def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStats:
+def target_stats(loss: Loss, ask: Ask, *, continues: bool = False, sizes: Sizes | None = None) -> TargetStats:
     """Compute the statistics from targets, weights and offsets of all training rows.
 
     continues : whether a model is continued (default False). Then the offsets are its raw scores (used for a single output
     only), the baseline is unused and zero, and targets that determine no initial score are allowed.
+    sizes : merged from `sizes_of` all rows, default None: they are asked for.
 
     Raises
     ------
@@ -193,7 +194,7 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False) -> TargetStat
         if messages:
             raise ParameterError(messages[0])
         register(loss)
-    sizes = reduce(Sizes.merge, ask(_sizes))
+    sizes = sizes or reduce(Sizes.merge, ask(sizes_of))
     # A row of integer weight n counts as n rows of weight 1 in sums and their units.
     n, max_weight = (int(sizes.n_counted), 1.0) if sizes.is_whole else (sizes.n_rows, sizes.max_weight)
     weight_unit = unit_for(max_weight, n)
@@ -390,7 +391,8 @@ def _weighted(values: np.ndarray, rows: RowRoles) -> np.ndarray:
     return values if rows.weight is None else values * rows.weight
 
 
-def _sizes(rows: RowRoles) -> Sizes:
+def sizes_of(rows: RowRoles) -> Sizes:
+    """Return the sizes of some rows."""
     n = rows.n_rows
     if not n:
         return Sizes(0, 0.0, np.inf, -np.inf, False, True, 0.0, 0)

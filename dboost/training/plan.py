@@ -73,7 +73,7 @@ from dboost.shards.shard_spec import ShardSpec, plan_layout
 from dboost.training.callbacks import Callback, LearningRates, Progress, RecordOf, StoppingRule, schedule_of
 from dboost.training.checkpoint import Checkpoint, checkpoint_in
 from dboost.training.history import NOT_SCORES
-from dboost.training.leaf_values import TargetStats
+from dboost.training.leaf_values import Sizes, TargetStats
 from dboost.trees.bin_proposal import FINE_BINS_PER_BIN
 from dboost.trees.tree_task import ANY_ORDER, BEST_FIRST, DEPTH_WISE, HOLD_OUT, FeatureConstraints, GrowthPolicy, derive_seed
 
@@ -519,6 +519,7 @@ class RowsDescription:
     named: bool  # whether the features' names are the user's
     reference: ReferenceSample | None
     grouped: bool = False  # whether rows belong to groups
+    sizes: Sizes | None = None  # of the targets, if they are known already
 
 
 @dataclass(frozen=True, eq=False)

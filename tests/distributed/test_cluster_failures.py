@@ -367,20 +367,20 @@ def test_rows_that_vanish_on_a_worker_are_noticed(cluster: Processes, expected: 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["sample_weight", pytest.param("offset", marks=pytest.mark.slow)])
 def test_a_worker_is_lost_while_weights_are_attached(cluster: Processes, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Target and weights are arrays in the client; the target has arrived already."""
+    """Target and weights are arrays in the client, which it sends to other workers again."""
     arrays = {"target": FRAME["z"].to_numpy(), role: FRAME["w"].to_numpy()}
     features = FRAME[["a", "b", "c"]]
     alone = dboost.fit(features, **arrays, **OPTIONS)
     seen: list[str] = []
     ask_each = Connection.ask_each
 
-    def lossy(self: Connection, arguments: dict[Any, tuple[Any, ...]], method: Any) -> Any:
-        if method.__name__ == "attach" and next(iter(arguments.values()))[1] == role and not seen:
+    def lossy(self: Connection, arguments: dict[Any, tuple[Any, ...]], method: Any, before: dict[Any, list[Any]]) -> Any:
+        if ("attach", role) in [(name, given[1]) for name, given in next(iter(before.values()))] and not seen:
             victim = next(iter(arguments)).worker
             seen.append(victim)
             os.kill(cluster.pids()[victim], signal.SIGKILL)
             cluster.wait_for(lambda: victim not in cluster.addresses())
-        return ask_each(self, arguments, method)
+        return ask_each(self, arguments, method, before)
 
     monkeypatch.setattr(Connection, "ask_each", lossy)
     table = dd.from_pandas(features, npartitions=6)

@@ -20,13 +20,14 @@ import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.distributed import connection, read_tasks
 from dboost.distributed.connection import Connection
+from dboost.distributed.messages import AfterSteps
 from dboost.session.calls import unpack
 from dboost.session.session import Session, name_of
 from tests.helpers.clusters import threads_cluster
 
 N = 40_000
 #: Calls whose results contain rows, but no more than the sample.
-SAMPLES = {"reference_values"}
+SAMPLES = {"described_rows"}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,8 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         reply = call(self, operation, **arguments)
         method = arguments.get("method", operation)
         if method == Session.read.__name__:
-            _, function = unpack(arguments["arguments"][0])
+            given = unpack(arguments["arguments"][0])
+            _, function = given.arguments if isinstance(given, AfterSteps) else given
             method = name_of(function)
         found[method] += len(pickle.dumps(reply))
         return reply
@@ -92,6 +94,24 @@ def test_the_client_receives_no_more_of_more_rows(client: Client, received: Coun
     few, many = totals
     assert {method: size for method, size in many.items() if size > 1.5 * few.get(method, 0) + 4096} == {}
     assert sum(many.values()) < 200_000, "not a byte for each row"
+
+
+def test_a_load_takes_few_calls(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes two round trips, of client, scheduler and workers; changes of rows travel with the next call."""
+    calls: list[str] = []
+    call = Connection._call
+
+    def counting(self: Connection, operation: str, **arguments: Any) -> dict[str, Any]:
+        calls.append(arguments.get("method", operation))
+        return call(self, operation, **arguments)
+
+    monkeypatch.setattr(Connection, "_call", counting)
+    frame = pd.DataFrame({"a": np.arange(4000) % 97, "y": np.arange(4000) % 2})
+    alone = dboost.fit(frame, "y", max_iter=1, progress=False)
+    booster = dboost.fit(dd.from_pandas(frame, npartitions=4), "y", max_iter=1, progress=False, client=client)
+    assert booster.sha256 == alone.sha256
+    reading = ["scan_partitions", "draw_sample", "read", "read", "build"]
+    assert calls == ["dboost_open", *reading, "update_scores", "dboost_grow", "update_scores", "dboost_end"]
 
 
 def wide() -> pd.DataFrame:
