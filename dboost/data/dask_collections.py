@@ -90,6 +90,12 @@ def _check_held(collection: Any) -> None:
         )
 
 
+def known_length(data: Any) -> int | None:
+    """Return the number of rows of a Dask collection; None if Dask does not know it."""
+    n_rows = data.shape[0] if isinstance(data, da.Array) else None
+    return n_rows if isinstance(n_rows, int) else None
+
+
 def whole_rows(array: da.Array) -> da.Array:
     """Return the array with all columns in one chunk."""
     return array if array.numblocks[1] == 1 else array.rechunk({1: -1})

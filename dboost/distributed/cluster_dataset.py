@@ -88,11 +88,13 @@ class BinnedTasks(ReadTasks):
         The roles that the data set has.
     budget : Budget or None
         Memory limit of each worker.
+    n_rows : int
     """
 
     def __init__(
-        self, data: DatasetDescription, futures: Sequence[Future], filled: tuple[str, ...], budget: Budget | None
+        self, data: DatasetDescription, futures: Sequence[Future], filled: tuple[str, ...], budget: Budget | None, n_rows: int
     ) -> None:
+        self.n_rows = n_rows
         self._budget, self._unselected, self.whole = budget, None, {}
         self.with_text = lambda: None
         self.named, self.plan, self._filled = data.named, binned_plan(data.binning), filled
@@ -146,7 +148,7 @@ class ClusterRows:
 
     def _table(self, connection: Connection, budget: Budget | None, n_threads: int, n_at_once: int = 1) -> ClusterTable:
         def make_tasks() -> BinnedTasks:
-            return BinnedTasks(self.data, self.futures, self.filled, budget)
+            return BinnedTasks(self.data, self.futures, self.filled, budget, self.n_rows)
 
         return ClusterTable(connection, make_tasks, n_threads, n_at_once=n_at_once)
 

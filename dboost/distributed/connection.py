@@ -550,17 +550,19 @@ class Connection:
         reply = self._call("dboost_ask", sessions=refs, method=method, arguments=packed)
         return dict(zip(refs, self._results(reply), strict=True))
 
-    def move(self, batch: str, plan: bytes, moves: dict[str, list[tuple[int, SessionRef]]]) -> list[SessionRef]:
+    def move(
+        self, batch: str, plan: bytes, moves: dict[str, list[tuple[int, SessionRef]]], empty: Sequence[SessionRef]
+    ) -> list[SessionRef]:
         """Move partitions that have been read to other workers; return the sessions that received them.
 
-        moves : {new owner: (partition, old owner) pairs}
+        moves : {new owner: (partition, old owner) pairs}; empty : the sessions that have no partition of the batch afterwards.
 
         Raises
         ------
         LostWorkers
             When some of them are lost; some of the moves may have been made.
         """
-        reply = self._call("dboost_move", batch=batch, plan=plan, moves=moves, lost=self.lost_sessions)
+        reply = self._call("dboost_move", batch=batch, plan=plan, moves=moves, empty=list(empty), lost=self.lost_sessions)
         return self._results(reply)
 
     def grow_trees(

@@ -277,7 +277,7 @@ class PartitionedTable:
 
     def _read(self, numbers: list[int]) -> list[WorkerPartitions]:
         batch = self.new_batch()
-        receipts = self.source.read(self.connection, batch, numbers, self.plan())
+        receipts = self.source.read(self.connection, batch, numbers, self.plan(), preferred=self._known_single_worker())
         self.check_again(receipts)
         self.lengths |= {receipt.number: receipt.n_rows for receipt in receipts}
         by_session: dict[SessionRef, list[int]] = {}
@@ -285,9 +285,6 @@ class PartitionedTable:
             by_session.setdefault(ref, []).append(i)
         worker_partitions = [WorkerPartitions(batch, ref, tuple(sorted(mine))) for ref, mine in by_session.items()]
         self.worker_partitions += worker_partitions
-        # The others would keep the rows that they have given away until the fit ends.
-        givers = {receipt.ref for receipt in receipts} - set(by_session)
-        self._keep_only([WorkerPartitions(batch, ref, ()) for ref in sorted(givers)], set())
         return worker_partitions
 
     def check_again(self, receipts: Iterable[Receipt]) -> None:
@@ -329,7 +326,10 @@ class PartitionedTable:
         if not calls:
             return owners
         try:
-            takers = self.connection.move(batch, self.source.packed(self.plan()), calls)
+            # Owners that have given away all of their partitions would keep them until the fit ends.
+            kept = {owners[i] for i in owners if i not in moves}
+            empty = sorted({owners[i] for i in moves} - kept - {ref for ref in owners.values() if ref.worker in calls})
+            takers = self.connection.move(batch, self.source.packed(self.plan()), calls, empty)
         except LostWorkers:  # during the moves: the whole batch is read again, under another name
             self.connection.remove_unresponsive()  # an unresponsive worker must not receive the same partitions again
             self.connection.discard(batch)
@@ -343,8 +343,22 @@ class PartitionedTable:
         Fits take turns with the workers, so that fits at the same time have different ones. Once a worker has rows, it is this
         one. n_threads : of the usable workers.
         """
-        n_values = sum(self.lengths.values()) * len(self.source.plan.specs)
+        return self._single_worker_for(sum(self.lengths.values()), n_threads)
+
+    def _known_single_worker(self) -> str | None:
+        """Return the worker that gets all partitions, if it is known before they are read that the table is small.
+
+        Then they need not be moved. Partitions that have to be computed are computed on all workers, and moved.
+        """
+        if self.source.n_rows is None or self.source.is_lazy:
+            return None
+        self.connection.usable(recent=True)
+        return self._single_worker_for(self.source.n_rows, self.connection.n_threads)
+
+    def _single_worker_for(self, n_rows: int, n_threads: Mapping[str, int]) -> str | None:
+        """See `single_worker`."""
         limits, of_fit = self.connection.memory_limits, self.source.memory_limit
+        n_values = n_rows * len(self.source.plan.specs)
         n_held = n_values * self.n_sharing(len(n_threads))
         fitting = sorted(
             worker

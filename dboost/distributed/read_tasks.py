@@ -128,6 +128,8 @@ class ReadTasks:
             data = data if row_filter is None else row_filter.rows_of(data)
         frame = None if is_lazy(data) else as_frame(data)
         names, self.named = dask_collections.layout(data) if frame is None else (frame.names, frame.named)
+        #: Number of rows, if it is known before they are read.
+        self.n_rows: int | None = dask_collections.known_length(data) if frame is None else frame.n_rows
         self.plan = make_read_plan(
             names,
             self.named,
@@ -198,6 +200,12 @@ class ReadTasks:
         return any(isinstance(task, Future) for task in graph.values()) or any(key not in graph for key in needed)
 
     @property
+    def is_lazy(self) -> bool:
+        """Whether partitions have to be computed, or read from files."""
+        of_client = all(isinstance(bundle, tuple) and bundle[0] is _unpacked for bundle in self._bundles)
+        return not (of_client or self.is_persisted)
+
+    @property
     def memory_limit(self) -> int:
         """The memory limit of each worker for this fit, in bytes; 0 if there is none."""
         return 0 if self._budget is None else self._budget.limit
@@ -207,9 +215,17 @@ class ReadTasks:
         return pack((plan, self._budget, bool(self.whole)))
 
     def read(
-        self, connection: Connection, batch: str, numbers: Sequence[int], plan: ReadPlan, workers: Sequence[str] | None = None
+        self,
+        connection: Connection,
+        batch: str,
+        numbers: Sequence[int],
+        plan: ReadPlan,
+        workers: Sequence[str] | None = None,
+        preferred: str | None = None,
     ) -> list[Receipt]:
         """Read partitions into a batch, on the given workers while there are any of them, else on all.
+
+        preferred : the worker that reads all partitions while it is there, unless idle workers take some of them over.
 
         Workers without dboost, or with another version, are excluded. If there are any, or the user chose workers, tasks are
         restricted to the usable ones.
@@ -227,7 +243,9 @@ class ReadTasks:
             if not wanted and (unusable or connection.is_confined):
                 wanted = usable
             # A preference would not do: idle workers steal tasks from workers that are only preferred.
-            restrictions = {"workers": wanted, "allow_other_workers": False} if wanted else {}
+            restrictions: dict[str, Any] = {"workers": wanted, "allow_other_workers": False} if wanted else {}
+            if preferred in usable and not wanted:
+                restrictions = {"workers": [preferred], "allow_other_workers": True}
             try:
                 return self._read(connection, batch, numbers, plan, restrictions)
             except _SubmitAgain:
@@ -255,7 +273,7 @@ class ReadTasks:
         connection.reading.update(futures)
         try:
             events = _ReadEvents(connection, batch.rpartition("/")[0], len(numbers))
-            bound = restrictions.get("workers", [])
+            bound = [] if restrictions.get("allow_other_workers", True) else restrictions["workers"]
             return _receipts(connection, dict(zip(futures, numbers, strict=True)), events, bound)
         except _ReadFailed as unread:
             failure = self._failure(connection, unread.number, unread.error)

@@ -172,9 +172,19 @@ class Reducer(SchedulerPlugin):
         """Call a method of sessions. arguments : packed; bytes for all sessions, or a list of bytes."""
         return await self._outcome(self._in_thread(fit, self._ask, session_refs(sessions), method, arguments))
 
-    async def move(self, fit: str, batch: str, plan: bytes, moves: dict[str, Any], lost: Sequence[str] = ()) -> dict[str, Any]:
-        """Move partitions. moves : {new owner: (partition, old owner) pairs}; lost : names of lost sessions."""
-        return await self._outcome(self._move(fit, batch, plan, moves, list(lost)))
+    async def move(
+        self, fit: str, batch: str, plan: bytes, moves: dict[str, Any], empty: Sequence[Any], lost: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Move partitions.
+
+        moves : {new owner: (partition, old owner) pairs}; empty : sessions that have given away all of theirs, and release the
+        batch without being waited for; lost : names of lost sessions.
+        """
+        reply = await self._outcome(self._move(fit, batch, plan, moves, list(lost)))
+        if reply["status"] == OK:
+            for ref in session_refs(empty):
+                self._run_in_background(self._discard(ref.worker, fit, batch))
+        return reply
 
     async def grow_trees(self, fit: str, sessions: Sequence[Any], order: bytes) -> dict[str, Any]:
         """Grow trees. order : packed `GrowOrder` and number of rows of each session."""

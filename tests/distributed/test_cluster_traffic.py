@@ -102,7 +102,8 @@ def test_a_load_takes_few_calls(client: Client, monkeypatch: pytest.MonkeyPatch)
     call = Connection._call
 
     def counting(self: Connection, operation: str, **arguments: Any) -> dict[str, Any]:
-        calls.append(arguments.get("method", operation))
+        if operation != "dboost_workers":  # whose reply is used for a second
+            calls.append(arguments.get("method", operation))
         return call(self, operation, **arguments)
 
     monkeypatch.setattr(Connection, "_call", counting)
