@@ -53,7 +53,7 @@ def measure(workload: Workload, n_workers: int, link: str | None) -> dict[int, d
         def look(now: dboost.Iteration) -> None:
             marks.append(processor_ms(pids))
 
-        with patch.object(cluster_calls, "rounds_in_flight", lambda scheduler, workers: 1 + len(marks) % 2):
+        with patch.object(cluster_calls, "rounds_in_flight", lambda connection, workers: 1 + len(marks) % 2):
             booster = fit_dboost(client, frame, workload.trees, {"callbacks": [look]})
     table = workloads.load(workload)
     options: dict[str, Any] = {"max_iter": workload.trees, "loss": "log_loss", "progress": False, "n_threads": n_workers}

@@ -149,7 +149,8 @@ class TableInput:
         from dboost.distributed.cluster_fit import n_parts_of
         from dboost.distributed.read_tasks import ReadTasks
 
-        return ReadTasks(self.table.data, n_parts=n_parts_of(cluster), budget=budget, **self.table.reading, **like)
+        n_parts = 1 if self.table.is_source else n_parts_of(cluster)
+        return ReadTasks(self.table.data, n_parts=n_parts, budget=budget, **self.table.reading, **like)
 
 
 @dataclass(frozen=True, eq=False)

@@ -135,7 +135,7 @@ class ClusterCalls:
 
     def _grow(self, tasks: tuple[TreeTask, ...]) -> list[GrownTree]:
         max_leaves = tasks[0].policy.max_leaves
-        n_in_flight = rounds_in_flight(self._connection.address, [ref.worker for ref in self._training.sessions])
+        n_in_flight = rounds_in_flight(self._connection, [ref.worker for ref in self._training.sessions])
         # A round that is a pass over files opens as many leaves as possible, and none is under way at the same time.
         how = (max_leaves, 1) if self.streams else (leaves_per_round(max_leaves), n_in_flight)
         order = GrowOrder(tasks, self.layout, self._is_identity_bin_map, self._n_rows, *how)
@@ -222,17 +222,14 @@ class ClusterCalls:
                 self._connection.attempts.note(name, lost)
 
 
-def rounds_in_flight(scheduler: str, workers: Iterable[str]) -> int:
-    """Return how many rounds may be under way at the same time, given the addresses of the scheduler and of the workers.
+def rounds_in_flight(connection: Connection, workers: Iterable[str]) -> int:
+    """Return how many rounds may be under way at the same time, given the addresses of the workers.
 
     With two, the scheduler's process searches the histograms of one while workers compute those of the other. Where it shares
-    the processors with workers, that saves nothing, and the additional messages cost processor time.
+    the processors with workers, that saves nothing, and the additional messages cost processor time. Hosts are compared by
+    name: one host may have several addresses, such as 127.0.0.1.
     """
-    return 1 if _host_of(scheduler) in map(_host_of, workers) else 2
-
-
-def _host_of(address: str) -> str:
-    return address.partition("://")[2].rpartition(":")[0] or address
+    return 1 if connection.shares_host(workers) else 2
 
 
 def leaves_per_round(max_leaves: int) -> int:

@@ -396,6 +396,7 @@ class Connection:
             reply = self._call("dboost_open", client_id=self.client.id)
             if reply["version"] != __version__:
                 raise DBoostError(f"the scheduler at {self.address} has dboost {reply['version']}, this process {__version__}")
+            self._host = reply["host"]
             self._note_workers(reply)
             self._check_workers(self._workers)
         except BaseException:  # otherwise the scheduler would keep the fit
@@ -490,6 +491,10 @@ class Connection:
                 if record.is_running:
                     self.memory_limits[address] = record.memory_limit
         return usable, unusable
+
+    def shares_host(self, workers: Iterable[str]) -> bool:
+        """Return whether the scheduler is on the host of one of these workers, as far as they are known."""
+        return any(self._host == self._workers[address].host for address in workers if address in self._workers)
 
     def _note_workers(self, reply: dict[str, Any]) -> None:
         self._workers = {address: WorkerRecord(*fields) for address, fields in reply["workers"].items()}

@@ -23,9 +23,9 @@ READING = "dboost-read-"
 OK, LOST, FAILED, UNKNOWN, STALE, UNSUPPORTED = "OK", "lost", "failed", "unknown", "stale", "unsupported"
 CANCELLED, SILENT = "cancelled", "silent"
 
-#: What a worker replies to a ping: its version of dboost (None if it cannot run dboost, SILENT without a reply), and the reason
-#: why it cannot run dboost (None if dboost is not installed there).
-WorkerVersion = tuple[str | None, str | None]
+#: What a worker replies to a ping: its version of dboost (None if it cannot run dboost, SILENT without a reply), the reason
+#: why it cannot run dboost (None if dboost is not installed there), and the name of its host if it can.
+WorkerVersion = tuple[str | None, str | None, str | None]
 
 
 class LostWorkers(Exception):

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -105,7 +106,7 @@ class Reducer(SchedulerPlugin):
         self._loop = asyncio.get_running_loop()
         self._fits: dict[str, Fit] = {}
         self._background_tasks: set[asyncio.Task[Any]] = set()
-        #: Versions of dboost, or None and the reason, by Dask's names of worker processes.
+        #: Replies to pings, by Dask's names of worker processes.
         self._versions: dict[str, WorkerVersion] = {}
         self._numbers = itertools.count(1)  # of calls of all fits; a lower number identifies messages of abandoned calls
         self.registry = registry_of(scheduler)
@@ -143,7 +144,7 @@ class Reducer(SchedulerPlugin):
     # Calls of the client.
 
     async def open_fit(self, fit: str, client_id: str) -> dict[str, Any]:
-        """Start a fit; return the workers, see `_records`."""
+        """Start a fit; return the name of this host and the workers, see `_records`."""
         lines = None
         if uses_lines():
             guard = FitGuard(
@@ -156,7 +157,7 @@ class Reducer(SchedulerPlugin):
         self._fits[fit] = Fit(client_id, lines)
         self._scheduler.idle_since = None
         self._scheduler.log_event(NAME, {"action": "began", "fit": fit})
-        return {"status": OK, "version": __version__, "workers": await self._records()}
+        return {"status": OK, "version": __version__, "host": socket.gethostname(), "workers": await self._records()}
 
     async def usable_workers(self, fit: str) -> dict[str, Any]:
         """Return the current workers, see `_records`."""
@@ -469,7 +470,7 @@ class Reducer(SchedulerPlugin):
     async def _remove_unresponsive(self, addresses: Sequence[str]) -> list[str]:
         """Ping workers, remove those that do not answer, and return their addresses."""
         answers = await asyncio.gather(*map(self._ping, addresses))
-        hung = [address for address, (version, _) in zip(addresses, answers, strict=True) if version == SILENT]
+        hung = [address for address, (version, *_) in zip(addresses, answers, strict=True) if version == SILENT]
         for address in hung:
             await self._remove(address)
         return hung
@@ -492,7 +493,7 @@ class Reducer(SchedulerPlugin):
         }
 
     async def _ping_new(self) -> dict[str, WorkerVersion]:
-        """Return the versions of dboost of all workers; ping those whose versions are not known."""
+        """Return the replies of all workers to pings; ping those whose replies are not known."""
         identities = self._identities()
         here = {identity for _, identity in identities}
         self._versions = {identity: version for identity, version in self._versions.items() if identity in here}
@@ -500,10 +501,10 @@ class Reducer(SchedulerPlugin):
         versions = await asyncio.gather(*(self._ping(address) for address, _ in to_ping))
         found = dict(zip(to_ping, versions, strict=True))
         self._versions |= {identity: version for (_, identity), version in found.items() if version[0] != SILENT}
-        return {address: self._versions.get(identity, (SILENT, None)) for address, identity in identities}
+        return {address: self._versions.get(identity, (SILENT, None, None)) for address, identity in identities}
 
     async def _ping(self, address: str) -> WorkerVersion:
-        """Return a worker's version of dboost; SILENT without an answer, or if it does not start in time.
+        """Return a worker's reply; SILENT without an answer, or if it does not start in time.
 
         A new worker has no handler until Dask has installed the plugin there, and then answers that it is starting while it
         imports dboost, which takes seconds on a busy machine or from a slow disk.
@@ -513,11 +514,11 @@ class Reducer(SchedulerPlugin):
             while True:
                 reply = await asyncio.wait_for(self._scheduler.rpc(address).dboost_ping(), liveness_timeout())
                 if reply is not None and not reply.get("starting"):
-                    return reply.get("version"), reply.get("reason")
+                    return reply.get("version"), reply.get("reason"), reply.get("host")
                 if time.monotonic() - began > (liveness_timeout() / 2 if reply is None else worker_timeout()):
                     break
                 await asyncio.sleep(_PING_INTERVAL)
-        return SILENT, None
+        return SILENT, None, None
 
     async def _has(self, name: str, ref: SessionRef) -> bool:
         """Return whether a worker has a session; True without an answer."""

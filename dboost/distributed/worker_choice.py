@@ -16,6 +16,7 @@ class WorkerRecord:
 
     version: str | None  # of dboost, see `messages.WorkerVersion`
     reason: str | None
+    host: str | None
     name: str
     resources: Mapping[str, float]
     n_threads: int

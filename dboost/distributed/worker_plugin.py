@@ -17,6 +17,7 @@ sender drops moved partitions when it receives the final list of its partitions 
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections import Counter
@@ -220,8 +221,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
             await asyncio.wait_for(closed.wait(), _TEARDOWN_TIMEOUT)
 
     def ping(self) -> dict[str, str]:
-        """Return the version of dboost."""
-        return {"status": OK, "version": __version__}
+        """Return the version of dboost, and the name of the host."""
+        return {"status": OK, "version": __version__, "host": socket.gethostname()}
 
     def has(self, fit: str, session: str) -> dict[str, Any]:
         """Return whether this worker has a session."""
