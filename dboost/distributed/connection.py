@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 import uuid
@@ -376,7 +377,7 @@ class Connection:
         self.n_threads: dict[str, int] = {}
         self.memory_limits: dict[str, int] = {}
         self._workers: dict[str, WorkerRecord] = {}
-        self._seen = -_RECENT  # when the scheduler returned these records
+        self._seen = -math.inf  # when the scheduler returned these records
         self.has_ended = False
         self.reading: set[Future] = set()
         self._line: Line | None = None
@@ -472,8 +473,8 @@ class Connection:
     def usable(self, *, recent: bool = False) -> tuple[list[str], dict[str, str]]:
         """Return the usable workers, and for others the reason; workers that do not answer are in neither.
 
-        The reason is empty for a worker that the user has not chosen. recent : whether the workers of a moment ago suffice,
-        default False.
+        The reason is empty for a worker that the user has not chosen. recent : whether the workers of a moment ago suffice
+        if none was lost since, default False.
         """
         if not recent or time.monotonic() - self._seen > _RECENT:
             self._note_workers(self._call("dboost_workers"))
@@ -583,12 +584,14 @@ class Connection:
         Return the addresses of the remaining workers, for paused ones the bytes in use and the limit, and for tasks of the fit
         that none may run their restrictions.
         """
+        self._seen = -math.inf
         reply = self._call("dboost_remove_unresponsive")
         return list(reply["workers"]), dict(reply["paused"]), dict(reply["unrunnable"])
 
     def abandon(self, refs: Sequence[SessionRef]) -> None:
         """Mark sessions as lost, and have their workers release them if they still exist."""
         self.lost.update(refs)
+        self._seen = -math.inf
         with suppress(DBoostError):  # not essential: a lost session is never called again
             self._call("dboost_abandon", sessions=list(refs))
 
