@@ -169,15 +169,15 @@ class PartitionedTable:
 
     def propose(self, draw: ByPartitions[Sample], n_columns: int, max_bins: int) -> list[np.ndarray]:
         """Return the split candidates of columns, see `session.proposal`. draw : returns the sampled values of a session."""
+        # Changes are not sent with this call: a session whose change failed would keep others waiting for its values.
+        self.complete()
 
         def ask() -> list[np.ndarray]:
             draws: dict[SessionRef, list[tuple[str, Any]]] = {}
-            before: dict[SessionRef, list[Step]] = {}
             for entry in self.worker_partitions:
                 draws.setdefault(entry.ref, []).append((entry.batch, draw(entry.numbers)))
-                before.setdefault(entry.ref, []).extend(_steps(self.stages[self._n_sent :], entry))
             order = choose_owners(sorted(draws), sum(self.n_kept.values()), n_columns, max_bins)
-            answers = self.connection.ask_each({ref: (some, order) for ref, some in draws.items()}, Session.draw_sample, before)
+            answers = self.connection.ask_each({ref: (some, order) for ref, some in draws.items()}, Session.draw_sample)
             return [edges for owner in order.owners for edges in answers[owner]]
 
         return self._until_none_is_lost(name_of(draw(())), ask)

@@ -15,7 +15,7 @@ from typing import Any
 
 from dboost.config import fan_in, owner_bytes
 from dboost.data.binning import SAMPLE_ROWS
-from dboost.distributed.messages import OK, AfterSteps, pack
+from dboost.distributed.messages import OK, pack
 from dboost.session.calls import SessionRef, unpack
 from dboost.session.proposal import ProposalOrder
 from dboost.session.session import Session
@@ -37,13 +37,9 @@ def answer_proposal(
 
     execute : calls a method of the session; exchange : sends slices and returns those of other sessions, so many.
     """
-    given = unpack(arguments)
-    draws, order = given.arguments if isinstance(given, AfterSteps) else given
+    draws, order = unpack(arguments)
     own = order.owners.index(here) if here in order.owners else None
-    drawing = draws, order.bounds, own
-    status, answer = execute(
-        Session.draw_sample.__name__, AfterSteps(given.steps, drawing) if isinstance(given, AfterSteps) else drawing
-    )
+    status, answer = execute(Session.draw_sample.__name__, (draws, order.bounds, own))
     if status != OK:
         return status, answer
     slices, kept = answer

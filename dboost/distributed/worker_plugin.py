@@ -453,11 +453,11 @@ class DBoostWorkerPlugin(WorkerPlugin):
         return self._execute(fit, session, number, method, arguments)
 
     def _execute(
-        self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview | tuple[Any, ...] | AfterSteps
+        self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview | tuple[Any, ...]
     ) -> tuple[str, Any]:
         """Call a method of a session; return the status, and the packed answer or error.
 
-        Answers of methods in `_NOT_PACKED` are not packed. arguments : packed, or not.
+        Answers of methods in `_NOT_PACKED` are not packed. arguments : packed, or a tuple.
         """
         worker_session = self.known(fit, session)
         if worker_session is None:
@@ -468,8 +468,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
                     return STALE, b""
                 worker_session.latest = number
                 started = time.perf_counter()
-                is_packed = not isinstance(arguments, tuple | AfterSteps)
-                given = unpack(arguments) if is_packed else arguments  # type: ignore[arg-type]
+                given = arguments if isinstance(arguments, tuple) else unpack(arguments)
                 if isinstance(given, AfterSteps):
                     for name, of_step in given.steps:
                         _method_of(worker_session, name)(*of_step)
@@ -481,7 +480,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
                     answer = pack(answer)
                 with self._lock:
                     if self.known(fit, session) is not None:  # metrics of a fit that has ended meanwhile would never be removed
-                        n_received = len(arguments) if is_packed else 0  # type: ignore[arg-type]  # `slice` has counted slices
+                        n_received = 0 if isinstance(arguments, tuple) else len(arguments)  # `slice` has counted slices
                         self.meter.note(fit, method, started, n_received, bytes_of(answer), worker_session.n_rows)
                 return OK, answer
         except MissingPartitions:

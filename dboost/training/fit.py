@@ -137,10 +137,10 @@ def _prepare(
     clock.lap("load")
 
     progress.phase("binning")
-    binning = rows.propose_bins(warm_start, parameters)
     if warm_start.is_new_source:
         rows.compute_start_scores(warm_start)
-    description = rows.describe(parameters.random_state)
+    description = rows.describe(parameters.random_state)  # the first call of workers, which makes all changes of rows so far
+    binning = rows.propose_bins(warm_start, parameters)
     stats = target_stats(target.loss, rows.map_rows, continues=warm_start.is_new_source, sizes=description.sizes)
     plan = make_plan(request, parameters, target, binning, stats, description, (metrics, stopping), warm_start)
     if plan.shard.grouped and plan.parameters.arcbites is not None:
