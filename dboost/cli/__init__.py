@@ -118,7 +118,12 @@ def _run(arguments: Any, terminated: list[int]) -> int:
         return _report(arguments, str(stop) or "interrupted", TERMINATED if terminated else INTERRUPTED)
     except MISTAKES as error:
         # An object store that does not respond is not an error of the user: a retry may succeed.
-        return _report(arguments, _sentence(error), FAILED if is_passing(error) else UNUSABLE)
+        from dboost.data.roles import MISSING  # importing it takes time that --help does not need
+
+        sentence = _sentence(error)
+        if sentence.startswith("target ") and MISSING in sentence and getattr(arguments, "skip_missing_target", None) is False:
+            sentence += "; --skip-missing-target leaves these rows out"
+        return _report(arguments, sentence, FAILED if is_passing(error) else UNUSABLE)
     except BrokenPipeError:  # the reader of the output has closed it, as in `dboost inspect … | head`
         sys.stderr.close()
         return DONE

@@ -30,7 +30,7 @@ Kind = Literal["any", "number", "key"]
 #: Flags of invalid rows, what is wrong with them, and the remedy if it is not obvious.
 Flaw = tuple[np.ndarray, str, str]
 _NAN, _INFINITE = "contains NaN", "contains infinity"
-_MISSING = "contains NaN (a missing value)"
+MISSING = "contains NaN (a missing value)"
 
 #: The key of a missing value.
 MISSING_KEY = -(2**63)
@@ -61,10 +61,10 @@ class Role:
 
 def _check_target(target: Column) -> list[Flaw]:
     if isinstance(target, CategoryColumn):
-        return [(target.codes < 0, _MISSING, "")]
+        return [(target.codes < 0, MISSING, "")]
     if target.ndim == 2:  # what infinity means is up to the loss
-        return [(np.any(np.isnan(target), axis=0), _MISSING, "")]
-    return [(np.isnan(target), _MISSING, ""), (np.isinf(target), _INFINITE, "")]
+        return [(np.any(np.isnan(target), axis=0), MISSING, "")]
+    return [(np.isnan(target), MISSING, ""), (np.isinf(target), _INFINITE, "")]
 
 
 def _check_weight(weight: np.ndarray) -> list[Flaw]:
@@ -76,7 +76,7 @@ def _check_number(values: np.ndarray) -> list[Flaw]:
 
 
 def _check_key(keys: np.ndarray) -> list[Flaw]:
-    return [(keys == MISSING_KEY, _MISSING, "")]
+    return [(keys == MISSING_KEY, MISSING, "")]
 
 
 def _role(name: str, kind: Kind, check: Callable[[Any], list[Flaw]], *, has_several: bool = False) -> dict[str, Any]:
