@@ -16,7 +16,7 @@ from typing import Any
 
 from dboost._lazy_import import is_a, pa, pd
 from dboost.data.files import DataFile, local_file, reading
-from dboost.data.parquet import ParquetPart, parts_of_files, read_part
+from dboost.data.parquet import ParquetPart, parts_of_files, read_in_order, read_part
 from dboost.data.row_filter import RowFilter
 from dboost.data.sources import Parts
 from dboost.errors import DataError
@@ -61,7 +61,10 @@ def open_dataset(data: Any, most_bytes: int | None = None, row_filter: RowFilter
         if row_filter is not None:
             filters.append(row_filter)
         parts = [one for of_file in parts_of_files(parts, schema, most_bytes, filters) for one in of_file]
-    found = Parts(meta, parts, partial(_read, schema=schema), "read-dataset")
+    in_order = None
+    if most_bytes is not None and all(isinstance(part, ParquetPart) for part in parts):
+        in_order = partial(read_in_order, names=schema.names, types=schema, most_bytes=most_bytes)
+    found = Parts(meta, parts, partial(_read, schema=schema), "read-dataset", in_order)
     return found if own is None else found.filtered(RowFilter(own))
 
 

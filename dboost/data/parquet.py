@@ -8,10 +8,12 @@ floats), and only names and kinds are compared here, by the footers.
 **Size.** The bytes of a row are estimated for decoded columns, because encoded ones may be much smaller. Text is read as
 dictionaries, so it takes a code per row besides its distinct values.
 
-**Ranges of rows** are decoded column by column from the beginning of the row group, and the rows before the range are dropped
-batch by batch: the memory is that of the range, of one page of a column and of its dictionary, and the decoding is repeated
-for each range. With a memory limit all columns are read one after the other, because Arrow's allocator keeps what decoding
-frees, several times the bytes of a column, until it is told to release it.
+**Ranges of rows.** One process that reads all of them decodes a row group once, batch by batch, all columns side by side, where
+the pages of all columns fit in half of the memory limit. Otherwise (many columns; a worker that reads some ranges only) a range
+is decoded column by column from the beginning of the row group, and the rows before it are dropped: the memory is that of the
+range, of one page of a column and of its dictionary, and the decoding is repeated for each range. With a memory limit whole row
+groups are read column by column too, because Arrow's allocator keeps what decoding frees, several times the bytes of a column,
+until it is told to release it.
 
 **Footers** are read when the files are listed, and with each partition. They contain the positions, sizes and extremes of all
 columns, so a file that was replaced has another one, also on another host (see `data.files`).
@@ -49,6 +51,8 @@ from dboost.schema import TEXT, Feature
 _PIECE_BYTES = 2**16
 #: Files whose footers are read at the same time.
 _FOOTERS_AT_ONCE = 32
+#: Bytes of a page of a column, as all writers limit them by default.
+_PAGE_BYTES = 2**20
 #: Most rows that are decoded at once of a range of rows.
 _BATCH_ROWS = 2**16
 #: Names of columns in which pandas stores an index without a name.
@@ -165,7 +169,8 @@ def open_parquet(
         for one, footer, of_file in zip(whole, footers, possible, strict=True)
         for part in parts_of(one, footer, most_bytes, of_file)
     ]
-    return Parts(meta, parts, partial(read_part, names=names), "read-parquet")
+    in_order = None if most_bytes is None else partial(read_in_order, names=names, most_bytes=most_bytes)
+    return Parts(meta, parts, partial(read_part, names=names), "read-parquet", in_order)
 
 
 def _typed(found: Sequence[dict[str, str | None]], like: Sequence[Feature] | None) -> list[dict[str, pa.Array]]:
@@ -363,9 +368,46 @@ def read_part(
     names : the columns of the table; types : their types, which those of the files are converted to, and columns that a file
     does not have are missing; None: as they are. columns : those to read, default all.
     """
+    wanted = list(names if columns is None else columns)
+    with _opened_parquet(part, types, wanted) as (file, stored, index):
+        table = _rows_of(file, part, [*stored, *index])
+    return _frame_of_part(part, table, types, wanted, index)
+
+
+def read_in_order(
+    parts: Sequence[ParquetPart],
+    *,
+    names: Sequence[str],
+    types: pa.Schema | None = None,
+    columns: Sequence[str] | None = None,
+    most_bytes: int,
+) -> Iterator[pd.DataFrame]:
+    """Yield the rows of parts as `read_part` returns them, but decode a row group that is cut into ranges only once.
+
+    Its columns are decoded side by side then. Where the decoders of all columns would take more than half of the memory limit,
+    each range is read by itself. most_bytes : as in `open_parquet`.
+    """
+    wanted = list(names if columns is None else columns)
+    for (*_, is_range), some in groupby(parts, key=lambda part: (part.file.url, part.groups, part.rows is not None)):
+        run = list(some)
+        if not is_range or len(run) == 1:
+            yield from (read_part(part, names=names, types=types, columns=wanted) for part in run)
+            continue
+        with _opened_parquet(run[0], types, wanted) as (file, stored, index):
+            once = stored and _decoder_bytes(file, run[0], stored) <= 2 * most_bytes
+            tables = _ranges_of(file, run, stored) if once else (_rows_of(file, part, [*stored, *index]) for part in run)
+            for part, table in zip(run, tables, strict=True):
+                yield _frame_of_part(part, table, types, wanted, index)
+                del table
+
+
+@contextmanager
+def _opened_parquet(
+    part: ParquetPart, types: pa.Schema | None, wanted: Sequence[str]
+) -> Iterator[tuple[Any, list[str], list[str]]]:
+    """Open the file of a part; yields it, and the names of the wanted columns and of those of the index that it stores."""
     from pyarrow import parquet as pq
 
-    wanted = list(names if columns is None else columns)
     with unchanged(part.file), _opened(part.file, filesystem=part.filesystem) as stream:
         metadata, digest = _footer_of(stream)
         if part.footer not in ("", digest):
@@ -376,7 +418,13 @@ def read_part(
         memory = {"pre_buffer": False, "buffer_size": _PIECE_BYTES} if part.sparing else {"pre_buffer": True}
         text = [one.name for one in schema if _is_text(one.type) and one.name not in index]
         with pq.ParquetFile(stream, metadata=metadata, read_dictionary=text, **memory) as file:
-            table = _rows_of(file, part, [*stored, *index])
+            yield file, stored, index
+
+
+def _frame_of_part(
+    part: ParquetPart, table: pa.Table, types: pa.Schema | None, wanted: Sequence[str], index: Sequence[str]
+) -> pd.DataFrame:
+    """Return the rows of a part as a frame. table : the columns that the file stores."""
     if types is not None:
         table = _as_declared(table, types, wanted)
     frame = _frame(
@@ -385,6 +433,41 @@ def read_part(
     if part.deleted is not None and len(part.deleted):
         frame = frame.drop(index=part.deleted).reset_index(drop=True)
     return frame
+
+
+def _decoder_bytes(file: Any, part: ParquetPart, columns: Collection[str]) -> int:
+    """Return the memory for decoding columns of the only row group of a part side by side: pages and dictionaries."""
+    assert part.groups is not None
+    group, n_bytes = file.metadata.row_group(part.groups[0]), 0
+    for k in range(group.num_columns):
+        column = group.column(k)
+        if column.path_in_schema.partition(".")[0] in columns:
+            first = column.dictionary_page_offset if column.has_dictionary_page else None
+            dictionary = 0 if first is None else max(column.data_page_offset - first, 0)
+            n_bytes += min(column.total_uncompressed_size, 2 * _PAGE_BYTES + dictionary)
+    return n_bytes
+
+
+def _ranges_of(file: Any, parts: Sequence[ParquetPart], columns: list[str]) -> Iterator[pa.Table]:
+    """Yield columns of consecutive ranges of a row group."""
+    longest = max(part.rows[1] - part.rows[0] for part in parts if part.rows is not None)
+    n_rows = max(min(_BATCH_ROWS, longest // 8), 1)
+    batches = file.iter_batches(n_rows, list(parts[0].groups or ()), columns, use_threads=False)
+    waiting: list[Any] = []
+    for part in parts:
+        assert part.rows is not None
+        n = part.rows[1] - part.rows[0]
+        while sum(batch.num_rows for batch in waiting) < n:
+            waiting.append(next(batches))
+        n_whole = sum(batch.num_rows for batch in waiting[:-1])
+        last = waiting.pop()
+        waiting.append(last.slice(0, n - n_whole))
+        # Copies: slices would keep whole batches.
+        yield pa.table(
+            {name: pa.concat_arrays([batch.column(name) for batch in waiting]) for name in columns},
+        ).replace_schema_metadata(file.schema_arrow.metadata)
+        waiting = [last.slice(n - n_whole)]
+        pa.default_memory_pool().release_unused()
 
 
 def _rows_of(file: Any, part: ParquetPart, columns: list[str]) -> pa.Table:

@@ -56,20 +56,23 @@ class Parts:
     read: Callable[..., pd.DataFrame]
     #: What Dask calls the tasks that read a part.
     label: str
+    #: Reads all given parts in order, faster than one by one if neighbours have something in common; None if they do not.
+    read_in_order: Callable[..., Iterator[pd.DataFrame]] | None = None
 
     @property
     def names(self) -> Names:
         return Names(self.meta.columns)
 
     def partitions(self, columns: Sequence[str]) -> Iterator[Any]:
+        if self.read_in_order is not None:
+            return self.read_in_order(self.parts, columns=list(columns))
         return (self.read(part, columns=list(columns)) for part in self.parts)
 
     def filtered(self, row_filter: RowFilter) -> Parts:
         """Return the rows that satisfy a predicate."""
-        used = row_filter.columns(self.names)
-        return replace(
-            self, read=partial(_read_kept, read=self.read, names=list(self.meta.columns), row_filter=row_filter, used=used)
-        )
+        kept = _Kept(row_filter, row_filter.columns(self.names), list(self.meta.columns))
+        read_in_order = None if self.read_in_order is None else partial(kept.of_parts, read=self.read_in_order)
+        return replace(self, read=partial(kept.of_part, read=self.read), read_in_order=read_in_order)
 
     def lazy(self) -> dd.DataFrame:
         """Return the rows as a lazy frame with one partition for each part."""
@@ -83,19 +86,25 @@ class Parts:
             return dd.from_map(self.read, self.parts, meta=self.meta, label=self.label, enforce_metadata=False)
 
 
-def _read_kept(
-    part: Any,
-    *,
-    read: Callable[..., pd.DataFrame],
-    names: list[str],
-    row_filter: RowFilter,
-    used: list[str],
-    columns: list[str] | None = None,
-) -> pd.DataFrame:
-    """Return the rows of a part that satisfy a predicate. used : the columns of the predicate."""
-    wanted = names if columns is None else columns
-    found = row_filter.rows_of(read(part, columns=list(dict.fromkeys([*wanted, *used]))))
-    return found[wanted]
+@dataclass(frozen=True)
+class _Kept:
+    """The rows of parts that satisfy a predicate."""
+
+    row_filter: RowFilter
+    #: Columns of the predicate, and of the table.
+    used: list[str]
+    names: list[str]
+
+    def of_part(self, part: Any, *, read: Callable[..., pd.DataFrame], columns: list[str] | None = None) -> pd.DataFrame:
+        wanted = self.names if columns is None else columns
+        return self.row_filter.rows_of(read(part, columns=list(dict.fromkeys([*wanted, *self.used]))))[wanted]
+
+    def of_parts(
+        self, parts: Sequence[Any], *, read: Callable[..., Iterator[pd.DataFrame]], columns: list[str]
+    ) -> Iterator[pd.DataFrame]:
+        for frame in read(parts, columns=list(dict.fromkeys([*columns, *self.used]))):
+            yield self.row_filter.rows_of(frame)[columns]
+            del frame
 
 
 @dataclass(frozen=True, eq=False)

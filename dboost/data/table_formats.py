@@ -37,7 +37,7 @@ from dask.utils import natural_sort_key
 
 from dboost._lazy_import import is_a, pa, pd
 from dboost.data.files import DELTA_LOG, DataFile, reading, table_name
-from dboost.data.parquet import ParquetPart, parts_of_files, read_part
+from dboost.data.parquet import ParquetPart, parts_of_files, read_in_order, read_part
 from dboost.data.row_filter import RowFilter
 from dboost.data.sources import Parts
 from dboost.errors import DataError, MissingExtraError, shown
@@ -141,7 +141,10 @@ def _of_delta(table: Any, most_bytes: int | None, row_filter: RowFilter | None) 
         )
     )
     parts = [one for (part, _), is_one in zip(found, whole, strict=True) for one in ([part] if is_one else next(cut))]
-    return Parts(_as_pandas(schema.empty_table()), parts, partial(read_part, names=schema.names, types=schema), "read-delta")
+    in_order = None if most_bytes is None else partial(read_in_order, names=schema.names, types=schema, most_bytes=most_bytes)
+    return Parts(
+        _as_pandas(schema.empty_table()), parts, partial(read_part, names=schema.names, types=schema), "read-delta", in_order
+    )
 
 
 def _check_delta(table: Any) -> None:

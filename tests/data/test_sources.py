@@ -11,12 +11,15 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
 import dboost
 from dboost.data import parquet
 from dboost.data.partition import is_stream
+from dboost.data.paths import open_source
+from dboost.data.row_filter import RowFilter
 from dboost.data.sources import Parts, Stream, stream_of
 
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "min_samples_leaf": 3, "progress": False}
@@ -246,6 +249,51 @@ def test_files_are_read_with_only_the_wanted_columns(kind: str, tmp_path: Path, 
     booster.predict(data).compute()
     assert read
     assert all(names == ["town", "x0"] for names in read)
+
+
+@pytest.mark.parametrize("kind", ["Parquet folder", "pyarrow dataset", "Delta"])
+def test_a_row_group_that_is_larger_than_its_share_is_read_once(kind: str, tmp_path: Path) -> None:
+    if not Path("/proc/self/io").exists():
+        pytest.skip("counts the bytes that Linux says this process has read")
+
+    def n_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    rng, n = np.random.default_rng(0), 600_000
+    columns: dict[str, Any] = {f"x{j}": rng.normal(size=n) for j in range(5)}
+    table = pa.table(columns | {"town": np.array(["Ulm", "Aalen", None])[rng.integers(0, 3, n)], "y": rng.normal(size=n)})
+    path, wanted = tmp_path / "rows", ["town", "x3", "y"]
+    data: Any = path
+    if kind == "Delta":
+        pytest.importorskip("deltalake").write_deltalake(path, table)
+    else:
+        path.mkdir()
+        pq.write_table(table, path / "rows.parquet", row_group_size=n)
+    (file,) = path.glob("*.parquet")
+    group = pq.read_metadata(file).row_group(0)
+    assert group.num_rows == n
+    n_bytes = sum(group.column(j).total_compressed_size for j in range(7) if group.column(j).path_in_schema in wanted)
+    if kind == "pyarrow dataset":
+        data = ds.dataset(path)
+    source = open_source(data, most_bytes=4 * 2**20, columns=wanted)
+    assert len(source.parts) >= 3
+    list(open_source(data, most_bytes=4 * 2**20, columns=wanted).partitions(["y"]))  # loads what is imported late
+    before = n_read()
+    pieces = list(source.partitions(wanted))
+    assert n_read() - before <= 1.1 * n_bytes
+    assert [len(piece) for piece in pieces] == [part.rows[1] - part.rows[0] for part in source.parts]
+    found = pa.concat_tables([pa.Table.from_pandas(piece[["x3", "y"]], preserve_index=False) for piece in pieces])
+    assert found.combine_chunks() == table.select(["x3", "y"]).combine_chunks()
+    assert [town for piece in pieces for town in piece["town"].astype(object).fillna("")] == [
+        town or "" for town in table["town"].to_pylist()
+    ]
+    filtered = open_source(data, most_bytes=4 * 2**20, columns=wanted, row_filter=RowFilter(pc.field("x3") > 1))
+    kept = np.concatenate([piece["y"] for piece in filtered.partitions(["y"])])
+    np.testing.assert_array_equal(kept, columns_of(table, "y")[columns_of(table, "x3") > 1])
+
+
+def columns_of(table: pa.Table, name: str) -> np.ndarray:
+    return table[name].to_numpy()
 
 
 FILTERS: dict[str, Callable[[], Any]] = {
