@@ -102,6 +102,38 @@ def test_kernels_of_an_image_serve_other_processors(tmp_path: Path) -> None:
     assert fitted()[1] == models, "kernels for this processor"
 
 
+#: A fit on two workers, one of which compiles for any processor and one for this one; which names the workers see, and digests.
+FIT_ON_DIFFERENT_WORKERS = """
+import os
+import dask.array as da, numpy as np, dboost
+from distributed import Client, Nanny, Scheduler, SpecCluster
+if __name__ == "__main__":
+    X = np.random.default_rng(0).standard_normal((4000, 6), dtype=np.float32)
+    y = X[:, 0] * X[:, 1] + X[:, 2] > 0
+    kinds = {"any": {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}, "this": {}}
+    workers = {name: {"cls": Nanny, "options": {"nthreads": 1, "env": env}} for name, env in kinds.items()}
+    scheduler = {"cls": Scheduler, "options": {"dashboard_address": None}}
+    with SpecCluster(workers=workers, scheduler=scheduler) as cluster, Client(cluster) as client:
+        client.wait_for_workers(2)
+        print(*sorted(client.run(lambda: os.environ.get("NUMBA_CPU_NAME", "this")).values()))
+        data = da.from_array(X, chunks=(1000, 6)), da.from_array(y, chunks=1000)
+        print(dboost.fit(*data, max_iter=3, client=client, progress=False).sha256)
+    print(dboost.fit(X, y, max_iter=3, progress=False).sha256)
+"""
+
+
+@pytest.mark.slow
+def test_workers_with_kernels_for_different_processors_train_the_same_model(tmp_path: Path) -> None:
+    program = tmp_path / "fit.py"
+    program.write_text(FIT_ON_DIFFERENT_WORKERS)
+    done = subprocess.run(
+        [sys.executable, str(program)], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    kinds, of_workers, alone = done.stdout.splitlines()
+    assert kinds == "generic this" and of_workers == alone
+
+
 @given(st.lists(st.floats(allow_subnormal=True), min_size=1, max_size=30))
 def test_elementary_functions_beside_those_of_numpy(values: list[float]) -> None:
     given = np.array(values)
