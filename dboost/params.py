@@ -299,6 +299,13 @@ def loss_names() -> tuple[str, ...]:
     return "auto", *(loss.name for loss in BUILT_IN)
 
 
+def is_for_classes(loss: Any) -> bool:
+    """Whether a loss, or the built-in one of that name, is for classes."""
+    from dboost.losses import BUILT_IN
+
+    return getattr(loss, "is_classification", False) or any(one.name == loss and one.is_classification for one in BUILT_IN)
+
+
 def _loss_of_options() -> dict[str, str]:
     """Return the parameters of single losses, each with the name of its loss."""
     from dboost.losses import BUILT_IN
@@ -459,10 +466,11 @@ class Parameters:
     def __post_init__(self) -> None:
         _checked_loss(self.loss)
         for name, loss in _loss_of_options().items():
-            if getattr(self, name) != type(self).__dataclass_fields__[name].default and self.loss != loss:
+            if self.loss != loss and getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise ParameterError(f"{name}={getattr(self, name)!r} is for loss={loss!r}, not for loss={self.loss_name!r}")
-        if self.loss == "quantile" and self.quantile is None:
-            raise ParameterError("loss='quantile' needs the level: quantile=0.9, say")
+        missing = [name for name, loss in _loss_of_options().items() if self.loss == loss and getattr(self, name) is None]
+        if missing:
+            raise ParameterError(f"loss={self.loss!r} needs the level: {missing[0]}=0.9, say")
         for one in fields(self):
             object.__setattr__(self, one.name, one.metadata["values"].checked(one.name, getattr(self, one.name)))
         if self.monotonic_cst is not None and self.step != "leaf":

@@ -43,7 +43,8 @@ CELLS = {place: _cells(place) for place in EVERYWHERE}
 #: What a session of a fit holds or computes.
 IN_SESSIONS = {
     "sample_weight", "offset", "classes", "subsample", "influence_trimming", "quantiles", "loss=huber", "own loss", "eval_set",
-    "continued", "arcbites", "step=line_search", "criterion=gradient", "validation_fraction",
+    "continued", "arcbites", "step=line_search", "criterion=gradient", "validation_fraction", "statistic of all rows",
+    "several targets",
 }  # fmt: skip
 #: Calls of sessions beside those of every fit, and what the reducer does for all of them.
 CALLS = {
@@ -51,13 +52,14 @@ CALLS = {
     "refitted",
     "quantiles",
     "loss=huber",
+    "statistic of all rows",
     "step=line_search",
     "split_proposal=tree",
     "split_proposal=exact",
     "arcbites",
 }
 #: What reading, storing and moving rows depends on.
-ROWS = {"sample_weight", "offset", "classes", "eval_set", "arcbites", "many columns"}
+ROWS = {"sample_weight", "offset", "classes", "several targets", "eval_set", "arcbites", "many columns"}
 #: The kinds of cases that places treat in their own way.
 OWN_CODE: dict[str, set[str]] = {
     "here": ROWS | {"continued", "refitted"},

@@ -12,7 +12,7 @@ from dboost.booster import Booster
 from dboost.errors import ParameterError
 from dboost.estimators.constructor import EstimatorParameters, accepts_names_of_fits, constructor, documented
 from dboost.estimators.estimator import BaseGradientBoosting, Range, as_targets
-from dboost.params import accepts_names_of_predictions, accepts_peer_names
+from dboost.params import accepts_names_of_predictions, accepts_peer_names, is_for_classes
 
 
 @documented
@@ -54,13 +54,15 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
         self.class_weight = class_weight
 
     def _loss(self) -> Any:
-        if getattr(self.loss, "is_classification", False):
+        from dboost.losses import auto_loss  # imports compiled kernels, which constructing an estimator does not need
+
+        if isinstance(self.loss, str) and self.loss == "auto":
+            return auto_loss(True)
+        if is_for_classes(self.loss):
             return self.loss
-        if not (isinstance(self.loss, str) and self.loss in ("auto", "log_loss", "exponential")):
-            raise ParameterError(
-                f"loss={self.loss!r}: a classifier is trained with 'log_loss' (or 'auto', the same) or 'exponential'"
-            )
-        return "log_loss" if self.loss == "auto" else self.loss
+        raise ParameterError(
+            f"loss={self.loss!r}: a classifier is trained with 'log_loss' (or 'auto', the same) or 'exponential'"
+        )
 
     @accepts_names_of_fits
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None, classes: Any = None) -> Any:

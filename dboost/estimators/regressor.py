@@ -9,6 +9,7 @@ from sklearn.base import RegressorMixin
 from dboost.errors import ParameterError
 from dboost.estimators.constructor import accepts_names_of_fits, documented
 from dboost.estimators.estimator import BaseGradientBoosting, as_targets
+from dboost.params import is_for_classes
 
 
 @documented
@@ -53,8 +54,8 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
         return self._partial_fit(X, as_targets(y), sample_weight)
 
     def _loss(self) -> Any:
-        if getattr(self.loss, "is_classification", False):
-            raise ParameterError(f"loss={self.loss.name!r} is for classes: use DBoostClassifier")
-        if isinstance(self.loss, str) and self.loss in ("log_loss", "exponential"):
-            raise ParameterError(f"loss={self.loss!r} is for classes: use DBoostClassifier")
-        return "squared_error" if isinstance(self.loss, str) and self.loss == "auto" else self.loss
+        from dboost.losses import auto_loss  # imports compiled kernels, which constructing an estimator does not need
+
+        if is_for_classes(self.loss):
+            raise ParameterError(f"loss={getattr(self.loss, 'name', self.loss)!r} is for classes: use DBoostClassifier")
+        return auto_loss(False) if isinstance(self.loss, str) and self.loss == "auto" else self.loss

@@ -14,7 +14,7 @@ dependence on x_z.
 *Conditional* (56). The mean prediction of the rows that *have* the value, or one nearest to it. It includes the effect of
 features that are correlated with x_z.
 
-Means are quotients of exact sums over rows (`dboost.metrics.exact`), the same for any partitioning. With sample weights
+Means are quotients of exact sums over rows (`dboost.exact`), the same for any partitioning. With sample weights
 they are weighted means: a row of weight 2 equals the row twice, rows of weight 0 are ignored.
 
 **Grids.** Without data, the values of a feature follow the model's split points, which are quantiles of the training rows, or
@@ -51,10 +51,10 @@ import numpy as np
 from dboost._lazy_import import pd
 from dboost.data.labels import Names
 from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.exact import TOTAL_BITS, total
 from dboost.inspection.importance import importance
 from dboost.inspection.row_functions import Block, Key, at_least_one, over_blocks, sample
 from dboost.inspection.shapley import Path, check_counts, edge_answers, paths_of
-from dboost.metrics.exact import TOTAL_BITS, total
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.schema import Feature
 

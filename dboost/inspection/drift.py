@@ -22,9 +22,7 @@ from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.inspection.row_functions import on_partitions
 from dboost.model.data_summary import Summary
 from dboost.model.ensemble import Ensemble, FlatEnsemble, number_of
-from dboost.schema import Level
 from dboost.session.reference_sample import summary_of
-from dboost.session.target import check_one_column
 
 Tallies = list[np.ndarray] | None
 #: Rows that are counted at a time, and the bytes of their values.
@@ -82,7 +80,7 @@ def _counted(
 
 
 def _of_table(flat: FlatEnsemble, ensemble: Ensemble, summary: Summary, target: Any, table: Table) -> list[np.ndarray]:
-    truth = None if target is None else _target_of(table, ensemble.classes)
+    truth = None if target is None else _target_of(table, ensemble)
     chunk = table.chunk(0)
     n_levels = np.array([np.inf if f.categories is None else len(f.categories) for f in ensemble.features])
     counted: list[list[np.ndarray]] = []
@@ -97,11 +95,14 @@ def _of_table(flat: FlatEnsemble, ensemble: Ensemble, summary: Summary, target: 
     return reduce(_added, counted)
 
 
-def _target_of(table: Table, classes: tuple[Level, ...] | None) -> np.ndarray:
+def _target_of(table: Table, ensemble: Ensemble) -> np.ndarray:
     """Targets in the units of the summary, float64[n]; unknown classes get the code n_classes."""
-    column = table.target
+    column, classes = table.target, ensemble.classes
     assert column is not None
-    check_one_column(n_columns_of(column))
+    if n_columns_of(column) > 1:
+        loss = ensemble.outputs.loss
+        loss.check_columns(n_columns_of(column))
+        return loss.target_location(column)  # type: ignore[arg-type]
     if classes is None:
         if isinstance(column, CategoryColumn):
             raise DataError("the target holds categories or text, the training target numbers")

@@ -1,4 +1,4 @@
-"""Counts of residuals, by the digits of their rank keys or in buckets, for exact quantiles (see `metrics.exact`).
+"""Counts of residuals, by the digits of their rank keys or in buckets, for exact quantiles (see `exact`).
 
 The bits of a float64 become its *rank key*, an unsigned integer with the same order as the numbers, by flipping the sign bit of
 non-negative numbers and all bits of negative ones. Both zeros have the same key.

@@ -35,11 +35,17 @@ __all__ = [
     "SoftmaxLogLoss",
     "SquaredError",
     "Tweedie",
+    "auto_loss",
     "by_name",
     "from_dict",
     "is_custom",
     "register",
 ]
+
+
+def auto_loss(is_class: bool) -> str:
+    """Return the name of the loss that "auto" stands for."""
+    return LogLoss.name if is_class else SquaredError.name
 
 
 def by_name(name: str, n_classes: int = 2, **options: Any) -> Loss:

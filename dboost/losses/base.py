@@ -22,20 +22,64 @@ the billions. Rows whose scores are so large that floats have no such short step
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from dboost.errors import DataError, ParameterError
+from dboost.exact import ExactSum
 
 
-class ResidualQuantile(NamedTuple):
-    """A number of all training rows on which the gradients of a loss depend: a quantile of |y - F|.
+class PartOfRows(NamedTuple):
+    """Some training rows with their raw scores."""
+
+    target: np.ndarray  # float64[n], of a loss of several target columns float64[n_columns, n]
+    raw: np.ndarray  # float64[n_outputs, n]
+    weight: np.ndarray | None  # float64[n]; None for 1
+
+
+@dataclass(frozen=True, eq=False)
+class AllRows:
+    """All training rows of a fit, wherever they are, at their present raw scores."""
+
+    #: ``merged(part, merge, *arguments)`` calls ``part(rows, *arguments)`` for parts of the rows (`PartOfRows`) and merges the
+    #: results. Both functions are defined at the top level of a module, because they are pickled, and the result must not
+    #: depend on how the rows are divided.
+    merged: Callable[..., Any]
+    n_rows: int  # with integer weights the sum of the weights
+    max_weight: float  # 1 with integer weights
+
+
+@dataclass(frozen=True, eq=False)
+class InitialRows:
+    """What the initial score of a loss may follow from."""
+
+    rows: AllRows  # with their offsets, or zero, as raw scores
+    means: np.ndarray  # weighted means of `Loss.target_sums`
+    has_offset: bool  # whether there are offsets that have an effect, see `Loss.uses_offset`
+    #: Given a constant to begin at, returns the one that minimizes the loss if it is added to all offsets, by Newton's method.
+    search: Callable[[float], float]
+
+
+class RowStatistic:
+    """What the gradients of a loss depend on beside their own row: a statistic of all training rows.
 
     It is computed after every change of the scores; the gradients are then computed again, see `Loss.terms_after`.
     """
 
-    level: float  # of the quantile
+    def of(self, rows: AllRows, before: Any = None) -> Any:
+        """Return the statistic at the present scores. before : that of earlier scores, which may save time, or None."""
+        raise NotImplementedError
+
+
+class SumUnits(NamedTuple):
+    """Units of exact sums."""
+
+    target: float  # of weighted targets
+    weight: float
+    is_whole: bool  # whether all weights are integers, so that a row of weight n is added n times
 
 
 class Loss:
@@ -64,9 +108,17 @@ class Loss:
     exact_hessian: ClassVar[bool] = True
     #: True when the target is a class.
     is_classification: ClassVar[bool] = False
-    #: How the initial score and the leaf values are computed: "newton" steps; the "quantile" of the rows' residuals at
-    #: `level`; or "huber", one step from their median.
+    #: How leaf values are computed: "newton" steps, or the "quantile" of the rows' residuals at `level`.
     leaf_statistic: ClassVar[str] = "newton"
+    #: Whether one step from that quantile follows: the mean of the residuals around it, clipped at the `statistic`.
+    has_clipped_step: ClassVar[bool] = False
+    #: What the columns of the target are, for messages. A loss of several gets float64[n_columns, n] as y in its methods;
+    #: compiled functions take one column.
+    target_columns: ClassVar[tuple[str, ...]] = ("target",)
+    #: Whether a number that is added to all raw scores of a row changes its loss.
+    uses_offset: ClassVar[bool] = True
+    #: Whether predictions rise with each raw score, so that monotonic constraints have a meaning.
+    is_monotonic: ClassVar[bool] = True
     #: The loss's parameters: keywords of `dboost.fit` and of its constructor.
     options: ClassVar[tuple[str, ...]] = ()
     #: Further arguments of its constructor, which the first iteration computes; stored in model files.
@@ -92,7 +144,7 @@ class Loss:
     #: Level of the quantile, for leaf_statistic "quantile".
     level: float = 0.5
     #: What gradients need to know of all rows.
-    row_statistic: ResidualQuantile | None = None
+    statistic: RowStatistic | None = None
 
     def __repr__(self) -> str:
         try:
@@ -114,17 +166,70 @@ class Loss:
         """
         return CustomTerms(self)
 
-    def terms_after(self, statistic: float) -> tuple[Any, ...]:
-        """Return the record for kernels, given the `row_statistic` of the rows at their present scores."""
-        return self.terms()
+    def terms_after(self, statistic: Any) -> tuple[Any, ...]:
+        """Return the record for kernels, given the `statistic` of the rows at their present scores."""
+        return self.with_statistic(statistic).terms()
 
-    def with_statistic(self, statistic: float) -> Loss:
-        """Return the loss with that value of its `row_statistic`."""
+    def with_statistic(self, statistic: Any) -> Loss:
+        """Return the loss with that value of its `statistic`; the model has that of the first iteration."""
         return self
 
     def in_unit(self, unit: float) -> Loss:
         """Return the loss for targets and raw scores divided by `unit`; see `scales_with_target`."""
         return self
+
+    def check_columns(self, n_columns: int) -> None:
+        """Raise a DataError if the loss does not take so many target columns."""
+        wanted = len(self.target_columns)
+        if n_columns == wanted:
+            return
+        if wanted == 1:
+            raise DataError(
+                f"the target has {n_columns} columns, but every loss takes one: fit a model for each column, or make one "
+                "column of them"
+            )
+        columns = f"{n_columns} column{'s' * (n_columns > 1)}"
+        raise DataError(f"the target has {columns}, but loss={self.name!r} takes {wanted}: {', '.join(self.target_columns)}")
+
+    @property
+    def target_rule(self) -> str:
+        """What `invalid_targets` are not, for messages."""
+        return "non-negative y and sum(y) > 0" if self.target_range == "non-negative" else f"{self.target_range} y"
+
+    def invalid_targets(self, y: np.ndarray) -> np.ndarray | None:
+        """Return which targets (float64[n], or [n_columns, n]) are outside `target_range`: bool[n]; None if all are valid."""
+        return y < 0 if self.target_range == "non-negative" else y <= 0 if self.target_range else None
+
+    def target_location(self, y: np.ndarray) -> np.ndarray:
+        """Return one finite number for each target, about the best prediction: float64[n]."""
+        return y
+
+    def target_sums(self, y: np.ndarray, weight: np.ndarray | None, units: SumUnits) -> list[ExactSum]:
+        """Return the weighted sums of which `best_constants` takes the means: that of the targets."""
+        y = self.target_location(y)
+        with np.errstate(over="ignore", invalid="ignore"):  # a fit raises an error for infinite sums
+            if weight is None or units.is_whole:
+                return [ExactSum.of(y, units.target, weight)]
+            return [ExactSum.of(y * weight, units.target)]
+
+    def start(self, rows: InitialRows) -> np.ndarray:
+        """Return the constant raw scores of least loss: float64[n_outputs]."""
+        best = self.best_constants(rows.means)
+        if best is None or rows.has_offset:
+            best = np.array([rows.search(0.0 if best is None else float(best[0]))])
+        return best
+
+    def target_spread(self, mean: float, lowest: float, highest: float) -> float:
+        """Return the largest distance of a target from the mean, given the smallest and the largest one."""
+        return max(mean - lowest, highest - mean)
+
+    def steepest(self, mean: float, lowest: float, highest: float) -> float:
+        """Return about the largest gradient at the best constant, if it depends on the size of the targets; else 1."""
+        if self.is_classification or len(self.target_columns) > 1:
+            return 1.0
+        with np.errstate(all="ignore"):
+            at = np.nan_to_num(self.link(np.array([mean, mean])), posinf=0.0, neginf=0.0)
+            return float(np.abs(self.gradient(np.array([lowest, highest]), at)).max())
 
     def for_classes(self, n_classes: int) -> Loss:
         """Return the loss for a target of so many classes.
@@ -148,7 +253,7 @@ class Loss:
     def best_constants(self, means: np.ndarray) -> np.ndarray | None:
         """Return the constant raw scores of all outputs that minimize the loss: float64[n_outputs]; see `best_constant`.
 
-        means : float64[n_outputs], of the target; with several outputs the classes' fractions of the total weight.
+        means : weighted means of `target_sums`.
         """
         best = self.best_constant(float(means[0]))
         return None if best is None else np.array([best], np.float64)
@@ -184,6 +289,18 @@ class Loss:
     def inverse_link(self, raw: np.ndarray) -> np.ndarray:
         """Return the predictions of raw scores (the probability of the second class for two-class losses)."""
         return raw
+
+    def finish(self, raw: np.ndarray) -> np.ndarray:
+        """Return predicted numbers, float64[n], or the probabilities of all classes, float64[n, n_classes].
+
+        raw : float64[n, n_outputs].
+        """
+        found = self.inverse_link(raw[:, 0])
+        if not self.is_classification:
+            return found
+        both = np.empty((len(raw), 2))  # column_stack takes longer for one row
+        both[:, 0], both[:, 1] = 1.0 - found, found
+        return both
 
 
 #: Number of rows that are checked, and the share of them that must agree.
@@ -264,28 +381,27 @@ def call_custom(loss: Loss, what: str, y: np.ndarray, raw: np.ndarray) -> np.nda
     y, raw = y.view(), raw.view()
     y.flags.writeable = raw.flags.writeable = False
     result = getattr(loss, what)(y, raw)
-    if np.shape(result) != y.shape:
-        raise ParameterError(
-            f"{what} of loss {loss.name!r} returned shape {np.shape(result)} for {len(y)} rows, not ({len(y)},)"
-        )
+    if np.shape(result) != raw.shape:
+        n = len(raw)
+        raise ParameterError(f"{what} of loss {loss.name!r} returned shape {np.shape(result)} for {n} rows, not ({n},)")
     return np.asarray(result, np.float64)
 
 
 @np.errstate(all="ignore")
 def check_derivatives(loss: Loss, y: np.ndarray) -> str | None:
     """Return what is wrong with a custom loss, tested on some targets of the training data; None when nothing is."""
-    y = y[:N_CHECKED]
-    rng = np.random.default_rng(0)
-    raw = rng.normal(size=len(y)) * 2.0
-    best = np.asarray(loss.link(y), np.float64)
-    near = best + rng.normal(size=len(y))
-    raw = np.where((np.arange(len(y)) % 2 == 0) & np.isfinite(near), near, raw)
+    y = y[..., :N_CHECKED]
+    rng, n = np.random.default_rng(0), int(y.shape[-1])
+    raw = rng.normal(size=n) * 2.0
+    best = np.asarray(loss.link(loss.target_location(y)), np.float64)
+    near = best + rng.normal(size=n)
+    raw = np.where((np.arange(n) % 2 == 0) & np.isfinite(near), near, raw)
     far = np.nan_to_num(np.maximum(np.abs(raw - best), 1.0), nan=1.0)
     longer, shorter = 1e-5 * np.maximum(np.abs(raw), 1.0), np.maximum(1e-5 * far, 8.0 * np.spacing(np.abs(raw)))
     methods = [("gradient", "value")] + [("hessian", "gradient")] * loss.exact_hessian
     for derivative, function in methods:
         derivatives = call_custom(loss, derivative, y, raw)
-        agrees = np.zeros(len(y), bool)
+        agrees = np.zeros(n, bool)
         for step in (shorter, longer):
             high, low = raw + step, raw - step
             above, below = call_custom(loss, function, y, high), call_custom(loss, function, y, low)
@@ -296,18 +412,22 @@ def check_derivatives(loss: Loss, y: np.ndarray) -> str | None:
         if is_wrong.sum() > (1 - _AGREEING_SHARE) * (agrees | is_wrong).sum():
             i = int(np.argmax(is_wrong))
             return (
-                f"{derivative} of loss {loss.name!r} is not the derivative of its {function} by the raw score: for y={y[i]:g} "
-                f"and raw={raw[i]:g} it says {derivatives[i]:g}, the difference quotient {quotient[i]:g}"
+                f"{derivative} of loss {loss.name!r} is not the derivative of its {function} by the raw score: for "
+                f"y={_shown(y, i)} and raw={raw[i]:g} it says {derivatives[i]:g}, the difference quotient {quotient[i]:g}"
             )
     hessian = call_custom(loss, "hessian", y, raw)
     if (hessian < 0).any():
         i = int(np.argmin(hessian))
         return (
-            f"hessian of loss {loss.name!r} is {hessian[i]:g} for y={y[i]:g} and raw={raw[i]:g}, which must not be below 0; "
-            "a stand-in is allowed if the class says exact_hessian = False"
+            f"hessian of loss {loss.name!r} is {hessian[i]:g} for y={_shown(y, i)} and raw={raw[i]:g}, which must not be below "
+            "0; a stand-in is allowed if the class says exact_hessian = False"
         )
     prediction = np.asarray(loss.inverse_link(raw), np.float64)
     again = np.asarray(loss.inverse_link(loss.link(prediction)), np.float64)
     if not np.allclose(again, prediction, rtol=1e-6, atol=1e-9, equal_nan=True):
         return f"link and inverse_link of loss {loss.name!r} are not inverse to each other"
     return None
+
+
+def _shown(y: np.ndarray, i: int) -> str:
+    return f"{y[i]:g}" if y.ndim == 1 else f"({', '.join(f'{value:g}' for value in y[:, i])})"

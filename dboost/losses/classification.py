@@ -33,9 +33,10 @@ import numpy as np
 
 from dboost._lazy_import import is_a
 from dboost.errors import ParameterError
+from dboost.exact import ExactSum
 from dboost.kernels import kernel
 from dboost.kernels.exp_log import exp, exp32, exp64, log, log1p32, log64
-from dboost.losses.base import Loss
+from dboost.losses.base import Loss, SumUnits
 from dboost.losses.gradient_pass import block_terms, output_terms, overloads
 
 
@@ -208,6 +209,8 @@ class SoftmaxLogLoss(Loss):
     is_classification = True
     longest_step = 4.0
     response = "softmax"
+    uses_offset = False
+    is_monotonic = False
 
     def __init__(self, n_classes: int) -> None:
         self.n_outputs = n_classes
@@ -238,8 +241,21 @@ class SoftmaxLogLoss(Loss):
         e = exp(raw - raw.max(axis=1, keepdims=True))
         return e / e.sum(axis=1, keepdims=True)
 
+    def finish(self, raw: np.ndarray) -> np.ndarray:
+        return self.inverse_link(raw)
+
     def magnitude(self, mean: float, largest: float) -> float:
         return 64.0
+
+    def target_spread(self, mean: float, lowest: float, highest: float) -> float:
+        return 1.0
+
+    def target_sums(self, y: np.ndarray, weight: np.ndarray | None, units: SumUnits) -> list[ExactSum]:
+        """Return the weight of each class."""
+        if weight is None:
+            counts = np.bincount(y.astype(np.int64), minlength=self.n_outputs)
+            return [ExactSum(units.weight, float(count) * units.weight) for count in counts]
+        return [ExactSum.of(weight[y == k], units.weight) for k in range(self.n_outputs)]
 
     def best_constants(self, means: np.ndarray) -> np.ndarray:
         return log(np.maximum(means, 1e-300))  # there may be a class without rows

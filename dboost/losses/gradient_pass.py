@@ -22,7 +22,7 @@ from dboost.kernels.rows import ROUNDER64
 
 I = np.int64  # noqa: E741
 
-#: Fine units per coarse unit; `metrics.exact` uses the same number.
+#: Fine units per coarse unit; `exact` uses the same number.
 FINE = np.float64(2.0**26)
 #: Rows are processed in blocks of this many.
 BLOCK = 1024

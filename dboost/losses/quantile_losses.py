@@ -17,12 +17,25 @@ loss, and with it `train_loss` and the metric "huber", use the δ of the first i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from dboost.errors import DBoostError
-from dboost.losses.base import Loss, ResidualQuantile
+from dboost.exact import FEW, Window, concatenated, exact_level, find_quantiles, find_size, rank_unit
+from dboost.kernels import or_empty
+from dboost.kernels.quantile_keys import (
+    N_BUCKETS,
+    Residuals,
+    bucket_bounds,
+    collect_buckets,
+    count_buckets,
+    count_digits,
+    new_block_scratch,
+    next_keys,
+)
+from dboost.losses.base import AllRows, InitialRows, Loss, PartOfRows, RowStatistic
 from dboost.losses.gradient_pass import block_terms, overloads
 
 
@@ -76,6 +89,78 @@ def _huber_terms(loss, y, raw, gradient, hessian, value, scratch):
         return terms
 
 
+def residual_quantile(rows: AllRows, level: float) -> float:
+    """Return the quantile of y - F over all rows."""
+    unit = rank_unit(rows.max_weight, rows.n_rows)
+    found = find_quantiles(
+        lambda *digits: rows.merged(_digits, np.add, False, unit, *digits),
+        lambda keys: rows.merged(_next, np.minimum, False, keys),
+        exact_level(level),
+        1,
+    )
+    return float(found[0])
+
+
+@dataclass(frozen=True)
+class ResidualQuantile(RowStatistic):
+    """The quantile of |y - F| over all rows; the smallest number that is not 0 if that is 0, else 1."""
+
+    level: float
+
+    def of(self, rows: AllRows, before: float | None = None) -> float:
+        unit = rank_unit(rows.max_weight, rows.n_rows)
+        near = None
+        if before is not None:
+            near = Window(
+                0.0,
+                before * 2,
+                lambda *buckets: rows.merged(_buckets, np.add, unit, *buckets),
+                lambda *buckets: rows.merged(_keys, concatenated, unit, *buckets),
+                rows.n_rows,
+            )
+        return find_size(
+            exact_level(self.level),
+            lambda *digits: rows.merged(_digits, np.add, True, unit, *digits),
+            lambda keys: rows.merged(_next, np.minimum, True, keys),
+            near,
+        )
+
+
+def _residuals(rows: PartOfRows, are_sizes: bool) -> Residuals:
+    """Return the residuals of the rows, or their absolute values, as one group."""
+    ungrouped, all_rows, n = or_empty(None, "uint8"), or_empty(None, "int64"), rows.target.size
+    return Residuals(rows.target, rows.raw[0], or_empty(rows.weight, "float64"), ungrouped, are_sizes, all_rows, 0, n)
+
+
+def _digits(rows: PartOfRows, are_sizes: bool, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
+    """Return the weights of the residuals by the next byte of their rank keys: int64[1, 256], see `quantile_keys`."""
+    counts = np.zeros((1, 256), np.int64)
+    count_digits(_residuals(rows, are_sizes), prefix, shift, unit, counts)
+    return counts
+
+
+def _next(rows: PartOfRows, are_sizes: bool, keys: np.ndarray) -> np.ndarray:
+    """Return the smallest rank key of a residual above this one: uint64[1]."""
+    following = np.full(1, ~np.uint64(0))
+    next_keys(_residuals(rows, are_sizes), keys, following)
+    return following
+
+
+def _buckets(rows: PartOfRows, unit: float, low: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Return the weights of the absolute residuals by bucket: int64[1, N_BUCKETS], see `quantile_keys.count_buckets`."""
+    counts = np.zeros((1, N_BUCKETS), np.int64)
+    count_buckets(_residuals(rows, True), low, scale, unit, counts, new_block_scratch())
+    return counts
+
+
+def _keys(rows: PartOfRows, unit: float, low: np.ndarray, scale: np.ndarray, wanted: np.ndarray) -> np.ndarray | None:
+    """Return group 0, rank key and weight of the absolute residuals in the wanted buckets: uint64[n, 3], see `Window`."""
+    found = np.empty((FEW, 3), np.uint64)
+    bounds, scratch = bucket_bounds(low, scale, wanted), new_block_scratch()
+    n = collect_buckets(_residuals(rows, True), low, scale, wanted, *bounds, unit, found, scratch)
+    return found[:n] if n <= FEW else None
+
+
 class _Pinball(Loss):
     """Pinball loss: `above` times the error if the target is above the score, `below` times if it is below."""
 
@@ -84,6 +169,9 @@ class _Pinball(Loss):
     leaf_statistic = "quantile"
     above: float
     below: float
+
+    def start(self, rows: InitialRows) -> np.ndarray:
+        return np.array([residual_quantile(rows.rows, self.level)])
 
     def terms(self) -> QuantileTerms:
         return QuantileTerms(self.above, self.below)
@@ -144,12 +232,13 @@ class Huber(Loss):
     learned: ClassVar[tuple[str, ...]] = ("delta",)
     constant_hessian = True
     exact_hessian = False
-    leaf_statistic = "huber"
+    leaf_statistic = "quantile"
+    has_clipped_step = True
     scales_with_target = True
 
     def __init__(self, huber_alpha: float = 0.9, delta: float | None = None) -> None:
         self.alpha = huber_alpha
-        self.row_statistic = ResidualQuantile(huber_alpha)
+        self.statistic = ResidualQuantile(huber_alpha)
         self._delta = delta
 
     @property
@@ -158,6 +247,9 @@ class Huber(Loss):
         if self._delta is None:
             raise DBoostError("huber's delta is chosen by the training rows: it is not known before the first iteration")
         return self._delta
+
+    def start(self, rows: InitialRows) -> np.ndarray:
+        return np.array([residual_quantile(rows.rows, self.level)])
 
     def with_statistic(self, statistic: float) -> Huber:
         return Huber(self.alpha, statistic)

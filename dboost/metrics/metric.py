@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import ParameterError
+from dboost.exact import unit_for
 from dboost.losses import Loss
-from dboost.metrics.exact import unit_for
 
 
 @dataclass(frozen=True)

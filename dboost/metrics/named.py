@@ -49,8 +49,8 @@ import numpy as np
 
 from dboost.display import number
 from dboost.errors import DataError, ParameterError
+from dboost.exact import ExactSum, total
 from dboost.losses import Gamma, LogLoss, Loss, Poisson
-from dboost.metrics.exact import ExactSum, total
 from dboost.metrics.metric import LossMagnitude, Metric, MetricReduction, RowsOf, ScoredRows, of_function, prediction_of
 
 #: Names of the metrics, with and without @k.
@@ -521,6 +521,8 @@ def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
     ParameterError
         For unknown names; the message lists those that are valid for the loss. For two metrics of one name.
     """
+    if len(loss.target_columns) > 1 and any(spec != loss.name for spec in _specs(wanted, loss.name)):
+        raise ParameterError(f"eval_metric: loss={loss.name!r} has several target columns, so its only metric is {loss.name!r}")
     own = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss)
     others = _NUMBERS if not loss.is_classification else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES
     known = {metric.name: metric for metric in (own, *(_OF_LOSSES[name] for name in loss.own_metrics), *others)}

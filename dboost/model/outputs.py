@@ -113,7 +113,7 @@ class Outputs:
 
     def finish(self, raw: np.ndarray) -> np.ndarray:
         """Return predictions: numbers or classes [n]."""
-        return self.loss.inverse_link(raw[:, 0])
+        return self.loss.finish(raw)
 
     def probabilities(self, raw: np.ndarray) -> np.ndarray:
         """Return the probabilities of the classes: float64[n, n_classes]; ParameterError for numbers."""
@@ -121,7 +121,7 @@ class Outputs:
 
     def means(self, raw: np.ndarray) -> np.ndarray:
         """Return what is averaged over models: predicted numbers [n], or the probabilities of classes."""
-        return self.finish(raw)
+        return self.loss.finish(raw)
 
     def number_of(self, name: Any) -> int:
         """Return the number of a raw score by its name, the last one for None; ParameterError if there is none."""
@@ -176,15 +176,7 @@ class ClassOutputs(Outputs):
         return self.labels[self.probabilities(raw).argmax(axis=1)]
 
     def probabilities(self, raw: np.ndarray) -> np.ndarray:
-        if self.n > 1:
-            return self.loss.inverse_link(raw)
-        second = self.loss.inverse_link(raw[:, 0])
-        both = np.empty((len(raw), 2))  # column_stack takes longer for one row
-        both[:, 0], both[:, 1] = 1.0 - second, second
-        return both
-
-    def means(self, raw: np.ndarray) -> np.ndarray:
-        return self.probabilities(raw)
+        return self.loss.finish(raw)
 
     def class_of(self, name: Any = None) -> tuple[int, Any]:
         k = _number_of(name, list(self.classes))

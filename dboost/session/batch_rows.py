@@ -64,7 +64,7 @@ class BatchRows:
 
     Attributes
     ----------
-    y : float64[n_rows]
+    y : float64[n_rows], or [n_columns, n_rows]
         Encoded targets of all rows; empty if they are in files.
     start_scores : float64[n_outputs, n_kept], or None
         Raw scores of the rows of positive weight by a model of other data; None without such a model or if they are in files.
@@ -119,7 +119,7 @@ class BatchRows:
                 raw += 0.0 if roles.offset is None else roles.offset[here]
             if flat is not None:
                 add_block(raw, flat, matrix_of(piece.chunk), seen, n_threads)
-            fields = {"target": spec.in_unit(roles.numbers[here]), "raw": spec.in_unit(raw)}
+            fields = {"target": spec.in_unit(roles.numbers[..., here]), "raw": spec.in_unit(raw)}
             if spec.shard.weighted:
                 fields["weight"] = np.ones(n) if roles.weight is None else roles.weight[here]
             if spec.shard.grouped:
@@ -151,7 +151,7 @@ class BatchRows:
             raw = self._raw_scores(spec, some, kept_range)
             if k == n_shards - 1:
                 self.close_values()
-            target = y if some is None else y[some]
+            target = y if some is None else y[..., some]
             fields = {"target": spec.in_unit(target), "raw": spec.in_unit(raw), "narrow": codes.narrow, "wide": codes.wide}
             if spec.shard.weighted:
                 fields["weight"] = np.ones(n) if weight is None else weight if some is None else weight[some]
@@ -187,7 +187,7 @@ class BatchRows:
             segments = shared.segments(of_parts, of_kept)
             with shared.building:  # one fold after the other, since this takes memory for a moment
                 raw = self._raw_scores(spec, kept, kept_range)
-                fields = {"target": spec.in_unit(self.y[kept]), "raw": spec.in_unit(raw)}
+                fields = {"target": spec.in_unit(self.y[..., kept]), "raw": spec.in_unit(raw)}
                 if spec.shard.weighted:
                     fields["weight"] = np.ones(len(kept)) if table.weight is None else table.weight[kept]
                 if (draw_id := self._draw_id_of(spec, kept_range)) is not None:
@@ -237,7 +237,7 @@ class BatchRows:
         table = self.table
         if not table.keeps_roles_apart:
             counts = table.n_rows > 0 and (table.weight is None or bool((table.weight > 0).any()))
-            self.y = encode_like(table, target) if counts else np.zeros(table.n_rows)
+            self.y = encode_like(table, target) if counts else target.zeros(table.n_rows)
             return
         self._targets.close()
         self._targets = Spool(0)
@@ -347,7 +347,7 @@ class BatchRows:
         if self.table.keeps_roles_apart:
             return self._targets.get(k)[0]
         first = sum(self.table.lengths[:k])
-        return self.y[first : first + self.table.lengths[k]]
+        return self.y[..., first : first + self.table.lengths[k]]
 
     def range_of(self, k: int) -> RowRoles:
         """Return the roles of the rows of positive weight of chunk k, which must have some; see `ranges`."""
@@ -381,7 +381,7 @@ class BatchRows:
         some = [k for k in filled if self.table.n_kept(k)]
         if self._has_start_scores and some:
             self.start_scores = np.concatenate([self._scores.get(k)[0] for k in some], axis=-1)
-        self.y = np.concatenate([np.empty(0), *(self._targets.get(k)[0] for k in filled)])
+        self.y = np.concatenate([self._targets.get(k)[0] for k in filled], axis=-1) if filled else np.empty(0)
         table.gather_roles()
         self._targets.close()
         self._scores.close()

@@ -41,7 +41,7 @@ from dboost.session.warm_start import add_block, matrix_of, row_matrix
 from dboost.shards.apply_trees import TreeDelta, add_grown_tree
 from dboost.shards.encode import encoded_pieces
 from dboost.shards.shard import BinnedColumns, empty_binned_columns
-from dboost.shards.shard_spec import code_rows, rows_that_fit
+from dboost.shards.shard_spec import ShardSpec, code_rows, rows_that_fit, target_field
 from dboost.storage.block_file import Field
 from dboost.storage.row_store import FieldGroup, InFiles, RowRange, RowStore
 from dboost.trees.tree_task import GrownTree
@@ -67,7 +67,7 @@ class EvalRows:
     ----------
     table : Table
     target_of : callable
-        Returns the encoded targets of all rows of a chunk, given its number: float64[n].
+        Returns the encoded targets of all rows of a chunk, given its number: float64[n], or [n_columns, n].
     rows : int64[n_rows] or None
         Positions of the chosen rows, ascending; None for all rows of positive weight.
     weight : float64[n_rows] or None
@@ -125,7 +125,7 @@ class EvalRows:
             yield {
                 "narrow": piece.codes.narrow,
                 "wide": piece.codes.wide,
-                "target": y[piece.rows],
+                "target": y[..., piece.rows],
                 "weight": np.ones(n) if weight is None else weight,
                 "raw": raw,
             }
@@ -268,10 +268,11 @@ def _merged(metrics: Sequence[MetricReduction], a: list[Any], b: list[Any]) -> l
     return [metric.merge(x, y) for metric, x, y in zip(metrics, a, b, strict=True)]
 
 
-def eval_fields(layout: BinLayout, n_outputs: int, weighted: bool) -> tuple[FieldGroup, FieldGroup]:
-    """Return the fields of an evaluation set."""
-    codes, outputs = empty_binned_columns(layout, 0), (n_outputs,)
-    rows = [Field("narrow", "<u1", (len(codes.narrow),)), Field("target", "<f8"), Field("wide", "<u2", (len(codes.wide),))]
+def eval_fields(shard: ShardSpec, weighted: bool) -> tuple[FieldGroup, FieldGroup]:
+    """Return the fields of an evaluation set. shard : of the training rows."""
+    codes, outputs = empty_binned_columns(shard.layout, 0), (shard.n_outputs,)
+    narrow, wide = Field("narrow", "<u1", (len(codes.narrow),)), Field("wide", "<u2", (len(codes.wide),))
+    rows = [narrow, target_field(shard.n_targets), wide]
     rows += [Field("weight", "<f8")] if weighted else []
     state = [Field("raw", "<f8", outputs), Field("saved", "<f8", outputs)]
     return FieldGroup("eval-rows", rows, sealed=True), FieldGroup("eval-scores", state, sealed=False)
@@ -334,12 +335,10 @@ class SessionEvalSets:
         """
         layout, n_threads = spec.shard.layout, self._team.n_threads
         counts, (max_weight, weighted) = rows.counts(), rows.weights()
-        n_rows, groups = sum(counts), eval_fields(layout, len(spec.baseline), weighted)
+        n_rows, groups = sum(counts), eval_fields(spec.shard, weighted)
         place, block_rows = None, min(n_rows, _PIECE_ROWS)
         if not with_block and budget is not None:
-            row_bytes = sum(
-                field.n_bytes(1) for group in eval_fields(layout, len(spec.baseline), True) for field in group.fields
-            )
+            row_bytes = sum(field.n_bytes(1) for group in eval_fields(spec.shard, True) for field in group.fields)
             if self._n_bytes + n_rows * row_bytes <= budget.retained:
                 self._n_bytes += n_rows * row_bytes
             else:
@@ -350,7 +349,7 @@ class SessionEvalSets:
         store = RowStore(groups, [n_rows], place)
         try:
             for piece in rows.pieces(spec, block_rows, n_threads):
-                store.append(len(piece["target"]), piece)
+                store.append(len(piece["weight"]), piece)
             block = row_matrix(rows.table, rows.positions()) if with_block else None
         except BaseException:
             store.close()

@@ -64,7 +64,7 @@ def reference_values(
     table = rows.table
     drawn, _ = rows.drawn(starts, partial(reference_rows, n_rows, len(table.features), seed))
     found = values_in(table, rows.positions(drawn))
-    return {table.numbers[k]: (values, rows.target_of(k)[drawn[k]]) for k, values in found}
+    return {table.numbers[k]: (values, rows.target_of(k)[..., drawn[k]]) for k, values in found}
 
 
 def with_summary(model: Ensemble, sample: ReferenceSample | None, n_threads: int | None = 1) -> Ensemble:

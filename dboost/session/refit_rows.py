@@ -13,6 +13,7 @@ import numpy as np
 
 from dboost.data.chunk import plain
 from dboost.data.table import kept_rows
+from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble
 from dboost.session.batch_rows import BatchRows
 from dboost.session.calls import BuildSpec
@@ -46,15 +47,16 @@ def rows_with_values(rows: BatchRows, spec: BuildSpec) -> Iterator[ShardBlocks]:
         yield ShardBlocks(store, spec.shard, RowIds(np.array([[spec.starts[number], n]], np.int64)))
 
 
-def refit_shard_spec(model: Ensemble, *, weighted: bool, constant_hessian: bool, loss_unit: float) -> ShardSpec:
-    """Return the properties of shards without codes. constant_hessian : by the loss, see `Loss.constant_hessian`."""
+def refit_shard_spec(model: Ensemble, loss: Loss, *, weighted: bool, loss_unit: float) -> ShardSpec:
+    """Return the properties of shards without codes."""
     layout = plan_layout(np.ones(1, np.int64), np.zeros(1, bool))
     return ShardSpec(
         layout,
         layout,
         max(tree.n_leaves for tree in model.trees),
         n_outputs=model.n_outputs,
+        n_targets=len(loss.target_columns),
         weighted=weighted,
-        constant_hessian=constant_hessian and not weighted,
+        constant_hessian=loss.constant_hessian and not weighted,
         loss_unit=loss_unit,
     )

@@ -23,7 +23,7 @@ from dboost.data.roles import n_columns_of
 from dboost.data.row_metadata import EXACT, RowPlace, levels_dtype, result_dtype
 from dboost.display import number
 from dboost.errors import DataError, ParameterError, warn
-from dboost.losses import Loss, by_name
+from dboost.losses import Loss, auto_loss, by_name
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
 from dboost.schema import MAX_CLASSES, MAX_LEVELS, Level
@@ -43,6 +43,19 @@ class Target:
     def n_classes(self) -> int | None:
         """Number of classes; None for numbers."""
         return None if self.classes is None else len(self.classes)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What the columns of the target are."""
+        return self.loss.target_columns
+
+    def zeros(self, n: int) -> np.ndarray:
+        """Return targets of rows that do not count: float64[n], or [n_columns, n]."""
+        return np.zeros(n if len(self.columns) == 1 else (len(self.columns), n))
+
+    def location(self, y: np.ndarray) -> np.ndarray:
+        """Return one number for each encoded target: float64[n]; see `Loss.target_location`."""
+        return self.loss.target_location(y)
 
 
 def _holds(dtype: str, classes: tuple[Level, ...]) -> bool:
@@ -99,13 +112,12 @@ def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
 
 
 def check_range(loss: Loss, values: np.ndarray, place: Callable[[int], RowPlace | str]) -> None:
-    """Raise DataError, with the place of the first row, if targets (float64[n]) are outside the range of the loss."""
-    wrong = values < 0 if loss.target_range == "non-negative" else values <= 0 if loss.target_range else None
+    """Raise DataError, with the place of the first row, if targets (float64[n] or [n_columns, n]) are invalid for the loss."""
+    wrong = loss.invalid_targets(values)
     if wrong is not None and wrong.any():
         row = int(np.argmax(wrong))
-        wanted = "non-negative y and sum(y) > 0" if loss.target_range == "non-negative" else "strictly positive y"
-        where = place(row)
-        raise DataError(f"loss={loss.name!r} requires {wanted}: the target is {number(values[row])} in {where}").at(where)
+        found, where = ", ".join(map(number, np.atleast_1d(values[..., row]))), place(row)
+        raise DataError(f"loss={loss.name!r} requires {loss.target_rule}: the target is {found} in {where}").at(where)
 
 
 def encode_like(table: Table, target: Target) -> np.ndarray:
@@ -117,7 +129,7 @@ def encode_chunk(table: Table, k: int, target: Target) -> np.ndarray:
     """Return the target of chunk k, encoded like the training target: float64[n]; zeros without rows of positive weight."""
     roles = table.roles(k)
     if not table.lengths[k] or (roles.weight is not None and not (roles.weight > 0).any()):
-        return np.zeros(table.lengths[k])
+        return target.zeros(table.lengths[k])
     first = sum(table.lengths[:k])
     return _encode(table, roles, target, lambda row: table.place(first + row))
 
@@ -145,7 +157,7 @@ def encode_column(
     is_bool : bool, default False
         Whether the user's target holds truth values.
     """
-    check_one_column(n_columns_of(column))  # as `choose_target`, which is not asked if a model or the classes are given
+    target.loss.check_columns(n_columns_of(column))  # as `choose_target`, which is not asked if a model or classes are given
     if target.classes is None:
         if not isinstance(column, np.ndarray):
             raise DataError("the target holds categories or text, the training target numbers")
@@ -200,7 +212,7 @@ def _counted(column: Column, weight: np.ndarray | None) -> Column:
     counts, one = weight > 0, int(np.argmax(weight > 0))
     if isinstance(column, CategoryColumn):
         return CategoryColumn(np.where(counts, column.codes, column.codes[one]), column.categories)
-    return np.where(counts, column, column[one])
+    return np.where(counts, column, column[..., one : one + 1])
 
 
 def _classes(values: np.ndarray, dtype: str, is_bool: bool) -> tuple[tuple[Level, ...], str]:
@@ -308,11 +320,11 @@ def scan_targets(table: Table) -> list[TargetScan]:
 _LIKE_CLASSES = range(3, 51)
 
 
-def _tell_choice(loss_name: str, classes: tuple[Level, ...] | None, values: np.ndarray, dtype: str, name: str) -> None:
+def _tell_choice(loss: Loss, classes: tuple[Level, ...] | None, values: np.ndarray, dtype: str, name: str) -> None:
     """Log which loss "auto" stands for, and warn if the target may be meant otherwise."""
     n = len(values) if classes is None else len(classes)
-    kind = "numbers" if loss_name == "squared_error" else f"{n} classes"
-    _log.info("loss='auto' is %r: the target holds %s", loss_name, kind)
+    kind = f"{n} classes" if loss.is_classification else "numbers"
+    _log.info("loss='auto' is %r: the target holds %s", loss.name, kind)
     if classes is not None:
         from dboost.data.numbers_as_text import hint
 
@@ -320,14 +332,16 @@ def _tell_choice(loss_name: str, classes: tuple[Level, ...] | None, values: np.n
         if how:
             warn(f"the target holds text and is taken as {n} classes: give loss='log_loss' to say so{how}")
         return
+    if loss.is_classification:
+        return
     is_integer = np.issubdtype(np.dtype(dtype), np.integer)
-    if loss_name == "squared_error" and (n == 2 or (n in _LIKE_CLASSES and is_integer)):
+    if n == 2 or (n in _LIKE_CLASSES and is_integer):
         what = f"the target holds {n} different integers, which are taken as numbers"
         if n == 2:
             two = " and ".join(map(number, values))
             what = f"the target holds two different numbers, {two}, which are taken as numbers"
         warn(f"{what}: give loss='squared_error' to say so, or loss='log_loss' if they are classes")
-    elif loss_name == "squared_error" and values.tolist() in ([0.0], [1.0]):
+    elif values.tolist() in ([0.0], [1.0]):
         warn(
             f"the target is {number(values[0])} in all rows and is taken as a number: give loss='squared_error' to say so; if "
             "0 and 1 are classes, rows of both are needed"
@@ -351,15 +365,6 @@ def name_of_target(target: Any) -> str:
     return str(target) if isinstance(target, (str, int)) else "target"
 
 
-def check_one_column(n_columns: int) -> None:
-    """Raise a DataError if there are several target columns: no loss is trained on them."""
-    if n_columns > 1:
-        raise DataError(
-            f"the target has {n_columns} columns, but every loss takes one: fit a model for each column, or make one column of "
-            "them"
-        )
-
-
 def check_categories(scans: Sequence[TargetScan], name: str) -> TargetScan:
     """Return the scan of all rows; raise a DataError if text or categories are too many, whatever the loss will be."""
     scan = reduce(merge_target_scans, scans)
@@ -380,16 +385,16 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters, name: str
         categories and the loss needs numbers.
     """
     scan = reduce(merge_target_scans, scans)
-    check_one_column(scan.n_columns)
     classes, values, dtype = scan.categories, scan.distinct, scan.dtype
     if classes is not None:  # the dtype of the target may be that of categories in rows of weight zero
         dtype = levels_dtype(classes)
-    loss_name = parameters.loss_name
-    if loss_name == "auto":
-        is_class = classes is not None or scan.is_bool or values.tolist() == [0.0, 1.0]
-        loss_name = "log_loss" if is_class else "squared_error"
-        _tell_choice(loss_name, classes, values, dtype, name)
+    is_auto, loss_name = parameters.loss_name == "auto", parameters.loss_name
+    if is_auto:
+        loss_name = auto_loss(classes is not None or scan.is_bool or values.tolist() == [0.0, 1.0])
     loss = loss_for(parameters, loss_name)
+    loss.check_columns(scan.n_columns)
+    if is_auto:
+        _tell_choice(loss, classes, values, dtype, name)
     if not loss.is_classification:
         if classes is not None:
             from dboost.data.numbers_as_text import hint

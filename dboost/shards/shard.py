@@ -14,7 +14,7 @@ codes of their rows (`shards.shared_codes`), which are in another order, and a f
 **Advance.** Between two iterations, `advance_rows` adds the last trees to the scores and computes gradients and Hessians. It
 returns the largest gradient and Hessian and exact sums of the loss, which merge over any division of the rows.
 
-**Rows near the trimming threshold** (see `metrics.exact`). From tree to tree the threshold of influence trimming hardly
+**Rows near the trimming threshold** (see `exact`). From tree to tree the threshold of influence trimming hardly
 moves: mostly the influence of the first row that is kept has the same first digit again. So the pass that computes the
 influences records the rows that have this digit, and the other digits are found among these few rows. If the threshold is
 elsewhere, or too many rows are near it, all rows are read again: the threshold is the same.
@@ -30,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.errors import DataError
+from dboost.exact import ExactSum
 from dboost.kernels import or_empty
 from dboost.kernels.bins import fill_tiles
 from dboost.kernels.histograms import BinLayout, HistogramRows
@@ -48,7 +49,6 @@ from dboost.losses.gradient_pass import (
     PassTotals,
     update_gradients,
 )
-from dboost.metrics.exact import ExactSum
 from dboost.shards.shard_spec import NARROW_BINS, SHARED_CODES, ShardSpec, code_rows, plan_layout, tile_shape
 from dboost.trees.bin_proposal import BinMerge
 from dboost.trees.tree_task import GradientStats, RowSubset, Sample, hash_rows
@@ -294,8 +294,8 @@ class Shard:
         return len(self.raw)
 
     def target(self, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
-        """Return the targets of some rows: float64[n]."""
-        return self.fields["target"][rows].astype(np.float64, copy=False)
+        """Return the targets of some rows: float64[n], or [n_columns, n]."""
+        return self.fields["target"][..., rows].astype(np.float64, copy=False)
 
     @property
     def n_trained(self) -> int:

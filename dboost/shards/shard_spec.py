@@ -36,6 +36,7 @@ class ShardSpec:
     bin_layout: BinLayout  # of the bins that trees grow by; differs from `layout` if bins are proposed for each tree
     max_leaves: int
     n_outputs: int = 1
+    n_targets: int = 1  # number of target columns, see `Loss.target_columns`
     weighted: bool = False  # False when all weights are 1
     #: The weights are integers of at most 255: each row counts that many times, with the gradient of a single such row.
     #: Otherwise weights are multiplied into gradients and Hessians.
@@ -87,7 +88,7 @@ class ShardSpec:
         ]
 
     def _row_fields(self, target_type: str = "<f8") -> list[Field]:
-        return [Field("target", target_type), *([Field("weight", "<f8")] if self.weighted else [])]
+        return [target_field(self.n_targets, target_type), *([Field("weight", "<f8")] if self.weighted else [])]
 
     def _state_fields(self, in_memory: bool) -> list[Field]:
         """Return the fields in the order in which they are read together: growth reads those in the middle, score updates
@@ -121,6 +122,11 @@ class ShardSpec:
     def room_bytes(self, n_rows: int) -> int:
         """Return the memory that a thread needs to stream blocks: two block buffers, and records."""
         return rows_that_fit(code_fields(self.layout), n_rows) * (2 * self.bytes_per_row() + 16)
+
+
+def target_field(n_columns: int, dtype: str = "<f8") -> Field:
+    """Return the field of the target."""
+    return Field("target", dtype, () if n_columns == 1 else (n_columns,))
 
 
 def leaf_type_for(n: int) -> str:

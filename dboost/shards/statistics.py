@@ -5,10 +5,11 @@ in any order (sums of integers, minima). Where a process has many ranges of rows
 results of statistics without a merge are small and are sent as they are.
 
 *Residuals.* `leaf_digits`, `leaf_keys`, `leaf_next` and `leaf_clipped` compute statistics of the residuals y - F by leaf of the
-tree grown last, with the scores before that tree, over the rows that took part in it; `size_digits`, `size_buckets`,
-`size_keys` and `size_next` those of |y - F| over all rows (see `metrics.exact`).
+tree grown last, with the scores before that tree, over the rows that took part in it (see `exact`).
 
-*Influence.* `influence_digits` adds up second derivatives by the digits of their bits (see `metrics.exact`).
+*Statistics of a loss*, such as Huber's δ: `of_parts` passes all rows to functions of the loss (`losses.base.RowStatistic`).
+
+*Influence.* `influence_digits` adds up second derivatives by the digits of their bits (see `exact`).
 
 *Line search.* `line_slopes` computes derivatives of the loss for a step along a whole tree.
 
@@ -29,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost.exact import FEW, concatenated, total
 from dboost.kernels import or_empty
 from dboost.kernels.bins import add_masses
 from dboost.kernels.quantile_keys import (
@@ -48,7 +50,7 @@ from dboost.kernels.quantile_keys import (
 )
 from dboost.kernels.rows import sum_by_leaf
 from dboost.losses import Loss
-from dboost.metrics.exact import FEW, total
+from dboost.losses.base import PartOfRows
 from dboost.model.outputs import scores
 from dboost.shards.shard import Shard
 from dboost.trees.tree_task import RowSubset
@@ -79,10 +81,15 @@ def _residuals_by_leaf(shard: Shard, subset: RowSubset, first: int, last: int) -
     return Residuals(shard.target(), shard.raw[0], weight, shard.leaf[0], False, or_empty(rows, "int64"), begin, end)
 
 
-def _residual_sizes(shard: Shard, first: int, last: int) -> Residuals:
-    """Return the absolute residuals of rows first…last-1."""
-    weight, ungrouped, all_rows = or_empty(shard.weight, "float64"), or_empty(None, "uint8"), or_empty(None, "int64")
-    return Residuals(shard.target(), shard.raw[0], weight, ungrouped, True, all_rows, first, last)
+def _of_part(shard: Shard, first: int, last: int, part: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function returns for rows first…last-1 with their present scores."""
+    weight = None if shard.weight is None else shard.weight[first:last]
+    return part(PartOfRows(shard.target(slice(first, last)), shard.raw[:, first:last], weight), *arguments)
+
+
+def of_parts(merge: Callable[[Any, Any], Any]) -> Statistic:
+    """Return the statistic whose first argument is the function that computes it, see `losses.base.AllRows.merged`."""
+    return Statistic(_of_part, merge)
 
 
 def _leaf_digits(
@@ -95,13 +102,6 @@ def _leaf_digits(
 
 
 leaf_digits = Statistic(_leaf_digits, np.add)
-
-
-def concatenated(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
-    """Return the residuals of both ranges of rows, in any order; None (too many) if either or both are too many."""
-    if one is None or other is None or len(one) + len(other) > FEW:
-        return None
-    return np.concatenate((one, other))
 
 
 def _leaf_buckets(
@@ -152,51 +152,6 @@ def _leaf_clipped(
 
 
 leaf_clipped = Statistic(_leaf_clipped, np.add)
-
-
-def _size_digits(shard: Shard, first: int, last: int, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
-    """Return the weights of all residuals by the next byte of the rank keys of |y - F|: int64[1, 256]."""
-    counts = np.zeros((1, 256), np.int64)
-    count_digits(_residual_sizes(shard, first, last), prefix, shift, unit, counts)
-    return counts
-
-
-size_digits = Statistic(_size_digits, np.add)
-
-
-def _size_buckets(shard: Shard, first: int, last: int, unit: float, low: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Return the weights of all |y - F| by bucket: int64[1, N_BUCKETS], as `leaf_buckets`."""
-    counts = np.zeros((1, N_BUCKETS), np.int64)
-    count_buckets(_residual_sizes(shard, first, last), low, scale, unit, counts, new_block_scratch())
-    return counts
-
-
-size_buckets = Statistic(_size_buckets, np.add)
-
-
-def _size_keys(
-    shard: Shard, first: int, last: int, unit: float, low: np.ndarray, scale: np.ndarray, wanted: np.ndarray
-) -> np.ndarray | None:
-    """Return group 0, rank key and weight of all |y - F| in the wanted buckets, as `leaf_keys`."""
-    found = np.empty((FEW, 3), np.uint64)
-    lowest, highest = bucket_bounds(low, scale, wanted)
-    n = collect_buckets(
-        _residual_sizes(shard, first, last), low, scale, wanted, lowest, highest, unit, found, new_block_scratch()
-    )
-    return found[:n] if n <= FEW else None
-
-
-size_keys = Statistic(_size_keys, concatenated)
-
-
-def _size_next(shard: Shard, first: int, last: int, keys: np.ndarray) -> np.ndarray:
-    """Return the smallest rank key of an |y - F| above this one: uint64[1]."""
-    following = np.full(1, ~np.uint64(0))
-    next_keys(_residual_sizes(shard, first, last), keys, following)
-    return following
-
-
-size_next = Statistic(_size_next, np.minimum)
 
 
 def _near(shard: Shard, first: int, last: int, output: int, prefix: int, shift: int, width: int) -> np.ndarray | None:
@@ -307,6 +262,7 @@ fine_bin_hessians = Statistic(_fine_bin_hessians, np.add)
 _ROWS_AT_A_TIME = 65_536
 
 
+@np.errstate(over="ignore")  # NumPy warns of sums of two numbers that exceed 2**64
 def _row_fingerprint(shard: Shard, first: int, last: int) -> np.ndarray:
     """Return sums of target, weight, the codes of each feature, and groups if samples take whole ones, over rows
     first…last-1: uint64[2 + n_features] or uint64[3 + n_features]."""
@@ -315,7 +271,8 @@ def _row_fingerprint(shard: Shard, first: int, last: int) -> np.ndarray:
     for start in range(first, last, _ROWS_AT_A_TIME):
         rows = slice(start, min(start + _ROWS_AT_A_TIME, last))
         number = random_numbers(shard.row_ids(rows.start, rows.stop))
-        sums[0] += (number * (shard.target(rows) + 0.0).view(np.uint64)).sum()
+        for k, of_column in enumerate(np.atleast_2d(shard.target(rows) + 0.0)):
+            sums[0] += (np.uint64(2 * k + 1) * number * of_column.view(np.uint64)).sum()
         if shard.weight is not None:
             sums[1] += (number * shard.weight[rows].view(np.uint64)).sum()
         for feature in range(n_features):

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.metrics.exact import merged_float, total
+from dboost.exact import merged_float, total
 from dboost.params import ADAPTIVE, CYCLIC, ArcBites
 from dboost.shards.arcbite_rows import bite_sizes
 from dboost.shards.shard import Shard

@@ -42,7 +42,7 @@ from dboost.model.model_file import parse_columns, parse_levels
 from dboost.schema import Level
 from dboost.session.reference_sample import reference_size
 from dboost.session.target import MAX_CLASSES, TargetScan
-from dboost.shards.shard_spec import NARROW_BINS, code_fields, plan_layout
+from dboost.shards.shard_spec import NARROW_BINS, code_fields, plan_layout, target_field
 from dboost.storage.block_file import Field, StorageError
 
 Parsed = TypeVar("Parsed")
@@ -214,11 +214,6 @@ def check_layout(fields: Mapping[str, Sequence[Field]], binning: Binning, n_targ
     if "portrait" in fields:
         wanted = [Field("values", "<f8", (), (len(binning.features),)), target]
         refuse(list(fields["portrait"]) != wanted, "the fields of the reference sample are not those of the features")
-
-
-def target_field(n_columns: int) -> Field:
-    """Return the field of the target in block files."""
-    return Field("target", "<f8", () if n_columns == 1 else (n_columns,))
 
 
 def parse_checksums(value: Any, n_blocks: int) -> np.ndarray:

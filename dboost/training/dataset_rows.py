@@ -89,7 +89,7 @@ class DatasetDescription:
         column = given if isinstance(given, CategoryColumn) else given.astype(np.float64)
         try:
             encoded = encode_column(column, target, lambda row: f"row {row} of those of positive weight")
-            return ReferenceSample(self.sample, encoded)
+            return ReferenceSample(self.sample, target.location(encoded))
         except DataError as error:  # the rows have been checked: the sample is not theirs
             if self.where is None:
                 raise
@@ -109,10 +109,6 @@ class DatasetRows(SessionRows):
         if model is not None:
             check_thresholds(model, self._data.binning)
         return super().load()
-
-    def learn_target(self) -> Target:
-        self._target = super().learn_target()
-        return self._target
 
     def propose_bins(self, warm_start: WarmStart, parameters: Parameters) -> Binning:
         return self._data.binning

@@ -27,6 +27,7 @@ from dboost.data import Table
 from dboost.data.binning import Binning, Sample, columns_at_once, distinct_values, exact_binning, propose_together
 from dboost.data.eval_tables import EvalTable
 from dboost.errors import DBoostError, FitInterrupted, warn
+from dboost.losses import Loss
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import find_metrics
 from dboost.model import model_file
@@ -301,7 +302,7 @@ class SessionRows:
         return self._features
 
     def learn_target(self) -> Target:
-        target = learn_target(self._request, self._table.target_scans)
+        self._target = target = learn_target(self._request, self._table.target_scans)
 
         encode = partial(self._table.apply, lambda _: partial(BatchRows.encode, target=target))
         if self._request.warm_start.is_new_source:
@@ -407,18 +408,19 @@ class SessionRows:
         return [answer for of_session in found for answer in of_session]
 
     def describe(self, seed: int) -> RowsDescription:
-        table, (starts, n_rows) = self._table, self._numbering
+        table, (starts, n_rows), loss = self._table, self._numbering, self._target.loss
         by_partition: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         sizes: list[Sizes] = []
         for of_reference, of_session in table.read(
-            lambda numbers: partial(described_rows, starts={i: starts[i] for i in numbers}, n_rows=n_rows, seed=seed)
+            lambda numbers: partial(described_rows, loss=loss, starts={i: starts[i] for i in numbers}, n_rows=n_rows, seed=seed)
         ):
             by_partition |= of_reference
             sizes += of_session
         ordered = [by_partition[i] for i in sorted(by_partition)]
         sample = ReferenceSample(np.empty((0, len(self._features))), np.empty(0))
         if ordered:
-            sample = ReferenceSample(*(np.concatenate(of) for of in zip(*ordered, strict=True)))
+            values, targets = zip(*ordered, strict=True)
+            sample = ReferenceSample(np.concatenate(values), self._target.location(np.concatenate(targets, axis=-1)))
         has_groups = "group" in table.roles
         return RowsDescription(
             n_rows, table.most_rows(), not table.unit_weights, table.named, sample, has_groups, reduce(Sizes.merge, sizes)
@@ -447,10 +449,10 @@ class SessionRows:
 
 
 def described_rows(
-    rows: BatchRows, starts: dict[int, int], n_rows: int, seed: int
+    rows: BatchRows, loss: Loss, starts: dict[int, int], n_rows: int, seed: int
 ) -> tuple[dict[int, tuple[np.ndarray, np.ndarray]], list[Sizes]]:
     """Return what `SessionRows.describe` asks a session for, in one call: the reference sample and the sizes of the targets."""
-    return reference_values(rows, starts, n_rows, seed), rows.map_rows(sizes_of, ())
+    return reference_values(rows, starts, n_rows, seed), rows.map_rows(sizes_of, (loss,))
 
 
 def learn_target(request: FitRequest, scans: Callable[[], list[TargetScan]]) -> Target:

@@ -22,8 +22,8 @@ import numpy as np
 
 from dboost.data.binning import Binning
 from dboost.errors import DataError, ParameterError
+from dboost.exact import unit_for
 from dboost.losses import Loss
-from dboost.metrics.exact import unit_for
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters, make_parameters
@@ -103,7 +103,7 @@ def refit_leaves(
 def _spec_of(model: Ensemble, target: Target, start: WarmStart, stats: TargetStats, table: SessionTable) -> BuildSpec:
     """Return the specification of rows without codes."""
     loss, weighted = stats.loss.in_unit(stats.unit), "sample_weight" in table.roles
-    shard = refit_shard_spec(model, weighted=weighted, constant_hessian=loss.constant_hessian, loss_unit=stats.loss_unit)
+    shard = refit_shard_spec(model, loss, weighted=weighted, loss_unit=stats.loss_unit)
     return BuildSpec(
         shard=shard,
         binning=Binning((), ()),

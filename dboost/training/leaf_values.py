@@ -4,15 +4,15 @@
 
 * ``"leaf"`` (TreeBoost): each leaf gets its own constant, by the loss's `leaf_statistic`. Newton steps use the exact leaf sums
   of the grown tree; with ``criterion="gradient"`` (least squares) the Hessian sums are requested separately. Quantiles of the
-  residuals take about four, at most ten calls over all rows for all leaves together (`metrics.exact`); Huber's step takes
+  residuals take about four, at most ten calls over all rows for all leaves together (`exact`); a clipped step (Huber's) takes
   one more.
 * ``"line_search"`` (Friedman 2001, Algorithm 1): the least-squares tree is multiplied by the factor that minimizes the loss,
   the root of an exact sum over the rows, with one call per step of the search.
 * ``"constant"``: the least-squares tree is added unchanged.
 
 **Rows.** Leaf values depend on the rows of the tree's sample only (``subsample``, ``influence_trimming``), with every method;
-the scores of all rows are updated. Two numbers depend on all rows: the initial score, and Huber's δ. Huber's δ is a quantile of
-all absolute residuals after the last trees, so each iteration with it takes a second pass over the rows.
+the scores of all rows are updated. Two things depend on all rows: the initial score, and the `Loss.statistic`, such as Huber's
+δ. It belongs to the scores after the last trees, so each iteration with it takes a second pass over the rows.
 
 With ``influence_trimming`` the rows with the smallest influence, which together have a given fraction of the total influence,
 are excluded from growing a tree and from its leaf values. Two more calls find the threshold.
@@ -22,8 +22,8 @@ only. ``ask(function, *arguments)`` calls ``function(rows, *arguments)`` for eac
 returns the list of results. The results are merged exactly (maxima, sums of integers), so the statistics do not depend on the
 partitions. The first call returns sizes, which determine the units of exact sums; the second one returns the sums.
 
-For most losses the initial score follows from the mean of the target. With offsets, or for a custom loss, Newton's method finds
-it from exact sums of the rows' first and second derivatives, with one call per step.
+The loss computes the initial score (`Loss.start`), most losses from the mean of the target. With offsets, or for a custom loss,
+Newton's method finds it from exact sums of the rows' first and second derivatives, with one call per step.
 """
 
 from __future__ import annotations
@@ -38,22 +38,19 @@ import numpy as np
 
 from dboost.data import RowRoles
 from dboost.errors import DataError, ParameterError, warn
-from dboost.kernels import or_empty
-from dboost.kernels.quantile_keys import Residuals, count_digits, next_keys
-from dboost.losses import Loss, is_custom, register
-from dboost.losses.base import ResidualQuantile, check_derivatives
-from dboost.metrics.exact import (
+from dboost.exact import (
     ExactSum,
     Window,
     exact_level,
     find_cut,
     find_quantiles,
-    find_size,
     merged_float,
     rank_unit,
     total,
     unit_for,
 )
+from dboost.losses import Loss, is_custom, register
+from dboost.losses.base import AllRows, InitialRows, PartOfRows, SumUnits, check_derivatives
 from dboost.model.outputs import scores
 from dboost.params import Parameters
 from dboost.shards.statistics import (
@@ -66,10 +63,7 @@ from dboost.shards.statistics import (
     leaf_next,
     line_slopes,
     loss_hessian_sums,
-    size_buckets,
-    size_digits,
-    size_keys,
-    size_next,
+    of_parts,
 )
 from dboost.training.minimize import minimize_convex
 from dboost.trees.tree_task import GradientStats, Leaves, RowSubset, bounded, leaf_values, newton_steps
@@ -85,7 +79,7 @@ class TargetStats:
     """Statistics of the training target, known before the first tree."""
 
     baseline: np.ndarray  # float64[n_outputs], the constant raw scores of least loss
-    loss: Loss  # with its parameters that depend on the rows (Huber's δ)
+    loss: Loss  # with its parameters that depend on the rows, see `Loss.learned`
     total_weight: float  # of all rows
     max_weight: float
     magnitude: float  # approximate upper bound of a row's loss
@@ -189,17 +183,13 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False, sizes: Sizes 
     ParameterError
         When the derivatives of a custom loss are wrong.
     """
-    if is_custom(loss):
-        messages = [message for message in ask(_check_loss, loss) if message is not None]
-        if messages:
-            raise ParameterError(messages[0])
-        register(loss)
-    sizes = sizes or reduce(Sizes.merge, ask(sizes_of))
+    if is_custom(loss) and loss.statistic is None:
+        _check_derivatives(loss, ask)
+    sizes = sizes or reduce(Sizes.merge, ask(sizes_of, loss))
     # A row of integer weight n counts as n rows of weight 1 in sums and their units.
     n, max_weight = (int(sizes.n_counted), 1.0) if sizes.is_whole else (sizes.n_rows, sizes.max_weight)
-    weight_unit = unit_for(max_weight, n)
     target_unit = unit_for(max(abs(sizes.lowest), abs(sizes.highest)) * max_weight, n)
-    answers = ask(_sums, loss.n_outputs, target_unit, weight_unit, sizes.is_whole)
+    answers = ask(_sums, loss, SumUnits(target_unit, unit_for(max_weight, n), sizes.is_whole))
     *of_targets, of_weights = (reduce(ExactSum.merge, of).finish() for of in zip(*answers, strict=True))
     mean_weight = _mean_weight(of_weights, sizes.n_positive)
     means = np.array(of_targets) / of_weights
@@ -207,22 +197,22 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False, sizes: Sizes 
         raise DataError("the targets (or their weights) are so large that their sum is infinite; scale them down")
     if loss.target_range == "non-negative" and not means[0] > 0 and not continues:
         raise DataError(f"loss={loss.name!r} requires non-negative y and sum(y) > 0: all targets are 0")
-    has_offset = sizes.has_offset
-    if loss.n_outputs > 1:
-        if has_offset and not continues:
-            warn(
-                f"offset has no effect on a model of {loss.n_outputs} classes: the same number is added to the scores of all "
-                "classes of a row, which changes no probability"
-            )
-        has_offset = False
+    has_offset = sizes.has_offset and loss.uses_offset
+    if sizes.has_offset and not loss.uses_offset and not continues:
+        warn(
+            f"offset has no effect on a model of {loss.n_outputs} classes: the same number is added to the scores of all "
+            "classes of a row, which changes no probability"
+        )
     baseline = np.zeros(loss.n_outputs)
     if not continues:
         smoothed = _smoothed(means, of_weights / mean_weight) if loss.is_classification else means
-        baseline = _best_constants(loss, ask, smoothed, has_offset, rank_unit(max_weight, n))
-    if loss.row_statistic is not None:
-        loss = loss.with_statistic(_statistic_at(ask, loss.row_statistic, baseline[0], rank_unit(max_weight, n)))
+        baseline = _best_constants(loss, ask, smoothed, has_offset, (n, max_weight))
+    if loss.statistic is not None:
+        loss = loss.with_statistic(loss.statistic.of(_rows_at(ask, baseline, n, max_weight)))
+        if is_custom(loss):
+            _check_derivatives(loss, ask)
     mean = float(means[0])
-    spread = max(mean - sizes.lowest, sizes.highest - mean) if loss.n_outputs == 1 else 1.0
+    spread = loss.target_spread(mean, sizes.lowest, sizes.highest)
     magnitude = None if has_offset else loss.magnitude(mean, spread)
     if magnitude is None:
         largest = ask(_largest_loss, loss, baseline[0])
@@ -236,7 +226,7 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False, sizes: Sizes 
     loss_unit = unit_for(in_units * max_weight, n, spare_bits=10)
     unexplained = None
     if continues:
-        unexplained = _unexplained(loss.in_unit(unit), partial(ask, _in_unit, unit), means / unit, rank_unit(max_weight, n))
+        unexplained = _unexplained(loss.in_unit(unit), partial(ask, _in_unit, unit), means / unit, (n, max_weight))
     too_large = _too_large(loss, mean, sizes, continues, unit)
     return TargetStats(
         baseline, loss, of_weights, sizes.max_weight, magnitude, spread, loss_unit, mean_weight, unit, sizes.is_whole,
@@ -254,12 +244,7 @@ def _in_unit(rows: RowRoles, unit: float, function: Callable[..., Any], *argumen
 
 def _too_large(loss: Loss, mean: float, sizes: Sizes, continues: bool, unit: float) -> str:
     """Return the input to name if the first gradients are infinite: targets or weights if these alone are sufficient."""
-    steepest = 1.0
-    if not loss.is_classification:
-        y = np.array([sizes.lowest, sizes.highest])
-        with np.errstate(all="ignore"):
-            at = np.nan_to_num(loss.link(np.array([mean, mean])), posinf=0.0, neginf=0.0)
-            steepest = float(np.abs(loss.gradient(y, at)).max()) / unit
+    steepest = loss.steepest(mean, sizes.lowest, sizes.highest) / unit
     if not steepest <= _LARGEST_FLOAT32:
         return "targets"
     if not steepest * sizes.max_weight <= _LARGEST_FLOAT32 or not (sizes.has_offset or continues):
@@ -268,8 +253,8 @@ def _too_large(loss: Loss, mean: float, sizes: Sizes, continues: bool, unit: flo
     return f"scores of the model to continue (or offsets{beside})" if continues else f"offsets{beside}"
 
 
-def _unexplained(loss: Loss, ask: Ask, means: np.ndarray, unit: float) -> float:
-    """See `TargetStats`. means : float64[n_outputs], as in `Loss.best_constants`; unit : of ranks."""
+def _unexplained(loss: Loss, ask: Ask, means: np.ndarray, counted: tuple[int, float]) -> float:
+    """See `TargetStats`. means : as in `Loss.best_constants`; counted : as of `AllRows`."""
 
     def alone(function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return ask(_without_offset, function, *arguments)
@@ -277,7 +262,7 @@ def _unexplained(loss: Loss, ask: Ask, means: np.ndarray, unit: float) -> float:
     if loss.is_classification and not ((means > 0) & (means < 1)).any():  # one class only
         return math.inf
     with np.errstate(divide="ignore"):
-        best = _best_constants(loss, alone, means, False, unit)
+        best = _best_constants(loss, alone, means, False, counted)
     of_model = merged_float(ask(_total_loss, loss, np.zeros(loss.n_outputs)))
     if not np.isfinite(best).all():
         return math.inf
@@ -291,11 +276,8 @@ def _without_offset(rows: RowRoles, function: Callable[..., Any], *arguments: An
 
 def _total_loss(rows: RowRoles, loss: Loss, at: np.ndarray) -> int | None:
     """Return the exact sum of the weighted losses with raw scores offset + `at` (float64[n_outputs])."""
-    raw = np.repeat(at[:, None], rows.n_rows, axis=1)
-    if rows.offset is not None:
-        raw += rows.offset
     with np.errstate(all="ignore"):
-        return total(_weighted(loss.value(rows.numbers, scores(raw.T)), rows))
+        return total(_weighted(loss.value(rows.numbers, scores(_raw_scores(rows, at).T)), rows))
 
 
 def _smoothed(means: np.ndarray, weights: float) -> np.ndarray:
@@ -307,58 +289,35 @@ def _smoothed(means: np.ndarray, weights: float) -> np.ndarray:
     return means if fractions.all() else (means * weights + 1.0) / (weights + len(fractions))
 
 
-def _best_constants(loss: Loss, ask: Ask, means: np.ndarray, has_offset: bool, unit: float) -> np.ndarray:
+def _best_constants(loss: Loss, ask: Ask, means: np.ndarray, has_offset: bool, counted: tuple[int, float]) -> np.ndarray:
     """Return the raw scores of least loss over all rows, float64[n_outputs]; means : as in `Loss.best_constants`."""
-    if loss.leaf_statistic != "newton":
-        return np.array([_quantile(ask, loss.level, unit)])
-    best = loss.best_constants(means)
-    if best is None or has_offset:
-        start = 0.0 if best is None else float(best[0])
-        best = np.array([minimize_convex(lambda at: _slopes(ask, loss, at), start)])
-    return best
+    rows = _rows_at(ask, np.zeros(loss.n_outputs), *counted)
+    return loss.start(InitialRows(rows, means, has_offset, lambda start: minimize_convex(partial(_slopes, ask, loss), start)))
+
+
+def _check_derivatives(loss: Loss, ask: Ask) -> None:
+    """Make a custom loss known; raise a ParameterError if its derivatives are wrong."""
+    messages = [message for message in ask(_check_loss, loss) if message is not None]
+    if messages:
+        raise ParameterError(messages[0])
+    register(loss)
 
 
 def _check_loss(rows: RowRoles, loss: Loss) -> str | None:
     return check_derivatives(loss, rows.numbers) if rows.n_rows else None
 
 
-def _quantile(ask: Ask, level: float, unit: float) -> float:
-    """Return the quantile of targets minus offsets over all rows."""
-    found = find_quantiles(
-        lambda *digits: reduce(np.add, ask(_digits, 0.0, False, unit, *digits)),
-        lambda keys: reduce(np.minimum, ask(_next, 0.0, False, keys)),
-        exact_level(level),
-        1,
-    )
-    return float(found[0])
+def _rows_at(ask: Ask, at: np.ndarray, n_rows: int, max_weight: float) -> AllRows:
+    """Return all rows with the raw scores offset + `at` (float64[n_outputs])."""
+
+    def merged(part: Callable[..., Any], merge: Callable[[Any, Any], Any], *arguments: Any) -> Any:
+        return reduce(merge, ask(_of_part, at, part, *arguments))
+
+    return AllRows(merged, n_rows, max_weight)
 
 
-def _statistic_at(ask: Ask, statistic: ResidualQuantile, best: float, unit: float) -> float:
-    """Return the statistic of all rows at the raw scores offset + `best`."""
-    return find_size(
-        exact_level(statistic.level),
-        lambda *digits: reduce(np.add, ask(_digits, best, True, unit, *digits)),
-        lambda keys: reduce(np.minimum, ask(_next, best, True, keys)),
-    )
-
-
-def _digits(rows: RowRoles, at: float, sizes: bool, unit: float, *digits: Any) -> np.ndarray:
-    counts = np.zeros((1, 256), np.int64)
-    count_digits(_residuals(rows, at, sizes), *digits, unit, counts)
-    return counts
-
-
-def _next(rows: RowRoles, at: float, sizes: bool, keys: np.ndarray) -> np.ndarray:
-    following = np.full(1, ~np.uint64(0))
-    next_keys(_residuals(rows, at, sizes), keys, following)
-    return following
-
-
-def _residuals(rows: RowRoles, at: float, sizes: bool) -> Residuals:
-    """Return the residuals of all rows, or their absolute values, as one group."""
-    ungrouped, all_rows = or_empty(None, "uint8"), or_empty(None, "int64")
-    weight, n = or_empty(rows.weight, "float64"), rows.n_rows
-    return Residuals(rows.numbers, _raw_scores(rows, at), weight, ungrouped, sizes, all_rows, 0, n)
+def _of_part(rows: RowRoles, at: np.ndarray, part: Callable[..., Any], *arguments: Any) -> Any:
+    return part(PartOfRows(rows.numbers, _raw_scores(rows, at), rows.weight), *arguments)
 
 
 def _slopes(ask: Ask, loss: Loss, at: float) -> tuple[float, float]:
@@ -368,7 +327,7 @@ def _slopes(ask: Ask, loss: Loss, at: float) -> tuple[float, float]:
 
 
 def _derivatives(rows: RowRoles, loss: Loss, at: float) -> tuple[int | None, int | None]:
-    y, raw = rows.numbers, _raw_scores(rows, at)
+    y, raw = rows.numbers, _raw_scores(rows, np.array([at]))[0]
     with np.errstate(over="ignore", invalid="ignore"):
         return total(_weighted(loss.gradient(y, raw), rows)), total(_weighted(loss.hessian(y, raw), rows))
 
@@ -377,27 +336,31 @@ def _largest_loss(rows: RowRoles, loss: Loss, at: float) -> tuple[float, float]:
     """Return the largest loss, and the largest distance between target and prediction."""
     if not rows.n_rows:
         return 0.0, 0.0
-    y, raw = rows.numbers, _raw_scores(rows, at)
+    y, raw = rows.numbers, _raw_scores(rows, np.array([at]))[0]
     with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.abs(loss.value(y, raw)).max()), float(np.abs(loss.inverse_link(raw) - y).max())
+        largest = np.abs(loss.inverse_link(raw) - loss.target_location(y)).max()
+        return float(np.abs(loss.value(y, raw)).max()), float(largest)
 
 
-def _raw_scores(rows: RowRoles, at: float) -> np.ndarray:
-    n = rows.n_rows
-    return np.full(n, at) if rows.offset is None else rows.offset.reshape(n) + at  # start scores are [1, n]
+def _raw_scores(rows: RowRoles, at: np.ndarray) -> np.ndarray:
+    """Return offset + `at` (float64[n_outputs]), or the scores of the model that is continued + `at`: float64[n_outputs, n]."""
+    if rows.offset is None:
+        return np.repeat(at[:, None], rows.n_rows, axis=1)
+    return rows.offset + at[:, None]
 
 
 def _weighted(values: np.ndarray, rows: RowRoles) -> np.ndarray:
     return values if rows.weight is None else values * rows.weight
 
 
-def sizes_of(rows: RowRoles) -> Sizes:
+def sizes_of(rows: RowRoles, loss: Loss) -> Sizes:
     """Return the sizes of some rows."""
     n = rows.n_rows
     if not n:
         return Sizes(0, 0.0, np.inf, -np.inf, False, True, 0.0, 0)
     weight, has_offset = rows.weight, rows.offset is not None
-    lowest, highest = float(rows.numbers.min()), float(rows.numbers.max())
+    location = loss.target_location(rows.numbers)
+    lowest, highest = float(location.min()), float(location.max())
     if weight is None:
         return Sizes(n, 1.0, lowest, highest, has_offset, True, float(n), n)
     is_whole = bool((weight == np.rint(weight)).all() and weight.max() <= 2.0**20)
@@ -406,31 +369,11 @@ def sizes_of(rows: RowRoles) -> Sizes:
     return Sizes(n, float(weight.max()), lowest, highest, has_offset, is_whole, n_counted, n_positive)
 
 
-def _sums(
-    rows: RowRoles,
-    n_outputs: int,
-    target_unit: float,
-    weight_unit: float,
-    is_whole: bool,
-) -> list[ExactSum]:
-    """Return the sum of the weighted targets, or with several outputs the weight of each class; and then the total weight."""
-    y, weight = rows.numbers, rows.weight
-    weights = ExactSum(weight_unit, float(len(y)) * weight_unit) if weight is None else ExactSum.of(weight, weight_unit)
-    if n_outputs > 1:
-        return [*_class_weights(rows, n_outputs, weight_unit), weights]
-    with np.errstate(over="ignore", invalid="ignore"):  # `target_stats` raises an error for infinite sums
-        if weight is None or is_whole:
-            return [ExactSum.of(y, target_unit, weight), weights]
-        return [ExactSum.of(y * weight, target_unit), weights]
-
-
-def _class_weights(rows: RowRoles, n_classes: int, weight_unit: float) -> list[ExactSum]:
-    """Return the total weight of each class."""
-    y, weight = rows.numbers, rows.weight
-    if weight is None:
-        counts = np.bincount(y.astype(np.int64), minlength=n_classes)
-        return [ExactSum(weight_unit, float(count) * weight_unit) for count in counts]
-    return [ExactSum.of(weight[y == k], weight_unit) for k in range(n_classes)]
+def _sums(rows: RowRoles, loss: Loss, units: SumUnits) -> list[ExactSum]:
+    """Return the sums of the loss, and then the total weight."""
+    weight, n = rows.weight, float(rows.n_rows)
+    weights = ExactSum(units.weight, n * units.weight) if weight is None else ExactSum.of(weight, units.weight)
+    return [*loss.target_sums(rows.numbers, weight, units), weights]
 
 
 #: Relative error of the multiplier at which a line search ends.
@@ -464,10 +407,9 @@ class LeafEstimator:
         self._advance, self._map_shards = advance, map_shards
         self._loss = loss
         self._parameters = parameters
-        self._n_counted = n_counted
-        self._max_weight = max_weight
         self._rank_unit = rank_unit(max_weight, n_counted)
-        self._statistic = 0.0  # `Loss.row_statistic` after the last trees
+        self._rows = AllRows(lambda part, merge, *rest: self._merged(of_parts(merge), part, *rest), n_counted, max_weight)
+        self._statistic: Any = None  # `Loss.statistic` after the last trees
         self._steps: np.ndarray | None = None  # quantiles of the last tree's leaves
         self._max_hessian = np.zeros(loss.n_outputs)
         self._influence: np.ndarray | None = None
@@ -482,29 +424,11 @@ class LeafEstimator:
     def add_leaf_values(self, values: np.ndarray) -> GradientStats:
         """Add the leaf values of the last trees (float64[n_outputs, n_leaves]) to the scores; compute the gradients."""
         stats = self._advance(values, self._influence_terms)
-        if self._loss.row_statistic is not None:
-            self._statistic = self._statistic_of(self._loss.row_statistic)
+        if self._loss.statistic is not None:
+            self._statistic = self._loss.statistic.of(self._rows, self._statistic)
             stats = self._advance(np.zeros_like(values), self._loss.terms_after(self._statistic))
         self._max_hessian, self._influence = stats.max_hessian, stats.influence
         return stats
-
-    def _statistic_of(self, statistic: ResidualQuantile) -> float:
-        """Return the statistic of all rows at their present scores."""
-        near = None
-        if self._statistic > 0:
-            near = Window(
-                0.0,
-                self._statistic * 2,
-                lambda *buckets: self._merged(size_buckets, self._rank_unit, *buckets),
-                lambda *buckets: self._merged(size_keys, self._rank_unit, *buckets),
-                self._n_counted,
-            )
-        return find_size(
-            exact_level(statistic.level),
-            lambda *digits: self._merged(size_digits, self._rank_unit, *digits),
-            lambda keys: self._merged(size_next, keys),
-            near,
-        )
 
     def values(self, grown: Leaves, subset: RowSubset) -> np.ndarray:
         """Return the leaf values of the tree grown last, by the rows of its sample: float64[n_leaves]."""
@@ -542,12 +466,12 @@ class LeafEstimator:
         """Return sums of gradients and second derivatives: float64[n_leaves, 2]."""
         if self._parameters.criterion == "newton" or self._loss.constant_hessian:
             return grown.leaf_sums
-        unit = unit_for(float(self._max_hessian[subset.output]), self._n_counted)
+        unit = unit_for(float(self._max_hessian[subset.output]), self._rows.n_rows)
         sums = self._merged(loss_hessian_sums, subset, grown.n_leaves, unit)
         return np.column_stack([grown.leaf_sums[:, 0], sums / unit])
 
     def _residual_steps(self, grown: Leaves, subset: RowSubset) -> np.ndarray:
-        """Return quantiles of the leaves' residuals, or Huber's step from their medians: float64[n_leaves]."""
+        """Return quantiles of the leaves' residuals, or clipped steps from these: float64[n_leaves]."""
         near = None
         if self._steps is not None and np.ptp(self._steps) > 0:
             least, largest = float(self._steps.min()), float(self._steps.max())
@@ -556,7 +480,7 @@ class LeafEstimator:
                 2 * largest - least,
                 lambda *buckets: self._merged(leaf_buckets, subset, grown.n_leaves, self._rank_unit, *buckets),
                 lambda *buckets: self._merged(leaf_keys, subset, self._rank_unit, *buckets),
-                self._n_counted,
+                self._rows.n_rows,
             )
         self._steps = steps = find_quantiles(
             lambda *digits: self._merged(leaf_digits, subset, grown.n_leaves, self._rank_unit, *digits),
@@ -565,8 +489,9 @@ class LeafEstimator:
             grown.n_leaves,
             near,
         )
-        if self._loss.leaf_statistic == "huber":
-            unit, weight_unit = (unit_for(large * self._max_weight, self._n_counted) for large in (self._statistic, 1.0))
+        if self._loss.has_clipped_step:
+            max_weight, n_rows = self._rows.max_weight, self._rows.n_rows
+            unit, weight_unit = (unit_for(large * max_weight, n_rows) for large in (self._statistic, 1.0))
             sums = self._merged(leaf_clipped, subset, steps, self._statistic, unit, weight_unit)
             # A leaf without rows of the sample (or with weights that round to zero) has the value 0.
             steps = steps + np.divide(

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dboost.errors import DataError, DBoostError, ParameterError, warn
-from dboost.metrics.exact import EXACT_SUM, FINE, unit_for
+from dboost.exact import EXACT_SUM, FINE, unit_for
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.session.calls import EvalSets
 from dboost.session.warm_start import WarmStart

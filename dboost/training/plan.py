@@ -348,7 +348,7 @@ def directions_of(parameters: Parameters, features: Sequence[Feature], loss: Los
             raise ParameterError(f"Categorical features cannot have monotonic constraints: remove that of {name!r}")
     if not any(values):
         return None
-    if loss.n_outputs > 1:
+    if not loss.is_monotonic:
         raise ParameterError(
             "monotonic constraints are not supported for multiclass classification: the probabilities cannot all rise"
         )
@@ -657,6 +657,7 @@ def make_plan(
         layout=layout,
         bin_layout=bin_layout,
         n_outputs=loss.n_outputs,
+        n_targets=len(loss.target_columns),
         weighted=rows.weighted,
         integer_weights=max_weight is not None,
         constant_hessian=constant_hessian,

@@ -60,7 +60,7 @@ from dboost.session.worker_session import WorkerSession
 from dboost.shards.encode import encoded_pieces
 from dboost.shards.shard import BinnedColumns, RowIds, codes_of, tiles_of
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
-from dboost.shards.shard_spec import code_fields, plan_layout, rows_that_fit
+from dboost.shards.shard_spec import code_fields, plan_layout, rows_that_fit, target_field
 from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field, StorageError
 from dboost.storage.lease import Lease
 from dboost.storage.paths import PREPARED, path_text
@@ -85,7 +85,6 @@ from dboost.training.dataset_checks import (
     refuse,
     sample_problem,
     stored_roles,
-    target_field,
 )
 from dboost.training.dataset_rows import refuse_other_proposals
 from dboost.training.direct_calls import DirectCalls, log_rows_in_files
@@ -176,10 +175,9 @@ def write_binned(
     layout = plan_layout(binning.n_bins, binning.is_categorical)
     model = warm_start.model
     flat = None if model is None else FlatEnsemble(model)
-    outputs = () if model is None or model.n_outputs == 1 else (model.n_outputs,)
     others = [Field(ROLES[role].field, ROLES[role].stored_dtype) for role in stored_roles if role != "target"]
     fields = [target_field(scan.n_columns), *others]
-    fields += [] if flat is None else [Field("start", "<f8", outputs)]
+    fields += [] if model is None else [_start_field(model)]
     tiles = code_fields(layout)
     block_rows = rows_that_fit(tiles, n_rows)
     groups = FieldGroup("codes", tiles, sealed=True), FieldGroup("rows", fields, sealed=True)
@@ -205,7 +203,7 @@ def write_binned(
                 scores = np.repeat(warm_start.baseline[:, None], len(matrix), axis=1)
                 scores += 0.0 if offset is None else offset
                 add_block(scores, flat, matrix, (0, warm_start.n_before), n_threads)
-                written["start"] = scores if outputs else scores[0]
+                written["start"] = scores if len(scores) > 1 else scores[0]
             store.append(piece.codes.n_rows, {name: values for name, values in written.items() if values is not None})
             count(first, n_rows, "row")
         store.check_filled()
@@ -217,6 +215,11 @@ def write_binned(
     reference = ReferenceSample(np.concatenate(sampled), np.concatenate(of_sample, axis=-1))
     codes, stored = store.files
     return PreparedDataset(table.named, binning, scan, categories, codes, stored, reference=reference)
+
+
+def _start_field(model: Ensemble) -> Field:
+    """Return the field of the scores of the model that is continued."""
+    return Field("start", "<f8", () if model.n_outputs == 1 else (model.n_outputs,))
 
 
 _BATCH = "training data"
@@ -252,8 +255,7 @@ class PreparedRows:
         #: A model and its iterations that are missing in the scores of the files, grown by the fit that is resumed.
         self._missing: tuple[Ensemble, Range] | None = None
         if model is not None:
-            outputs = () if model.n_outputs == 1 else (model.n_outputs,)
-            if any(one.name == "start" and one.before != outputs for one in self.data.rows.fields):
+            if any(one.name == "start" and one != _start_field(model) for one in self.data.rows.fields):
                 raise StorageError(
                     f"{self.data.rows.path} is damaged: its scores are not those of a model with {model.n_outputs} outputs; "
                     "prepare the data set again"
@@ -284,7 +286,9 @@ class PreparedRows:
 
     def describe(self, seed: int) -> RowsDescription:
         data, sample = self.data, self.data.reference
-        reference = None if sample is None else ReferenceSample(sample.values, self.encode(sample.target, 0))
+        reference = (
+            None if sample is None else ReferenceSample(sample.values, self._target.location(self.encode(sample.target, 0)))
+        )
         return RowsDescription(data.n_rows, data.n_rows, data.has("weight"), data.named, reference, data.has("group"))
 
     def build(self, plan: FitPlan, chosen: Chosen) -> Engine:
@@ -337,7 +341,7 @@ class PreparedRows:
         try:
             for fields in self._starting(spec):
                 constant = spec.shard.constant_state(fields.get("weight"), fields["raw"].shape)
-                store.append(len(fields["target"]), fields | constant)
+                store.append(fields["raw"].shape[1], fields | constant)
             store.check_filled()
             data.rows.close()
         except BaseException:
@@ -350,13 +354,13 @@ class PreparedRows:
         first = 0
         for block, fields in enumerate(self._starting(spec)):
             yield StartingPiece(first, self.data.codes_in(block), fields)
-            first += len(fields["target"])
+            first += fields["raw"].shape[1]
 
     def _starting(self, spec: BuildSpec) -> Iterator[dict[str, np.ndarray]]:
         """Yield target, weight (if weighted) and initial raw scores of each block."""
         flat: FlatEnsemble | None = None
         for block, rows in self.data.blocks_of_rows():
-            n = len(rows["target"])
+            n = rows["target"].shape[-1]
             if "start" in rows:
                 raw = np.atleast_2d(rows["start"]).copy()
             else:

@@ -187,7 +187,7 @@ class GradientStats:
     max_hessian: np.ndarray  # float64[n_outputs]
     coarse_loss: float
     fine_loss: float
-    #: With influence trimming, Hessian sums by their first digit: int64[n_outputs, N_DIGITS], see `metrics.exact`.
+    #: With influence trimming, Hessian sums by their first digit: int64[n_outputs, N_DIGITS], see `exact`.
     influence: np.ndarray | None = None
 
     def merge(self, other: GradientStats) -> GradientStats:

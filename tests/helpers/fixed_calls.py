@@ -17,6 +17,7 @@ from benchmarks.fixed_fits import CONTINUED, FEATURES, FRAME, HELD_OUT, LATER, R
 from dboost import Booster
 from dboost.booster import as_booster
 from tests.helpers.fits import cut, saved
+from tests.helpers.outside_losses import Interval, PseudoHuber, intervals
 from tests.helpers.places import Call, seeded
 
 DEFAULTS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 10, "n_threads": 1, "progress": False}
@@ -26,7 +27,7 @@ DEFAULTS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 10, "n_threads": 1,
 class Fixed:
     """A fit. The properties are those of a draw that decide which places can train it."""
 
-    target: str
+    target: str | list[str]
     #: Of the fit, with the roles.
     options: Mapping[str, Any]
     #: Of the model that is continued with other rows; None if there is none.
@@ -52,7 +53,8 @@ class Fixed:
         if self.first is None:
             return None
         n_trees = {} if self.refits else {"max_iter": 3}
-        return dboost.fit(FRAME, self.target, **DEFAULTS | {"features": FEATURES} | n_trees | self.first)
+        frame = FRAME if isinstance(self.target, str) else _with_bounds(FRAME)
+        return dboost.fit(frame, self.target, **DEFAULTS | {"features": FEATURES} | n_trees | self.first)
 
     @property
     def kinds(self) -> set[str]:
@@ -65,6 +67,10 @@ class Fixed:
             found.add("quantiles")
         if not isinstance(self.options.get("loss", "auto"), str):
             found.add("own loss")
+            if self.options["loss"].statistic is not None:
+                found.add("statistic of all rows")
+        if isinstance(self.target, list):
+            found.add("several targets")
         if self.first is not None:
             found.add("refitted" if self.refits else "continued")
         if isinstance(self.options.get("learning_rate"), list):
@@ -96,6 +102,11 @@ def _wide() -> Fixed:
     return Fixed("y", {"features": None, "min_category_hessian": 1.0}, frame=frame)
 
 
+def _with_bounds(frame: pd.DataFrame) -> pd.DataFrame:
+    lower, upper = intervals(np.random.default_rng(len(frame)), len(frame), frame["y"].to_numpy(np.float64))
+    return frame.assign(lower=lower, upper=upper)
+
+
 CASES: dict[str, Fixed] = {name: Fixed(target, options) for name, (target, options) in SIMPLE.items()}
 CASES |= {name: Fixed(target, then, first, LATER) for name, (target, first, then) in CONTINUED.items()}
 CASES |= {name: Fixed(target, how, first, LATER, refits=True) for name, (target, first, how) in REFITTED.items()}
@@ -107,6 +118,19 @@ CASES["held-out rows, arcbites"] = Fixed(
     "y", {"arcbites": dboost.ArcBites(2, None, 2), "validation_fraction": 200, "eval_metric": "mae"}
 )
 CASES["learning rates"] = Fixed("y", {"learning_rate": [0.5, 0.3, 0.2, 0.1, 0.1, 0.05]})
+CASES["own loss with a statistic"] = Fixed("tails", {"loss": PseudoHuber(), "sample_weight": "v", "eval_set": HELD_OUT})
+CASES |= {
+    f"two targets{name}": Fixed(["lower", "upper"], {"loss": loss, **options}, frame=_with_bounds(FRAME))
+    for name, loss, options in (
+        ("", Interval(), {"sample_weight": "w", "eval_set": _with_bounds(HELD_OUT), "early_stopping_rounds": 3}),
+        (", held-out rows", Interval(), {"offset": "o", "validation_fraction": 0.2}),
+        (", weights", Interval(), {"sample_weight": "v"}),
+        (", arcbites", Interval(), {"arcbites": dboost.ArcBites(2, None, 2), "eval_set": _with_bounds(HELD_OUT)}),
+    )
+}
+CASES["two targets, continued"] = Fixed(
+    ["lower", "upper"], {"loss": Interval()}, {"loss": Interval()}, frame=_with_bounds(LATER)
+)
 CASES |= {
     f"{name}, proposal {proposal}": Fixed(
         target, {"split_proposal": proposal, **options, **({} if proposal == "exact" else {"max_bins": 12})}

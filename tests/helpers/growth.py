@@ -13,8 +13,8 @@ import pytest
 from hypothesis import strategies as st
 
 from dboost.data.binning import Binning
+from dboost.exact import unit_for
 from dboost.losses import SquaredError
-from dboost.metrics.exact import unit_for
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.schema import Feature

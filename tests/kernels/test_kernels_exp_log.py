@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
+from dboost.exact import FINE, TOTAL_BITS, ExactSum, as_float, total, unit_for
 from dboost.kernels import exp_log
 from dboost.losses import gradient_pass
 from dboost.losses.gradient_pass import BLOCK
-from dboost.metrics.exact import FINE, TOTAL_BITS, ExactSum, as_float, total, unit_for
 from tests.helpers.compiled import compiled
 
 add_exactly = compiled(gradient_pass.add_exactly)

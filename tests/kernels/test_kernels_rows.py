@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dboost.exact import unit_for
 from dboost.kernels import or_empty
 from dboost.kernels import rows as kernels
 from dboost.kernels.histograms import PAIR, TRIPLE, Packing
 from dboost.kernels.rows import select_rows
-from dboost.metrics.exact import unit_for
 from dboost.training.loop import _scale
 from tests.helpers.compiled import compiled
 from tests.helpers.naive import rows as naive

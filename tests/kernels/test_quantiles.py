@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
+from dboost.exact import FEW, Window, exact_level, find_quantiles, find_size, from_keys, rank_unit
 from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import (
     N_BUCKETS,
@@ -24,7 +25,6 @@ from dboost.kernels.quantile_keys import (
     next_keys,
 )
 from dboost.losses import Quantile
-from dboost.metrics.exact import FEW, Window, exact_level, find_quantiles, find_size, from_keys, rank_unit
 from dboost.shards.statistics import concatenated
 
 FLOATS = st.floats(-1e300, 1e300) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324])
@@ -152,7 +152,7 @@ def test_two_passes_find_quantiles_that_are_where_they_are_expected(monkeypatch:
     assert find_quantiles(asked.count, asked.above, Fraction(1, 2), 3, asked.window(-1.0, 1.0)).tolist() == expected
     assert asked.n_passes == 2
     # Buckets that hold too many numbers are divided.
-    monkeypatch.setattr("dboost.metrics.exact.FEW", 60)
+    monkeypatch.setattr("dboost.exact.FEW", 60)
     asked.n_passes = 0
     assert find_quantiles(asked.count, asked.above, Fraction(1, 2), 3, asked.window(-9.0, 9.0)).tolist() == expected
     assert asked.n_passes == 3
@@ -166,7 +166,7 @@ def test_windows_of_fits_do_not_change_them(monkeypatch: pytest.MonkeyPatch) -> 
         for weight in (None, rng.integers(1, 4, 3000), rng.exponential(size=3000)):
             fits = []
             for n_windows in (0, 3):
-                monkeypatch.setattr("dboost.metrics.exact._MOST_WINDOWS", n_windows)
+                monkeypatch.setattr("dboost.exact._MOST_WINDOWS", n_windows)
                 fits.append(dboost.fit(X, y, sample_weight=weight, max_iter=15, progress=False, **options).sha256)
             assert fits[0] == fits[1]
 

@@ -17,6 +17,7 @@ from numba import njit
 
 from dboost.data import RowRoles
 from dboost.errors import ParameterError
+from dboost.exact import ExactSum, unit_for
 from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS
 from dboost.losses import (
@@ -29,12 +30,12 @@ from dboost.losses import (
     Loss,
     Poisson,
     Quantile,
+    SoftmaxLogLoss,
     SquaredError,
     Tweedie,
     by_name,
     from_dict,
 )
-from dboost.losses.classification import SoftmaxLogLoss
 from dboost.losses.gradient_pass import (
     BLOCK,
     GradientRows,
@@ -44,7 +45,6 @@ from dboost.losses.gradient_pass import (
     output_terms,
     update_gradients,
 )
-from dboost.metrics.exact import ExactSum, unit_for
 from dboost.training.leaf_values import TargetStats, target_stats
 
 
@@ -101,10 +101,10 @@ def terms_of(loss, y, raw, gradient, hessian, value, scratch):
 
 def kernel_terms(loss: Loss, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradient, Hessian and value of up to BLOCK rows as kernels see them, shaped like `raw`."""
-    assert len(y) <= BLOCK
-    scores = np.ascontiguousarray(raw.reshape(len(y), loss.n_outputs).T)
+    assert len(raw) <= BLOCK
+    scores = np.ascontiguousarray(raw.reshape(len(raw), loss.n_outputs).T)
     gradient, hessian = np.empty((2, *scores.shape), np.float32)
-    value = np.empty(len(y))
+    value = np.empty(len(raw))
     terms_of(loss.terms(), y, scores, gradient, hessian, value, np.empty(BLOCK, np.float32))
     return gradient.T.reshape(raw.shape), hessian.T.reshape(raw.shape), value
 
@@ -251,7 +251,7 @@ def test_the_unit_of_loss_sums_fits_the_rows(case: Case) -> None:
 
 
 def test_the_list_is_complete() -> None:
-    assert {type(case.loss) for case in LOSSES} >= set(BUILT_IN)
+    assert {type(case.loss) for case in LOSSES} >= {*BUILT_IN, SoftmaxLogLoss}
     for loss in BUILT_IN:
         assert isinstance(by_name(loss.name, quantile=0.3), loss)
     with pytest.raises(ParameterError, match="unknown loss 'squared'; known are squared_error, absolute_error"):

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
+from dboost.exact import FINE, unit_for
 from dboost.kernels.histograms import TRIPLE
 from dboost.losses import SoftmaxLogLoss, by_name, from_dict
 from dboost.losses.gradient_pass import new_pass_scratch
-from dboost.metrics.exact import FINE, unit_for
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.params import Parameters

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from sklearn import metrics as reference
 
 from dboost.errors import ParameterError
+from dboost.exact import FINE, ExactSum, unit_for
 from dboost.losses import LogLoss, Loss, SquaredError
 from dboost.losses.classification import SoftmaxLogLoss
-from dboost.metrics.exact import FINE, ExactSum, unit_for
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import ALIASES, find_metrics
 

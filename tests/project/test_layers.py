@@ -21,6 +21,7 @@ LAYERS: list[set[str]] = [
     {"display", "errors", "schema", "version", "_lazy_import"},
     {"config", "peer_names"},
     {"kernels"},
+    {"exact"},
     {"losses"},
     {"params"},
     {"metrics"},

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
+from dboost.exact import find_cut
 from dboost.kernels import or_empty, quantile_keys
 from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS, count_influence, count_near
-from dboost.metrics.exact import find_cut
 from dboost.shards.shard import Near
 from tests.helpers.compiled import compiled
 

@@ -172,6 +172,13 @@ class Window(NamedTuple):
     n_rows: int
 
 
+def concatenated(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
+    """Return the residuals of both ranges of rows, in any order; None (too many) if either or both are too many."""
+    if one is None or other is None or len(one) + len(other) > FEW:
+        return None
+    return np.concatenate((one, other))
+
+
 def find_quantiles(
     count: Callable[[np.ndarray, np.uint64], np.ndarray],
     above: Callable[[np.ndarray], np.ndarray],
