@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from distributed import Client
 
 import dboost
 from dboost.data import parquet
@@ -21,6 +22,7 @@ from dboost.data.partition import is_stream
 from dboost.data.paths import open_source
 from dboost.data.row_filter import RowFilter
 from dboost.data.sources import Parts, Stream, stream_of
+from tests.helpers.clusters import threads_cluster
 
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "min_samples_leaf": 3, "progress": False}
 N_ROWS = 4000
@@ -435,3 +437,19 @@ def test_filters_that_cannot_be_used_are_refused(kind: str, tmp_path: Path) -> N
 def test_filters_need_the_names_of_columns() -> None:
     with pytest.raises(dboost.InputTypeError, match="filter names columns, and ndarray has none"):
         dboost.fit(np.zeros((9, 2)), np.zeros(9), filter=pc.field("f0") < 60)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2, 1) as client:
+        yield client
+
+
+@pytest.mark.parametrize("kind", ["pyarrow dataset", "Delta", "Iceberg", "polars LazyFrame", "pyarrow scanner"])
+def test_sources_on_a_cluster(kind: str, tmp_path: Path, client: Client) -> None:
+    frame = frame_of()
+    expected = dboost.fit(frame[is_kept(frame)], "y", features=["x0"], **OPTIONS)
+    data = SOURCES[kind](frame, tmp_path / "a")
+    options = OPTIONS | {"memory_limit": "1MiB", "client": client}
+    found = dboost.fit(data, "y", features=["x0"], filter=FILTERS["arrow"](), **options)
+    assert found.sha256 == expected.sha256
