@@ -2,7 +2,8 @@
 
 **Sums.** Each number is divided into two integers, a coarse one in units of 1 / unit and a fine one in units of 1 / (unit *
 FINE). As long as the total stays below 2**53, float64 adds integers exactly, so sums over any division of the rows agree to the
-last bit. `unit_for` chooses the unit; the rounding error is below 2**-50 of the largest number for a million rows.
+last bit. `unit_for` chooses the unit; the rounding error is below 2**-50 of the largest number for a million rows. Numbers far
+beyond the bound for which the unit was chosen, as where training diverges, are added as Python integers: exactly, too.
 
 **Quantiles** are computed for many groups at once, in at most ten passes over the numbers. A quantile of level τ is the
 smallest number v such that the numbers up to v have at least the share τ of the weight; if it is exactly that share, everything
@@ -70,31 +71,48 @@ class ExactSum:
     """A sum as two exact integers in units of 1 / unit; `merge` is exact, associative and commutative."""
 
     unit: float
-    coarse: float = 0.0  # sum of the numbers times `unit`, each rounded to an integer
+    coarse: int | float = 0  # sum of the numbers times `unit`, each rounded to an integer; NaN if one is not finite
     fine: float = 0.0  # sum of what the rounding left, times `FINE`, each rounded to an integer
 
     @classmethod
     def of(cls, values: np.ndarray, unit: float, times: np.ndarray | None = None) -> ExactSum:
         """Sum a float64 array (the chunk step); with `times` (integers) each value is added that many times."""
-        sums = [0.0, 0.0]
+        coarse: int | float = 0
+        fine = 0.0
         for first in range(0, len(values), _VALUES_AT_A_TIME):
             piece = slice(first, first + _VALUES_AT_A_TIME)
             scaled = values[piece] * unit
             whole = np.rint(scaled)
-            fine = np.rint((scaled - whole) * FINE)
+            rest = np.rint((scaled - whole) * FINE)
             if times is not None:
-                whole, fine = whole * times[piece], fine * times[piece]
-            sums[0] += float(whole.sum())
-            sums[1] += float(fine.sum())
-        return cls(unit, *sums)
+                whole, rest = whole * times[piece], rest * times[piece]
+            coarse = _plus(coarse, _sum_of_integers(whole))
+            fine += float(rest.sum())
+        return cls(unit, coarse, fine)
 
     def merge(self, other: ExactSum) -> ExactSum:
         assert self.unit == other.unit
-        return ExactSum(self.unit, self.coarse + other.coarse, self.fine + other.fine)
+        return ExactSum(self.unit, _plus(self.coarse, other.coarse), self.fine + other.fine)
 
     def finish(self) -> float:
-        """Return the sum in the numbers' own units."""
-        return (self.coarse + self.fine / FINE) / self.unit
+        """Return the sum in the numbers' own units; NaN if one is not finite or the sum overflows."""
+        try:
+            return (float(self.coarse) + self.fine / FINE) / self.unit
+        except OverflowError:
+            return math.nan
+
+
+def _sum_of_integers(values: np.ndarray) -> int | float:
+    """Return the exact sum of integers that are held in float64; NaN if one is not finite."""
+    if float(np.abs(values).max(initial=0.0)) * len(values) < EXACT_SUM:
+        return int(values.sum())
+    found = total(values)
+    return math.nan if found is None else found >> TOTAL_BITS
+
+
+def _plus(a: int | float, b: int | float) -> int | float:
+    """Return the sum of two such sums."""
+    return a + b if isinstance(a, int) and isinstance(b, int) else math.nan
 
 
 #: Totals are multiples of 2**-TOTAL_BITS: the last bit of the smallest float64, with spare bits for its mantissa.

@@ -254,7 +254,7 @@ class SoftmaxLogLoss(Loss):
         """Return the weight of each class."""
         if weight is None:
             counts = np.bincount(y.astype(np.int64), minlength=self.n_outputs)
-            return [ExactSum(units.weight, float(count) * units.weight) for count in counts]
+            return [ExactSum(units.weight, int(count * units.weight)) for count in counts]
         return [ExactSum.of(weight[y == k], units.weight) for k in range(self.n_outputs)]
 
     def best_constants(self, means: np.ndarray) -> np.ndarray:

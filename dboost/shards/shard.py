@@ -516,7 +516,7 @@ def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, loss_unit: float, 
     tops = [0.0 if of is None or first == last else np.abs(of[first:last]).max() for of in (kept_gradient, kept)]
     if kept is None:
         tops[1] = 1.0
-    return GradientStats(np.array(tops[:1], np.float64), np.array(tops[1:], np.float64), loss_sum.coarse, loss_sum.fine)
+    return GradientStats(np.array(tops[:1], np.float64), np.array(tops[1:], np.float64), float(loss_sum.coarse), loss_sum.fine)
 
 
 #: Capacity: one row in this many.

@@ -371,8 +371,8 @@ def sizes_of(rows: RowRoles, loss: Loss) -> Sizes:
 
 def _sums(rows: RowRoles, loss: Loss, units: SumUnits) -> list[ExactSum]:
     """Return the sums of the loss, and then the total weight."""
-    weight, n = rows.weight, float(rows.n_rows)
-    weights = ExactSum(units.weight, n * units.weight) if weight is None else ExactSum.of(weight, units.weight)
+    weight, n = rows.weight, rows.n_rows
+    weights = ExactSum(units.weight, int(n * units.weight)) if weight is None else ExactSum.of(weight, units.weight)
     return [*loss.target_sums(rows.numbers, weight, units), weights]
 
 

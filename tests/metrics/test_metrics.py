@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
 from functools import reduce
@@ -40,6 +41,32 @@ def test_exact_sums_merge_in_any_order(values: list[float], bound: float, cuts: 
     found = (Fraction(whole.coarse) + Fraction(whole.fine) / Fraction(FINE)) / Fraction(unit)
     assert abs(found - exact) <= Fraction(bound) * len(numbers) / 2**50
     assert whole.finish() == pytest.approx(float(exact), rel=1e-12, abs=bound * 1e-13)
+
+
+@given(
+    values=st.lists(st.floats(0, 1e250) | st.floats(0, 1), min_size=1, max_size=50),
+    cuts=st.lists(st.integers(0, 50), max_size=5),
+    repeats=st.integers(1, 3),
+    data=st.data(),
+)
+def test_sums_far_beyond_their_bound_are_exact(values: list[float], cuts: list[int], repeats: int, data: st.DataObject) -> None:
+    """Where training diverges, numbers grow beyond what their unit was chosen for."""
+    numbers, unit = np.array(values), unit_for(1.0, 64)
+    times = np.full(len(numbers), float(repeats))
+    whole = ExactSum.of(numbers, unit, times)
+    borders = [0, *sorted(min(cut, len(numbers)) for cut in cuts), len(numbers)]
+    parts = [ExactSum.of(numbers[a:b], unit, times[a:b]) for a, b in pairwise(borders)]
+    assert reduce(ExactSum.merge, data.draw(st.permutations(parts))) == whole
+    exact = repeats * sum(map(Fraction, values), Fraction(0))
+    assert whole.finish() == pytest.approx(float(exact), rel=1e-12, abs=1e-12)
+
+
+def test_a_sum_with_a_number_that_is_not_finite_is_nan() -> None:
+    for number in (math.inf, -math.inf, math.nan):
+        with np.errstate(invalid="ignore"):
+            whole = ExactSum.of(np.array([1.0, number, 1e300]), 1.0)
+        assert math.isnan(whole.finish()) and math.isnan(whole.merge(ExactSum(1.0, 10**400)).finish())
+    assert math.isnan(ExactSum(1.0, 10**400).finish())
 
 
 @given(bound=st.floats(1e-290, 1e290), n=st.integers(1, 2**40), spare=st.integers(0, 10))
