@@ -110,7 +110,8 @@ class WholeTreeGrower:
             return _Buffers.of(self.shard, task.policy, self.team, self._by_unit)
 
         if self._shared is not None:
-            with self._shared.buffers(make) as lent:
+            shape = task.policy, task.limits.count_channel, self.shard.spec.n_channels, self.team.n_threads, self._by_unit
+            with self._shared.buffers(shape, make) as lent:
                 return self._grow(task, lent)
         if self._buffers is None:
             self._buffers = make()

@@ -66,7 +66,8 @@ class SharedCodes:
         as_bytes, layout, row_of = self.fields["tiles"].view(np.uint8), own.bin_layout, codes.row_of
         in_ranges(lambda *of: fill_tiles(codes.narrow, layout, row_of, *of, as_bytes), codes.n_rows, n_threads)
         self.building = Lock()
-        self._slots, self._buffers = BoundedSemaphore(n_growing), list[Any]()
+        self._slots, self._free = BoundedSemaphore(n_growing), dict[Hashable, list[Any]]()
+        self._lending = Lock()
 
     def segments(self, is_trained: np.ndarray, ids: RowIds) -> RowSegments:
         """Return the rows that a fold trains on.
@@ -83,17 +84,29 @@ class SharedCodes:
         return RowSegments(found, self.order, ids)
 
     @contextmanager
-    def buffers(self, make: Callable[[], Any]) -> Iterator[Any]:
-        """Lend buffers for a growing tree, which are made if none are free; wait while too many trees grow."""
+    def buffers(self, shape: Hashable, make: Callable[[], Any]) -> Iterator[Any]:
+        """Lend buffers for a growing tree; wait while too many trees grow.
+
+        shape : what the sizes of the buffers follow from, which differs between folds of few and of many rows. Free buffers of
+        another shape make room for new ones, which `make` returns.
+        """
         with self._slots:
-            try:
-                lent = self._buffers.pop()
-            except IndexError:
-                lent = make()
+            lent = self._take(shape)
+            lent = make() if lent is None else lent
             try:
                 yield lent
             finally:
-                self._buffers.append(lent)
+                with self._lending:
+                    self._free.setdefault(shape, []).append(lent)
+
+    def _take(self, shape: Hashable) -> Any:
+        """Return free buffers of this shape; release others and return None if there are none."""
+        with self._lending:
+            for others in (self._free.get(shape), *self._free.values()):
+                if others:
+                    taken = others.pop()
+                    return taken if others is self._free.get(shape) else None
+        return None
 
 
 _in_use: WeakValueDictionary[Hashable, SharedCodes] = WeakValueDictionary()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -160,7 +161,7 @@ def test_as_many_trees_grow_at_the_same_time_as_there_are_buffers() -> None:
 
     def grow() -> None:
         for _ in range(3):
-            with shared.buffers(make):
+            with shared.buffers("shape", make):
                 with lock:
                     used[0] += 1
                     used[1] = max(used)
@@ -174,6 +175,21 @@ def test_as_many_trees_grow_at_the_same_time_as_there_are_buffers() -> None:
     for thread in threads:
         thread.join()
     assert used == [0, 2] and len(made) == 2
+
+
+def test_trees_of_other_shapes_get_other_buffers() -> None:
+    """A fold of few rows has smaller trees, whose buffers do not hold those of another fold. Free ones make room."""
+    shared, alive = SharedCodes(codes_of(slice(None)), np.zeros(N, np.uint8), SPEC, 1, 1), weakref.WeakSet[Any]()
+
+    class Buffers:
+        def __init__(self, shape: int) -> None:
+            self.shape = shape
+            alive.add(self)
+
+    for shape in (1, 1, 2, 1, 3, 3, 2):
+        with shared.buffers(shape, lambda shape=shape: Buffers(shape)) as lent:
+            assert lent.shape == shape and len(alive) == 1
+        del lent
 
 
 def test_the_folds_of_a_cross_validation_have_one_copy_of_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
