@@ -506,13 +506,19 @@ class _Source(ReadTasks):
     """Partitions that are read without Dask's scheduler, the k-th by the k-th worker."""
 
     def read(
-        self, connection: Connection, batch: str, numbers: Sequence[int], plan: ReadPlan, workers: Sequence[str] | None = None
+        self,
+        connection: Connection,
+        batch: str,
+        numbers: Sequence[int],
+        plan: ReadPlan,
+        workers: Sequence[str] | None = None,
+        preferred: str | None = None,
     ) -> list[Receipt]:
         simulated = connection.client.simulated  # type: ignore[attr-defined]
         addresses = sorted(simulated.workers)
         receipts = []
         for i in numbers:
-            address = addresses[i % len(addresses)]
+            address = preferred or addresses[i % len(addresses)]
             (bundle,) = dask.get(self._graph | {"bundle": self._bundles[i]}, ["bundle"])
             holding = simulated.workers[address].holder.worker_session(connection.fit)
             partitions = holding.open_batch(batch, plan, None, whole=False)

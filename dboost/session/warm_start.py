@@ -275,8 +275,9 @@ def _loss_options(loss: dict[str, Any]) -> str:
 
 
 def _same_loss(model: Ensemble, loss: Loss) -> bool:
-    # The model may have further entries: statistics from its first iteration.
-    return model.loss == model.loss | loss.to_dict()
+    # What a loss learns from the training rows is that of the model's last iteration.
+    given = {name: value for name, value in loss.to_dict().items() if name not in loss.learned}
+    return model.loss == model.loss | given
 
 
 def matrix_of(chunk: Chunk) -> np.ndarray:

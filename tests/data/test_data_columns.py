@@ -213,10 +213,10 @@ def test_a_foreign_array() -> None:
     np.testing.assert_array_equal(table.chunk(0).matrix, np.eye(3))
 
 
-def test_lists_are_read_as_numpy_would() -> None:
+def test_lists_keep_numbers_beside_text() -> None:
     table = open_table([[1, 2], [3, 4]], [0, 1])
     np.testing.assert_array_equal(table.chunk(0).columns, [[1, 3], [2, 4]])
-    assert open_table([["a", 1], ["b", 2]], [0, 1]).features == (Feature("f0", ("a", "b")), Feature("f1", ("1", "2")))
+    assert open_table([["a", 1], ["b", 2]], [0, 1]).features == (Feature("f0", ("a", "b")), Feature("f1"))
     mixed = np.array([["a", 1], ["b", None]], dtype=object)
     assert open_table(mixed, [0, 1]).features == (Feature("f0", ("a", "b")), Feature("f1"))
 

@@ -374,8 +374,11 @@ def test_a_worker_is_lost_while_weights_are_attached(cluster: Processes, role: s
     seen: list[str] = []
     ask_each = Connection.ask_each
 
-    def lossy(self: Connection, arguments: dict[Any, tuple[Any, ...]], method: Any, before: dict[Any, list[Any]]) -> Any:
-        if ("attach", role) in [(name, given[1]) for name, given in next(iter(before.values()))] and not seen:
+    def lossy(
+        self: Connection, arguments: dict[Any, tuple[Any, ...]], method: Any, before: dict[Any, list[Any]] | None = None
+    ) -> Any:
+        first = next(iter(before.values())) if before else []
+        if ("attach", role) in [(name, given[1]) for name, given in first] and not seen:
             victim = next(iter(arguments)).worker
             seen.append(victim)
             os.kill(cluster.pids()[victim], signal.SIGKILL)

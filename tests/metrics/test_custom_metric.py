@@ -178,7 +178,7 @@ def test_too_many_rows_for_a_function_name_the_way_out(client: Client) -> None:
         ),
         (reference.mean_squared_error, "'mean_squared_error' does not take y, prediction and weight"),
         (reference.make_scorer(reference.r2_score), "is a scorer of scikit-learn, which calls an estimator"),
-        ("RMSE", r"'RMSE' does not go with loss .*; did you mean 'rmse'\?"),
+        ("RMSEE", r"'RMSEE' does not go with loss .*; did you mean 'rmse'\?"),
         ("neg_mean_squared_error", r"; did you mean 'mean_squared_error'\?"),
     ],
 )

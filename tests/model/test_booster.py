@@ -34,7 +34,7 @@ class Softmax(Loss):
 
     name = "softmax of the test"
 
-    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
+    def finish(self, raw: np.ndarray) -> np.ndarray:
         e = np.exp(raw - raw.max(axis=1, keepdims=True))
         return e / e.sum(axis=1, keepdims=True)
 
