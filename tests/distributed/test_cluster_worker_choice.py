@@ -153,9 +153,9 @@ def test_all_chosen_workers_are_lost(notices_late: bool, monkeypatch: pytest.Mon
             os.kill(pid, signal.SIGKILL)
             killed.append(chosen)
 
-        def usable_late(connection: Connection) -> tuple[list[str], dict[str, str]]:
+        def usable_late(connection: Connection, *, recent: bool = False) -> tuple[list[str], dict[str, str]]:
             """Return the lost worker once, as the scheduler does that has not noticed yet."""
-            return ([killed.pop()], {}) if killed and notices_late else usable(connection)
+            return ([killed.pop()], {}) if killed and notices_late else usable(connection, recent=recent)
 
         monkeypatch.setattr(Connection, "usable", usable_late)
         with (
