@@ -264,6 +264,8 @@ OF_OTHERS = "Sending large graph|column-vector y was passed|no eval_set was give
 def sentence(message: str) -> str:
     """Return a message without the details of the draw and the place."""
     message = re.sub(r"; the columns are .*", "", message)  # without the roles, if they are given apart
+    message = message.replace(" of those of positive weight", "")  # the rows that a prepared data set knows
+    message = message.removesuffix("; --skip-missing-target leaves these rows out")  # of the command line only
     message = re.sub(r"\bpartition \d+: | of partition \d+|, partition \d+|: all \d+ partitions are empty$", "", message)
     return re.sub(r" '[^']*'| /\S*| [\d.,]+(e[+-]?\d+)?", "", message)
 

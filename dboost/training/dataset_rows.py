@@ -25,7 +25,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,7 @@ from dboost.training.dataset_checks import (
 from dboost.training.fit import LocalTable, SessionRows, fit
 from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
+from dboost.training.leaf_values import Sizes, sizes_of
 from dboost.training.plan import FitRequest, RowsDescription
 
 
@@ -115,9 +116,10 @@ class DatasetRows(SessionRows):
 
     def describe(self, seed: int) -> RowsDescription:
         n_kept = self._table.n_kept
+        sizes = reduce(Sizes.merge, self.map_rows(sizes_of, self._target.loss))  # first: it names a row of an invalid target
         return RowsDescription(
             sum(n_kept.values()), self._table.most_rows(), not self._table.unit_weights, self._data.named,
-            self._data.reference(self._target), "group" in self._table.roles,
+            self._data.reference(self._target), "group" in self._table.roles, sizes,
         )  # fmt: skip
 
 

@@ -220,6 +220,16 @@ def test_a_data_set_in_files_of_the_workers(client: Client, tmp_path: Path) -> N
         assert dboost.fit(dboost.Dataset(root), **OPTIONS) == dboost.fit(FRAME, "y", features=["x"], **OPTIONS)
 
 
+def test_a_loss_for_other_targets_is_refused_by_the_rows(client: Client, tmp_path: Path) -> None:
+    """The reference sample has targets, too: it was said to be damaged."""
+    rows = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0) - 3})
+    for root in (None, tmp_path / "data"):
+        with dboost.prepare(cut(rows, [8]), "y", root, client=client) as data:
+            for of in (data, data if root is None else dboost.Dataset(root)):
+                with pytest.raises(dboost.DataError, match=r"poisson.*the target is -3 in row 0 of partition 0$"):
+                    dboost.fit(of, loss="poisson", client=client, **OPTIONS)
+
+
 def names_in(root: str) -> list[str]:
     filesystem, folder = fsspec.url_to_fs(root)
     filesystem.invalidate_cache()
