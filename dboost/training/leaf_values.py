@@ -97,6 +97,8 @@ class TargetStats:
     too_large: str = "targets"  # the input that an error names if the first gradients are infinite
 
 
+#: `TargetStats.spread` is at least this where it is computed row by row, so that a sum of zeros has a unit.
+LEAST_SPREAD = 1e-300
 #: Parameters in units of Hessian sums, gradient sums or the loss, all of which are proportional to the weights.
 _WEIGHED = (
     "min_hessian", "l2_regularization", "l1_regularization", "leaf_penalty", "min_gain", "categorical_smoothing",
@@ -217,8 +219,7 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False, sizes: Sizes 
     if magnitude is None:
         largest = ask(_largest_loss, loss, baseline[0])
         magnitude, spread = (max(of) for of in zip(*largest, strict=True))
-        # A positive lower limit: a sum of zeros needs a unit, too.
-        magnitude, spread = max(magnitude, 1e-200), max(spread, 1e-300)
+        magnitude, spread = max(magnitude, 1e-200), max(spread, LEAST_SPREAD)
         if continues:  # all rows may have a small loss at first
             magnitude = max(magnitude, loss.magnitude(mean, spread) or 0.0)
     unit = _unit_of(loss, spread, max(abs(sizes.lowest), abs(sizes.highest)), max_weight)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dboost.display import number
+from dboost.training.leaf_values import LEAST_SPREAD
 from dboost.trees.tree_task import GrownTree, TreeTask
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ def why_no_split(loop: BoostingLoop) -> str | None:
     """
     parameters, given = loop.parameters, loop.plan.learning
     if not loop.has_gradients(above=0.0):
-        return None
+        starts_apart = loop.warm_start.model is not None or loop.plan.request.roles.get("offset") is not None
+        if starts_apart or loop.target_stats.spread <= LEAST_SPREAD:
+            return None
     tasks = loop.next_tasks()
     trees = _searched(loop, tasks)
     n_rows, hessians = int(trees[0].n_rows[0]), float(trees[0].leaf_sums[:, 1].sum())

@@ -258,6 +258,19 @@ def test_gradients_that_count_as_zero_are_named() -> None:
         fit(1e-34 * np.exp(Y), loss="poisson", min_hessian=0.0)
 
 
+@pytest.mark.parametrize("loss", ["poisson", "tweedie"])
+def test_gradients_that_are_zero_in_32_bits_are_named(loss: str) -> None:
+    with pytest.warns(UserWarning, match=r"no gradient is above 1e-30"):
+        dboost.fit(np.arange(200.0)[:, None], 1e-100 * np.arange(1.0, 201.0), loss=loss, max_iter=2, progress=False)
+
+
+def test_offsets_that_fit_exactly_give_no_warning() -> None:
+    y = np.arange(200.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dboost.fit(y[:, None], y, offset=y, max_iter=2, progress=False)
+
+
 def test_a_model_that_needs_no_split_gives_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
