@@ -529,9 +529,14 @@ class Reducer(SchedulerPlugin):
         return True
 
     async def _release(self, address: str, name: str, session: str | None = None) -> None:
-        """Release a session, or (None) a fit on a worker: then its tasks have ended, unless the worker does not answer."""
+        """Release a session, or (None) a fit on a worker.
+
+        Its tasks have ended then, unless the worker does not answer, or one of them takes longer than `dboost.worker-timeout`,
+        such as on a disk that hangs.
+        """
+        deadline = time.monotonic() + worker_timeout()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            while True:
+            while time.monotonic() < deadline:
                 release = self._scheduler.rpc(address).dboost_release(fit=name, session=session)
                 reply = await asyncio.wait_for(release, liveness_timeout())
                 if reply is None or not reply.get("running"):
@@ -649,7 +654,8 @@ class Fit:
     client: str
     lines: FitCalls | None  # None if connections do not allow lines
     workers: frozenset[str] = frozenset()  # all workers that the fit has called and that are still present
-    #: Workers that were lost before the fit has called them, and their numbers of partitions; until the client is told.
+    #: Address and number of partitions of each worker that was lost before the fit had called it; the next reply to the client
+    #: carries them.
     lost_readers: deque[tuple[str, int]] = field(default_factory=deque)
     cancelled: bool = False
     n_workers_needed: int = 1  # at least; an adaptive cluster may have none when the fit begins

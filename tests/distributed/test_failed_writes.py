@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -37,7 +38,8 @@ def client() -> Iterator[Client]:
 class Writes:
     """The write that begins first fails as soon as another worker writes, too; that one ends after the removal, if it may."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = 2.0) -> None:
+        self.patience, self.ended_first = patience, False
         self.begun, self.removed = threading.Event(), threading.Event()
         self.lock = threading.Lock()
         self.numbers: list[int] = []
@@ -50,7 +52,7 @@ class Writes:
             assert self.begun.wait(60)
             raise StorageError(f"{root} is full")
         self.begun.set()
-        self.removed.wait(2)
+        self.ended_first = not self.removed.wait(self.patience)
         return dataset_rows.write_part(root, version, partition, i)
 
     def remove(self, root: str, version: str) -> None:
@@ -78,6 +80,16 @@ def test_slow_writes_of_other_workers_end_before_files_are_removed(
     assert len(CURRENT.numbers) < LAZY.npartitions  # those that waited for a thread never began
     time.sleep(0.5)
     assert os.listdir(tmp_path / "data") == []
+
+
+def test_a_write_that_hangs_is_not_waited_for_for_ever(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    global CURRENT
+    CURRENT = Writes(patience=60.0)
+    monkeypatch.setattr(cluster_dataset, "write_part", write_part)
+    monkeypatch.setattr(cluster_dataset, "remove_version", CURRENT.remove)
+    with dask.config.set({"dboost.worker-timeout": "1s"}), pytest.raises(StorageError, match="is full"):
+        dboost.prepare(LAZY, "y", tmp_path / "data", client=client)
+    assert not CURRENT.ended_first
 
 
 def test_an_interrupted_write_is_waited_for(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,7 +288,7 @@ def test_lines_and_relays_pass_on_the_error_of_the_first_row(drawn: list[Any], f
 
 
 def test_an_error_of_no_row_is_raised_at_once() -> None:
-    """It may keep other sessions waiting, so nobody waits for them."""
+    """Other sessions may wait for the one that failed, so nothing waits for their answers."""
     refs = tuple(SessionRef(f"tcp://10.0.0.{k}", str(k)) for k in range(3))
     sessions = Sessions({refs[0]: (60.0, True), refs[1]: (0.0, None), refs[2]: (60.0, (0, 0))})
     calls, branches = LineCalls(NoGuard()), tree_of(refs, 20)
