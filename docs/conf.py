@@ -26,7 +26,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_design",
-    "mathtext",
+    "mathml",
     "gallery",
     "redirects",
     "printed",
@@ -49,7 +49,7 @@ napoleon_use_ivar = True
 
 html_theme = "pydata_sphinx_theme"
 html_title = "dboost"
-html_math_renderer = "mathtext"
+html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["dboost.css"]
 html_js_files = ["copy.js"]
