@@ -18,6 +18,7 @@ from typing import Any, Unpack
 
 from dboost.booster import Booster, as_booster, trained
 from dboost.data.labels import CONSTRAINTS, columns_named, with_named_constraints
+from dboost.data.partition import is_stored_table
 from dboost.data.row_filter import RowFilter
 from dboost.data.table import GivenTable
 from dboost.dataset import Dataset
@@ -480,7 +481,9 @@ def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = 
     ----------
     chunks : iterable
         Tables of any kind that `dboost.fit` accepts; or pairs of a label, which becomes the ``source_name``, and a table; or
-        pairs (X, y). A chunk is requested after the model of the previous one has been yielded.
+        pairs (X, y). A chunk is requested after the model of the previous one has been yielded. Or a Delta table (its folder or
+        URL, or a `deltalake.DeltaTable`) or a table of pyiceberg: one chunk with the rows that were added since the version
+        that the model has learned, or none. The ``source_name`` in the model is the id and the version of the table.
     target : str, optional
         Name of the target column, unless chunks are pairs (X, y).
     start_from : Booster, path or URL, optional
@@ -496,9 +499,12 @@ def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = 
     Raises
     ------
     DataError
-        Naming the number of the chunk that cannot be used; the previous models are valid.
+        Naming the number of the chunk that cannot be used; the previous models are valid. Or if rows of a table were deleted or
+        changed since the version that the model has learned.
+    ParameterError
+        If the model has not learned from the table by `continue_on`, so that its version is unknown.
     InputTypeError
-        Without a target.
+        Without a target, or if `chunks` is a path of something else than a table with versions.
 
     Examples
     --------
@@ -507,6 +513,9 @@ def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = 
     """
     keywords = canonical(keywords | {"start_from": start_from})
     model = keywords.pop("start_from")
+    if isinstance(chunks, str | os.PathLike) or is_stored_table(chunks):
+        model = None if model is None else as_booster(model)
+        chunks = _added_rows(chunks, model, keywords.get("source_name"))
     for number, chunk in enumerate(chunks, 1):
         data, of_chunk, more = chunk, target, {}
         if isinstance(chunk, tuple) and len(chunk) == 2:
@@ -525,3 +534,31 @@ def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = 
         except DataError as error:
             raise DataError(f"chunk {number}: {error}") from error
         yield model
+
+
+def _added_rows(table: Any, model: Booster | None, source_name: str | None) -> Iterator[Any]:
+    """Yield the rows that were added to a table since the version that a model has learned, with their label."""
+    from dboost.data.files import shown_path, table_name
+    from dboost.data.paths import load_table
+    from dboost.data.table_versions import added_since, has_versions, label, learned_version, version_of
+
+    given = table
+    table = load_table(given) if isinstance(given, str | os.PathLike) else given
+    if not has_versions(table):
+        raise InputTypeError(
+            f"continue_on takes a sequence of tables, a Delta table, or an Iceberg table, and {shown_path(given)} is none: "
+            "give a list"
+        )
+    if source_name is not None:
+        raise ParameterError("source_name is the version of the table here: leave it out")
+    since = None
+    if model is not None:
+        since = learned_version(table, [source["label"] for source in model.sources])
+        if since is None:
+            raise ParameterError(
+                f"the model has no source that names a version of {table_name(table)}, so it is unknown which of its rows are "
+                f"new: train the first model by continue_on, or with source_name={label(table, version_of(table) or 0)!r}"
+            )
+    added = added_since(table, since)
+    if added.files:
+        yield label(table, added.version), added

@@ -96,12 +96,15 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument(
         "--only-new",
         action="store_true",
-        help="train on the files that the model at --output has not seen, continuing it; nothing is done when there are none",
+        help="train on the files that the model at --output has not seen, continuing it; nothing is done when there are none; "
+        "of a Delta or Iceberg table: on the rows that were added since the last run",
     )
     moved = "with --only-new: the files that the model has seen in OLD are in DATA now"
     command.add_argument("--moved-from", metavar="OLD", type=path_text, help=moved)
     discard = "with --only-new: give up an unfinished batch and its checkpoint, and begin with the files that are there"
     command.add_argument("--discard-batch", action="store_true", help=discard)
+    retrain = "with --only-new: train a new model on all rows of the table if rows were deleted or changed; otherwise an error"
+    command.add_argument("--retrain-if-changed", action="store_true", help=retrain)
     command.add_argument(
         "--checkpoint", metavar="DIR", type=path_text, help="save progress here; the same command resumes from it"
     )

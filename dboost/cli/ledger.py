@@ -26,6 +26,11 @@ there is one), or the recorded one (commit). Any other file was written by anoth
 checkpoint is withdrawn; ``--discard-batch`` discards any other unfinished one. A ledger of other data is an error if a model
 exists (unless ``--moved-from`` names its folder: the files have moved), and is begun anew otherwise.
 
+**Delta and Iceberg tables** are recorded by their version: the batch has the files with the rows that were added since the
+version of the batch before (`dboost.data.table_versions`), and its own version, which a restarted run reads again. If rows that
+the model has learned were deleted or changed since, the run is refused; with ``--retrain-if-changed`` the batch has all rows,
+and its model replaces the old one, with all earlier batches.
+
 **One run at a time** has the ledger, from reading it to the last write: it holds the lease of the model
 (`dboost.storage.lease`), the file ``MODEL.lease.json``. The ledger renews the lease before each of its writes and deletions,
 and so does each iteration that ends later than the lease's duration after the last renewal.
@@ -43,17 +48,22 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
+import fsspec
+
 import dboost
-from dboost.data.files import FilesBelow, digest_of, find_files
+from dboost.data.files import DataFiles, FilesBelow, digest_of, find_files, table_name
+from dboost.data.paths import load_table
+from dboost.data.table_versions import AddedFiles, ChangedRowsError, added_since, location, table_id
 from dboost.errors import DataError, ParameterError, shown
 from dboost.params import canonical
 from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
 from dboost.storage.json_shape import ANY, OTHERS, Shape, Within, check_shape
 from dboost.storage.lease import Lease
+from dboost.storage.paths import path_text
 from dboost.training.checkpoint import STATE, first_difference, remove_checkpoint
 
-#: Version 1 had no settings; its batches are finished with any.
-_FORMAT, _VERSION = "dboost ledger", 2
+#: Version 1 had no settings; its batches are finished with any. Version 2 had no tables.
+_FORMAT, _VERSION = "dboost ledger", 3
 #: Keywords of `dboost.fit` that do not decide the model, or are recorded otherwise.
 _NOT_SETTINGS = {"callbacks", "checkpoint", "checkpoint_every", "client", "n_threads", "progress", "start_from", "workers"}
 
@@ -74,12 +84,19 @@ class FileBatch:
     stamps: dict[str, str] = field(default_factory=dict)
     #: SHA-256 of the files whose stamp is no tag, by name.
     digests: dict[str, str] = field(default_factory=dict)
+    #: Id and version of the table whose rows are learned up to that version; None for files.
+    table: str | None = None
+    version: int | None = None
+    #: Whether the model begins anew with all rows of the table, instead of continuing the one with the digest `base`.
+    begins_anew: bool = False
 
     @property
     def name(self) -> str:
         """A name that is unique to these files, this continued model and these settings."""
         settings = [] if self.settings is None else [self.settings]
-        return sha256(json.dumps([self.base, sorted(self.files.items()), *settings], sort_keys=True).encode()).hexdigest()[:16]
+        version = [] if self.version is None else [self.version, self.begins_anew]
+        content = [self.base, sorted(self.files.items()), *settings, *version]
+        return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def model_settings(target: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,14 +127,14 @@ def open_ledger(
 
 
 class Ledger:
-    """The batches of files in a model, and the pending one.
+    """The batches of files in a model, or of rows of a table, and the pending one.
 
     Parameters
     ----------
     model : str
         Path or URL of the model.
     data : str
-        Path, folder, glob or URL.
+        Path, folder, glob or URL; also of a Delta table, or of the metadata of an Iceberg table.
     settings : dict
         Those of the next batch, see `model_settings`.
     checkpoint : str or None
@@ -144,8 +161,12 @@ class Ledger:
     ) -> None:
         self._model, self._settings, self._checkpoint = model, settings, checkpoint
         self.path, self.lease = f"{model}.ledger.json", lease
-        self._path, self._data = data, find_files(data)
-        self._moved_from = None if moved_from is None else shown(find_files(moved_from).root)
+        self._path, self._table = data, load_table(data)
+        self._data = find_files(data) if self._table is None else DataFiles(location(self._table), {})
+        of_table = self._table is not None
+        self._moved_from = (
+            None if moved_from is None else shown(_folder(moved_from) if of_table else find_files(moved_from).root)
+        )
         self._is_moved = False
         self._base = self._digest()
         self._settled, self._pending = self._read()
@@ -158,16 +179,68 @@ class Ledger:
         """Bytes of the files in the model, by name."""
         return {name: size for batch in self._settled for name, size in batch.files.items()}
 
-    def next_batch(self) -> FileBatch | None:
+    def next_batch(self, *, retrain: bool = False) -> FileBatch | None:
         """Return the batch to train now: the interrupted one, else the new files; None without new files.
+
+        retrain : whether the batch has all rows of a table if rows that the model has learned were deleted or changed.
 
         Raises
         ------
         DataError
-            Naming a file whose size or content has changed, or a missing file of the interrupted batch.
+            Naming a file whose size or content has changed, or a missing file of the interrupted batch; or the version of a
+            table that deleted or changed rows.
         ParameterError
             Naming a setting that differs from that of the interrupted batch.
         """
+        return self._next_of_files() if self._table is None else self._next_of_table(retrain)
+
+    def _next_of_table(self, retrain: bool) -> FileBatch | None:
+        for batch in [*self._settled, *([] if self._pending is None else [self._pending])]:
+            if batch.table != table_id(self._table):
+                what = "another table" if batch.table else "files"
+                raise DataError(
+                    f"{shown(self._model)} has learned from {what} at {self._data.root}, not from {table_name(self._table)}: "
+                    "name another --output"
+                )
+        if self._is_moved:
+            self._write()
+        since = self._settled[-1].version if self._settled else None
+        if self._pending is None:
+            begins_anew = False
+            try:
+                self._added = added_since(self._table, since)
+            except ChangedRowsError as error:
+                if not retrain:
+                    raise DataError(
+                        f"{error}; {shown(self._model)} cannot forget them: --retrain-if-changed trains a new model on all rows"
+                    ) from error
+                begins_anew, self._added = True, added_since(self._table, None)
+            if not self._added.files:
+                return None
+            self._pending = FileBatch(
+                self._added.files,
+                self._base,
+                self._settings,
+                table=table_id(self._table),
+                version=self._added.version,
+                begins_anew=begins_anew,
+            )
+            self._write()
+            return self._pending
+        self._check_settings(self._pending)
+        self._added = added_since(self._table, None if self._pending.begins_anew else since, self._pending.version)
+        if self._added.files != self._pending.files:
+            raise DataError(
+                f"version {self._pending.version} of {table_name(self._table)} has other files than when the training of "
+                f"{shown(self._model)} on it began: begin anew with what is there, by --discard-batch"
+            )
+        return self._pending
+
+    def _next_of_files(self) -> FileBatch | None:
+        if any(batch.table for batch in self._settled):
+            raise DataError(
+                f"{shown(self._model)} has learned from a table, and {shown(self._path)} has files: name another --output"
+            )
         present = self._data.sizes
         for name, size in self.files.items():
             if present.get(name, size) != size:
@@ -227,8 +300,11 @@ class Ledger:
                 digests[name] = found
         return replace(batch, stamps=stamps, digests=digests), None
 
-    def urls(self, batch: FileBatch) -> list[str]:
-        """Return the URLs of the files of a batch, in the order of their names, with the columns in the names of folders."""
+    def rows(self, batch: FileBatch) -> list[str] | AddedFiles:
+        """Return the data of a batch: the URLs of its files, in the order of their names, with the columns in the names of
+        folders; or the rows that were added to a table."""
+        if self._table is not None:
+            return self._added
         return FilesBelow((url for name, url in self._data.urls.items() if name in batch.files), self._data.root)
 
     def checkpoint(self, batch: FileBatch) -> str:
@@ -244,6 +320,13 @@ class Ledger:
             Naming a file that was replaced during the training: it is unknown which of its contents the model has.
         """
         assert self._pending is not None
+        if self._table is None:
+            self._check_not_replaced()
+        self._pending = replace(self._pending, model=digest)
+        self._write()
+
+    def _check_not_replaced(self) -> None:
+        assert self._pending is not None
         self._data = find_files(self._path)
         replaced = next((name for name, size in self._pending.files.items() if self._data.sizes.get(name, size) != size), None)
         if replaced is None:
@@ -253,14 +336,12 @@ class Ledger:
                 f"{replaced} was replaced while {shown(self._model)} was trained on it, which was not saved: start again, with "
                 f"--discard-batch if there is a checkpoint, and write changed rows to new files"
             )
-        self._pending = replace(self._pending, model=digest)
-        self._write()
 
     def commit(self) -> None:
         """Move the pending batch to the settled ones, after its model has been saved."""
         assert self._pending is not None
         self._remove_checkpoint()
-        self._settled = [*self._settled, self._pending]
+        self._settled = [*([] if self._pending.begins_anew else self._settled), self._pending]
         self._pending = None
         self._write()
 
@@ -362,10 +443,17 @@ class Ledger:
 _BATCH: Shape = {
     "files": {OTHERS: Within(0)}, "base": (str, None), "model": (str, None), "settings?": ({OTHERS: ANY}, None),
     "stamps?": {OTHERS: str}, "digests?": {OTHERS: str},
+    "table?": (str, None), "version?": (Within(0), None), "begins_anew?": bool,
 }  # fmt: skip
 _LEDGER: Shape = {
     "format": re.compile(_FORMAT), "version": Within(1, _VERSION), "data": str, "settled": [_BATCH], "pending": (_BATCH, None),
 }  # fmt: skip
+
+
+def _folder(path: str) -> str:
+    """Return the folder of a table that is not there any more, as `location` writes it."""
+    fs, name = fsspec.url_to_fs(path_text(path))
+    return str(fs.unstrip_protocol(name)).rstrip("/")
 
 
 def _batch(found: dict[str, Any]) -> FileBatch:

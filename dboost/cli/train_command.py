@@ -30,7 +30,11 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.arcbites:
         parameters.setdefault("arcbites", True)  # --set may have given options
     parameters |= _options(arguments)
-    for option, value in (("--moved-from", arguments.moved_from), ("--discard-batch", arguments.discard_batch)):
+    for option, value in (
+        ("--moved-from", arguments.moved_from),
+        ("--discard-batch", arguments.discard_batch),
+        ("--retrain-if-changed", arguments.retrain_if_changed),
+    ):
         if value and not arguments.only_new:
             raise ParameterError(f"{option} needs --only-new")
     arguments.output = _output(arguments, parameters)
@@ -95,19 +99,19 @@ def _train_on_new(arguments: argparse.Namespace, parameters: dict[str, Any]) -> 
             ledger.discard()
         if any(continued) and not ledger.files:
             raise DataError(f"there is no model at {shown(model)} yet: the first fit is the same command without --start-from")
-        batch = ledger.next_batch()
+        batch = ledger.next_batch(retrain=arguments.retrain_if_changed)
         if batch is None:
             if not ledger.files:
                 raise no_files_error(data)
             print(f"nothing new at {shown(data)}: {shown(model)} has learned from all that is there")
             return
-        if batch.base is not None:
+        if batch.base is not None and not batch.begins_anew:
             parameters["start_from"] = model
         if checkpoint is not None:
             parameters["checkpoint"] = ledger.checkpoint(batch)
         parameters["callbacks"] = ledger.lease.check
         try:
-            _train(arguments, ledger.urls(batch), parameters, lambda booster: ledger.record_model(booster.sha256))
+            _train(arguments, ledger.rows(batch), parameters, lambda booster: ledger.record_model(booster.sha256))
         except (DataError, ParameterError, InputTypeError) as error:
             if not is_passing(error):
                 ledger.withdraw()

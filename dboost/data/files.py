@@ -276,6 +276,8 @@ def shown_path(path: Any) -> str:
 
 def table_name(data: Any) -> str:
     """Return the name of a table or scan, for messages."""
+    if is_a(data, "dboost.data.table_versions", "AddedFiles"):
+        return table_name(data.table)
     if is_a(data, "deltalake", "DeltaTable"):
         return shown(data.table_uri)
     if is_a(data, "pyarrow.dataset", "Dataset"):
@@ -350,6 +352,5 @@ def _check_plain(folder: str, names: Iterable[str]) -> None:
         else:
             continue
         raise DataError(
-            f"{shown(folder)} has the files of the {kind} table {shown(table)}, also those of older versions: {way}. Its files "
-            "cannot be read one by one, as --only-new does"
+            f"{shown(folder)} has the files of the {kind} table {shown(table)}, also those of older versions: {way}"
         )

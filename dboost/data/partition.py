@@ -123,11 +123,13 @@ def is_stream(data: Any) -> bool:
 
 
 def is_stored_table(data: Any) -> bool:
-    """Return whether `data` is an object that stands for files: a `deltalake.DeltaTable`, a table or scan of pyiceberg, or a
-    dataset of pyarrow or one of its fragments. Imports none of these libraries."""
+    """Return whether `data` is an object that stands for files: a `deltalake.DeltaTable`, a table or scan of pyiceberg, files
+    that were added to one of these, or a dataset of pyarrow or one of its fragments. Imports none of these libraries."""
     if isinstance(data, np.ndarray):
         return False
     if is_a(data, "pyarrow.dataset", "FileSystemDataset", "FileFragment"):
+        return True
+    if is_a(data, "dboost.data.table_versions", "AddedFiles"):
         return True
     return is_a(data, "deltalake", "DeltaTable") or is_a(data, "pyiceberg.table", "Table", "DataScan")
 

@@ -20,7 +20,7 @@ from dboost.data.parquet import open_parquet
 from dboost.data.partition import is_stored_table
 from dboost.data.row_filter import RowFilter
 from dboost.data.sources import Parts
-from dboost.data.table_formats import open_delta_folder, open_iceberg_metadata, open_table_format
+from dboost.data.table_formats import load_delta_folder, load_iceberg_metadata, open_table_format
 from dboost.errors import DataError
 from dboost.schema import TEXT, Feature
 
@@ -52,8 +52,8 @@ def open_source(
     Parameters
     ----------
     path : path, URL, or list of them
-        Also the folder of a Delta table, the metadata file of an Iceberg table, a `DeltaTable`, a table or scan of pyiceberg, a
-        dataset of pyarrow or a fragment of one.
+        Also the folder of a Delta table, the metadata file of an Iceberg table, a `DeltaTable`, a table or scan of pyiceberg,
+        files that were added to one of these, a dataset of pyarrow or a fragment of one.
     like : sequence of Feature, optional
         Features of a model. CSV columns that are text features are read as text, also if they contain only digits.
     most_bytes : int, optional
@@ -120,14 +120,16 @@ def _stored_table(path: Any, most_bytes: int | None, row_filter: RowFilter | Non
     """Return the rows of a Delta or Iceberg table or of a dataset; None if the path is none."""
     if is_a(path, "pyarrow.dataset", "Dataset", "Fragment"):
         return open_dataset(path, most_bytes, row_filter)
-    if is_stored_table(path):
-        return open_table_format(path, most_bytes, row_filter)
+    table = path if is_stored_table(path) else load_table(path)
+    return None if table is None else open_table_format(table, most_bytes, row_filter)
+
+
+def load_table(path: Any) -> Any:
+    """Return the `DeltaTable` in a folder, or pyiceberg's table by the path of its metadata file; None for other paths."""
     found = _table_path(path)
     if found is None:
         return None
-    if found.endswith(ICEBERG):
-        return open_iceberg_metadata(found, most_bytes)
-    return open_delta_folder(found, most_bytes, row_filter)
+    return load_iceberg_metadata(found) if found.endswith(ICEBERG) else load_delta_folder(found)
 
 
 def _table_path(path: Any) -> str | None:

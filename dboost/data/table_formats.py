@@ -5,10 +5,10 @@ its folder, which also has files of older versions and rows that were deleted. T
 made. This fixes the version: partitions that are read later, or again after a worker was lost, have the same rows even if the
 table has changed.
 
-**Order.** Files of a Delta table are read in the order in which they were added: by the version that added a file first, and
-within a version as its log lists them. Files whose version has no log any more come first, by the time of their last change and
-their names. Files of an Iceberg table are read by the sequence number of the snapshot that added them, and within a snapshot
-as its manifests list them. So rows that were appended one after the other are in this order.
+**Order** (`table_versions`). Files of a Delta table are read in the order in which they were added: by the version that added a
+file first, and within a version as its log lists them. Files whose version has no log any more come first, by the time of their
+last change and their names. Files of an Iceberg table are read by the sequence number of the snapshot that added them, and
+within a snapshot as its manifests list them. So rows that were appended one after the other are in this order.
 
 * **Delta** (`deltalake`): the client reads the log. Partition values become columns, files without a column of the schema have
   missing values there, and rows in deletion vectors are left out. Large files are read by row groups. The files themselves are
@@ -22,33 +22,25 @@ Columns keep their Arrow types.
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-import fsspec
 import numpy as np
-from dask.utils import natural_sort_key
 
 from dboost._lazy_import import is_a, pa, pd
-from dboost.data.files import DELTA_LOG, DataFile, reading, table_name
+from dboost.data.files import DataFile, reading, table_name
 from dboost.data.parquet import ParquetPart, parts_of_files, read_in_order, read_part
 from dboost.data.row_filter import RowFilter
 from dboost.data.sources import Parts
+from dboost.data.table_versions import AddedFiles, at_version, delta_order, iceberg_order, is_delta
 from dboost.errors import DataError, MissingExtraError, shown
 
 #: Files of at most this size are one partition, whose footer need not be read beforehand.
 SMALL_BYTES = 16 * 2**20
 #: Maximum size of a file of Iceberg as a multiple of the memory for the columns of a partition: the whole memory limit.
 LARGEST = 4
-#: The log of a version of a Delta table, and how many are read at the same time.
-_VERSION = re.compile(r"/(\d{20})\.json$")
-_LOGS_AT_ONCE = 32
 #: What names of partition columns begin with in the log.
 _PARTITION = "partition."
 #: Features of the Delta protocol that concern only the log, or that reading by the table's schema respects.
@@ -64,7 +56,7 @@ _DELTA_FEATURES = {
 
 
 def open_table_format(data: Any, most_bytes: int | None = None, row_filter: RowFilter | None = None) -> Parts:
-    """Return the rows of a `deltalake.DeltaTable`, or of a table or scan of pyiceberg.
+    """Return the rows of a `deltalake.DeltaTable`, of a table or scan of pyiceberg, or of files that were added to one.
 
     most_bytes : target size of a partition; default 128 MiB. row_filter : row groups of Delta files without rows that it keeps
     are left out.
@@ -75,13 +67,13 @@ def open_table_format(data: Any, most_bytes: int | None = None, row_filter: RowF
         If the table cannot be read correctly, or has no data files; if a file of Iceberg is too large for the
         memory limit.
     """
-    if is_a(data, "deltalake", "DeltaTable"):
+    if is_delta(data.table if isinstance(data, AddedFiles) else data):
         return _of_delta(data, most_bytes, row_filter)
     return _of_iceberg(data, most_bytes)
 
 
-def open_delta_folder(path: str, most_bytes: int | None = None, row_filter: RowFilter | None = None) -> Parts:
-    """Return the rows of the current version of the Delta table in a folder; see `open_table_format`.
+def load_delta_folder(path: str) -> Any:
+    """Return the `DeltaTable` in a folder, at its current version.
 
     Raises
     ------
@@ -93,14 +85,13 @@ def open_delta_folder(path: str, most_bytes: int | None = None, row_filter: RowF
     except ImportError as error:
         raise _missing(path, "a Delta table", "deltalake", "delta") from error
     try:
-        table = DeltaTable(path)
+        return DeltaTable(path)
     except Exception as error:
         raise DataError(f"cannot read the Delta table {shown(path)}: {shown(str(error).splitlines()[0])}") from error
-    return _of_delta(table, most_bytes, row_filter)
 
 
-def open_iceberg_metadata(path: str, most_bytes: int | None = None) -> Parts:
-    """Return the rows of an Iceberg table by its metadata file (``….metadata.json``); see `open_table_format`.
+def load_iceberg_metadata(path: str) -> Any:
+    """Return pyiceberg's table by a metadata file (``….metadata.json``).
 
     Raises
     ------
@@ -111,7 +102,7 @@ def open_iceberg_metadata(path: str, most_bytes: int | None = None) -> Parts:
         from pyiceberg.table import StaticTable
     except ImportError as error:
         raise _missing(path, "the metadata of an Iceberg table", "pyiceberg", "iceberg") from error
-    return _of_iceberg(StaticTable.from_metadata(path), most_bytes)
+    return StaticTable.from_metadata(path)
 
 
 def _missing(path: str, what: str, library: str, extra: str) -> MissingExtraError:
@@ -127,10 +118,11 @@ def _as_pandas(table: Any) -> pd.DataFrame:
 # Delta
 
 
-def _of_delta(table: Any, most_bytes: int | None, row_filter: RowFilter | None) -> Parts:
+def _of_delta(data: Any, most_bytes: int | None, row_filter: RowFilter | None) -> Parts:
+    table = at_version(data.table, data.version) if isinstance(data, AddedFiles) else data
     _check_delta(table)
     schema = pa.schema(table.schema().to_arrow())
-    found = list(_delta_files(table, schema))
+    found = _added_delta_files(data, schema) if isinstance(data, AddedFiles) else _delta_files(table, schema)
     if not found:
         raise DataError(f"the Delta table {table_name(table)} has no rows")
     filters = [] if row_filter is None else [row_filter]
@@ -162,8 +154,23 @@ def _check_delta(table: Any) -> None:
         )
 
 
-def _delta_files(table: Any, schema: pa.Schema) -> Iterator[tuple[ParquetPart, int]]:
-    """Yield the files of the table's version with their bytes, in the order in which they were added."""
+def _delta_files(table: Any, schema: pa.Schema) -> list[tuple[ParquetPart, int]]:
+    """Return the files of the table's version with their bytes, in the order in which they were added."""
+    found, order = _delta_parts(table, schema), delta_order(table)
+    return [found[name] for name in sorted(found, key=order.__getitem__)]
+
+
+def _added_delta_files(added: AddedFiles, schema: pa.Schema) -> list[tuple[ParquetPart, int]]:
+    found: dict[str, tuple[ParquetPart, int]] = {}
+    for version in set(added.member_of.values()):
+        table = at_version(added.table, version)
+        _check_delta(table)
+        found |= {name: part for name, part in _delta_parts(table, schema).items() if added.member_of.get(name) == version}
+    return [found[name] for name in added.files]
+
+
+def _delta_parts(table: Any, schema: pa.Schema) -> dict[str, tuple[ParquetPart, int]]:
+    """Return the files of the table's version with their bytes, by name."""
     actions = pa.table(table.get_add_actions(flatten=True))
     uris = table.file_uris()
     names = [unquote(path) for path in actions["path"].to_pylist()]
@@ -173,33 +180,12 @@ def _delta_files(table: Any, schema: pa.Schema) -> Iterator[tuple[ParquetPart, i
     folders = [uri.removesuffix(name) for uri, name in zip(uris, names, strict=True)]
     deleted = _deleted_rows(table, [folder + path for folder, path in zip(folders, actions["path"].to_pylist(), strict=True)])
     constants = [name for name in actions.column_names if name.startswith(_PARTITION)]
-    added, times = _added(table), actions["modification_time"].to_pylist()
-
-    def order(i: int) -> tuple[Any, ...]:
-        # The log of old versions may be gone: their files come first.
-        return added.get(names[i]) or (-1, times[i], natural_sort_key(names[i]))
-
-    for i in sorted(range(len(names)), key=order):
-        folder, name = folders[i], names[i]
+    found: dict[str, tuple[ParquetPart, int]] = {}
+    for i, (folder, name) in enumerate(zip(folders, names, strict=True)):
         of_file = {one.removeprefix(_PARTITION): actions[one][i].as_py() for one in constants}
         columns = {one: pa.array([value], schema.field(one).type) for one, value in of_file.items()}
         file = DataFile(unquote(folder) + name, None, "")  # by the protocol a file never changes
-        yield ParquetPart(file, constants=columns, deleted=deleted.get(i)), actions["size_bytes"][i].as_py()
-
-
-def _added(table: Any) -> dict[str, tuple[int, int]]:
-    """Return the version that added each file first, and its position in the log of this version, by path."""
-    fs, folder = fsspec.url_to_fs(f"{unquote(table.table_uri).rstrip('/')}/{DELTA_LOG}")
-    logs = {int(match[1]): path for path in fs.ls(folder, detail=False) if (match := _VERSION.search(path))}
-    wanted = sorted(version for version in logs if version <= table.version())
-    with ThreadPoolExecutor(_LOGS_AT_ONCE) as threads:
-        contents = list(threads.map(lambda version: fs.cat_file(logs[version]), wanted))
-    found: dict[str, tuple[int, int]] = {}
-    for version, content in zip(wanted, contents, strict=True):
-        for k, line in enumerate(content.splitlines()):
-            added = json.loads(line).get("add") if b'"add"' in line else None
-            if added is not None:
-                found.setdefault(unquote(added["path"]), (version, k))
+        found[name] = (ParquetPart(file, constants=columns, deleted=deleted.get(i)), actions["size_bytes"][i].as_py())
     return found
 
 
@@ -252,14 +238,17 @@ class _IcebergFile:
 
 
 def _of_iceberg(data: Any, most_bytes: int | None) -> Parts:
-    scan = data.scan() if is_a(data, "pyiceberg.table", "Table") else data
+    added = data if isinstance(data, AddedFiles) else None
+    if added is not None:
+        scan = at_version(added.table, added.version)
+    else:
+        scan = data.scan() if is_a(data, "pyiceberg.table", "Table") else data
     if scan.limit is not None:
         raise DataError(
             f"the scan of {table_name(data)} has limit={scan.limit}, which dboost does not support: use a row filter"
         )
     with reading(data):
-        order = _order_of_iceberg(scan)
-        tasks = sorted(scan.plan_files(), key=lambda task: order[task.file.file_path])
+        tasks = _iceberg_tasks(scan) if added is None else _added_iceberg_tasks(added)
         schema = scan.projection()
         if most_bytes is not None:
             for task in tasks:
@@ -271,15 +260,20 @@ def _of_iceberg(data: Any, most_bytes: int | None) -> Parts:
     return Parts(meta, [_IcebergFile(task) for task in tasks], partial(read_iceberg_file, scan=of_scan), "read-iceberg")
 
 
-def _order_of_iceberg(scan: Any) -> dict[str, tuple[int, int, int, int]]:
-    """Return what the files of a scan are sorted by: the snapshot that added them, the manifest, and the position in it."""
-    found: dict[str, tuple[int, int, int, int]] = {}
-    snapshot = scan.snapshot()
-    for k, manifest in enumerate(() if snapshot is None else snapshot.manifests(scan.io)):
-        for j, entry in enumerate(manifest.fetch_manifest_entry(scan.io, discard_deleted=True)):
-            by = scan.table_metadata.snapshot_by_id(entry.snapshot_id)  # tables of version 1 have no sequence numbers
-            found[entry.data_file.file_path] = (entry.sequence_number or 0, 0 if by is None else by.timestamp_ms, k, j)
-    return found
+def _iceberg_tasks(scan: Any) -> list[Any]:
+    """Return the files of a scan in the order in which they were added."""
+    order = iceberg_order(scan)
+    return sorted(scan.plan_files(), key=lambda task: order[task.file.file_path])
+
+
+def _added_iceberg_tasks(added: AddedFiles) -> list[Any]:
+    found = {
+        task.file.file_path: task
+        for version in set(added.member_of.values())
+        for task in at_version(added.table, version).plan_files()
+        if added.member_of.get(task.file.file_path) == version
+    }
+    return [found[name] for name in added.files]
 
 
 def _check_size(io: Any, file: Any, most: int) -> None:

@@ -440,7 +440,7 @@ class TestSettingsOfABatch:
         del content["pending"]["settings"]
         Path("model.json.ledger.json").write_text(json.dumps(content | {"version": 1}))
         assert main((*COMMAND, "--set", "max_iter=7")) == 0
-        assert json.loads(Path("model.json.ledger.json").read_text())["version"] == 2
+        assert json.loads(Path("model.json.ledger.json").read_text())["version"] == 3
 
 
 class TestSlips:

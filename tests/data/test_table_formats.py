@@ -222,8 +222,8 @@ def test_files_of_a_table_are_not_read_without_its_metadata(tmp_path: Path, caps
         ):
             dboost.fit(path, "y", **OPTIONS)
     model = str(tmp_path / "model.json")
-    assert main(["train", str(lake / "one"), "--target", "y", "--output", model, "--only-new"]) != 0
-    assert "cannot be read one by one, as --only-new does" in capsys.readouterr().err
+    assert main(["train", str(lake), "--target", "y", "--output", model, "--only-new"]) != 0
+    assert "also those of older versions: name its folder alone as the data" in capsys.readouterr().err
 
 
 def test_the_command_line(delta: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
