@@ -30,7 +30,7 @@ from dboost.params import EarlyStopping, LearningParameters, accepts_peer_names,
 from dboost.session.memory import Budget
 from dboost.session.target import check_categories, name_of_target
 from dboost.session.warm_start import WarmStart, check_options, keywords_for, without_model
-from dboost.storage.paths import path_text
+from dboost.storage.path_text import path_text
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.auto_iterations import FRACTION, check_refit, hold_out, refitted, with_auto_iterations
 from dboost.training.callbacks import Callback

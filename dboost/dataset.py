@@ -24,7 +24,7 @@ from dboost.distributed.client import client_for
 from dboost.errors import DataFileMissingError, InputTypeError, ParameterError, shown
 from dboost.schema import Feature
 from dboost.session.memory import format_bytes
-from dboost.storage.paths import path_text
+from dboost.storage.path_text import path_text
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
 from dboost.training.folds import BinnedRows

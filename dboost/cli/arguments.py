@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from dboost.errors import ParameterError
 from dboost.params import Parameters
 from dboost.peer_names import ALIASES, check_removed, explanation, is_neutral, with_our_names
-from dboost.storage.paths import path_text
+from dboost.storage.path_text import path_text
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
 #: Output of ``dboost train`` without ``--output``.

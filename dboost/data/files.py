@@ -38,7 +38,7 @@ from fsspec.implementations.local import LocalFileSystem
 from dboost._lazy_import import is_a, pa
 from dboost.data.partition import is_stored_table
 from dboost.errors import DataError, DataFileMissingError, DBoostError, MissingExtraError, is_failure, reason, shown
-from dboost.storage.paths import PREPARED, path_text
+from dboost.storage.path_text import PREPARED, path_text
 
 #: Characters of a glob.
 MAGIC = re.compile(r"[*?\[]")

@@ -18,7 +18,7 @@ from typing import Any
 
 from dboost._lazy_import import fsspec, is_a
 from dboost.errors import MissingExtraError, ModelFileError, is_failure, reason, shown
-from dboost.storage.paths import path_text
+from dboost.storage.path_text import path_text
 
 
 class FileMissingError(ModelFileError, FileNotFoundError):

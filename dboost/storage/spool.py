@@ -34,7 +34,7 @@ from typing import IO, Any
 import numpy as np
 
 from dboost.errors import DBoostError, reason
-from dboost.storage.paths import path_text
+from dboost.storage.path_text import path_text
 
 fcntl: Any
 try:

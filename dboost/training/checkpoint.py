@@ -50,7 +50,7 @@ from dboost.shards.statistics import row_fingerprint
 from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, remove_own, try_writing, write_whole
 from dboost.storage.json_shape import ANY, OTHERS, PLAIN, Shape, Within, check_shape
 from dboost.storage.lease import Lease
-from dboost.storage.paths import path_text
+from dboost.storage.path_text import path_text
 from dboost.training.engine import Engine
 from dboost.training.history import NOT_SCORES, appended, metrics_of
 

@@ -49,7 +49,7 @@ from dboost.session.warm_start import WarmStart, matrix_of
 from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
 from dboost.storage.block_file import StorageError
 from dboost.storage.lease import Lease
-from dboost.storage.paths import path_text
+from dboost.storage.path_text import path_text
 from dboost.training.dataset_checks import (
     PartPromise,
     binning_content,

@@ -63,7 +63,7 @@ from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.shards.shard_spec import code_fields, plan_layout, rows_that_fit, target_field
 from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field, StorageError
 from dboost.storage.lease import Lease
-from dboost.storage.paths import PREPARED, path_text
+from dboost.storage.path_text import PREPARED, path_text
 from dboost.storage.row_store import FieldGroup, InFiles, RowStore
 from dboost.training.callbacks import Callback
 from dboost.training.dataset_checks import (
