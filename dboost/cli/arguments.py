@@ -131,6 +131,7 @@ def _predict(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     does = "write this column of DATA beside the predictions; may be repeated"
     command.add_argument("--id", metavar="COL", action="append", default=[], help=does)
     command.add_argument("--proba", action="store_true", help="one column of probabilities per class")
+    _filter(command)
     _cluster(command)
     return command
 
@@ -155,6 +156,7 @@ def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "prepare", "Read and bin a table once, for many fits.")
     command.add_argument("data", metavar="DATA", type=path_text, help=DATA)
     command.add_argument("--target", metavar="COL", required=True, help="the column to predict")
+    _filter(command)
     _skip(command)
     _group(command)
     _drop(command)
@@ -240,9 +242,18 @@ def _rows(command: argparse.ArgumentParser) -> None:
     """Add DATA and --target of a command that takes a table or a prepared data set; see `data_arguments`."""
     command.add_argument("data", metavar="DATA", type=path_text, help=f"{DATA}; or a folder of dboost prepare")
     command.add_argument("--target", metavar="COL", help="the column to predict; a folder of dboost prepare has one")
+    _filter(command)
     _skip(command)
     _group(command)
     _drop(command)
+
+
+def _filter(command: argparse.ArgumentParser) -> None:
+    does = (
+        "use only these rows of DATA: comparisons of a column with a value, joined by 'and', for example \"age >= 18 and town "
+    )
+    does += "in ('Ulm', 'Bonn') and day is not null\""
+    command.add_argument("--filter", metavar="TEXT", help=does)
 
 
 def _skip(command: argparse.ArgumentParser) -> None:
@@ -318,6 +329,7 @@ ELSEWHERE = {
     "data": "it is the first argument",
     "target": "use --target",
     "group": "use --group",
+    "filter": "use --filter",
     "eval_set": "use --eval",
     "client": "use --scheduler or --workers",
     "progress": "use --quiet",
@@ -376,11 +388,15 @@ def keywords_in(
     elsewhere: Mapping[str, str] = ELSEWHERE,
     assignments: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """Return the keywords of a function in --params, --set (or these assignments), --group and --memory-limit."""
+    """Return the keywords of a function in --params, --set (or these assignments), --group, --filter and --memory-limit."""
     known = keywords(function, elsewhere)
     given = gather(arguments.params, arguments.set if assignments is None else assignments, known, elsewhere)
     options = {name: getattr(arguments, name) for name in ("group", "memory_limit")}
     given |= {name: value for name, value in options.items() if value is not None}
+    if arguments.filter is not None:
+        from dboost.cli.row_filters import filter_of  # imports pyarrow
+
+        given["filter"] = filter_of(arguments.filter)
     if arguments.drop:
         from dboost.cli.data_arguments import features_left  # needs more of the package than most commands
 

@@ -16,9 +16,11 @@ import numpy as np
 
 import dboost
 from dboost._lazy_import import pd
+from dboost.cli.row_filters import filter_of
 from dboost.data.labels import Names
 from dboost.data.paths import open_path, open_source, open_with_text
 from dboost.data.roles import ROLES
+from dboost.data.row_filter import RowFilter
 from dboost.errors import DataError, ParameterError, shown
 from dboost.training.prepared_dataset import is_prepared
 
@@ -32,6 +34,8 @@ def check_target(arguments: argparse.Namespace) -> bool:
         If ``--target`` is missing, or is not the target of the prepared data set, or the latter is to be used on a cluster.
     """
     data, target = arguments.data, arguments.target
+    if is_prepared(data) and arguments.filter is not None:
+        raise ParameterError(f"--filter: {data} holds prepared data, whose rows were chosen before: give it to prepare")
     if is_prepared(data) and arguments.skip_missing_target:
         raise ParameterError(f"--skip-missing-target: {data} holds prepared data, whose rows have a target: give it to prepare")
     if not is_prepared(data):
@@ -62,12 +66,14 @@ def rows_of(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 def with_target(arguments: argparse.Namespace, data: Any, client: Any = None, *, of: str = "") -> Any:
     """Return the rows of a path that have a target: the path itself without --skip-missing-target, or if all rows have one.
 
-    Prints how many rows are left out, unless --quiet is given. client : where the rows are read; of : a suffix of the sentence.
+    Prints how many rows are left out, unless --quiet is given. client : where the rows are read; of : a suffix of the sentence,
+    if the data are not DATA, to which --filter belongs.
     """
     if not arguments.skip_missing_target:
         return data
-    source = open_with_text(data)  # of CSV files: every block has the same types then
-    frame = (open_source(data) if source is None else source).lazy()
+    row_filter = None if arguments.filter is None or of else RowFilter(filter_of(arguments.filter))
+    source = open_with_text(data, row_filter=row_filter)  # of CSV files: every block has the same types then
+    frame = (open_source(data, row_filter=row_filter) if source is None else source).lazy()
     if arguments.target not in frame.columns:
         return data  # reading it raises the error
     counts = frame[[arguments.target]].map_partitions(_without_target, arguments.target, meta=(None, np.int64)).sum()

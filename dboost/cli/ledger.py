@@ -59,7 +59,7 @@ from dboost.params import canonical
 from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
 from dboost.storage.json_shape import ANY, OTHERS, Shape, Within, check_shape
 from dboost.storage.lease import Lease
-from dboost.storage.paths import path_text
+from dboost.storage.path_text import path_text
 from dboost.training.checkpoint import STATE, first_difference, remove_checkpoint
 
 #: Version 1 had no settings; its batches are finished with any. Version 2 had no tables.

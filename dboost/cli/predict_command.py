@@ -20,8 +20,10 @@ import pyarrow.parquet as pq
 
 import dboost
 from dboost.cli import output_paths
+from dboost.cli.row_filters import filter_of
 from dboost.data.labels import Names
 from dboost.data.paths import open_path
+from dboost.data.row_filter import RowFilter
 from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, ParameterError
 
@@ -46,7 +48,8 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.proba and booster.classes_ is None:
         raise ParameterError(f"--proba needs a model of classes; {arguments.model} predicts numbers")
     with cluster_at(arguments.scheduler, None) as client:
-        tables = predictions(booster, arguments.data, arguments.proba, client, arguments.id)
+        row_filter = None if arguments.filter is None else filter_of(arguments.filter)
+        tables = predictions(booster, arguments.data, arguments.proba, client, arguments.id, row_filter)
         if to_stdout:
             rows = _write(tables, sys.stdout.buffer, pyarrow.csv.CSVWriter)
         elif arguments.output.endswith("/"):
@@ -59,15 +62,18 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"{rows:,} predictions {where}", file=sys.stderr if to_stdout else None)
 
 
-def predictions(booster: Booster, data: str, proba: bool, client: Any = None, ids: Sequence[str] = ()) -> Iterator[pa.Table]:
+def predictions(
+    booster: Booster, data: str, proba: bool, client: Any = None, ids: Sequence[str] = (), row_filter: Any = None
+) -> Iterator[pa.Table]:
     """Yield one table per partition of the data, in order; a partition is read when its table is requested.
 
     client : optional; the workers of its cluster read some partitions ahead. ids : columns of the data that come first.
+    row_filter : an expression of pyarrow; only the rows for which it is true.
     """
-    lazy = booster.predict_proba(data) if proba else booster.predict(data)
+    lazy = booster.predict_proba(data, filter=row_filter) if proba else booster.predict(data, filter=row_filter)
     # A partition without rows has no values that the type could follow from.
     kind = pa.float64() if proba or booster.classes_ is None else pa.array(booster.classes_).type
-    beside = _partitions(_columns(data, ids, booster), client) if ids else repeat(dict)
+    beside = _partitions(_columns(data, ids, booster, row_filter), client) if ids else repeat(dict)
     for i, (compute, compute_ids) in enumerate(zip(_partitions(lazy, client), beside, strict=False)):
         try:
             table, kept = compute(), compute_ids()
@@ -86,9 +92,9 @@ def _plain(column: Any) -> Any:
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
-def _columns(data: str, names: Sequence[str], booster: Booster) -> Any:
+def _columns(data: str, names: Sequence[str], booster: Booster, row_filter: Any) -> Any:
     """Return columns of the data, lazily."""
-    frame = open_path(data, booster.features)
+    frame = open_path(data, booster.features, row_filter=None if row_filter is None else RowFilter(row_filter))
     for name in names:
         if name not in frame.columns:
             raise DataError(f"--id: {data} has no column {name!r}{Names.of(list(frame.columns)).hint(name)}")

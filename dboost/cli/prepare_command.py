@@ -13,6 +13,7 @@ ELSEWHERE = {
     "data": "it is the first argument",
     "target": "use --target",
     "group": "use --group",
+    "filter": "use --filter",
     "path": "use --output",
     "client": "a folder is written by one process",
     "workers": "a folder is written by one process",

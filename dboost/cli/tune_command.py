@@ -101,6 +101,7 @@ def run(arguments: argparse.Namespace) -> None:
             same = {name: repr(value) for name, value in learning.items()} | {name: repr(one) for name, one in space.items()}
             same |= {"--metric": metrics[0].name, "--pruner": arguments.pruner, "DATA or folds": _digest(rows)}
             same |= {} if arguments.group is None else {"--group": arguments.group}
+            same |= {} if arguments.filter is None else {"--filter": arguments.filter}
             study = _opened(path, same, _pruner(arguments.pruner, parameters.max_iter), metrics[0].greater_is_better)
             while (number := len(_ended(study))) < arguments.trials and perf_counter() < until:
                 # A sampler for each trial: a study that was killed makes the same trials as an undisturbed one.
@@ -285,9 +286,9 @@ def train_command(arguments: argparse.Namespace, fixed: dict[str, Any], best: op
     if arguments.group is not None and canonical(parameters).get("subsample", 1.0) < 1:  # otherwise only folds need it
         command += ["--group", arguments.group]
     for name, value in parameters.items():
-        if name not in ("early_stopping_rounds", "group", "memory_limit"):  # no evaluation set; options of their own
+        if name not in ("early_stopping_rounds", "filter", "group", "memory_limit"):  # no evaluation set; options of their own
             command += ["--set", f"{name}={as_set(value)}"]
-    for option in ("memory_limit", "scheduler", "workers"):
+    for option in ("filter", "memory_limit", "scheduler", "workers"):
         value = getattr(arguments, option)
         if value is not None:
             command += ["--" + option.replace("_", "-"), str(value)]

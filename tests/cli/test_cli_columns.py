@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import pytest
 
 import dboost
 from dboost.cli import main
+from dboost.cli.row_filters import filter_of
+from dboost.data.row_filter import RowFilter
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +134,98 @@ def test_rows_without_a_target_are_left_out_if_asked(
     for command in (["cv"], ["tune", "--trials", "1", "--output", "study.db", "--set", "learning_rate=0.1..0.2"]):
         assert not main([command[0], *skipping, *command[1:], "--folds", "2"])
         assert "4 rows without a target were left out" in capsys.readouterr().out
+
+
+def test_rows_are_filtered(frame: pd.DataFrame, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = frame.assign(y=frame["y"].mask(frame["who"] % 10 == 0))
+    given.to_parquet("rows.parquet", row_group_size=50)
+    kept = given[(given["who"] >= 20) & (given["name"] != "row 99")]
+    kept.to_parquet("kept.parquet")
+    chosen = ["--filter", "who >= 20 and name != 'row 99'"]
+    options = ["--target", "y", "--drop", "leak", "--drop", "name", "--skip-missing-target", *SET[:4]]
+    assert not main(["train", "rows.parquet", *options, *chosen, "--output", "a.json"])
+    assert f"{kept['y'].isna().sum()} rows without a target were left out" in capsys.readouterr().out
+    assert not main(["train", "kept.parquet", *options, "--output", "b.json"])
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
+    assert not main(["prepare", "rows.parquet", *options[:-4], *chosen, "--output", "prepared"])
+    assert dboost.Dataset("prepared").n_rows == kept["y"].notna().sum()
+    assert not main(["cv", "rows.parquet", *options, *chosen, "--folds", "2", "--predictions", "cv.csv"])
+    assert len(pd.read_csv("cv.csv")) == kept["y"].notna().sum()
+    tune = ["--trials", "1", "--output", "study.db", "--set", "learning_rate=0.1..0.2", "--folds", "2"]
+    assert not main(["tune", "rows.parquet", *options, *chosen, *tune])
+    assert """--filter 'who >= 20 and name != '"'"'row 99'"'"''""" in capsys.readouterr().out.splitlines()[-1]
+    assert not main(["predict", "a.json", "rows.parquet", *chosen, "--id", "name", "--output", "p.csv"])
+    assert pd.read_csv("p.csv")["name"].tolist() == kept["name"].tolist()
+    capsys.readouterr()
+    for data, text, message in (
+        ("rows.parquet", "who > 3 or a > 1", "'or' is not known here"),
+        ("prepared", "who > 3", "--filter: prepared holds prepared data"),
+        ("rows.parquet", "whom > 3", "filter (whom > 3) "),
+        ("rows.parquet", "who > 3000", "the data have no rows for which filter (who > 3000) is true"),
+    ):
+        assert main(["train", data, "--target", "y", "--output", "c.json", "--filter", text]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["train", "rows.parquet", "--target", "y", "--output", "c.json", "--set", "filter=a"]) == 2
+    assert "'filter' cannot be set in --set: use --filter" in capsys.readouterr().err
+
+
+KINDS = pa.table(
+    {
+        "a": [1, 2, None],
+        "d": pa.array([date(2026, 1, 1), date(2026, 2, 1), None]),
+        "t": pa.array([datetime(2026, 1, 1), datetime(2026, 2, 1), None], pa.timestamp("us", "UTC")),
+        "s": ["Ulm", "it's", None],
+        "b": [True, False, None],
+        "x y": [1.5, -2.5e3, None],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("a>1", [1]),
+        ("a == 2.0", [1]),
+        ("a <> 2", [0]),
+        ("d >= 2026-01-15", [1]),
+        ("t >= 2026-01-15T10:00:00+02:00 AND a<3", [1]),
+        ("s = 'it''s'", [1]),
+        ("s in ('Ulm', 'Bonn')", [0]),
+        ("b == true", [0]),
+        ('"x y" < -2.4e3', [1]),
+        ("a is null", [2]),
+        ("a is not null and s != 'Ulm'", [1]),
+        ("a in (2, 3)", [1]),
+    ],
+)
+def test_what_a_filter_means(text: str, kept: list[int]) -> None:
+    assert RowFilter(filter_of(text)).kept(KINDS).tolist() == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a comparison begins with a column"),
+        ("3 < a", "a comparison begins with a column, not with '3'"),
+        ("a", "after the column a there is no comparison"),
+        ("a == ", "a value is missing at the end"),
+        ("a > 1 and", "a comparison begins with a column"),
+        ("a > 1 b > 2", "there is 'b' after a comparison"),
+        ("s == Ulm", "Ulm is no value; text is in single quotes: 'Ulm'"),
+        ('s == "Ulm"', "text is in single quotes: 'Ulm'"),
+        ("a in 3", "after 'in' there is no list"),
+        ("a in (3", "a list has commas and ends in ')'"),
+        ("a in (3, 'x')", "the values of a list are of one kind"),
+        ("d > 2026-13-01", "2026-13-01: month must be"),
+        ("a is missing", "after the column a there is no comparison"),
+        ("__import__('os').remove('x')", "after the column __import__ there is no comparison"),
+        ("a > 1; drop", "'; drop' cannot be read"),
+    ],
+)
+def test_filters_that_are_refused(text: str, message: str) -> None:
+    with pytest.raises(dboost.ParameterError, match=re.escape(message)):
+        filter_of(text)
 
 
 def test_targets_of_arrow_have_two_kinds_of_missing_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
