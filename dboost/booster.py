@@ -23,32 +23,36 @@ from dboost.data import predict_through
 from dboost.data.partition import is_lazy, is_path
 from dboost.data.predict_io import filtered, predict_from
 from dboost.data.predictor import FeatureBlocks, like_input
+from dboost.dataset import Dataset
 from dboost.errors import InputTypeError, ParameterError
 from dboost.input_data import input_of
 from dboost.losses import Loss
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, FlatEnsemble, drop_source, to_frame, truncate
+from dboost.model.margins import COLUMNS, Calibration, LevelColumn
 from dboost.model.outputs import OutputForm, Outputs
 from dboost.model.row_predictor import RowPredictor
 from dboost.params import Parameters, accepts_names_of_predictions, available_threads
 from dboost.peer_names import unknown_attribute
 from dboost.schema import Feature, Level
+from dboost.session.target import Target, encode_column
 from dboost.session.warm_start import checked_decay, checked_source_name
 from dboost.storage.atomic_write import write_whole
 from dboost.training.fit_result import FitResult
+from dboost.training.prepared_dataset import is_prepared
 
 if TYPE_CHECKING:
     import treelite
 
-    from dboost.inspection import dependence, drift, importance, row_functions, shapley
+    from dboost.inspection import calibration, dependence, drift, importance, row_functions, shapley
     from dboost.inspection.plots import attributions, effects, performance, tree_diagram
     from dboost.inspection.report import page
     from dboost.interop import export, to_onnx, to_treelite, to_xgboost
     from dboost.interop import from_lightgbm as lightgbm_import
     from dboost.interop import from_xgboost as xgboost_import
 else:  # imported at the first access: training and predicting need none of them
-    dependence, drift, importance, row_functions, shapley = late(
-        "dboost.inspection", "dependence drift importance row_functions shapley"
+    calibration, dependence, drift, importance, row_functions, shapley = late(
+        "dboost.inspection", "calibration dependence drift importance row_functions shapley"
     )
     attributions, effects, performance, tree_diagram = late(
         "dboost.inspection.plots", "attributions effects performance tree_diagram"
@@ -323,6 +327,141 @@ class Booster:
         form, iterations = self.outputs.form(output), self._iterations(iteration_range)
         predict = partial(self._predict_rows, form, iterations)
         return RowPredictor(self.ensemble, iterations, form.finish, predict, (_predictor_of, (self, output, iteration_range)))
+
+    def calibrate(
+        self, data: Any, target: Any = None, *, coverage: float = 0.9, by: Any = None, sample_weight: Any = None,
+        offset: Any = None, filter: Any = None, client: Any = None, n_threads: int | None = None,
+    ) -> Self:  # fmt: skip
+        """Return the model with a margin for `predict_interval`, which rows that it has not been trained on determine.
+
+        The margin is the k-th smallest of the n rows' distances between target and prediction, k = ⌈(n + 1) · coverage⌉ (split
+        conformal prediction). So the interval of a new row of the same population contains its target with a probability of at
+        least the coverage. The margin is the same for any partitioning.
+
+        Parameters
+        ----------
+        data, target, sample_weight, offset
+            As in `dboost.fit`, with the model's columns. A `dboost.Dataset` has its own target, weights and offsets; the
+            thresholds of the model must be edges of its bins.
+        coverage : float, default 0.9
+            Between 0 and 1, both excluded.
+        by : str, optional
+            A column, a feature or not, each value of which gets a margin of its own from its rows (Mondrian conformal
+            prediction). Rows to predict must have it; a value that is missing, or that had too few rows, has the margin of all
+            rows. Not for a `Dataset`, which has no raw values.
+        filter : pyarrow.compute.Expression or polars.Expr, optional
+            Rows to use, as in `dboost.fit`. The target and the other roles must be columns then. Default: all rows.
+        client : distributed.Client, optional
+            For Dask collections and paths, whose scores its workers keep (8 bytes per row, 16 with `by`). Default: the current
+            client if there is one, else this process.
+        n_threads : int, optional
+            Of this process. Default: all processors that it may use.
+
+        Returns
+        -------
+        Booster
+            A new model; this one is unchanged. Its trees are the same. Models derived from it that predict other numbers
+            (`truncate`, `refit_leaves`, a continued fit) have no margin.
+
+        Raises
+        ------
+        ParameterError
+            For a model of classes; for an invalid coverage; for too many values of `by`.
+        DataError
+            If there are fewer rows than the coverage needs (9 for 0.9, 19 for 0.95); as of `predict`.
+
+        References
+        ----------
+        Lei, G'Sell, Rinaldo, Tibshirani and Wasserman (2018), "Distribution-free predictive inference for regression".
+        Romano, Patterson and Candès (2019), "Conformalized quantile regression".
+
+        Examples
+        --------
+        >>> booster = booster.calibrate(held_out, "price", coverage=0.9)        # doctest: +SKIP
+        >>> booster.predict_interval(new_rows)                                  # doctest: +SKIP
+        """
+        if isinstance(data, Dataset) or (isinstance(data, str | os.PathLike) and is_prepared(data)):
+            given = {"target": target, "by": by, "sample_weight": sample_weight, "offset": offset, "filter": filter}
+            return self._calibrated_on(data if isinstance(data, Dataset) else Dataset(data), coverage, client, given)
+        if target is None:
+            raise InputTypeError("the target is missing: give the name of a column, or one value per row")
+        data = data if filter is None else filtered(data, filter, self.features)
+        rows = calibration.GivenRows(data, target, sample_weight, offset)
+        return self.with_calibration(calibration.calibrated(self.ensemble, self.outputs, rows, coverage, by, client, n_threads))
+
+    def _calibrated_on(self, data: Dataset, coverage: float, client: Any, given: dict[str, Any]) -> Self:
+        """Return the model calibrated with the rows of a data set. given : arguments that a data set does not take."""
+        for name, value in given.items():
+            if value is not None:
+                raise ParameterError(f"{name} belongs to dboost.prepare or to a table: a data set has bins only")
+        self.outputs.check_intervals()
+        rows = data._rows(client)
+        y = encode_column(rows.targets(), Target(self.loss, None, None), lambda row: f"row {row} of those of positive weight")
+        predicted = self.outputs.finish(rows.scores(self.ensemble))
+        found = calibration.calibrated_by_predictions(self.outputs, y, predicted, rows.weights(), coverage)
+        return self.with_calibration(found)
+
+    def with_calibration(self, found: Calibration | None) -> Self:
+        """Return the model with other margins for `predict_interval`, or without."""
+        ensemble = replace(self.ensemble, calibration=found)
+        return type(self)(ensemble, history=self._history, timings=self.timings, loss=self._custom_loss, notes=self._notes)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The margins that `calibrate` has found (``margin``, with `by` also ``levels`` and ``margins``); None before."""
+        return self.ensemble.calibration
+
+    @accepts_names_of_predictions
+    def predict_interval(self, X: Any, n_threads: int | None = None, *, offset: Any = None, filter: Any = None) -> Any:
+        """Predict an interval for each row that contains the target with the probability given to `calibrate`.
+
+        Parameters
+        ----------
+        X : as in `predict`
+            With the column `by` of the calibration, if it has one.
+        n_threads, offset, filter
+            As in `predict`.
+
+        Returns
+        -------
+        Array, DataFrame or dask collection [n_rows, 2]
+            The kind of X, with the columns ``lower`` and ``upper``. Where targets cannot be negative (poisson, gamma, tweedie),
+            bounds are at least 0.
+
+        Raises
+        ------
+        ParameterError
+            If the model has not been calibrated.
+        DataError
+            As of `predict`.
+
+        Examples
+        --------
+        >>> booster.predict_interval(frame)["lower"]                # doctest: +SKIP
+        """
+        X = X if filter is None else filtered(X, filter, self.features)
+        margins = self.calibration
+        if margins is None:
+            raise ParameterError(
+                "the model has no margins for intervals: booster.calibrate(rows, target) returns the model with margins, from "
+                "rows that it has not been trained on"
+            )
+        column = None if margins.by is None else LevelColumn.of(self.features, margins.by, margins.levels)
+        features = self.features if column is None or column.is_feature else (*self.features, column.feature)
+        function = partial(self._intervals, margins, column, _threads_for(X, n_threads))
+        return self._map_rows(X, function, COLUMNS, np.float64, offset, features)
+
+    def _intervals(
+        self, margins: Calibration, column: LevelColumn | None, n_threads: int | None, block: np.ndarray,
+        offset: np.ndarray | None = None,
+    ) -> np.ndarray:  # fmt: skip
+        group = None if column is None else column.groups(block[:, column.position], margins.levels)
+        if column is not None and not column.is_feature:
+            block = np.ascontiguousarray(block[:, :-1])
+        raw = self._flat.raw_scores(block, (0, self.n_iter_), n_threads)
+        predicted = self.outputs.finish(raw if offset is None else raw + offset[:, None])
+        found = margins.bounds(*self.outputs.interval_of(predicted), group)
+        return np.maximum(found, 0.0) if self.loss.target_range else found
 
     @accepts_names_of_predictions
     def decide(self, X: Any, costs: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
@@ -949,6 +1088,29 @@ class Booster:
         """Plot target minus prediction over the prediction, on held-out rows; for regression models."""
         return performance.draw_residuals(row_functions.EvaluatedRows(self.ensemble, data, target), target, ax)
 
+    def plot_coverage(self, data: Any, target: Any, *, sample_weight: Any = None, n_bins: int = 10, ax: Any = None) -> Any:
+        """Plot which share of held-out targets `predict_interval` covers, over the width of the intervals.
+
+        Rows are in groups by width; if all intervals are equally wide, by the middle of the interval. Rows other than those of
+        `calibrate` show whether the coverage holds, and whether it holds for narrow and wide intervals alike.
+
+        Parameters
+        ----------
+        data, target, sample_weight : as in `dboost.fit`
+            With the column `by` of the calibration, if it has one.
+        n_bins : int, default 10
+            Groups of equally many rows, or of equal weight.
+
+        Raises
+        ------
+        ParameterError
+            If the model has not been calibrated.
+        """
+        bounds = self.predict_interval(data)
+        bounds = np.asarray(bounds.compute() if hasattr(bounds, "compute") else bounds, np.float64)
+        rows = row_functions.EvaluatedRows(self.ensemble, data, target, sample_weight)
+        return performance.draw_coverage(rows, bounds, n_bins, ax)
+
     def report(
         self,
         path: str | os.PathLike[str],
@@ -1092,8 +1254,12 @@ class Booster:
         """Predict a table in memory in this thread, for `predictor`."""
         return self._through(X, form, iterations, 1, offset)
 
-    def _map_rows(self, X: Any, function: Any, names: Sequence[Any] | None, dtype: Any, offset: Any = None) -> Any:
-        options: dict[str, Any] = {"features": self.features, "named": self.ensemble.named, "names": names, "dtype": dtype}
+    def _map_rows(
+        self, X: Any, function: Any, names: Sequence[Any] | None, dtype: Any, offset: Any = None,
+        features: tuple[Feature, ...] | None = None,
+    ) -> Any:  # fmt: skip
+        read = self.features if features is None else features
+        options: dict[str, Any] = {"features": read, "named": self.ensemble.named, "names": names, "dtype": dtype}
         return predict_through(X, function, **options) if offset is None else predict_from(X, offset, function, **options)
 
     def _staged(self, X: Any, form: OutputForm, n_threads: int | None) -> Iterator[Any]:

@@ -26,6 +26,7 @@ from dboost.data.predict_io import filtered
 from dboost.dataset import Dataset
 from dboost.display import html_card, metric_name, number, with_spread
 from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.inspection.calibration import calibrated_by_predictions
 from dboost.metrics.named import names_of
 from dboost.params import (
     EarlyStopping,
@@ -40,7 +41,7 @@ from dboost.params import (
 )
 from dboost.session.memory import Budget, TreeNeeds, parse_memory_limit
 from dboost.session.row_samples import FoldRows
-from dboost.session.target import Target, choose_target, name_of_target, scan_target
+from dboost.session.target import Target, choose_target, encode_column, name_of_target, scan_target
 from dboost.training.auto_iterations import with_auto_iterations
 from dboost.training.callbacks import Callback, Progress, StoppingRule, schedule_of
 from dboost.training.checkpoint import first_difference, plain
@@ -91,6 +92,8 @@ class CVResult:
         NaN for rows that no fold holds out, the mean for rows that several folds hold out.
     n_iterations : int
         Number of iterations of each fold, also those after the best one.
+    targets, weights : float64[n_rows], or None
+        Of the rows, which `calibrate` uses; None for classes, and for weights of 1.
     states, settings
         What ``cv(…, start_from=result)`` continues and compares; no part of the public API.
     """
@@ -104,6 +107,55 @@ class CVResult:
     predictions: np.ndarray
     states: list[FoldState]  # for `start_from`
     settings: dict[str, Any]  # the parameters of learning and the metrics, as JSON
+    targets: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+    def calibrate(self, booster: Booster, coverage: float = 0.9) -> Booster:
+        """Return a model with a margin for `Booster.predict_interval` that follows from the held-out predictions.
+
+        All rows serve for training and for calibration: the margin is that of `Booster.calibrate` for the distances between the
+        targets and the predictions of the models that have not been trained on them. It is put around the predictions of one
+        model, which is trained on all rows with the same parameters. This is the interval that Barber, Candès, Ramdas and
+        Tibshirani (2021) compare with their CV+: equally wide if the models of the folds predict like that of all rows. Their
+        guarantee (a coverage of at least 2 · coverage - 1, in practice about the coverage) is proved for CV+, which needs all
+        models for each prediction; without assumptions on the learner it is not proved for this one.
+
+        Parameters
+        ----------
+        booster : Booster
+            Trained on all rows, with `best_iteration` iterations.
+        coverage : float, default 0.9
+            As in `Booster.calibrate`.
+
+        Returns
+        -------
+        Booster
+
+        Raises
+        ------
+        ParameterError
+            If the model has other features or another loss than those of the folds, or predicts classes.
+
+        Examples
+        --------
+        >>> result = dboost.cv(frame, "price", max_iter=300, early_stopping_rounds=20)           # doctest: +SKIP
+        >>> booster = dboost.fit(frame, "price", max_iter=result.best_iteration)                 # doctest: +SKIP
+        >>> booster = result.calibrate(booster, coverage=0.9)                                    # doctest: +SKIP
+        """
+        of_fold, learned = self.boosters[0], booster.loss.learned
+        losses = [{k: v for k, v in one.ensemble.loss.items() if k not in learned} for one in (of_fold, booster)]
+        if booster.features != of_fold.features or losses[0] != losses[1]:
+            raise ParameterError(
+                "the model to calibrate has other features or another loss than those of the folds: fit it on the same rows"
+            )
+        booster.outputs.check_intervals()
+        assert self.targets is not None
+        held_out = ~np.isnan(self.predictions.reshape(len(self.predictions), -1)).any(axis=1)
+        weights = None if self.weights is None else self.weights[held_out]
+        outputs, predicted = booster.outputs, self.predictions[held_out]
+        return booster.with_calibration(
+            calibrated_by_predictions(outputs, self.targets[held_out], predicted, weights, coverage)
+        )
 
     @property
     def n_iterations(self) -> int:
@@ -476,8 +528,13 @@ def cross_validate(
         FoldState(fold, one.ensemble if one.whole is None else one.whole, tuple(one.history))
         for fold, one in zip(folds, fitted, strict=True)
     ]
-    predictions = _predictions(rows, boosters, folds) if predicts else np.empty(0)
-    return CVResult(scores, summary, *best, boosters, predictions, states, described)
+    result = partial(CVResult, scores, summary, *best, boosters)
+    if not predicts:
+        return result(np.empty(0), states, described)
+    predictions, numbers = _predictions(rows, boosters, folds), None
+    if target.classes is None:
+        numbers = encode_column(folded.targets, target, lambda row: f"row {row} of those of positive weight")
+    return result(predictions, states, described, numbers, rows.weights())
 
 
 def _described(parameters: Parameters, metrics: Sequence[MetricName], early_stopping: EarlyStopping | None) -> dict[str, Any]:

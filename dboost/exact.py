@@ -197,10 +197,15 @@ def concatenated(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray
     return np.concatenate((one, other))
 
 
+#: Given the weight of each group (int64[n_groups]), returns ranks in it, 0 for groups without a quantile, and whether the
+#: quantile is the middle of the number of that rank and the next one (bool[n_groups]).
+Ranks = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
 def find_quantiles(
     count: Callable[[np.ndarray, np.uint64], np.ndarray],
     above: Callable[[np.ndarray], np.ndarray],
-    level: Fraction,
+    level: Fraction | Ranks,
     n_groups: int,
     window: Window | None = None,
 ) -> np.ndarray:
@@ -213,8 +218,8 @@ def find_quantiles(
         all numbers that share them, by their next byte: int64[n_groups, 256].
     above : callable
         Given keys (uint64[n_groups]), return the smallest key of each group above its own (uint64[n_groups]).
-    level : Fraction
-        Between 0 and 1, both excluded.
+    level : Fraction or callable
+        Between 0 and 1, both excluded; or what `_ranks` returns for it, a function of the weights of the groups.
     n_groups : int
     window : Window, optional
         It saves passes if the quantiles are in it.
@@ -241,14 +246,18 @@ def find_quantiles(
     return np.where(need > 0, found, 0.0)
 
 
-def _ranks(level: Fraction, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _ranks(level: Fraction | Ranks, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the weight that the numbers up to each group's quantile must have (int64), and whether it is the exact share."""
+    if not isinstance(level, Fraction):
+        return level(weights)
     parts, whole = level.numerator, level.denominator  # integers: many fractions would take longer than a pass
     shares = [divmod(parts * weight, whole) for weight in weights.tolist()]
     return np.array([n + (rest > 0) for n, rest in shares], np.int64), np.array([rest == 0 for _, rest in shares])
 
 
-def _in_window(window: Window, above: Callable[[np.ndarray], np.ndarray], level: Fraction, n_groups: int) -> np.ndarray | None:
+def _in_window(
+    window: Window, above: Callable[[np.ndarray], np.ndarray], level: Fraction | Ranks, n_groups: int
+) -> np.ndarray | None:
     """Return the quantiles of all groups (see `find_quantiles`) if they are in the window; otherwise None.
 
     If a bucket holds too many numbers, it becomes (with its neighbors) the next window of its group.

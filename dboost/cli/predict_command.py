@@ -1,8 +1,9 @@
 """``dboost predict``: write a Parquet or CSV file of predictions, with one partition in memory at a time.
 
 Rows keep their order. The column is ``prediction``; with ``--proba`` there is one column per class instead,
-``probability_<class>``. Columns of ``--id`` come before them. With a ``/`` at the end the output is a folder with one Parquet
-file per partition of the input; ``-`` is CSV on standard output, and then the summary is on standard error.
+``probability_<class>``; with ``--interval`` there are ``lower`` and ``upper``. Columns of ``--id`` come before them. With a
+``/`` at the end the output is a folder with one Parquet file per partition of the input; ``-`` is CSV on standard output, and
+then the summary is on standard error.
 """
 
 from __future__ import annotations
@@ -47,9 +48,17 @@ def run(arguments: argparse.Namespace) -> None:
     booster = dboost.load(arguments.model)
     if arguments.proba and booster.classes_ is None:
         raise ParameterError(f"--proba needs a model of classes; {arguments.model} predicts numbers")
+    if arguments.interval and arguments.proba:
+        raise ParameterError("--interval is for numbers and --proba for classes: use one of them")
+    if arguments.interval and booster.calibration is None:
+        raise ParameterError(
+            f"--interval needs a model that Booster.calibrate has returned; {arguments.model} was not calibrated"
+        )
+    predict = booster.predict_proba if arguments.proba else booster.predict_interval if arguments.interval else booster.predict
     with cluster_at(arguments.scheduler, None) as client:
         row_filter = None if arguments.filter is None else filter_of(arguments.filter)
-        tables = predictions(booster, arguments.data, arguments.proba, client, arguments.id, row_filter)
+        lazy = predict(arguments.data, filter=row_filter)
+        tables = predictions(booster, lazy, arguments.data, client, arguments.id, row_filter)
         if to_stdout:
             rows = _write(tables, sys.stdout.buffer, pyarrow.csv.CSVWriter)
         elif arguments.output.endswith("/"):
@@ -63,16 +72,17 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def predictions(
-    booster: Booster, data: str, proba: bool, client: Any = None, ids: Sequence[str] = (), row_filter: Any = None
+    booster: Booster, lazy: Any, data: str, client: Any = None, ids: Sequence[str] = (), row_filter: Any = None
 ) -> Iterator[pa.Table]:
     """Yield one table per partition of the data, in order; a partition is read when its table is requested.
 
-    client : optional; the workers of its cluster read some partitions ahead. ids : columns of the data that come first.
-    row_filter : an expression of pyarrow; only the rows for which it is true.
+    lazy : the predictions of the data, a lazy frame or series. client : optional; the workers of its cluster read some
+    partitions ahead. ids : columns of the data that come first. row_filter : of the predictions.
     """
-    lazy = booster.predict_proba(data, filter=row_filter) if proba else booster.predict(data, filter=row_filter)
     # A partition without rows has no values that the type could follow from.
-    kind = pa.float64() if proba or booster.classes_ is None else pa.array(booster.classes_).type
+    is_frame = lazy.ndim == 2
+    kind = pa.float64() if is_frame or booster.classes_ is None else pa.array(booster.classes_).type
+    prefix = "" if booster.classes_ is None else "probability_"
     beside = _partitions(_columns(data, ids, booster, row_filter), client) if ids else repeat(dict)
     for i, (compute, compute_ids) in enumerate(zip(_partitions(lazy, client), beside, strict=False)):
         try:
@@ -80,8 +90,8 @@ def predictions(
         except (DataError, OSError, ValueError) as error:  # readers of damaged files raise the last two
             raise DataError(f"{data}, partition {i}: {error}") from error
         found = {name: _plain(pa.array(kept[name])) for name in ids}
-        if proba:
-            found |= {f"probability_{label}": pa.array(column, kind) for label, column in table.items()}
+        if is_frame:
+            found |= {f"{prefix}{label}": pa.array(column, kind) for label, column in table.items()}
         else:
             found["prediction"] = pa.array(table, kind)
         yield pa.table(found)

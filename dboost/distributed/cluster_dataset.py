@@ -60,12 +60,13 @@ from dboost.training.dataset_rows import (
     FoldScoresOfPartition,
     StoredDataset,
     check_thresholds,
-    joined_groups,
+    joined_role,
     joined_scores,
     joined_targets,
     new_version,
     read_part,
     remove_version,
+    scores_of_all,
     scores_of_partition,
     write_description,
     write_part,
@@ -156,7 +157,18 @@ class ClusterRows:
         return joined_targets(self._map(_target_of, [() for _ in self.futures]))
 
     def groups(self) -> np.ndarray | None:
-        return joined_groups(self._map(_group_of, [() for _ in self.futures])) if "group" in self.filled else None
+        return self._role("group")
+
+    def weights(self) -> np.ndarray | None:
+        return self._role("sample_weight")
+
+    def scores(self, model: Ensemble) -> np.ndarray:
+        check_thresholds(model, self.data.binning, "calibrate")
+        return scores_of_all(self.held_out_scores, model, self.n_rows)
+
+    def _role(self, name: str) -> np.ndarray | None:
+        """Return a role of all rows; None if they do not have it."""
+        return joined_role(self._map(_role_of, [(name,) for _ in self.futures])) if name in self.filled else None
 
     def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
         starts = np.cumsum((0, *self.lengths)).tolist()
@@ -400,8 +412,8 @@ def _target_of(partition: BinnedPartition) -> Column:
     return partition.roles.target
 
 
-def _group_of(partition: BinnedPartition) -> np.ndarray | None:
-    return partition.roles.group
+def _role_of(partition: BinnedPartition, name: str) -> np.ndarray:
+    return partition.roles.by_name()[name]  # type: ignore[return-value]
 
 
 def _scores_of(packed: bytes, partition: BinnedPartition, uses: list[np.ndarray]) -> FoldScoresOfPartition:

@@ -281,10 +281,12 @@ class EvaluatedRows:
         Numbers, or codes of classes.
     raw : float64[n, n_outputs]
     weight : float64[n] or None
+    calibration : Calibration or None
+        Of the model.
     """
 
     def __init__(self, ensemble: Ensemble, data: Any, target: Any, sample_weight: Any = None) -> None:
-        self._outputs = ensemble.outputs
+        self._outputs, self.calibration = ensemble.outputs, ensemble.calibration
         self._loss = self._outputs.loss
         with open_table(data, target, sample_weight=sample_weight, like=ensemble.features) as table:
             known = Target(self._loss, ensemble.classes, ensemble.classes_dtype)

@@ -49,6 +49,7 @@ from dboost.errors import ParameterError
 from dboost.kernels import predict as kernels
 from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, scratch_for
 from dboost.kernels.simd import LANES
+from dboost.model.margins import Calibration
 from dboost.model.outputs import Outputs, outputs_of
 from dboost.params import available_threads
 from dboost.schema import Feature, Level
@@ -88,6 +89,8 @@ class Ensemble:
     best_iteration: int | None = None
     #: Number of values per leaf: 1 (a tree for each output) or n_outputs (a tree for all outputs).
     width: int = 1
+    #: Margins of the intervals of predictions; None before `Booster.calibrate`.
+    calibration: Calibration | None = None
 
     @property
     def n_outputs(self) -> int:
@@ -267,6 +270,7 @@ def truncate(model: Ensemble, n_iterations: int) -> Ensemble:
         sources=sources,
         metrics={name: values[:n] for name, values in model.metrics.items()},
         best_iteration=model.best_iteration if model.best_iteration == n else None,
+        calibration=model.calibration if n == model.n_iterations else None,
     )
 
 
@@ -343,6 +347,7 @@ def drop_source(model: Ensemble, which: int | str) -> Ensemble:
         parameters=sources[0]["parameters"],
         metrics={name: values[:first] + unknown for name, values in model.metrics.items()},
         best_iteration=None,
+        calibration=None,
     )
 
 

@@ -57,8 +57,10 @@ from typing import Any
 
 import numpy as np
 
+from dboost.data.chunk import sort_key
 from dboost.errors import DBoostError, ModelFileError
 from dboost.model.ensemble import Ensemble, Tree
+from dboost.model.margins import Calibration
 from dboost.schema import MAX_LEVELS, Feature, Level
 from dboost.storage.atomic_write import read_whole, write_whole
 from dboost.storage.json_shape import OTHERS, PLAIN, Shape, ShapeError, Within, check_shape
@@ -86,7 +88,9 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
     InvalidModel
         Naming the invalid value.
     """
-    entries = _mapping({"width": 1} | _mapping(content, "the content"), "the content", Ensemble.__dataclass_fields__)
+    entries = _mapping(
+        {"width": 1, "calibration": None} | _mapping(content, "the content"), "the content", Ensemble.__dataclass_fields__
+    )
     features, edges = parse_columns(entries["features"], entries["edges"])
     _check(type(entries["named"]) is bool, "named is neither true nor false")
     baseline = _floats(entries["baseline"], "baseline")
@@ -125,6 +129,7 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
         metrics=_metrics(entries["metrics"]),
         best_iteration=best,
         width=width,
+        calibration=_calibration(entries["calibration"], classes is not None),
     )
 
 
@@ -326,6 +331,32 @@ def _loss(value: Any, n_outputs: int, has_classes: bool) -> dict[str, Any]:
     return loss
 
 
+#: Margins of intervals, see `Calibration`.
+_CALIBRATION: Shape = {
+    "coverage": float,
+    "rows": Within(1),
+    "margin": float,
+    "by?": str,
+    "levels?": [PLAIN],
+    "margins?": [float],
+}
+
+
+def _calibration(value: Any, has_classes: bool) -> Calibration | None:
+    if value is None:
+        return None
+    _shape(value, _CALIBRATION, "calibration")
+    _check(not has_classes, "there are margins of intervals, but the model predicts classes")
+    _check(0 < value["coverage"] < 1, "calibration: coverage is not between 0 and 1")
+    _check(len({name in value for name in ("by", "levels", "margins")}) == 1, "calibration: levels and margins do not fit")
+    levels = parse_levels(value.get("levels", []), "calibration: levels")
+    margins = tuple(value.get("margins", ()))
+    _check(len(margins) == len(levels), "calibration: levels and margins do not fit")
+    _check(all(map(math.isfinite, (value["margin"], *margins))), "calibration: a margin is not finite")
+    _check(list(levels) == sorted(levels, key=sort_key), "calibration: levels are not sorted")
+    return Calibration(value["coverage"], value["rows"], value["margin"], value.get("by"), levels, margins)
+
+
 #: Parameters of any version, so that files of older and newer ones can be read.
 _PARAMETERS: Shape = {OTHERS: PLAIN}
 #: The record of a fit.
@@ -424,9 +455,9 @@ def _nodes(value: Any, features: tuple[Feature, ...], width: int) -> Tree:
     )
 
 
-#: Highest version of the format; files of a higher one are refused. Version 2 has trees with several values per leaf; models
-#: without such trees are written in version 1.
-VERSION = 2
+#: Highest version of the format; files of a higher one are refused. Version 2 has trees with several values per leaf, version 3
+#: margins of intervals; models without these are written in the version below.
+VERSION = 3
 
 _MAGIC = b"dboost arrays, version "
 #: The lines before the digest and the line with it, in JSON and in the compact form.
@@ -562,7 +593,7 @@ def load(path: str | os.PathLike[str]) -> Ensemble:
 
 def _version(ensemble: Ensemble) -> int:
     """Return the lowest version of the format that has all parts of a model."""
-    return 1 if ensemble.width == 1 else 2
+    return 3 if ensemble.calibration is not None else 1 if ensemble.width == 1 else 2
 
 
 def _sha256(content: bytes) -> str:
@@ -587,6 +618,7 @@ def _content(ensemble: Ensemble) -> bytes:
         "baseline": _line(_numbers(ensemble.baseline)),
         **({} if ensemble.width == 1 else {"width": _line(ensemble.width)}),
         "best_iteration": _line(ensemble.best_iteration),
+        **({} if ensemble.calibration is None else {"calibration": _line(_sorted(ensemble.calibration.to_dict()))}),
         "named": _line(ensemble.named),
         "features": _list(
             _line({"name": f.name} if f.categories is None else {"name": f.name, "levels": f.categories})

@@ -123,6 +123,18 @@ class Outputs:
         """Return what is averaged over models: predicted numbers [n], or the probabilities of classes."""
         return self.loss.finish(raw)
 
+    def interval_of(self, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the predictions that are widened to intervals, the lower and the upper one: float64[n] each.
+
+        predicted : what `finish` returns.
+        """
+        return predicted, predicted
+
+    def check_intervals(self) -> None:
+        """Raise a ParameterError if the model predicts classes, or several numbers of which no interval is made."""
+        if self.n > 1:
+            raise ParameterError(f"there is no interval: the model predicts {self.n} numbers for each row")
+
     def number_of(self, name: Any) -> int:
         """Return the number of a raw score by its name, the last one for None; ParameterError if there is none."""
         return _number_of(name, self.names)
@@ -177,6 +189,9 @@ class ClassOutputs(Outputs):
 
     def probabilities(self, raw: np.ndarray) -> np.ndarray:
         return self.loss.finish(raw)
+
+    def check_intervals(self) -> None:
+        raise ParameterError("there are no intervals: the model predicts classes, whose probabilities predict_proba returns")
 
     def class_of(self, name: Any = None) -> tuple[int, Any]:
         k = _number_of(name, list(self.classes))

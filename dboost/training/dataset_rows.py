@@ -195,7 +195,14 @@ class LocalRows:
         return joined_targets([partition.roles.target for partition in self.partitions()])
 
     def groups(self) -> np.ndarray | None:
-        return joined_groups(partition.roles.group for partition in self.partitions())
+        return joined_role(partition.roles.group for partition in self.partitions())
+
+    def weights(self) -> np.ndarray | None:
+        return joined_role(partition.roles.weight for partition in self.partitions())
+
+    def scores(self, model: Ensemble) -> np.ndarray:
+        check_thresholds(model, self.data.binning, "calibrate")
+        return scores_of_all(self.held_out_scores, model, self.n_rows)
 
     def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
         parts, first = [], 0
@@ -228,6 +235,12 @@ def scores_of_partition(
     return found
 
 
+def scores_of_all(held_out_scores: Callable[..., list[tuple[np.ndarray, np.ndarray]]], model: Ensemble, n: int) -> np.ndarray:
+    """Return the raw scores of n rows, all those of a `BinnedRows`, by its `held_out_scores`."""
+    ((_, raw),) = held_out_scores([model], [FoldRows(np.full(n, TEST))])
+    return raw
+
+
 def joined_scores(parts: Sequence[tuple[int, FoldScoresOfPartition]]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Join the scores of partitions. parts : position of each partition's first row, and its scores."""
     return [
@@ -250,8 +263,8 @@ def joined_targets(parts: Sequence[Column | None]) -> Column:
     return CategoryColumn(apply(final, np.concatenate(codes)), categories)
 
 
-def joined_groups(parts: Iterable[np.ndarray | None]) -> np.ndarray | None:
-    """Join the keys of the groups of partitions; None if the rows have none, which the first partition tells."""
+def joined_role(parts: Iterable[np.ndarray | None]) -> np.ndarray | None:
+    """Join a role of partitions; None if the rows do not have it, which the first partition tells."""
     found = []
     for part in parts:
         if part is None:

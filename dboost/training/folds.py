@@ -62,6 +62,18 @@ class BinnedRows(Protocol):
     def groups(self) -> np.ndarray | None:
         """Return the key of each row's group (int64[n]), see `data.roles`; None if the rows have no groups."""
 
+    def weights(self) -> np.ndarray | None:
+        """Return the weight of each row: float64[n]; None if all are 1."""
+
+    def scores(self, model: Ensemble) -> np.ndarray:
+        """Return the raw scores of all rows by a model: float64[n, n_outputs].
+
+        Raises
+        ------
+        ParameterError
+            If the bins do not determine them.
+        """
+
     def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return, for each fold, the positions of its held-out rows and their raw scores [n, n_outputs] by the fold's model."""
 

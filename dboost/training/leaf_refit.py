@@ -169,7 +169,7 @@ def with_new_leaf_values(
     note = {"label": source_name, "rows": engine.n_rows, "decay": decay}
     sources = tuple(source | {"refreshed": [*source.get("refreshed", []), note]} for source in model.sources)
     # Metrics and best iteration were measured with the old leaf values.
-    refreshed = replace(model, trees=tuple(trees), sources=sources, metrics={}, best_iteration=None)
+    refreshed = replace(model, trees=tuple(trees), sources=sources, metrics={}, best_iteration=None, calibration=None)
     model_file.check(refreshed)
     return refreshed
 

@@ -42,6 +42,7 @@ def draw(folder: Path) -> list[str]:
     classes = dboost.fit(data.drop(columns="price"), dear, max_iter=40, progress=False)
     rows = held_out.drop(columns="price")
     small = dboost.fit(data, "price", max_iter=1, max_leaf_nodes=6, learning_rate=1.0, progress=False)
+    calibrated = booster.calibrate(homes(1000, seed=2), "price", by="town")
     pictures: dict[str, Any] = {
         "importance": lambda: booster.plot_importance(),
         "history": lambda: booster.plot_history(),
@@ -54,6 +55,7 @@ def draw(folder: Path) -> list[str]:
         "waterfall": lambda: booster.plot_waterfall(rows, 3),
         "tree": lambda: small.plot_tree(0),
         "residuals": lambda: booster.plot_residuals(rows, held_out["price"]),
+        "coverage": lambda: calibrated.plot_coverage(rows, held_out["price"], n_bins=5),
         "calibration": lambda: classes.plot_calibration(rows, held_out["price"] > data["price"].median()),
     }
     if MARKETING.exists():

@@ -410,6 +410,21 @@ def test_predicting_classes_into_a_folder(here: Path, table: pd.DataFrame) -> No
     np.testing.assert_array_equal(found.to_numpy(), booster.predict_proba(table).to_numpy())
 
 
+def test_intervals_are_written(here: Path, table: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
+    booster = dboost.fit(table[["a", "shop"]], table["price"], max_iter=3)
+    booster.save("model.json")
+    assert status_of("predict", "model.json", "parts", "--output", "out.parquet", "--interval") == 2
+    assert "--interval needs a model that Booster.calibrate has returned" in capsys.readouterr().err
+    booster = booster.calibrate(table, "price", by="shop")
+    booster.save("model.json")
+    assert status_of("predict", "model.json", "parts", "--output", "out.parquet", "--interval", "--id", "shop") == 0
+    found = pd.read_parquet("out.parquet")
+    assert list(found.columns) == ["shop", "lower", "upper"]
+    np.testing.assert_array_equal(found[["lower", "upper"]], booster.predict_interval(table))
+    assert status_of("predict", "model.json", "parts", "--output", "out.parquet", "--interval", "--proba") == 2
+    assert "model of classes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["text", "bool", "numbers"])
 def test_partitions_without_rows_have_the_type_of_the_predictions(here: Path, table: pd.DataFrame, kind: str) -> None:
     target = {"text": table["grade"], "bool": table["grade"] == "low", "numbers": table["price"]}[kind]

@@ -27,7 +27,7 @@ from dboost.data.partition import role_column
 from dboost.session.memory import Budget
 from dboost.session.row_samples import TEST
 from dboost.shards import shard_spec
-from dboost.training.dataset_rows import joined_groups
+from dboost.training.dataset_rows import joined_role
 from tests.helpers.clusters import Processes, at, threads_cluster
 from tests.helpers.examples import examples
 from tests.helpers.fits import cut
@@ -308,8 +308,8 @@ def test_rows_without_groups_are_not_read_again_for_them() -> None:
         yield None
         raise AssertionError("the second partition is read")
 
-    assert joined_groups(partitions()) is None
-    assert joined_groups([np.arange(2), np.arange(0), np.arange(1)]).tolist() == [0, 1, 0]  # type: ignore[union-attr]
+    assert joined_role(partitions()) is None
+    assert joined_role([np.arange(2), np.arange(0), np.arange(1)]).tolist() == [0, 1, 0]  # type: ignore[union-attr]
 
 
 def test_missing_groups_are_named() -> None:

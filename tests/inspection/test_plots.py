@@ -66,6 +66,9 @@ DRAW = {
     "waterfall": lambda b, t: b.plot_waterfall(FRAME, 5),
     "short waterfall": lambda b, t: b.plot_waterfall(FRAME, -1, max_features=3),
     "calibration": lambda b, t: b.plot_calibration(FRAME, t) if t != "y" else b.plot_residuals(FRAME, t),
+    "coverage": lambda b, t: (
+        b.calibrate(FRAME, t, by="town").plot_coverage(FRAME, t) if t == "y" else b.plot_calibration(FRAME, t)
+    ),
     "lift": lambda b, t: b.plot_lift(FRAME, t) if t != "y" else b.plot_residuals(mixed_frame(4000), t),
 }
 

@@ -21,6 +21,7 @@ import dboost
 from dboost import Booster
 from dboost.errors import ModelFileError
 from dboost.model import model_file
+from dboost.model.margins import Calibration
 from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.forests import random_ensemble
 from tests.helpers.small_models import BY_HAND, SMALL, same
@@ -194,6 +195,8 @@ def test_the_schema_says_what_is_written() -> None:
     for ensemble in (SMALL, BY_HAND, random_ensemble(3, n_outputs=3), fitted.ensemble):
         content = json.loads(model_file.dumps(ensemble))
         validator.validate(content)
-        assert set(schema["required"]) == set(content) == set(schema["properties"]) - {"width"}
+        assert set(schema["required"]) == set(content) == set(schema["properties"]) - {"width", "calibration"}
+    for margins in (Calibration(0.9, 20, 1.5), Calibration(0.9, 20, 1.5, "town", ("Gent", "Mons"), (1.0, 2.0))):
+        validator.validate(json.loads(model_file.dumps(replace(SMALL, calibration=margins))))
     for change in ({"version": 99}, {"more": 1}, {"baseline": []}, {"classes": [None]}, {"trees": [{}]}):
         assert not validator.is_valid(json.loads(model_file.dumps(BY_HAND)) | change), change

@@ -131,6 +131,39 @@ def _wilson(share: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return centre - half, centre + half
 
 
+def draw_coverage(rows: EvaluatedRows, bounds: np.ndarray, n_bins: int, ax: Any) -> Any:
+    """Draw the share of targets within their intervals, in groups of rows by the width of the interval.
+
+    bounds : float64[n, 2].
+    """
+    n_bins, calibration = at_least_one("n_bins", n_bins), rows.calibration
+    assert calibration is not None
+    width, middle = bounds[:, 1] - bounds[:, 0], bounds.mean(axis=1)
+    is_inside = (rows.target >= bounds[:, 0]) & (rows.target <= bounds[:, 1])
+    is_constant = np.ptp(width) <= 1e-9 * np.abs(bounds).max(initial=0.0)  # but for rounding
+    weight = np.ones(len(width)) if rows.weight is None else rows.weight
+    order = np.argsort(middle if is_constant else width, kind="stable")
+    groups = _groups(order[weight[order] > 0], weight, n_bins)
+    at = np.array([np.average((middle if is_constant else width)[group], weights=weight[group]) for group in groups])
+    share = np.array([np.average(is_inside[group], weights=weight[group]) for group in groups])
+    size = np.array([weight[group].sum() ** 2 / (weight[group] ** 2).sum() for group in groups])
+    with canvas.style():
+        ax = canvas.axes_for(ax, height=3.6)
+        ax.axhline(calibration.coverage, color=GREY, linewidth=0.9, linestyle=(0, (3, 2)))
+        low, high = _wilson(share, size)
+        ax.vlines(at, low, high, color=BLUE, linewidth=1.0, alpha=0.6)
+        ax.plot(at, share, "o-", color=BLUE, markersize=4.5)
+        ax.set(
+            xlabel="middle of the interval (all are equally wide)" if is_constant else "width of the interval",
+            ylabel="share of targets within",
+            ylim=(min(0.5, float(low.min())) - 0.02, 1.02),
+        )
+        total = float(np.average(is_inside, weights=weight))
+        ax.set_title(f"Coverage ({total:.1%} of the rows, asked for {100 * calibration.coverage:g} %)")
+        ax.grid()
+    return ax
+
+
 def draw_lift(rows: EvaluatedRows, output: Any, ax: Any) -> Any:
     """Draw the fraction of a class that is found over the fraction of rows, the most probable rows first."""
     is_class, probability, label = rows.of_class(output)

@@ -1,0 +1,428 @@
+"""Conformal intervals: margins are order statistics, exact for any division of the rows; intervals cover as promised."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dboost
+from dboost import DataError, InputTypeError, ModelFileError, ParameterError
+from dboost.inspection import calibration
+from dboost.inspection.calibration import RowScores, merged_here
+from dboost.model import model_file
+from dboost.model.margins import Calibration
+from tests.helpers.clusters import threads_cluster
+from tests.helpers.examples import examples
+from tests.helpers.real_data import load
+
+RNG = np.random.default_rng(11)
+FEATURES = ["x", "town", "month"]
+
+
+def made(n: int, seed: int) -> pd.DataFrame:
+    """Rows whose noise depends on the town and the month."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {"x": rng.normal(size=n), "town": rng.choice(["Gent", "Brugge", "Aalst"], n), "month": rng.integers(1, 4, n) * 1.0}
+    )
+    frame["route"] = rng.choice(["north", "south"], n)
+    scale = frame["month"] * np.where(frame["town"] == "Gent", 2.0, 0.5)
+    frame["y"] = frame["x"] * 2 + rng.normal(size=n) * scale
+    frame["w"] = rng.integers(0, 4, n) * 1.0
+    return frame
+
+
+TRAIN, HELD_OUT, TEST = made(800, 0), made(900, 1), made(6000, 2)
+
+
+@pytest.fixture(scope="module")
+def model() -> dboost.Booster:
+    return dboost.fit(TRAIN, "y", features=FEATURES, max_iter=15)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2, 1) as client:
+        yield client
+
+
+def naive(distances: np.ndarray, coverage: float) -> float:
+    """The ⌈(n + 1) · coverage⌉-th smallest of n distances."""
+    return float(np.sort(distances)[math.ceil(Fraction(repr(coverage)) * (len(distances) + 1)) - 1])
+
+
+def share_inside(intervals: Any, targets: pd.Series) -> float:
+    bounds = np.asarray(intervals)
+    return float(((bounds[:, 0] <= targets) & (targets <= bounds[:, 1])).mean())
+
+
+# The margin.
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.9, 0.95, 0.99])
+def test_the_margin_is_an_order_statistic(model: dboost.Booster, coverage: float) -> None:
+    found = model.calibrate(HELD_OUT, "y", coverage=coverage)
+    expected = naive(np.abs(HELD_OUT["y"] - model.predict(HELD_OUT)).to_numpy(), coverage)
+    assert found.calibration == Calibration(coverage, len(HELD_OUT), expected)
+    assert model.calibration is None and found.n_iter_ == model.n_iter_ and found.history.equals(model.history)
+    low, high = np.asarray(found.predict_interval(HELD_OUT)).T
+    np.testing.assert_array_equal(low, model.predict(HELD_OUT) - expected)
+    np.testing.assert_array_equal(high, model.predict(HELD_OUT) + expected)
+    assert share_inside(found.predict_interval(HELD_OUT), HELD_OUT["y"]) >= coverage
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=20, max_size=60), st.sampled_from([0.3, 0.5, 0.9, 0.95]),
+    st.lists(st.integers(0, 60), max_size=4), st.booleans(), st.integers(0, 3),
+)  # fmt: skip
+@examples(100, deadline=None)
+def test_any_division_gives_the_naive_margins(
+    scores: list[float], coverage: float, cuts: list[int], weighted: bool, n_levels: int
+) -> None:
+    """A row of weight 2 counts like two rows, in groups too."""
+    rng = np.random.default_rng(len(scores))
+    score, n = np.array(scores), len(scores)
+    weight = rng.integers(1, 3, n).astype(float) if weighted else np.ones(n)
+    code = rng.integers(-1, 3, n)
+    levels = ("c", "a", "b")
+    parts = []
+    for rows in np.split(np.arange(n), sorted(min(cut, n) for cut in cuts)):
+        own = levels[::-1] if len(rows) % 2 else levels  # partitions number the levels in their own ways
+        codes = np.array([-1 if c < 0 else own.index(levels[c]) for c in code[rows]], np.int64)
+        parts.append(RowScores(score[rows], weight[rows] if weighted else None, codes, own))
+    column = calibration.LevelColumn.of((), "town")
+    with pytest.MonkeyPatch.context() as patch:
+        warned: list[str] = []
+        patch.setattr(calibration, "warn", warned.append)
+        found = calibration.margins(merged_here(parts), coverage, column)
+    repeated = np.repeat(score, weight.astype(int))
+    assert found.margin == naive(repeated, coverage) and found.rows == n
+    expected = {}
+    for k, level in enumerate(levels):
+        own = np.repeat(score[code == k], weight[code == k].astype(int))
+        if math.ceil(Fraction(repr(coverage)) * (len(own) + 1)) <= len(own):
+            expected[level] = naive(own, coverage)
+    assert dict(zip(found.levels, found.margins, strict=True)) == expected and list(found.levels) == sorted(found.levels)
+    assert bool(warned) == any(level not in expected for level in set(np.array(levels)[code[code >= 0]]))
+
+
+def test_weights_that_compare_rows_have_no_scale(model: dboost.Booster) -> None:
+    weights = np.random.default_rng(0).uniform(0.1, 1.0, len(HELD_OUT))
+    one, other = (model.calibrate(HELD_OUT, "y", sample_weight=weights * factor) for factor in (1.0, 2.0**-20))
+    assert one.calibration == other.calibration
+    distance, n = np.abs(HELD_OUT["y"] - model.predict(HELD_OUT)).to_numpy(), len(HELD_OUT)
+    order = np.argsort(distance)
+    reached = np.cumsum(weights[order]) >= 0.9 * weights.sum() * (n + 1) / n
+    assert one.calibration is not None and one.calibration.margin == distance[order][np.argmax(reached)]
+    equal = model.calibrate(HELD_OUT, "y", sample_weight=np.full(n, 1 / n))
+    assert equal.calibration == model.calibrate(HELD_OUT, "y").calibration
+
+
+def test_rows_of_weight_zero_do_not_count(model: dboost.Booster) -> None:
+    some = HELD_OUT[HELD_OUT["w"] > 0]
+    repeated = some.loc[some.index.repeat(some["w"].astype(int))]
+    weighted, expected = model.calibrate(HELD_OUT, "y", sample_weight="w"), model.calibrate(repeated, "y")
+    assert weighted.calibration is not None and expected.calibration is not None
+    assert weighted.calibration.margin == expected.calibration.margin and weighted.calibration.rows == len(some)
+
+
+@pytest.mark.parametrize(("coverage", "fewest"), [(0.9, 9), (0.95, 19), (0.5, 1), (0.99, 99)])
+def test_too_few_rows_are_an_error_with_the_number(model: dboost.Booster, coverage: float, fewest: int) -> None:
+    assert model.calibrate(HELD_OUT[:fewest], "y", coverage=coverage).calibration is not None
+    if fewest > 1:
+        with pytest.raises(DataError, match=rf"coverage={coverage} needs at least {fewest} rows .* have {fewest - 1}$"):
+            model.calibrate(HELD_OUT[: fewest - 1], "y", coverage=coverage)
+
+
+# By groups.
+
+
+@pytest.mark.parametrize("by", ["town", "month", "route"])
+def test_values_of_a_column_have_their_own_margins(model: dboost.Booster, by: str) -> None:
+    found = model.calibrate(HELD_OUT, "y", by=by)
+    margins = found.calibration
+    assert margins is not None and margins.by == by
+    distance = np.abs(HELD_OUT["y"] - model.predict(HELD_OUT))
+    expected = {level: naive(distance[HELD_OUT[by] == level].to_numpy(), 0.9) for level in sorted(HELD_OUT[by].unique())}
+    assert dict(zip(margins.levels, margins.margins, strict=True)) == expected
+    intervals = found.predict_interval(TEST)
+    for level, margin in expected.items():
+        rows = TEST[by] == level
+        np.testing.assert_allclose((intervals["upper"] - intervals["lower"])[rows], 2 * margin)
+        assert share_inside(intervals[rows], TEST["y"][rows]) == pytest.approx(0.9, abs=0.035)
+
+
+def test_unseen_and_missing_values_have_the_margin_of_all_rows(model: dboost.Booster) -> None:
+    for by, unseen in (("town", "Ieper"), ("month", 12.0), ("month", np.inf), ("route", "east")):
+        found = model.calibrate(HELD_OUT, "y", by=by)
+        assert found.calibration is not None
+        rows = TEST[:3].assign(**{by: [unseen, None, TEST[by][0]]})
+        width = np.diff(found.predict_interval(rows), axis=1)[:, 0]
+        expected = [found.calibration.margin] * 2 + [found.calibration.margins[found.calibration.levels.index(TEST[by][0])]]
+        np.testing.assert_allclose(width, 2 * np.array(expected))
+
+
+def test_values_with_too_few_rows_are_named(model: dboost.Booster) -> None:
+    rare = HELD_OUT.assign(town=HELD_OUT["town"].where(np.arange(len(HELD_OUT)) > 4, "Brugge"))
+    rare.loc[rare.index[:5], "route"] = "detour"
+    with pytest.warns(UserWarning, match=r"by='route': 1 of 3 values have fewer than the 9 rows .*: 'detour'"):
+        found = model.calibrate(rare, "y", by="route")
+    assert found.calibration is not None and found.calibration.levels == ("north", "south")
+
+
+def test_by_of_other_kinds(model: dboost.Booster) -> None:
+    """Levels of every dtype are found again; NumPy arrays have features only."""
+    n = len(HELD_OUT)
+    kinds = {"int": np.arange(n) % 3, "bool": np.arange(n) % 2 > 0, "category": pd.Categorical(HELD_OUT["route"])}
+    for name, values in kinds.items():
+        frame = HELD_OUT.assign(kind=values)
+        found = model.calibrate(frame, "y", by="kind")
+        assert found.calibration is not None and len(found.calibration.levels) == len(pd.unique(values)), name
+        widths = pd.Series(np.diff(found.predict_interval(frame), axis=1)[:, 0]).round(9)
+        assert (widths.groupby(np.asarray(values)).nunique() == 1).all() and widths.nunique() == len(pd.unique(values))
+    X = HELD_OUT[["x", "month"]].to_numpy()
+    of_array = dboost.fit(X, HELD_OUT["y"], max_iter=3)
+    found = of_array.calibrate(X, HELD_OUT["y"], by="f1")
+    assert found.calibration is not None and found.calibration.levels == (1.0, 2.0, 3.0)
+    assert found.predict_interval(X).shape == (n, 2)
+    with pytest.raises(ParameterError, match="no feature of the model, and arrays have no other columns"):
+        of_array.calibrate(X, HELD_OUT["y"], by="town")
+
+
+def test_too_many_values(model: dboost.Booster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "MOST_LEVELS", 2)
+    assert model.calibrate(HELD_OUT, "y", by="route").calibration is not None
+    with pytest.raises(ParameterError, match="by='town' has more than 2 values"):
+        model.calibrate(HELD_OUT, "y", by="town")
+
+
+# Kinds of data, and places.
+
+
+@pytest.mark.parametrize("by", [None, "town", "month", "route"])
+def test_partitions_and_files(model: dboost.Booster, by: str | None, tmp_path: Path) -> None:
+    expected = model.calibrate(HELD_OUT, "y", by=by, sample_weight="w")
+    intervals = expected.predict_interval(TEST)
+    HELD_OUT[:500].to_parquet(tmp_path / "a.parquet")
+    HELD_OUT[500:].to_parquet(tmp_path / "b.parquet")
+    with_empty = dd.concat([dd.from_pandas(HELD_OUT[:0], npartitions=1), dd.from_pandas(HELD_OUT, npartitions=5)])
+    for data in (
+        dd.from_pandas(HELD_OUT, npartitions=1), with_empty, tmp_path, pl.from_pandas(HELD_OUT), pa.table(HELD_OUT),
+        pl.from_pandas(HELD_OUT).lazy(),
+    ):  # fmt: skip
+        assert model.calibrate(data, "y", by=by, sample_weight="w").calibration == expected.calibration
+    again = expected.predict_interval(dd.from_pandas(TEST, npartitions=3))
+    assert list(again.columns) == ["lower", "upper"]
+    pd.testing.assert_frame_equal(again.compute(), intervals)
+    assert isinstance(expected.predict_interval(pl.from_pandas(TEST)), pl.DataFrame)
+    np.testing.assert_array_equal(expected.predict_interval(pa.table(TEST)).to_pandas(), intervals)
+
+
+def test_workers_give_the_margin_of_one_process(model: dboost.Booster, client: Client) -> None:
+    lazy = dd.from_pandas(HELD_OUT, npartitions=7)
+    for by in (None, "town", "route"):
+        expected = model.calibrate(HELD_OUT, "y", by=by).calibration
+        assert model.calibrate(lazy, "y", by=by, client=client).calibration == expected
+        assert model.calibrate(lazy, lazy["y"], by=by).calibration == expected
+
+
+def test_dask_arrays_with_their_targets() -> None:
+    X, y = HELD_OUT[["x", "month"]].to_numpy(), HELD_OUT["y"].to_numpy()
+    model = dboost.fit(X, y, max_iter=5)
+    expected = model.calibrate(X, y).calibration
+    lazy = da.from_array(X, chunks=(250, 2))
+    assert model.calibrate(lazy, da.from_array(y, chunks=250)).calibration == expected
+    with pytest.raises(DataError, match="target has 1 partitions, the data have 4"):
+        model.calibrate(lazy, da.from_array(y, chunks=-1))
+    with pytest.raises(InputTypeError, match="target must be the name of a column, or a Dask collection"):
+        model.calibrate(lazy, y)
+
+
+def test_prepared_rows(client: Client, tmp_path: Path) -> None:
+    for weight in (None, "w"):
+        with dboost.prepare(HELD_OUT, "y", features=FEATURES, sample_weight=weight, path=tmp_path / str(weight)) as data:
+            model = dboost.fit(data, max_iter=5)
+            expected = model.calibrate(HELD_OUT, "y", sample_weight=weight).calibration
+            assert model.calibrate(data).calibration == expected
+            assert model.calibrate(data.path).calibration == expected
+        lazy = dd.from_pandas(HELD_OUT, npartitions=4)
+        with dboost.prepare(lazy, "y", features=FEATURES, sample_weight=weight, client=client) as on_workers:
+            assert model.calibrate(on_workers).calibration == expected
+    for name, value in (("by", "town"), ("target", "y"), ("sample_weight", "w")):
+        with pytest.raises(ParameterError, match=f"{name} belongs to dboost.prepare or to a table"):
+            model.calibrate(tmp_path / "w", **{name: value})
+    with pytest.raises(ParameterError, match="calibrate: the model splits"):
+        dboost.fit(made(300, 5), "y", features=FEATURES, max_iter=5).calibrate(tmp_path / "w")
+
+
+def test_filter_and_offset(model: dboost.Booster) -> None:
+    found = model.calibrate(HELD_OUT, "y", filter=pc.field("month") < 3)
+    assert found.calibration == model.calibrate(HELD_OUT[HELD_OUT["month"] < 3], "y").calibration
+    assert len(found.predict_interval(TEST, filter=pc.field("month") < 3)) == (TEST["month"] < 3).sum()
+    counts = HELD_OUT.assign(y=RNG.poisson(np.exp(HELD_OUT["x"] / 2) * 3), exposure=np.log(3.0))
+    poisson = dboost.fit(counts, "y", features=FEATURES, loss="poisson", offset="exposure", max_iter=10)
+    for by in (None, "route", "town"):
+        of_counts = poisson.calibrate(counts, "y", offset="exposure", by=by)
+        bounds = of_counts.predict_interval(counts, offset="exposure")
+        assert share_inside(bounds, counts["y"]) >= 0.9 and bounds["lower"].min() == 0.0
+        middle = poisson.predict(counts, offset="exposure")
+        assert ((bounds["lower"] <= middle) & (middle <= bounds["upper"])).all()
+        values = of_counts.predict_interval(counts, offset=counts["exposure"].to_numpy())
+        pd.testing.assert_frame_equal(values, bounds)
+
+
+# Files and derived models.
+
+
+def test_margins_are_part_of_the_model(model: dboost.Booster, tmp_path: Path) -> None:
+    assert b'"version": 1,' in model_file.dumps(model.ensemble) and b"calibration" not in model_file.dumps(model.ensemble)
+    for by in (None, "town", "month", "route"):
+        found = model.calibrate(HELD_OUT, "y", by=by)
+        for name in ("model.json", "model.dboost"):
+            found.save(tmp_path / name)
+            again = dboost.load(tmp_path / name)
+            assert again == found != model and again.calibration == found.calibration
+        assert b'"version": 3,' in model_file.dumps(found.ensemble)
+        assert pickle.loads(pickle.dumps(found)).calibration == found.calibration
+        model_file.check(found.ensemble)
+    assert found.with_calibration(None) == model
+
+
+def test_models_that_predict_other_numbers_have_no_margins(model: dboost.Booster) -> None:
+    found = model.calibrate(HELD_OUT, "y")
+    assert found.truncate(model.n_iter_).calibration == found.calibration
+    for other in (
+        found[:3], found.refit_leaves(HELD_OUT, "y"), dboost.fit(HELD_OUT, "y", max_iter=2, start_from=found)
+    ):  # fmt: skip
+        assert other.calibration is None
+    with pytest.raises(ParameterError, match=r"no margins for intervals: booster\.calibrate"):
+        model.predict_interval(TEST)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"coverage": 1.5}, "coverage is not between 0 and 1"),
+        ({"rows": 0}, "rows"),
+        ({"margin": "Infinity"}, "margin"),
+        ({"levels": ["b", "a"]}, "levels are not sorted"),
+        ({"margins": [1.0]}, "levels and margins do not fit"),
+        ({"more": 1}, "more"),
+        ({"by": None}, "by"),
+    ],
+)
+def test_invalid_margins_in_files_are_refused(model: dboost.Booster, change: dict[str, Any], message: str) -> None:
+    found = replace(model.ensemble, calibration=Calibration(0.9, 100, 1.0, "town", ("a", "b"), (1.0, 2.0)))
+    content = model_file._parsed(b"{" + model_file._content(found))
+    assert model_file.parse_ensemble(content).calibration == found.calibration
+    with pytest.raises(model_file.InvalidModel, match=message):
+        model_file.parse_ensemble(content | {"calibration": content["calibration"] | change})
+
+
+def test_old_versions_cannot_have_margins(model: dboost.Booster) -> None:
+    data = model_file.dumps(model.calibrate(HELD_OUT, "y").ensemble)
+    with pytest.raises(ModelFileError, match="it is a model of version 3, written as version 1"):
+        model_file.loads(data.replace(b'"version": 3', b'"version": 1', 1))
+
+
+def test_classes_have_no_intervals() -> None:
+    model = dboost.fit(TRAIN, TRAIN["y"] > 0, features=FEATURES, max_iter=2)
+    with pytest.raises(ParameterError, match="no intervals: the model predicts classes"):
+        model.calibrate(HELD_OUT, HELD_OUT["y"] > 0)
+
+
+def test_invalid_arguments(model: dboost.Booster) -> None:
+    for coverage in (0, 1, 90, True, "0.9", None):
+        with pytest.raises(ParameterError, match="must be a number between 0 and 1"):
+            model.calibrate(HELD_OUT, "y", coverage=coverage)  # type: ignore[arg-type]
+    with pytest.raises(InputTypeError, match="the target is missing"):
+        model.calibrate(HELD_OUT)
+    with pytest.raises(InputTypeError, match="must be the name of a column"):
+        model.calibrate(HELD_OUT, "y", by=HELD_OUT["town"].to_numpy())
+    with pytest.raises(DataError, match=r"partition 1: .*contains NaN"):
+        lazy = dd.from_pandas(HELD_OUT.assign(y=HELD_OUT["y"].where(np.arange(len(HELD_OUT)) < 600)), npartitions=2)
+        model.calibrate(lazy, "y")
+    for data in (HELD_OUT, dd.from_pandas(HELD_OUT, npartitions=2)):
+        with pytest.raises(DataError, match="no column 'rout'"):
+            model.calibrate(data, "y", by="rout")
+    with pytest.raises(DataError, match="route"):
+        model.calibrate(HELD_OUT, "y", by="route").predict_interval(TEST.drop(columns="route"))
+
+
+# From cross-validation.
+
+
+def test_margins_of_held_out_predictions() -> None:
+    frame = made(1500, 3)
+    result = dboost.cv(frame, "y", features=FEATURES, folds=5, max_iter=15)
+    model = dboost.fit(frame, "y", features=FEATURES, max_iter=15)
+    found = result.calibrate(model, coverage=0.9)
+    assert found.calibration == Calibration(0.9, 1500, naive(np.abs(frame["y"] - result.predictions).to_numpy(), 0.9))
+    assert share_inside(found.predict_interval(TEST), TEST["y"]) == pytest.approx(0.9, abs=0.02)
+    weighted = dboost.cv(frame, "y", features=FEATURES, sample_weight="w", folds=3, max_iter=3)
+    some = frame[frame["w"] > 0]
+    distance = np.abs(some["y"] - weighted.predictions).to_numpy()
+    expected = naive(np.repeat(distance, some["w"].astype(int)), 0.8)
+    calibrated = weighted.calibrate(model, coverage=0.8).calibration
+    assert calibrated is not None and calibrated.margin == expected and calibrated.rows == len(some)
+    by_time = dboost.cv(frame, "y", features=FEATURES, time=np.arange(1500), folds=4, max_iter=3)
+    found_by_time = by_time.calibrate(model).calibration
+    assert found_by_time is not None and found_by_time.rows == np.isfinite(by_time.predictions).sum() < 1500
+    for other in (
+        dboost.fit(frame, "y", features=["x"], max_iter=1),
+        dboost.fit(frame, "y", features=FEATURES, loss="huber", max_iter=1),
+    ):
+        with pytest.raises(ParameterError, match="other features or another loss"):
+            result.calibrate(other)
+
+
+# Coverage.
+
+
+def test_the_plot_shows_the_share_of_targets_within(model: dboost.Booster) -> None:
+    pytest.importorskip("matplotlib")
+    for by, label in ((None, "middle of the interval"), ("town", "width of the interval")):
+        found = model.calibrate(HELD_OUT, "y", by=by)
+        ax = found.plot_coverage(dd.from_pandas(TEST, npartitions=3), "y", n_bins=3)
+        line = ax.lines[1]
+        assert ax.get_xlabel().startswith(label) and len(line.get_xdata()) == 3
+        assert np.mean(line.get_ydata()) == pytest.approx(share_inside(found.predict_interval(TEST), TEST["y"]), abs=1e-3)
+        assert ax.lines[0].get_ydata()[0] == 0.9
+    with pytest.raises(ParameterError, match="no margins"):
+        model.plot_coverage(TEST, "y")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "gamma"])
+def test_coverage_of_real_rows(loss: str) -> None:
+    """Of ten splits of the California housing rows; per region with `by`."""
+    table = load("california")
+    frame = table.X.assign(region=np.where(table.X["latitude"] > 36.5, "north", "south"), price=table.y)
+    shares, of_regions = [], []
+    for seed in range(10):
+        order = np.random.default_rng(seed).permutation(len(frame))
+        train, held_out, test = (frame.iloc[rows] for rows in np.split(order, [8000, 13000]))
+        model = dboost.fit(train, "price", features=list(table.X.columns), loss=loss, max_iter=30)
+        found = model.calibrate(held_out, "price", by="region").predict_interval(test)
+        inside = (found["lower"] <= test["price"]) & (test["price"] <= found["upper"])
+        shares.append(inside.mean())
+        of_regions.append(inside.groupby(test["region"]).mean())
+    assert np.mean(shares) == pytest.approx(0.9, abs=0.01)
+    assert pd.concat(of_regions, axis=1).mean(axis=1).to_numpy() == pytest.approx(np.full(2, 0.9), abs=0.015)
