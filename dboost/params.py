@@ -349,6 +349,10 @@ def _parameter(default: Any, values: Integer | Number | Choice | Special, meanin
     return field(default=default, metadata={"values": values, "meaning": meaning})
 
 
+#: Parameters that a model stores only if they differ from the default, so that models without them keep their bytes.
+_STORED_IF_SET = ("multi_strategy",)
+
+
 @dataclass(frozen=True)
 class Parameters:
     loss: Any = _parameter(
@@ -427,6 +431,12 @@ class Parameters:
         Choice("best_first", "depth_wise"),
         "Order in which leaves are split: by gain, or level by level.",
     )
+    multi_strategy: str = _parameter(
+        "one_output_per_tree",
+        Choice("one_output_per_tree", "multi_output_tree"),
+        "With several raw scores per row (K > 2 classes): K trees in each iteration, or one tree with K values per leaf, which "
+        "takes about as long as one of them.",
+    )
     split_proposal: str = _parameter(
         "global",
         Choice("global", "tree", "node", "exact"),
@@ -475,6 +485,13 @@ class Parameters:
             object.__setattr__(self, one.name, one.metadata["values"].checked(one.name, getattr(self, one.name)))
         if self.monotonic_cst is not None and self.step != "leaf":
             raise ParameterError("monotonic_cst needs step='leaf', since other steps move all leaves at once")
+        if self.multi_strategy == "multi_output_tree":
+            for name, value in (("step", "leaf"), ("influence_trimming", None), ("monotonic_cst", None)):
+                if getattr(self, name) != value:
+                    raise ParameterError(
+                        f"multi_strategy='multi_output_tree' needs {name}={value!r}, since a tree is grown by all outputs "
+                        "together"
+                    )
         if self.split_proposal == "exact" and self.max_bins != 255:
             raise ParameterError(f"max_bins={self.max_bins} has no effect with split_proposal='exact': leave it out")
 
@@ -484,6 +501,9 @@ class Parameters:
         arcbites = stored.pop("arcbites")
         if arcbites is not None:
             stored["arcbites"] = arcbites.to_dict()
+        for name in _STORED_IF_SET:
+            if stored[name] == type(self).__dataclass_fields__[name].default:
+                del stored[name]
         loss_of = _loss_of_options()  # the parameters of other losses are not stored
         return {name: value for name, value in stored.items() if loss_of.get(name, self.loss_name) == self.loss_name}
 
@@ -524,6 +544,7 @@ class TreeParameters(TypedDict, total=False):
     leaf_estimation: str | None
     growth: str
     grow_policy: str | None
+    multi_strategy: str
     split_proposal: str
     max_bins: int
     categorical_smoothing: float

@@ -109,7 +109,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tree_method": ("hist", "auto"), "device": ("cpu",), "device_type": ("cpu",), "task_type": ("CPU",), "booster": ("gbtree",),
     "boosting_type": ("gbdt", "Plain"), "boosting": ("gbdt",), "enable_categorical": (True,), "use_missing": (True,),
     "zero_as_missing": (False,), "deterministic": (True,), "linear_tree": (False,), "num_parallel_tree": (1,),
-    "sampling_method": ("uniform",), "multi_strategy": ("one_output_per_tree",), "validate_parameters": (True,),
+    "sampling_method": ("uniform",), "validate_parameters": (True,),
     "validate_features": (True,), "scale_pos_weight": (1,), "is_unbalance": (False,), "colsample_bytree": (1,),
     "colsample_bylevel": (1,), "feature_fraction": (1,), "rsm": (1,), "bagging_freq": (1,), "subsample_freq": (1,),
     "gamma": (0,), "min_split_loss": (0,), "min_gain_to_split": (0,), "allow_writing_files": (False,),
@@ -182,7 +182,7 @@ HINTS = _hints({
         "booster boosting boosting_type boost num_parallel_tree sampling_method data_sample_strategy bootstrap_type "
         "bagging_temperature linear_tree linear_trees linear_lambda rate_drop drop_rate skip_drop max_drop uniform_drop "
         "one_drop drop_seed sample_type normalize_type xgboost_dart_mode top_rate other_rate extra_trees extra_tree "
-        "feature_selector updater process_type refresh_leaf langevin diffusion_temperature posterior_sampling multi_strategy "
+        "feature_selector updater process_type refresh_leaf langevin diffusion_temperature posterior_sampling "
         "tree_grow_policy mvs_reg sampling_unit approx_on_full_history fold_len_multiplier fold_permutation_block "
         "boost_from_model score_function random_strength",
     _DETERMINISTIC: "deterministic seed_per_iteration has_time",

@@ -44,7 +44,7 @@ CELLS = {place: _cells(place) for place in EVERYWHERE}
 IN_SESSIONS = {
     "sample_weight", "offset", "classes", "subsample", "influence_trimming", "quantiles", "loss=huber", "own loss", "eval_set",
     "continued", "arcbites", "step=line_search", "criterion=gradient", "validation_fraction", "statistic of all rows",
-    "several targets",
+    "several targets", "one tree for all outputs",
 }  # fmt: skip
 #: Calls of sessions beside those of every fit, and what the reducer does for all of them.
 CALLS = {
@@ -57,6 +57,7 @@ CALLS = {
     "split_proposal=tree",
     "split_proposal=exact",
     "arcbites",
+    "one tree for all outputs",
 }
 #: What reading, storing and moving rows depends on.
 ROWS = {"sample_weight", "offset", "classes", "several targets", "eval_set", "arcbites", "many columns"}
@@ -76,10 +77,11 @@ OWN_CODE: dict[str, set[str]] = {
         "continued",
         "arcbites",
         "validation_fraction",
+        "one tree for all outputs",
     },
     "prepared": ROWS | {"continued"},
     "prepared, streamed": ROWS | {"continued", "quantiles"},
-    "saved start": {"continued"},
+    "saved start": {"continued", "one tree for all outputs"},
     "cluster": set().union(*(fixed.kinds for fixed in CASES.values())),
     "messages": CALLS,
     "relays": CALLS,
@@ -88,7 +90,7 @@ OWN_CODE: dict[str, set[str]] = {
     "cluster, streamed": IN_SESSIONS,
     "cluster, prepared": ROWS,
     "cluster, prepared in files": ROWS,
-    "cluster, killed": {"eval_set", "continued"},
+    "cluster, killed": {"eval_set", "continued", "one tree for all outputs"},
     "published": ROWS - {"arcbites"},
     "removed worker": IN_SESSIONS | {"split_proposal=tree", "early_stopping_rounds"},
 }

@@ -112,8 +112,9 @@ class ClusterCalls:
         self._connection.attempts.reset(f"iteration {number}")
         self._connection.iteration = number
         if self._pending:
+            of_trees = values if len(values) == len(self._pending) else [values]
             self._iterations.append(
-                tuple(TreeDelta(tree.routes, row, tree.output) for tree, row in zip(self._pending, values, strict=True))
+                tuple(TreeDelta(tree.routes, of, tree.output) for tree, of in zip(self._pending, of_trees, strict=True))
             )
         self._pending = []
         if self._given_iteration == len(self._given_values):

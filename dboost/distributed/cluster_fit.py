@@ -294,7 +294,7 @@ class ClusterTable:
     def open_calls(self, spec: BuildSpec) -> Calls:
         n_rows = sum(self.n_kept.values())
         self._calls = calls = ClusterCalls(self._connection, self.partitions, spec, n_rows, self._n_threads)
-        self.partitions.n_outputs = spec.shard.n_outputs
+        self.partitions.n_outputs = spec.shard.n_trees
 
         def arguments() -> tuple[BuildSpec, ReplayState]:
             table = self.partitions

@@ -137,8 +137,11 @@ class Loss:
     #: Form of `inverse_link`, for exports: "identity", "exp", "sigmoid" or "softmax" of the raw score times `response_factor`.
     response: ClassVar[str] = "identity"
     response_factor: ClassVar[float] = 1.0
-    #: Number of raw scores per row and of trees per iteration.
+    #: Number of raw scores per row.
     n_outputs: int = 1
+    #: Whether the raw scores are those of classes, of which each row has one: gradients are p - [class] with probabilities p,
+    #: and second derivatives along a direction c are variances of c under p. Otherwise the scores of a row are independent.
+    has_classes: ClassVar[bool] = False
     #: Factor of Newton steps, for losses whose diagonal Hessian overstates the curvature.
     step_factor: float = 1.0
     #: Level of the quantile, for leaf_statistic "quantile".

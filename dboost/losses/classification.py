@@ -209,6 +209,7 @@ class SoftmaxLogLoss(Loss):
     is_classification = True
     longest_step = 4.0
     response = "softmax"
+    has_classes = True
     uses_offset = False
     is_monotonic = False
 

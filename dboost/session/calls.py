@@ -169,7 +169,7 @@ class EvalSets(Protocol):
     names: list[str]
 
     def add_tree(self, grown: GrownTree, values: np.ndarray, output: int) -> None:
-        """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
+        """Add a grown tree's leaf values to the raw scores of its outputs, see `TreeDelta`."""
 
     def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
         """Return the current metrics as ``{"<set>_<metric>": value}``, set by set."""

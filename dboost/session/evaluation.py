@@ -38,7 +38,7 @@ from dboost.session.memory import Budget
 from dboost.session.target import encode_chunk
 from dboost.session.thread_team import Team
 from dboost.session.warm_start import add_block, matrix_of, row_matrix
-from dboost.shards.apply_trees import TreeDelta, add_grown_tree
+from dboost.shards.apply_trees import TreeDelta, add_grown_tree, scores_of
 from dboost.shards.encode import encoded_pieces
 from dboost.shards.shard import BinnedColumns, empty_binned_columns
 from dboost.shards.shard_spec import ShardSpec, code_rows, rows_that_fit, target_field
@@ -182,12 +182,12 @@ class EvalSet:
         return self.store.n_rows
 
     def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
-        """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
+        """Add a grown tree's leaf values to the raw scores of its outputs, the first of which is `output`; see `TreeDelta`."""
 
         def work(thread: int) -> None:
             for fields, first, last, _ in self._share(thread, ["narrow", "wide", "raw"], ["raw"]):
                 codes = BinnedColumns(fields["narrow"], fields["wide"], self._row_of)
-                add_grown_tree(codes, self._layout, grown, values, fields["raw"][output], first, last)
+                add_grown_tree(codes, self._layout, grown, values, scores_of(fields["raw"], values, output), first, last)
 
         self._team.run(work)
         self.n_trees += 1

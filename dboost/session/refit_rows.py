@@ -55,6 +55,7 @@ def refit_shard_spec(model: Ensemble, loss: Loss, *, weighted: bool, loss_unit: 
         layout,
         max(tree.n_leaves for tree in model.trees),
         n_outputs=model.n_outputs,
+        width=model.width,
         n_targets=len(loss.target_columns),
         weighted=weighted,
         constant_hessian=loss.constant_hessian and not weighted,

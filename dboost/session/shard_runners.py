@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from dboost.losses.projection import ProjectedTerms
 from dboost.session.batch_rows import StartingRows
 from dboost.session.calls import BuildSpec, ReplayState
 from dboost.session.memory import Budget, blocks_that_stay, nodes_per_pass
@@ -101,7 +102,10 @@ class ShardRunner:
                     shard.leaf[tree.output] = leaves_of(shard.codes, shard.layout, tree.grown)
         if past.applied >= 0:
             # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
-            self.advance_rows(past.terms, np.zeros((self.rows.spec.n_outputs, self.rows.spec.max_leaves)))
+            terms = past.terms
+            if isinstance(terms, ProjectedTerms):
+                terms = terms._replace(keeps_gradients=False)
+            self.advance_rows(terms, np.zeros((self.rows.spec.n_outputs, self.rows.spec.max_leaves)))
             self.applied = past.applied
         if past.given_iteration >= 0:
             self.assign_leaves(past.given_iteration)

@@ -46,7 +46,7 @@ class WarmStart:
     @classmethod
     def same_data(cls, model: Ensemble | None) -> WarmStart:
         """Return the start from a model of the same data, or from nothing."""
-        return cls() if model is None else cls(model.expanded(), model.n_iterations)
+        return cls() if model is None else cls(model, model.n_iterations)
 
     @classmethod
     def continuation(cls, model: Ensemble, bins: str = "new", steps: str = "damped") -> WarmStart:
@@ -54,7 +54,7 @@ class WarmStart:
         check_options(bins, steps)
         if bins == "kept" and not model.edges:
             raise ParameterError("continue_bins='kept': the model to continue does not contain its split candidates")
-        return cls(model.expanded(), model.n_iterations, True, keeps_bins=bins == "kept", damps=steps == "damped")
+        return cls(model, model.n_iterations, True, keeps_bins=bins == "kept", damps=steps == "damped")
 
     def resumed(self, model: Ensemble) -> WarmStart:
         """Return the start of the same fit with the model of its checkpoint."""
@@ -101,10 +101,13 @@ def checked_decay(decay: Any) -> float:
 
 
 def keywords_for(model: Ensemble, given: dict[str, Any], custom_loss: Loss | None = None) -> dict[str, Any]:
-    """Return the keywords of a fit that continues a model: ``loss="auto"`` becomes the model's loss with its options.
+    """Return the keywords of a fit that continues a model: ``loss="auto"`` becomes the model's loss with its options, and
+    `multi_strategy` is by default that of the model.
 
     custom_loss : the user's loss object, if the model has a custom loss.
     """
+    if model.width > 1:
+        given = {"multi_strategy": "multi_output_tree"} | given
     if given.get("loss", "auto") != "auto":
         return given
     loss = from_dict(model.loss) if custom_loss is None else custom_loss

@@ -121,7 +121,7 @@ class WholeTreeGrower:
         team, shard = self.team, self.shard
         buffers.of_team = buffers.of_team._replace(control=team.control)
         histograms = self._histograms_for(task, buffers)
-        gradient, hessian, leaf = shard.output_arrays(task.output)
+        gradient, hessian, leaf = shard.split_arrays(task.output)
         # If rows are excluded by their influence only, this happens while the gradients are quantized.
         by_influence = task.sample is None and task.least_influence > 0 and shard.segments is None
         influence = shard.influence(task.output) if by_influence else None

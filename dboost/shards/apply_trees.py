@@ -32,15 +32,24 @@ _BLOCK, _TREES = 16_384, 64
 
 @dataclass(frozen=True, eq=False)
 class TreeDelta:
-    """A grown tree of one output, and what its leaves add to the scores: float64[n_leaves]."""
+    """A grown tree, and what its leaves add to the scores of its outputs."""
 
     routes: TreeRoutes
-    values: np.ndarray
-    output: int
+    values: np.ndarray  # float64[n_leaves], of a tree of several outputs float64[width, n_leaves]
+    output: int  # the first one
 
     @property
     def grown(self) -> GrownTree:
         return self.routes.restore()
+
+    def scores_of(self, raw: np.ndarray) -> np.ndarray:
+        """Return the scores that the values are added to. raw : float64[n_outputs, n_rows]."""
+        return scores_of(raw, self.values, self.output)
+
+
+def scores_of(raw: np.ndarray, values: np.ndarray, output: int) -> np.ndarray:
+    """Return the raw scores of a tree's outputs in the shape of its leaf values, see `TreeDelta`."""
+    return raw[output] if values.ndim == 1 else raw[output : output + len(values)]
 
 
 #: From this many rows on, labelling them with leaves is faster than following each to its leaf: with masks, and with tables for
@@ -51,9 +60,17 @@ _ROWS_OF_MASKS, _ROWS_OF_TABLES = 4096, 256
 def add_grown_tree(
     codes: BinnedColumns, layout: BinLayout, grown: GrownTree, values: np.ndarray, raw: np.ndarray, first: int, last: int
 ) -> None:
-    """Add leaf values (float64[n_leaves]) to the raw scores (float64[n_rows]) of rows first…last-1."""
+    """Add leaf values to the raw scores of rows first…last-1.
+
+    values, raw : float64[n_leaves] and float64[n_rows], or of several outputs both with a first axis.
+    """
     least = _ROWS_OF_MASKS if grown.n_leaves <= MASK_LEAVES else _ROWS_OF_TABLES * grown.n_leaves
     find = leaf_finder(codes, layout, grown) if last - first >= least else None
+    if find is None and values.ndim > 1:  # rows find their leaves once
+        reached = np.zeros(last)
+        add_grown_tree(codes, layout, grown, np.arange(grown.n_leaves, dtype=np.float64), reached, first, last)
+        raw[:, first:last] += values[:, reached[first:last].astype(np.int64)]
+        return
     if find is None:
         # For splits, `leaf_of` holds values of an earlier, larger tree in the engine's buffer; they are never used.
         of_node = values.take(grown.leaf_of[: grown.n_nodes], mode="clip")
@@ -61,7 +78,11 @@ def add_grown_tree(
         return
     leaf = np.empty(last, np.uint8 if grown.n_leaves <= 256 else np.int32)
     find(leaf, first, last)
-    raw[first:last] += values[leaf[first:last]]
+    if values.ndim == 1:
+        raw[first:last] += values[leaf[first:last]]
+        return
+    for of_output, values_of in zip(raw, values, strict=True):
+        of_output[first:last] += values_of[leaf[first:last]]
 
 
 def add_iterations(
@@ -73,7 +94,7 @@ def add_iterations(
     """
     trees = [tree for of_iteration in iterations for tree in of_iteration]
     for at in range(0, len(trees), _TREES):
-        some = [(tree.grown, tree.values, raw[tree.output]) for tree in trees[at : at + _TREES]]
+        some = [(tree.grown, tree.values, tree.scores_of(raw)) for tree in trees[at : at + _TREES]]
         for begin in range(first, last, _BLOCK):
             end = min(begin + _BLOCK, last)
             for grown, values, of_output in some:

@@ -49,6 +49,7 @@ from dboost.losses.gradient_pass import (
     PassTotals,
     update_gradients,
 )
+from dboost.losses.projection import ProjectedTerms, project
 from dboost.shards.shard_spec import NARROW_BINS, SHARED_CODES, ShardSpec, code_rows, plan_layout, tile_shape
 from dboost.trees.bin_proposal import BinMerge
 from dboost.trees.tree_task import GradientStats, RowSubset, Sample, hash_rows
@@ -282,7 +283,9 @@ class Shard:
         self.fields, self.spec, self.segments = fields, spec, segments
         self.layout, self.bin_layout = spec.layout, spec.bin_layout
         self.weight, self.repeat_count = fields.get("weight"), fields.get("repeat_count")
-        self.raw, self.leaf, self.gradient = fields["raw"], fields["leaf"], fields["gradient"]
+        self.raw, self.gradient = fields["raw"], fields["gradient"]
+        #: Of each output; those of one tree are the same memory.
+        self.leaf = fields["leaf"] if spec.width == 1 else _same_for(spec.n_outputs, fields["leaf"][0])
         self.hessian, self.loss_hessian = fields.get("hessian"), fields.get("loss_hessian")
         self.draw_id = fields.get("draw_id")
         self.n_rows = self.raw.shape[1]
@@ -400,6 +403,12 @@ class Shard:
         """Return gradients, Hessians and leaves of one output, each [n_rows]."""
         return self.gradient[output], None if self.hessian is None else self.hessian[output], self.leaf[output]
 
+    def split_arrays(self, output: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+        """Return what a tree grows by, see `output_arrays`; a tree of all outputs by the derivatives along a direction."""
+        if self.spec.width == 1:
+            return self.output_arrays(output)
+        return self.fields["split_gradient"], self.fields.get("split_hessian"), self.fields["leaf"][0]
+
     @cached_property
     def histogram_rows(self) -> HistogramRows:
         """What the rows add to histograms."""
@@ -433,6 +442,11 @@ class Shard:
         """Copy the bins of rows first…last-1 into tiles, the histogram kernel's memory order."""
         as_bytes = self.tiles.view(np.uint8)
         fill_tiles(self.bins.narrow, self.bin_layout, self.bins.row_of, first, last, as_bytes)
+
+
+def _same_for(n_outputs: int, leaf: np.ndarray) -> np.ndarray:
+    """Return the leaves of rows ([n]) once for each output, in the same memory: [n_outputs, n]."""
+    return np.lib.stride_tricks.as_strided(leaf, (n_outputs, len(leaf)), (0, *leaf.strides))
 
 
 def spec_in_memory(fields: Mapping[str, np.ndarray], spec: ShardSpec) -> ShardSpec:
@@ -478,6 +492,8 @@ def advance_rows(
     scratch : PassScratch
     first, last : int
     """
+    if isinstance(loss_terms, ProjectedTerms):
+        return _projected(shard, loss_terms, values, loss_unit, scratch, first, last)
     if isinstance(loss_terms, CustomTerms):
         return _by_methods(shard, loss_terms.loss, values[0], loss_unit, first, last)
     influence = None
@@ -492,6 +508,23 @@ def advance_rows(
         max_hessian = np.ones_like(max_hessian)
     by_digit = None if influence is None else influence.sums.sum(axis=1)
     return GradientStats(max_gradient, max_hessian, float(totals.loss[0]), float(totals.loss[1]), by_digit)
+
+
+def _projected(
+    shard: Shard, terms: ProjectedTerms, values: np.ndarray, loss_unit: float, scratch: PassScratch, first: int, last: int
+) -> GradientStats:
+    """Advance rows first…last-1 (see `advance_rows`), and compute their derivatives along the direction of the next tree."""
+    if terms.keeps_gradients:
+        none = np.zeros(shard.n_outputs)
+        stats = GradientStats(none, none, 0.0, 0.0)
+    else:
+        stats = advance_rows(shard, terms.terms, values, loss_unit, scratch, first, last)
+    gradient, hessian, _ = shard.split_arrays(0)
+    changes = None if shard.spec.weights_as_hessian else hessian
+    found = project(shard.gradient_rows, terms, gradient, or_empty(changes, "float32"), first, last)
+    if changes is None:
+        found[1] = 1.0
+    return replace(stats, max_split=found)
 
 
 def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, loss_unit: float, first: int, last: int) -> GradientStats:

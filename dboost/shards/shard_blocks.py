@@ -159,11 +159,18 @@ class ShardBlocks:
     def advance_rows(self, terms: tuple, values: np.ndarray) -> GradientStats | None:
         """Advance the rows of all blocks (see `shards.shard.advance_rows`); None without blocks."""
         spec = self.spec
-        writes = ["raw", "gradient"]
-        if spec.weights_as_hessian or not spec.constant_hessian:
-            writes.append("loss_hessian" if spec.weights_as_hessian else "hessian")
+        reads, writes = ["target", "raw", "leaf"], ["raw", "gradient"]
+        of_outputs = "loss_hessian" if spec.weights_as_hessian else "hessian"
+        has_hessian = spec.weights_as_hessian or not spec.constant_hessian
+        if has_hessian:
+            writes.append(of_outputs)
+        if spec.width > 1:
+            split = ["split_gradient", *(["split_hessian"] if has_hessian and not spec.weights_as_hessian else [])]
+            if getattr(terms, "keeps_gradients", False):
+                reads, writes = ["target", "gradient", *([of_outputs] if has_hessian else [])], []
+            writes += split
         found: GradientStats | None = None
-        for shard in self.walk(["target", "raw", "leaf"], writes):
+        for shard in self.walk(reads, writes):
             for first, last in shard.ranges():
                 stats = advance_rows(shard, terms, values, spec.loss_unit, self._scratch, first, last)
                 found = stats if found is None else found.merge(stats)

@@ -102,7 +102,7 @@ class GrowingTree:
         self._shard = shard
         if task.bin_merge is not None:
             merge_into_bins(shard, task.bin_merge, 0, shard.n_rows)
-        gradient, hessian, _ = shard.output_arrays(task.output)
+        gradient, hessian, _ = shard.split_arrays(task.output)
         self._sampled = shard.grown_rows(*task.row_subset)
         self.n_sampled = n = shard.n_rows if self._sampled is None else len(self._sampled)
         _quantise(gradient, or_empty(hessian, "float32"), or_empty(self._sampled, "int64"), n, task.scales, records[0])
@@ -138,7 +138,7 @@ class GrowingTree:
     def finish_leaves(self, leaves: np.ndarray) -> np.ndarray:
         """Number the leaves of all rows; return exact sums of gradients and Hessians by leaf."""
         shard = self._shard
-        gradient, hessian, leaf = shard.output_arrays(self.task.output)
+        gradient, hessian, leaf = shard.split_arrays(self.task.output)
         for ranges in (self.ranges,) if self._excluded is None else (self.ranges, self._excluded):
             _label(self.records, ranges, leaves, leaf)
         sums = np.zeros((int(leaves[:, 1].max()) + 1, 2))

@@ -36,6 +36,7 @@ class ShardSpec:
     bin_layout: BinLayout  # of the bins that trees grow by; differs from `layout` if bins are proposed for each tree
     max_leaves: int
     n_outputs: int = 1
+    width: int = 1  # values per leaf: 1, or n_outputs, then one tree grows by gradients along a direction
     n_targets: int = 1  # number of target columns, see `Loss.target_columns`
     weighted: bool = False  # False when all weights are 1
     #: The weights are integers of at most 255: each row counts that many times, with the gradient of a single such row.
@@ -56,6 +57,11 @@ class ShardSpec:
     def leaf_type(self) -> str:
         """The type of a streamed row's slot while a tree grows; speculation needs more slots than there are leaves."""
         return leaf_type_for(self.max_leaves * (_SLOTS_PER_LEAF if self.speculates else 1))
+
+    @property
+    def n_trees(self) -> int:
+        """Number of trees of an iteration."""
+        return self.n_outputs // self.width
 
     @property
     def has_repeat_count(self) -> bool:
@@ -94,9 +100,14 @@ class ShardSpec:
         """Return the fields in the order in which they are read together: growth reads those in the middle, score updates
         all."""
         outputs = (self.n_outputs,)
-        leaf = Field("leaf", leaf_type_for(self.max_leaves) if in_memory else self.leaf_type, outputs)
+        leaf = Field("leaf", leaf_type_for(self.max_leaves) if in_memory else self.leaf_type, (self.n_trees,))
         fields = [Field("raw", "<f8", outputs), leaf, Field("gradient", "<f4", outputs)]
-        if not self.constant_hessian:
+        if self.width > 1:
+            fields.insert(1, fields.pop())
+            fields.append(Field("split_gradient", "<f4"))
+        if not self.constant_hessian and self.width > 1:
+            fields.append(Field("split_hessian", "<f4"))
+        if not self.constant_hessian and (self.width == 1 or not self.weights_as_hessian):
             fields.append(Field("hessian", "<f4", outputs))
         if self.has_repeat_count:
             fields.append(Field("repeat_count", "<u1"))
@@ -112,7 +123,8 @@ class ShardSpec:
         if weight is not None and self.has_repeat_count:
             found["repeat_count"] = weight.astype(np.uint8)
         if weight is not None and self.weights_as_hessian and not self.constant_hessian:
-            found["hessian"] = np.broadcast_to(weight.astype(np.float32), shape)
+            of_rows = weight.astype(np.float32)
+            found |= {"split_hessian": of_rows} if self.width > 1 else {"hessian": np.broadcast_to(of_rows, shape)}
         return found
 
     def bytes_per_row(self) -> int:

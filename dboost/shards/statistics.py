@@ -33,6 +33,7 @@ import numpy as np
 from dboost.exact import FEW, concatenated, total
 from dboost.kernels import or_empty
 from dboost.kernels.bins import add_masses
+from dboost.kernels.outputs import sum_outputs, sum_products
 from dboost.kernels.quantile_keys import (
     FIRST_SHIFT,
     N_BUCKETS,
@@ -215,6 +216,31 @@ def _leaf_totals(
 leaf_totals = Statistic(_leaf_totals, np.add)
 
 
+def _output_totals(shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, units: np.ndarray) -> np.ndarray:
+    """Return sums of gradients and second derivatives of all outputs by leaf of the tree grown last, over the rows that took
+    part in it: float64[n_outputs, n_leaves, 2], integers in these units (float64[n_outputs, 2])."""
+    sums = np.zeros((shard.n_outputs, n_leaves, 2))
+    rows, begin, end = shard.sampled_range(subset, first, last)
+    of_rows, repeat_count = shard.gradient_rows, or_empty(shard.repeat_count, "uint8")
+    leaf, chosen = shard.split_arrays(0)[2], or_empty(rows, "int64")
+    sum_outputs(leaf, of_rows.gradient, of_rows.hessian, repeat_count, chosen, begin, end, units, sums)
+    return sums
+
+
+output_totals = Statistic(_output_totals, np.add)
+
+
+def _gradient_products(shard: Shard, first: int, last: int, unit: float, largest: float) -> np.ndarray:
+    """Return the sums of Σ_i g_ik s_i / w_i, see `kernels.outputs.sum_products`: float64[n_outputs], integers in this unit."""
+    sums = np.zeros(shard.n_outputs)
+    weight, repeat_count = or_empty(shard.weight, "float64"), or_empty(shard.repeat_count, "uint8")
+    sum_products(shard.gradient, shard.split_arrays(0)[0], weight, repeat_count, first, last, unit, largest, sums)
+    return sums
+
+
+gradient_products = Statistic(_gradient_products, np.add)
+
+
 def _line_slopes(
     shard: Shard, first: int, last: int, subset: RowSubset, loss: Loss, values: np.ndarray, at: float
 ) -> tuple[int | None, int | None]:
@@ -246,7 +272,7 @@ def _fine_bin_hessians(shard: Shard, first: int, last: int, subset: RowSubset, s
     """
     offset, kept = shard.layout.offset, shard.is_identity_bin_map
     mass = np.zeros(int(offset[-1]), np.int64)
-    hessian = or_empty(shard.output_arrays(subset.output)[1], "float32")
+    hessian = or_empty(shard.split_arrays(subset.output)[1], "float32")
     repeat_count = or_empty(shard.repeat_count, "uint8")
     rows, begin, end = shard.sampled_range(subset, first, last)
     for feature in np.flatnonzero(~kept).tolist():

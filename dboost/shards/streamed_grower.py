@@ -113,9 +113,11 @@ class _Tree:
                 number_of[self._slot_of[node]] = number
 
         names = ["gradient", *([] if spec.constant_hessian else ["hessian"])]
+        fields: list[FieldRef] = [self._of_output(name) if spec.width == 1 else f"split_{name}" for name in names]
         if spec.weights_as_hessian and task.least_influence:
-            names.append("loss_hessian")
-        fields = [self._of_output(name) for name in names] + (["repeat_count"] if spec.has_repeat_count else [])
+            fields.append(self._of_output("loss_hessian"))
+        if spec.has_repeat_count:
+            fields.append("repeat_count")
         if spec.grouped and task.sample is not None:
             fields.append("draw_id")
         leaf = [self._of_output("leaf")]
@@ -126,7 +128,7 @@ class _Tree:
         reads = [*(["tiles"] if reads_codes else []), *fields, *([] if is_first else leaf)]
         writes = leaf if is_first or splits or sums is not None else []
         for block in grower.rows.walk(reads, writes, verify=self._is_verified):
-            gradient, hessian, slots = block.output_arrays(task.output)
+            gradient, hessian, slots = block.split_arrays(task.output)
             rows = block.sampled_rows(*task.row_subset)
             n = block.n_rows if rows is None else len(rows)
             if is_first:

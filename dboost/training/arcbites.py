@@ -94,7 +94,7 @@ class _ArcbiteLoop:
                 loop.eval_sets.save_state()
             stats = loop.begin()
         else:
-            stats = loop.leaf_estimator.add_leaf_values(loop.zero_values)
+            stats = loop.leaf_estimator.add_leaf_values(loop.zero_values, loop.n_done)
             if loop.checkpoint is not None:
                 loop.checkpoint.note_visit(loop.history, loop.n_done, loop.trees, self._past, loop.state_of(stats))
         if self._n_visits > 1:

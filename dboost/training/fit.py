@@ -69,6 +69,7 @@ from dboost.training.plan import (
     ValidationPlan,
     check_columns,
     check_whole_groups,
+    check_width,
     fine_bins_of,
     held_out_rows_of,
     make_plan,
@@ -76,11 +77,15 @@ from dboost.training.plan import (
     requested,
     stopping_rule,
     warn_held_out,
+    width_of,
     with_own_metrics,
 )
 from dboost.training.split_limits import why_no_split
 
 _log = logging.getLogger("dboost")
+
+#: From this many trees an iteration on, the log names the strategy of one tree.
+_MANY_OUTPUTS = 8
 
 
 def fit(request: FitRequest, rows: TrainingRows) -> FitResult:
@@ -123,6 +128,13 @@ def _prepare(
     if warm_start.model is not None:
         check_continues(warm_start.model, features, target)
     parameters = request.parameters.with_loss(target.loss.name)
+    if warm_start.model is not None:
+        check_width(warm_start.model, parameters, target.loss)
+    if target.loss.n_outputs >= _MANY_OUTPUTS and width_of(parameters, target.loss) == 1:
+        _log.info(
+            "each iteration grows %d trees; multi_strategy='multi_output_tree' grows one with as many values per leaf",
+            target.loss.n_outputs,
+        )
     validation, chosen = rows.assign(target, ensemble_so_far)
     has_eval_sets = bool(chosen or request.eval_sets)
     metrics: list[MetricReduction] = []

@@ -75,7 +75,6 @@ def refit_leaves(
     DataError
         When the data do not match the model, or scores diverge.
     """
-    model = model.expanded()
     parameters = parameters_of(model, custom_loss)
     start = WarmStart(replace(model, trees=()), is_new_source=True)  # raw scores start at the model's baseline
     loading = replace(parameters[0], early_stopping_rounds=None, arcbites=None)
@@ -139,7 +138,7 @@ def with_new_leaf_values(
     decay, source_name
         As in `refit_leaves`.
     """
-    k = model.trees_per_iteration
+    n_outputs, k = model.n_outputs, model.trees_per_iteration
     steps = {
         id(one): LeafEstimator(
             engine.advance,
@@ -151,17 +150,19 @@ def with_new_leaf_values(
         )
         for one in parameters
     }
-    stats = steps[id(parameters[0])].add_leaf_values(np.zeros((k, 1)))
+    stats = steps[id(parameters[0])].add_leaf_values(np.zeros((n_outputs, 1)))
     trees: list[Tree] = []
     for iteration, of_iteration in enumerate(parameters):
         engine.assign_leaves(iteration)
-        values = []
-        for output in range(k):
-            tree = model.trees[iteration * k + output]
-            sums = _leaf_sums(engine, stats, tree.n_leaves, output)
-            found = steps[id(of_iteration)].values(sums, RowSubset(None, 0, output))
-            trees.append(_with_values(tree, found * start.unit, sums.reached, decay))
-            values.append(trees[-1].value[tree.feature < 0] / start.unit)
+        values: list[np.ndarray] = []
+        for t in range(iteration * k, (iteration + 1) * k):
+            tree, outputs = model.trees[t], model.outputs_of(t)
+            found = []
+            for output in range(outputs.start, outputs.stop):
+                sums = _leaf_sums(engine, stats, tree.n_leaves, output)
+                found.append(steps[id(of_iteration)].values(sums, RowSubset(None, 0, output)) * start.unit)
+            trees.append(_with_values(tree, np.stack(found, axis=1), sums.reached, decay))
+            values += list(trees[-1].value[tree.feature < 0].reshape(-1, model.width).T / start.unit)
         next_parameters = parameters[min(iteration + 1, len(parameters) - 1)]
         stats = steps[id(next_parameters)].add_leaf_values(in_rows(values))
         if not np.isfinite(stats.max_gradient).all():
@@ -223,13 +224,17 @@ def _leaf_sums(engine: Engine, stats: GradientStats, n_leaves: int, output: int)
 
 
 def _with_values(tree: Tree, found: np.ndarray, reached: np.ndarray, decay: float) -> Tree:
-    """Return the tree with new leaf values; a split's value is the mean of its children's, weighted by training rows."""
-    value = tree.value.copy()
+    """Return the tree with new leaf values; a split's value is the mean of its children's, weighted by training rows.
+
+    found : float64[n_leaves, width].
+    """
+    value = tree.value.reshape(tree.n_nodes, -1).copy()
     is_leaf = tree.feature < 0
     old = value[is_leaf]
-    value[is_leaf] = np.where(reached, decay * old + (1.0 - decay) * found if decay else found, old)
+    value[is_leaf] = np.where(reached[:, None], decay * old + (1.0 - decay) * found if decay else found, old)
     for node in np.flatnonzero(~is_leaf)[::-1]:  # children have higher numbers
         both = [tree.left[node], tree.right[node]]
         counts = tree.count[both].astype(np.float64)
-        value[node] = (value[both] * counts).sum() / counts.sum() if counts.sum() > 0 else value[both].mean()
-    return replace(tree, value=value)
+        weighted = (value[both] * counts[:, None]).sum(axis=0)
+        value[node] = weighted / counts.sum() if counts.sum() > 0 else value[both].mean(axis=0)
+    return replace(tree, value=value.reshape(tree.value.shape))

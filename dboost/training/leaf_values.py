@@ -51,10 +51,12 @@ from dboost.exact import (
 )
 from dboost.losses import Loss, is_custom, register
 from dboost.losses.base import AllRows, InitialRows, PartOfRows, SumUnits, check_derivatives
+from dboost.losses.projection import ProjectedTerms
 from dboost.model.outputs import scores
 from dboost.params import Parameters
 from dboost.shards.statistics import (
     Statistic,
+    gradient_products,
     influence_digits,
     leaf_buckets,
     leaf_clipped,
@@ -64,7 +66,9 @@ from dboost.shards.statistics import (
     line_slopes,
     loss_hessian_sums,
     of_parts,
+    output_totals,
 )
+from dboost.training.directions import Directions
 from dboost.training.minimize import minimize_convex
 from dboost.trees.tree_task import GradientStats, Leaves, RowSubset, bounded, leaf_values, newton_steps
 
@@ -377,6 +381,8 @@ def _sums(rows: RowRoles, loss: Loss, units: SumUnits) -> list[ExactSum]:
     return [*loss.target_sums(rows.numbers, weight, units), weights]
 
 
+#: Products of gradients may be larger than their bound by so many bits, see `LeafEstimator`.
+_SPARE_BITS = 10
 #: Relative error of the multiplier at which a line search ends.
 _LINE_TOLERANCE = 1e-10
 
@@ -394,6 +400,8 @@ class LeafEstimator:
         Number of rows; with integer weights the sum of the weights.
     max_weight : float
         The largest weight; 1 with integer weights.
+    directions : Directions, optional
+        Of trees of all outputs. Default: each output has a tree.
     """
 
     def __init__(
@@ -404,32 +412,71 @@ class LeafEstimator:
         parameters: Parameters,
         n_counted: int,
         max_weight: float,
+        directions: Directions | None = None,
     ) -> None:
-        self._advance, self._map_shards = advance, map_shards
+        self._advance, self._map_shards, self._directions = advance, map_shards, directions
         self._loss = loss
         self._parameters = parameters
         self._rank_unit = rank_unit(max_weight, n_counted)
         self._rows = AllRows(lambda part, merge, *rest: self._merged(of_parts(merge), part, *rest), n_counted, max_weight)
         self._statistic: Any = None  # `Loss.statistic` after the last trees
+        self._terms = loss.terms()
         self._steps: np.ndarray | None = None  # quantiles of the last tree's leaves
-        self._max_hessian = np.zeros(loss.n_outputs)
+        self._max_gradient, self._max_hessian = np.zeros((2, loss.n_outputs))
         self._influence: np.ndarray | None = None
         self._influence_terms: tuple | None = None
         if parameters.influence_trimming is not None:
-            self._influence_terms = loss.terms()._replace(counts_influence=True)  # type: ignore[attr-defined]
+            self._influence_terms = self._terms._replace(counts_influence=True)  # type: ignore[attr-defined]
 
     def use(self, parameters: Parameters) -> None:
         """Use another learning rate from the next tree on."""
         self._parameters = parameters
 
-    def add_leaf_values(self, values: np.ndarray) -> GradientStats:
-        """Add the leaf values of the last trees (float64[n_outputs, n_leaves]) to the scores; compute the gradients."""
-        stats = self._advance(values, self._influence_terms)
+    def add_leaf_values(self, values: np.ndarray, n_done: int = 0) -> GradientStats:
+        """Add the leaf values of the last trees (float64[n_outputs, n_leaves]) to the scores; compute the gradients.
+
+        n_done : number of iterations in the scores then.
+        """
+        directions = self._directions
+        direction = None if directions is None else directions.drawn(n_done + 1)
+        stats = self._advance(values, self._along(direction, self._influence_terms))
         if self._loss.statistic is not None:
             self._statistic = self._loss.statistic.of(self._rows, self._statistic)
-            stats = self._advance(np.zeros_like(values), self._loss.terms_after(self._statistic))
-        self._max_hessian, self._influence = stats.max_hessian, stats.influence
+            self._terms = self._loss.terms_after(self._statistic)
+            stats = self._advance(np.zeros_like(values), self._along(direction, self._terms))
+        if directions is not None and directions.is_refined(n_done + 1):
+            direction = directions.refined(self._gradient_products(stats))
+            if direction is not None:
+                terms = ProjectedTerms(self._terms, direction, directions.of_classes, keeps_gradients=True)
+                stats = replace(stats, max_split=self._advance(np.zeros_like(values), terms).max_split)
+        self._max_gradient, self._max_hessian, self._influence = stats.max_gradient, stats.max_hessian, stats.influence
         return stats
+
+    def _along(self, direction: np.ndarray | None, terms: tuple | None) -> tuple | None:
+        """Return the record of the loss (None: that of the last call), with the direction of the next tree if it has one."""
+        if self._directions is None or direction is None:
+            return terms
+        return ProjectedTerms(self._terms if terms is None else terms, direction, self._directions.of_classes)
+
+    def _gradient_products(self, stats: GradientStats) -> np.ndarray:
+        """Return Σ_i w_i g_i (g_i · c) for the direction c that the gradients are projected on: float64[n_outputs]."""
+        assert stats.max_split is not None
+        # Gradients include the weights. Of rows of small weights, products that are larger than the bound are clipped.
+        bound = float(stats.max_gradient.max()) * float(stats.max_split[0]) / self._rows.max_weight
+        unit = unit_for(bound, self._rows.n_rows, spare_bits=_SPARE_BITS)
+        return self._merged(gradient_products, unit, 2.0**_SPARE_BITS * bound * unit)
+
+    def output_sums(self, n_leaves: int, subset: RowSubset) -> np.ndarray:
+        """Return the sums of gradients and second derivatives of all outputs by leaf of the tree grown last, by the rows of its
+        sample: float64[n_outputs, n_leaves, 2]."""
+        n = self._rows.n_rows
+        largest = zip(self._max_gradient.tolist(), self._max_hessian.tolist(), strict=True)
+        units = np.array([(unit_for(g, n), unit_for(h, n)) for g, h in largest])
+        return self._merged(output_totals, subset, n_leaves, units) / units[:, None, :]
+
+    def values_of_outputs(self, sums: np.ndarray) -> np.ndarray:
+        """Return the leaf values of a tree of all outputs: float64[n_outputs, n_leaves]. sums : those of `output_sums`."""
+        return np.stack([leaf_values(of_output, self._parameters, self._loss) for of_output in sums])
 
     def values(self, grown: Leaves, subset: RowSubset) -> np.ndarray:
         """Return the leaf values of the tree grown last, by the rows of its sample: float64[n_leaves]."""

@@ -33,6 +33,7 @@ from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import fine_bin_hessians
 from dboost.training.callbacks import Callback, Iteration, Progress, checked_rate
 from dboost.training.checkpoint import describe_data, merged_fingerprint
+from dboost.training.directions import Directions
 from dboost.training.engine import Engine
 from dboost.training.history import appended, metrics_of, of_model
 from dboost.training.leaf_values import LeafEstimator, in_units_of
@@ -121,7 +122,10 @@ class BoostingLoop:
             counted = engine.n_rows, self.target_stats.max_weight
         else:
             counted = int(self.target_stats.total_weight), 1.0
-        self.leaf_estimator = LeafEstimator(engine.advance, engine.map_shards, self.loss, self.parameters, *counted)
+        directions = None
+        if plan.shard.width > 1:
+            directions = Directions(self.loss.n_outputs, self.loss.has_classes, plan.learning.random_state)
+        self.leaf_estimator = LeafEstimator(engine.advance, engine.map_shards, self.loss, self.parameters, *counted, directions)
         self.total_weight = self.target_stats.total_weight
         self.rate = plan.learning.learning_rate
         self._is_set_by_callback = False
@@ -213,7 +217,7 @@ class BoostingLoop:
 
     def begin(self) -> GradientStats:
         """Compute the first gradients, and losses and metrics before the first iteration."""
-        stats = self.leaf_estimator.add_leaf_values(self.zero_values)
+        stats = self.leaf_estimator.add_leaf_values(self.zero_values, self.n_done)
         self.before = self._resume(self.state_of(stats))
         return stats
 
@@ -241,7 +245,7 @@ class BoostingLoop:
             "bytes_read": 0,
         }
         record |= self._evaluate()
-        stats = self.stats = self.leaf_estimator.add_leaf_values(in_rows(values))
+        stats = self.stats = self.leaf_estimator.add_leaf_values(in_rows(values), iteration)
         measured = self.engine.report()
         record["train_loss"] = self.loss_of(stats, iteration)
         if self.plan.request.learning_rates is not None or self._is_set_by_callback:
@@ -346,15 +350,20 @@ class BoostingLoop:
             self.leaf_estimator.use(self.parameters)
 
     def _add_tree(self, task: TreeTask, grown: GrownTree, iteration: int) -> np.ndarray:
-        """Add one output's tree to the model and the evaluation sets; return its leaf values."""
-        values = self.leaf_estimator.values(grown, task.row_subset)
+        """Add one tree to the model and the evaluation sets; return its leaf values."""
+        sums = None
+        if self.plan.shard.width == 1:
+            values = self.leaf_estimator.values(grown, task.row_subset)
+        else:
+            sums = self.leaf_estimator.output_sums(grown.n_leaves, task.row_subset)
+            values = self.leaf_estimator.values_of_outputs(sums)
         if self.plan.direction is not None:
             within_bounds(values, grown, self.parameters.learning_rate * task.scales[1] / task.scales[0])
         if not np.isfinite(values).all():  # gradients of the absolute error are finite at any score
             raise _diverged(iteration)
         is_categorical = self.plan.shard.layout.is_categorical
         self._has_split |= grown.n_nodes > 1
-        self.snapshots.append(TreeSnapshot.of(grown, is_categorical, values, task.gain_unit, self.rate))
+        self.snapshots.append(TreeSnapshot.of(grown, is_categorical, values, task.gain_unit, self.rate, sums))
         if self.valued is not None:
             self.valued.append(TreeDelta(TreeRoutes.of(grown, is_categorical), values, task.output))
         if self.eval_sets is not None:
@@ -380,7 +389,7 @@ class BoostingLoop:
         return self._tasks(self.stats, self.n_done + 1)
 
     def _tasks(self, stats: GradientStats, iteration: int) -> list[TreeTask]:
-        tasks = [self._task(stats, iteration, output) for output in range(self.loss.n_outputs)]
+        tasks = [self._task(stats, iteration, output) for output in range(self.plan.shard.n_trees)]
         return tasks if self.parameters.split_proposal == "global" else [self._with_bins(task) for task in tasks]
 
     def _with_bins(self, task: TreeTask) -> TreeTask:
@@ -399,7 +408,8 @@ class BoostingLoop:
 
     def loss_of(self, stats: GradientStats, iteration: int) -> float:
         """Return the mean loss of the current training rows."""
-        if not (np.isfinite(stats.max_gradient).all() and np.isfinite(stats.max_hessian).all()):
+        largest = stats.max_gradient, stats.max_hessian, 0.0 if stats.max_split is None else stats.max_split
+        if not all(np.isfinite(of).all() for of in largest):
             if iteration == self.warm_start.n_earlier:
                 raise DBoostError(
                     f"the {self.target_stats.too_large} are so large that gradients are infinite; scale them down"
@@ -414,6 +424,8 @@ class BoostingLoop:
         precision, parameters = self.plan.precision, self.parameters
         packing = precision.packing
         max_gradient, max_hessian = float(stats.max_gradient[output]), float(stats.max_hessian[output])
+        if stats.max_split is not None:
+            max_gradient, max_hessian = stats.max_split.tolist()
         if parameters.criterion == "gradient":
             max_hessian = self.target_stats.max_weight  # trees are grown with weights in place of Hessians
         scale_g = _scale(packing.max_gradient, max_gradient)
@@ -421,7 +433,7 @@ class BoostingLoop:
         n = self.engine.n_rows if self.plan.max_weight is None else int(self.target_stats.total_weight)
         exact_h = 1.0 if self.plan.shard.constant_hessian else unit_for(max_hessian, n)
         scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
-        max_step = parameters.max_delta_step if follow_sums(parameters, self.loss) else None
+        max_step = parameters.max_delta_step if stats.max_split is None and follow_sums(parameters, self.loss) else None
         split_params = split_params_of(
             parameters,
             precision.count_channel,
@@ -462,9 +474,9 @@ def _diverged(iteration: int) -> DBoostError:
 
 
 def in_rows(values: list[np.ndarray]) -> np.ndarray:
-    """Return the leaf values of one tree per output as float64[n_outputs, n_leaves], shorter rows padded with 0."""
+    """Return the leaf values of the trees of an iteration as float64[n_outputs, n_leaves], shorter rows padded with 0."""
     if len(values) == 1:
-        return values[0][None]
+        return np.atleast_2d(values[0])
     rows = np.zeros((len(values), max(map(len, values))))
     for row, of_tree in zip(rows, values, strict=True):
         row[: len(of_tree)] = of_tree

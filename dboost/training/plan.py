@@ -591,6 +591,7 @@ class FitPlan:
             # The number of fine bins can be very large; the trees contain the thresholds that are used.
             edges=self.binning.edges if self.parameters.split_proposal == "global" else (),
             parameters=self.parameters.to_dict(),
+            width=self.shard.width,
         )
 
     def build_spec(self, starts: dict[int, int]) -> BuildSpec:
@@ -657,6 +658,7 @@ def make_plan(
         layout=layout,
         bin_layout=bin_layout,
         n_outputs=loss.n_outputs,
+        width=width_of(parameters, loss),
         n_targets=len(loss.target_columns),
         weighted=rows.weighted,
         integer_weights=max_weight is not None,
@@ -693,6 +695,29 @@ def make_plan(
         warm_start=warm_start,
         reference=rows.reference,
     )
+
+
+def width_of(parameters: Parameters, loss: Loss) -> int:
+    """Return the number of values per leaf."""
+    if parameters.multi_strategy != "multi_output_tree":
+        return 1
+    if loss.n_outputs > 1 and loss.leaf_statistic != "newton":
+        raise ParameterError(
+            f"multi_strategy='multi_output_tree': the leaf values of loss={loss.name!r} are no Newton steps; give "
+            "multi_strategy='one_output_per_tree'"
+        )
+    return loss.n_outputs
+
+
+def check_width(model: Ensemble, parameters: Parameters, loss: Loss) -> None:
+    """Raise a ParameterError if the trees of a model that is continued have another number of values per leaf."""
+    if model.width != width_of(parameters, loss):
+        strategies = "one_output_per_tree", "multi_output_tree"
+        of_model, given = strategies if model.width == 1 else strategies[::-1]
+        raise ParameterError(
+            f"multi_strategy={given!r}: the model to continue was trained with {of_model!r}, which all its trees have: leave "
+            "multi_strategy out"
+        )
 
 
 def requested(

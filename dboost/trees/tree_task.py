@@ -189,6 +189,8 @@ class GradientStats:
     fine_loss: float
     #: With influence trimming, Hessian sums by their first digit: int64[n_outputs, N_DIGITS], see `exact`.
     influence: np.ndarray | None = None
+    #: The largest gradient and Hessian along the direction of a tree of all outputs: float64[2].
+    max_split: np.ndarray | None = None
 
     def merge(self, other: GradientStats) -> GradientStats:
         """Return the statistics of the rows of both: exact, associative and commutative."""
@@ -198,6 +200,7 @@ class GradientStats:
             self.coarse_loss + other.coarse_loss,
             self.fine_loss + other.fine_loss,
             None if self.influence is None or other.influence is None else self.influence + other.influence,
+            None if self.max_split is None or other.max_split is None else np.maximum(self.max_split, other.max_split),
         )
 
 
@@ -247,7 +250,7 @@ class FeatureConstraints(NamedTuple):
 
 
 #: Purposes of hashes: each has its own sequence of random numbers.
-_ROWS, FEATURES, BITES, VISITS, HOLD_OUT, WATCH = 1, 2, 3, 4, 5, 6
+_ROWS, FEATURES, BITES, VISITS, HOLD_OUT, WATCH, DIRECTIONS = 1, 2, 3, 4, 5, 6, 7
 
 
 def derive_seed(*numbers: int) -> int:
@@ -373,7 +376,9 @@ class GrownTree:
     n_leaves: int
     n_rows: np.ndarray  # int64[n_nodes]
     leaf_of: np.ndarray  # int64[n_nodes]; meaningful for leaves
-    leaf_sums: np.ndarray  # float64[n_leaves, 2]: exact sums of gradients and Hessians, in the loss's units
+    #: Exact sums of gradients and Hessians, in the loss's units: float64[n_leaves, 2]; of the derivatives along a direction if
+    #: the tree has several outputs.
+    leaf_sums: np.ndarray
     left_codes: np.ndarray  # uint8[n_nodes, n_codes]: categories that go left, for categorical splits
 
     def copy(self) -> GrownTree:
@@ -444,10 +449,15 @@ def newton_steps(sums: np.ndarray, parameters: Parameters) -> np.ndarray:
 
     sums : float64[n, 2], exact sums of gradients and Hessians. Where H + λ is 0 the step is 0.
     """
-    g, h = sums[:, 0], sums[:, 1] + parameters.l2_regularization
-    if parameters.l1_regularization:
-        g = np.sign(g) * np.maximum(np.abs(g) - parameters.l1_regularization, 0.0)
+    g, h = _thresholded(sums[:, 0], parameters), sums[:, 1] + parameters.l2_regularization
     return np.divide(-g, h, out=np.zeros(len(g)), where=h > 0)
+
+
+def _thresholded(gradients: np.ndarray, parameters: Parameters) -> np.ndarray:
+    """Return T_α of gradient sums."""
+    if not parameters.l1_regularization:
+        return gradients
+    return np.sign(gradients) * np.maximum(np.abs(gradients) - parameters.l1_regularization, 0.0)
 
 
 def leaf_values(sums: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
@@ -493,7 +503,7 @@ class TreeSnapshot:
     gain: np.ndarray
     n_rows: np.ndarray
     leaf_of: np.ndarray
-    sums: np.ndarray
+    sums: np.ndarray  # of gradients and Hessians: float64[n_leaves, 2], of several outputs float64[n_outputs, n_leaves, 2]
     sets: CategorySets
     values: np.ndarray
     gain_unit: float
@@ -501,12 +511,19 @@ class TreeSnapshot:
 
     @classmethod
     def of(
-        cls, grown: GrownTree, is_categorical: np.ndarray, values: np.ndarray, gain_unit: float, learning_rate: float
+        cls,
+        grown: GrownTree,
+        is_categorical: np.ndarray,
+        values: np.ndarray,
+        gain_unit: float,
+        learning_rate: float,
+        sums: np.ndarray | None = None,
     ) -> TreeSnapshot:
         """Copy what the model needs of a grown tree.
 
-        is_categorical : uint8[n_features]; values : float64[n_leaves], what leaves add to the scores; gain_unit : factor from a
-        score of quantised sums to units of the loss; learning_rate : that of the iteration.
+        is_categorical : uint8[n_features]; values : float64[n_leaves], what leaves add to the scores, or
+        float64[n_outputs, n_leaves]; gain_unit : factor from a score of quantised sums to units of the loss; learning_rate :
+        that of the iteration; sums : of all outputs, see `TreeSnapshot`, default those that the tree was grown by.
         """
         n, nodes = grown.n_nodes, grown.nodes
         return cls(
@@ -517,7 +534,7 @@ class TreeSnapshot:
             gain=nodes.gain[:n].copy(),
             n_rows=grown.n_rows[:n].copy(),
             leaf_of=grown.leaf_of[:n].copy(),
-            sums=grown.leaf_sums,
+            sums=grown.leaf_sums if sums is None else sums,
             sets=CategorySets.of(grown, is_categorical),
             values=values,
             gain_unit=gain_unit,
@@ -542,18 +559,6 @@ class TreeSnapshot:
         position[order] = np.arange(n)
         is_split = self.child >= 0
 
-        # Children have higher numbers than their parents. Node by node, floats are faster in lists than in arrays.
-        gradient, hessian = ([0.0] * n for _ in range(2))
-        of_leaf, leaf_of = self.sums.tolist(), self.leaf_of.tolist()
-        for node in range(n - 1, -1, -1):
-            left = child[node]
-            if left < 0:
-                gradient[node], hessian[node] = of_leaf[leaf_of[node]]
-            else:
-                gradient[node] = gradient[left] + gradient[left + 1]
-                hessian[node] = hessian[left] + hessian[left + 1]
-        sums = np.array((gradient, hessian)).T
-
         threshold = [math.nan] * n
         categories: list[np.ndarray | None] = [None] * n
         feature, split_bins, left_codes = self.feature.tolist(), self.split_bin.tolist(), self.sets.left_codes(n)
@@ -570,7 +575,13 @@ class TreeSnapshot:
                 threshold[node] = edges[split_bins[node]] if split_bins[node] < len(edges) else math.inf
         left = np.where(is_split, position[self.child], -1)
         right = np.where(is_split, position[np.where(is_split, self.child + 1, 0)], -1)
-        gain = np.where(is_split, -self.gain * self.gain_unit - parameters.leaf_penalty, 0.0)
+        if self.sums.ndim == 2:
+            sums = self._node_sums(self.sums)
+            cover, value = sums[:, 1], self._values(sums, parameters, loss)
+            gained = -self.gain * self.gain_unit
+        else:
+            cover, value, gained = self._of_outputs(parameters, loss)
+        gain = np.where(is_split, gained - parameters.leaf_penalty, 0.0)
         return Tree(
             feature=np.where(is_split, self.feature, -1)[order].astype(np.int32),
             threshold=np.array(threshold, np.float64)[order],
@@ -579,10 +590,42 @@ class TreeSnapshot:
             left=left[order].astype(np.int32),
             right=right[order].astype(np.int32),
             gain=gain[order],
-            cover=sums[order, 1],
+            cover=cover[order],
             count=self.n_rows[order],
-            value=self._values(sums, parameters, loss)[order],
+            value=value[order],
         )
+
+    def _node_sums(self, of_leaves: np.ndarray) -> np.ndarray:
+        """Return the sums of all nodes in growth order: float64[n_nodes, 2]. of_leaves : float64[n_leaves, 2]."""
+        # Children have higher numbers than their parents. Node by node, floats are faster in lists than in arrays.
+        n, child = len(self.feature), self.child.tolist()
+        gradient, hessian = ([0.0] * n for _ in range(2))
+        of_leaf, leaf_of = of_leaves.tolist(), self.leaf_of.tolist()
+        for node in range(n - 1, -1, -1):
+            left = child[node]
+            if left < 0:
+                gradient[node], hessian[node] = of_leaf[leaf_of[node]]
+            else:
+                gradient[node] = gradient[left] + gradient[left + 1]
+                hessian[node] = hessian[left] + hessian[left + 1]
+        return np.array((gradient, hessian)).T
+
+    def _of_outputs(self, parameters: Parameters, loss: Loss) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return cover, values and gains of the nodes of a tree of several outputs, in growth order.
+
+        The cover is the mean over the outputs, the gain their sum: what the split gains with the values of its leaves, not
+        along the direction that the tree was grown by.
+        """
+        n, splits = len(self.feature), np.flatnonzero(self.child >= 0)
+        cover, gained, values = np.zeros(n), np.zeros(n), []
+        left = self.child[splits]
+        for of_leaves, leaves in zip(self.sums, self.values, strict=True):
+            sums = self._node_sums(of_leaves)
+            values.append(replace(self, values=leaves)._values(sums, parameters, loss))
+            cover += sums[:, 1]
+            score = -0.5 * newton_steps(sums, parameters) * _thresholded(sums[:, 0], parameters)
+            gained[splits] += score[left] + score[left + 1] - score[splits]
+        return cover / len(self.sums), np.stack(values, axis=1), gained
 
     def _values(self, sums: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
         """Return the values of all nodes in growth order. Inner nodes get the value by their sums, or the mean over their

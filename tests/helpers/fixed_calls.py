@@ -79,6 +79,8 @@ class Fixed:
             found.add("many columns")
         if self.target in ("grade", "level"):
             found.add("classes")
+        if "multi_strategy" in (self.options if self.first is None else self.first):
+            found.add("one tree for all outputs")
         return found
 
 
@@ -147,6 +149,27 @@ CASES |= {
         ("trimmed", "exact", "late", {"influence_trimming": 0.2, "learning_rate": 0.5}),
     )
 }
+
+
+_ONE_TREE = {"loss": "log_loss", "multi_strategy": "multi_output_tree"}
+CASES |= {
+    f"one tree, {name}": Fixed(target, _ONE_TREE | options)
+    for name, target, options in (
+        ("3 classes", "grade", {}),
+        (
+            "6 classes, weights",
+            "level",
+            {"sample_weight": "w", "subsample": 0.7, "eval_set": HELD_OUT, "early_stopping_rounds": 2},
+        ),
+        ("fractions as weights", "level", {"sample_weight": "v", "growth": "depth_wise", "max_features": 0.6}),
+        ("gradient", "grade", {"criterion": "gradient", "sample_weight": "v", "validation_fraction": 0.2}),
+        ("arcbites", "level", {"arcbites": dboost.ArcBites(2, None, 2), "eval_set": HELD_OUT}),
+        ("proposal tree", "grade", {"split_proposal": "tree", "max_bins": 12, "l1_regularization": 0.5}),
+        ("proposal node", "grade", {"split_proposal": "node", "max_bins": 12}),
+    )
+}
+CASES["one tree, continued"] = Fixed("level", {"sample_weight": "v"}, _ONE_TREE, LATER)
+CASES["one tree, refitted"] = Fixed("level", {"decay": 0.3, "sample_weight": "v"}, _ONE_TREE, LATER, refits=True)
 
 
 @dataclass(frozen=True)

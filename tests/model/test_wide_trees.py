@@ -142,10 +142,10 @@ def test_files_of_another_width_are_refused(wide: Booster) -> None:
         model_file.dumps(replace(model, width=1))
 
 
-def test_a_continued_model_has_a_tree_for_each_output(wide: Booster) -> None:
+def test_a_continued_model_has_trees_of_all_outputs(wide: Booster) -> None:
     later = dboost.fit(FRAME, Y, loss="log_loss", start_from=wide, max_iter=2)
-    assert later.ensemble.width == 1
-    assert later.n_iter_ == 6
+    assert later.ensemble.width == K
+    assert later.n_iter_ == len(later.ensemble.trees) == 6
     first = later.truncate(4)
     np.testing.assert_array_equal(first.predict(FRAME, raw_score=True), wide.predict(FRAME, raw_score=True))
     assert wide.truncate(2).ensemble.trees == wide.ensemble.trees[:2]

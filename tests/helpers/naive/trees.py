@@ -41,7 +41,7 @@ def leaf_number(tree: Tree, row: Sequence[float]) -> int:
 def raw_scores(ensemble: Ensemble, rows: Sequence[Sequence[float]], n_iterations: int | None = None) -> list[list[float]]:
     """Baseline plus value after value, tree by tree."""
     n_outputs = len(ensemble.baseline)
-    trees = ensemble.trees if n_iterations is None else ensemble.trees[: n_iterations * n_outputs]
+    trees = ensemble.trees if n_iterations is None else ensemble.trees[: n_iterations * ensemble.trees_per_iteration]
     scores = []
     for row in rows:
         score = [float(baseline) for baseline in ensemble.baseline]

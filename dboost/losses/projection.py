@@ -1,0 +1,46 @@
+"""Gradients along a direction, by which trees of several outputs are grown.
+
+`ProjectedTerms` is the record of a loss for such a fit: after the pass that computes the gradients of all outputs, `project`
+adds up one gradient and one Hessian per row from them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dboost.kernels.outputs import BLOCK, project_gradients
+from dboost.losses.gradient_pass import GradientRows
+
+
+class ProjectedTerms(NamedTuple):
+    """A loss's record for kernels, and the direction of the next tree."""
+
+    terms: tuple[Any, ...]
+    direction: np.ndarray  # float32[n_outputs]
+    of_classes: bool  # see `Loss.has_classes`
+    #: Whether the gradients of all outputs are those of the present scores already: only the direction is new.
+    keeps_gradients: bool = False
+
+
+def project(
+    rows: GradientRows, terms: ProjectedTerms, gradient: np.ndarray, hessian: np.ndarray, first: int, last: int
+) -> np.ndarray:
+    """Compute the derivatives along the direction of `terms` for rows first…last-1; return the largest ones: float64[2].
+
+    gradient, hessian : float32[n], written; the latter is empty if it is constant.
+    """
+    maxima = np.zeros(2, np.int32)
+    project_gradients(
+        rows,
+        terms.direction,
+        terms.of_classes,
+        first,
+        last,
+        np.empty((2, BLOCK), np.float32),
+        (gradient, gradient.view(np.int32)),
+        (hessian, hessian.view(np.int32)),
+        maxima,
+    )
+    return maxima.view(np.float32).astype(np.float64)

@@ -1,0 +1,73 @@
+"""The directions by which trees of several outputs are grown.
+
+A tree with K values per leaf is one tree an iteration. Its structure is that of a tree for a single number per row: the
+derivatives of the loss along a direction c in the space of the K raw scores, g_i · c and Σ_k c_k² h_ik (for classes the
+variance of c under the row's probabilities). Leaf values are exact Newton steps of all outputs. So histograms, rounds and
+messages are those of a model of one output.
+
+Two kinds of directions take turns:
+
+* in odd iterations (from 1) signs ±1 that are hashed from the seed and the number of the iteration: a random projection of the
+  gradients (Iosipoi & Vakhrushev 2022, "SketchBoost", section 3.4, with sketch dimension 1). For classes such a tree boosts the
+  log loss of a division of the classes into two groups (error-correcting output codes: Dietterich & Bakiri 1995);
+* in even iterations the signs z, refined by one power step with the Gram matrix of the gradients, c = Σ_i w_i g_i (g_i · z):
+  mostly what the gradients have in common (Halko, Martinsson & Tropp 2011, algorithm 4.3 with q = 1). The K sums are exact.
+
+Directions have length 1, so that independent outputs of constant Hessian keep it. Those of classes are centred, because adding
+a number to all scores of a row changes nothing, and have length √K: their entries are about ±1, and Hessians are those of two
+classes, for which limits such as `min_hessian` are meant.
+
+A direction depends on the seed, the number of the iteration and the gradients at the present scores, and on nothing of earlier
+iterations: a fit that is continued or resumed has the directions of one that was not interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dboost.trees.tree_task import DIRECTIONS, derive_seed
+
+
+class Directions:
+    """The directions of a fit.
+
+    Parameters
+    ----------
+    n_outputs : int
+    of_classes : bool
+        See `Loss.has_classes`.
+    seed : int
+    """
+
+    def __init__(self, n_outputs: int, of_classes: bool, seed: int) -> None:
+        self._n_outputs, self.of_classes, self._seed = n_outputs, of_classes, seed
+
+    @staticmethod
+    def is_refined(iteration: int) -> bool:
+        """Whether the direction of an iteration (from 1) is refined by the gradients."""
+        return iteration % 2 == 0
+
+    def drawn(self, iteration: int) -> np.ndarray:
+        """Return the signs of an iteration as a direction: float32[n_outputs]."""
+        for attempt in range(64):
+            hashes = (derive_seed(self._seed, DIRECTIONS, iteration, attempt, k) for k in range(self._n_outputs))
+            signs = [1.0 if one >> 63 else -1.0 for one in hashes]
+            if not self.of_classes or len(set(signs)) == 2:  # equal signs are no direction of classes
+                break
+        return self._scaled(signs)
+
+    def refined(self, products: np.ndarray) -> np.ndarray | None:
+        """Return the direction of Σ_i w_i g_i (g_i · z) (float64[n_outputs]); None if all of them are 0."""
+        largest = float(np.abs(products).max())
+        return self._scaled((products / largest).tolist()) if 0 < largest < math.inf else None
+
+    def _scaled(self, direction: list[float]) -> np.ndarray:
+        n = len(direction)
+        if self.of_classes:
+            mean = math.fsum(direction) / n
+            direction = [one - mean for one in direction]
+        length = math.sqrt(math.fsum(one * one for one in direction))
+        factor = (math.sqrt(n) if self.of_classes else 1.0) / length
+        return np.array([one * factor for one in direction], np.float32)

@@ -1,0 +1,235 @@
+"""Trees of several outputs: their structure and leaf values against naive twins, continued fits, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dboost
+from dboost import Booster, DBoostClassifier, ParameterError
+from dboost.kernels.outputs import BLOCK, project_gradients, sum_outputs, sum_products
+from dboost.losses.gradient_pass import GradientRows
+from dboost.model.ensemble import Tree
+from dboost.training.directions import Directions
+from tests.helpers.fits import saved
+from tests.helpers.naive import trees as naive_trees
+
+ONE_TREE: dict[str, Any] = {"multi_strategy": "multi_output_tree", "loss": "log_loss"}
+
+
+def table(n: int, n_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of four features with few values, some of them missing, and classes that depend on the features."""
+    rng = np.random.default_rng(seed)
+    X = rng.integers(0, 12, (n, 4)) / 4.0
+    scores = np.column_stack([X[:, 0] * X[:, 1], 2 * np.sin(3 * X[:, 2]), X[:, 3] > 1]) @ rng.normal(size=(3, n_classes))
+    y = (scores - scores.mean(axis=0) + rng.gumbel(size=(n, n_classes))).argmax(axis=1)
+    X[rng.random(X.shape) < 0.05] = np.nan
+    return X, y
+
+
+class Twin:
+    """The derivatives of a model's rows before an iteration, in float64."""
+
+    def __init__(self, model: Booster, X: np.ndarray, y: np.ndarray, w: np.ndarray, iteration: int) -> None:
+        raw = np.array(naive_trees.raw_scores(model.ensemble, X.tolist(), iteration - 1))
+        e = np.exp(raw - raw.max(axis=1, keepdims=True))
+        self.p, self.w, self.n_classes = e / e.sum(axis=1, keepdims=True), w, raw.shape[1]
+        self.gradient = (self.p - (y[:, None] == np.arange(self.n_classes))) * w[:, None]
+        self.hessian = self.p * (1 - self.p) * w[:, None]
+        drawn = Directions(self.n_classes, True, 0).drawn(iteration).astype(np.float64)
+        along = self.gradient @ drawn
+        self.direction = drawn
+        if iteration % 2 == 0:
+            c = (self.gradient * (along / w)[:, None]).sum(axis=0)
+            self.direction = (c - c.mean()) * np.sqrt(self.n_classes) / np.linalg.norm(c - c.mean())
+        c = self.direction
+        self.g = self.gradient @ c
+        self.h = w * (self.p @ c**2 - (self.p @ c) ** 2)
+
+    def gain(self, rows: np.ndarray, goes_left: np.ndarray) -> float:
+        sides = rows[goes_left], rows[~goes_left]
+        if min(map(len, sides)) < 20 or min(self.h[side].sum() for side in sides) < 1.0:
+            return -np.inf
+        return sum(self._score(side) for side in sides) - self._score(rows)
+
+    def _score(self, rows: np.ndarray) -> float:
+        return 0.5 * self.g[rows].sum() ** 2 / (self.h[rows].sum() + 1.0)
+
+    def best_gain(self, X: np.ndarray, rows: np.ndarray) -> float:
+        found = -np.inf
+        for values in X[rows].T:
+            for cut in np.unique(values[~np.isnan(values)]):
+                for missing_left in (False, True):
+                    found = max(found, self.gain(rows, np.where(np.isnan(values), missing_left, values <= cut)))
+            found = max(found, self.gain(rows, ~np.isnan(values)))
+        return found
+
+
+def goes_left(tree: Tree, node: int, X: np.ndarray) -> np.ndarray:
+    values = X[:, tree.feature[node]]
+    return np.where(np.isnan(values), tree.missing_left[node], values <= tree.threshold[node])
+
+
+@pytest.mark.parametrize(("n_classes", "weights"), [(3, None), (7, "whole"), (4, "fractions")])
+def test_a_model_is_that_of_the_twin(n_classes: int, weights: str | None) -> None:
+    """Splits have the largest gain along the direction, leaves the Newton steps of all outputs, gains are sums over outputs."""
+    X, y = table(500, n_classes)
+    w = np.ones(len(X))
+    if weights is not None:
+        rng = np.random.default_rng(1)
+        w = rng.integers(1, 5, len(X)).astype(float) if weights == "whole" else rng.random(len(X)) + 1.0
+    given = None if weights is None else w
+    model = dboost.fit(X, y, sample_weight=given, max_iter=6, max_leaf_nodes=6, n_threads=1, **ONE_TREE)
+    assert model.ensemble.width == n_classes and len(model.ensemble.trees) == 6
+    for iteration, tree in enumerate(model.ensemble.trees, 1):
+        twin = Twin(model, X, y, w, iteration)
+        rows_of = {0: np.arange(len(X))}
+        assert tree.n_leaves > 2
+        for node in range(tree.n_nodes):
+            rows = rows_of[node]
+            G, H = twin.gradient[rows].sum(axis=0), twin.hessian[rows].sum(axis=0)
+            step = -0.1 * (n_classes - 1) / n_classes * G / (H + 1.0)
+            np.testing.assert_allclose(tree.value[node], step, atol=2e-6)
+            np.testing.assert_allclose(tree.cover[node], H.mean(), rtol=1e-4)
+            assert tree.count[node] == len(rows)
+            if tree.feature[node] < 0:
+                continue
+            left = goes_left(tree, node, X[rows])
+            rows_of[tree.left[node]], rows_of[tree.right[node]] = rows[left], rows[~left]
+            gained = twin.gain(rows, left)
+            assert gained >= twin.best_gain(X, rows) - 0.01 * abs(gained) - 1e-3
+            score = [0.5 * (twin.gradient[some].sum(axis=0) ** 2 / (twin.hessian[some].sum(axis=0) + 1.0)).sum() for some in
+                     (rows[left], rows[~left], rows)]  # fmt: skip
+            np.testing.assert_allclose(tree.gain[node], score[0] + score[1] - score[2], rtol=1e-3, atol=1e-3)
+    expected = naive_trees.raw_scores(model.ensemble, X[:50].tolist())
+    np.testing.assert_allclose(model.predict(X[:50], raw_score=True), expected, rtol=1e-12)
+
+
+def rows_of(gradient: np.ndarray, hessian: np.ndarray, y: np.ndarray, w: np.ndarray, times: np.ndarray) -> GradientRows:
+    none = np.empty(0)
+    return GradientRows(
+        none, none, y.astype(np.float64), np.empty(0, np.float32), np.empty(0, np.uint8), w, times, gradient, hessian,
+        gradient.view(np.int32), hessian.view(np.int32),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("of_classes", [True, False])
+@pytest.mark.parametrize("weighted", ["no", "multiplied", "counted"])
+def test_projected_derivatives(of_classes: bool, weighted: str) -> None:
+    """Both derivatives of the loss along a direction; for classes those of the log loss, also where a probability is near 1."""
+    rng = np.random.default_rng(3)
+    n, k = 2 * BLOCK + 77, 5
+    raw = rng.normal(scale=4.0, size=(k, n))
+    p = np.exp(raw - raw.max(axis=0)) / np.exp(raw - raw.max(axis=0)).sum(axis=0)
+    y = rng.integers(k, size=n)
+    w = rng.random(n) + 0.1 if weighted == "multiplied" else np.ones(n)
+    gradient, hessian = p - (y == np.arange(k)[:, None]), p * (1 - p)
+    if not of_classes:
+        gradient = rng.normal(size=(k, n))
+    gradient, hessian = (np.ascontiguousarray(of * w, np.float32) for of in (gradient, hessian))
+    c = rng.normal(size=k).astype(np.float32)
+    c -= c.mean() if of_classes else 0
+    times = rng.integers(1, 9, n).astype(np.uint8) if weighted == "counted" else np.empty(0, np.uint8)
+    weight = np.empty(0) if weighted == "no" else w if weighted == "multiplied" else times.astype(np.float64)
+    rows = rows_of(gradient, hessian, y, weight, times)
+    split, maxima = np.empty((2, n), np.float32), np.zeros(2, np.int32)
+    for first, last in ((0, 500), (500, n)):
+        project_gradients(
+            rows, c, of_classes, first, last, np.empty((2, BLOCK), np.float32), (split[0], split[0].view(np.int32)),
+            (split[1], split[1].view(np.int32)), maxima,
+        )  # fmt: skip
+    variance = w * (c**2 @ p - (c @ p) ** 2) if of_classes else c**2 @ hessian.astype(np.float64)
+    np.testing.assert_allclose(split[0], c @ gradient.astype(np.float64), atol=3e-6)
+    np.testing.assert_allclose(split[1], variance, atol=3e-6)
+    np.testing.assert_array_equal(maxima.view(np.float32), np.abs(split).max(axis=1))
+
+    sums = np.zeros(k)
+    for first, last in ((0, 999), (999, n)):
+        sum_products(gradient, split[0], weight, times, first, last, 2.0**30, np.inf, sums)
+    counted = times.astype(float) if len(times) else 1 / w
+    np.testing.assert_allclose(sums / 2.0**30, (gradient.astype(float) * split[0] * counted).sum(axis=1), rtol=1e-6, atol=1e-6)
+    assert (sums == np.rint(sums)).all()
+
+    leaf, totals = rng.integers(4, size=n).astype(np.uint8), np.zeros((k, 4, 2))
+    some = np.flatnonzero(rng.random(n) < 0.7)
+    sum_outputs(leaf, gradient, hessian, times, some, 0, len(some), np.full((k, 2), 2.0**30), totals)
+    counts = times[some].astype(float) if len(times) else np.ones(len(some))
+    for j in range(k):
+        for of_kind, values in enumerate((gradient, hessian)):
+            wanted = np.bincount(leaf[some], values[j, some].astype(float) * counts, minlength=4)
+            np.testing.assert_allclose(totals[j, :, of_kind] / 2.0**30, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_classes", [3, 4, 20])
+def test_directions(n_classes: int) -> None:
+    of_classes, plain = Directions(n_classes, True, 5), Directions(n_classes, False, 5)
+    seen = set()
+    for iteration in range(1, 60):
+        c, z = of_classes.drawn(iteration), plain.drawn(iteration)
+        np.testing.assert_allclose([c.sum(), (c.astype(float) ** 2).sum()], [0, n_classes], atol=1e-5)
+        np.testing.assert_allclose(np.abs(z), 1 / np.sqrt(n_classes), rtol=1e-6)
+        seen.add(c.tobytes())
+    assert len(seen) > 5 if n_classes == 3 else len(seen) > 13
+    products = np.arange(n_classes) ** 2.0
+    np.testing.assert_allclose(plain.refined(products), products / np.linalg.norm(products), rtol=1e-6)
+    assert plain.refined(np.zeros(n_classes)) is None
+    assert (Directions(n_classes, True, 6).drawn(1) != of_classes.drawn(1)).any() or n_classes < 20
+
+
+def test_a_row_of_weight_two_is_the_row_twice() -> None:
+    X, y = table(600, 5)
+    twice = np.arange(len(X)) % 3 == 0
+    settings = ONE_TREE | {"max_iter": 8, "min_samples_leaf": 1, "n_threads": 1}
+    weighted = dboost.fit(X, y, sample_weight=1.0 + twice, **settings)
+    repeated = dboost.fit(np.concatenate([X, X[twice]]), np.concatenate([y, y[twice]]), **settings)
+    np.testing.assert_array_equal(weighted.predict(X, raw_score=True), repeated.predict(X, raw_score=True))
+
+
+def test_a_continued_fit_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    """Directions follow from the present scores, also those of even iterations, so a fit may stop between any two."""
+    X, y = table(700, 5)
+    settings = ONE_TREE | {"max_leaf_nodes": 8, "n_threads": 1}
+    whole = dboost.fit(X, y, max_iter=6, **settings)
+    for n_first in (1, 2, 3):
+        estimator = DBoostClassifier(warm_start=True, max_iter=n_first, random_state=0, **settings).fit(X, y)
+        longer = estimator.set_params(max_iter=6).fit(X, y).booster_
+        np.testing.assert_array_equal(longer.predict(X, raw_score=True), whole.predict(X, raw_score=True))
+        path = tmp_path / str(n_first)
+        dboost.fit(X, y, max_iter=n_first, checkpoint=path, **settings)
+        assert saved(dboost.fit(X, y, max_iter=6, checkpoint=path, **settings)) == saved(whole)
+
+
+def test_a_continued_model_keeps_its_strategy() -> None:
+    X, y = table(500, 4)
+    one, each = (dboost.fit(X, y, max_iter=2, **more) for more in (ONE_TREE, {"loss": "log_loss"}))
+    longer = dboost.fit(X, y, start_from=one, max_iter=2)
+    assert longer.ensemble.width == 4 and len(longer.ensemble.trees) == 4
+    for model, given in ((one, "one_output_per_tree"), (each, "multi_output_tree")):
+        with pytest.raises(ParameterError, match=f"multi_strategy='{given}': the model to continue was trained with"):
+            dboost.fit(X, y, start_from=model, max_iter=2, multi_strategy=given)
+
+
+@pytest.mark.parametrize("more", [{"step": "line_search"}, {"influence_trimming": 0.1}, {"monotonic_cst": [1, 0, 0, 0]}])
+def test_what_is_refused(more: dict[str, Any]) -> None:
+    X, y = table(100, 3)
+    with pytest.raises(ParameterError, match=f"multi_strategy='multi_output_tree' needs {next(iter(more))}="):
+        dboost.fit(X, y, **ONE_TREE, **more)
+
+
+def test_models_of_one_output_are_the_same_with_either_strategy() -> None:
+    X, y = table(300, 2)
+    one, each = (dboost.fit(X, y, max_iter=4, **more) for more in (ONE_TREE, {"loss": "log_loss"}))
+    assert one.ensemble.width == 1
+    np.testing.assert_array_equal(one.predict_proba(X), each.predict_proba(X))
+
+
+def test_the_default_is_not_in_the_model() -> None:
+    X, y = table(200, 3)
+    default, given = (
+        dboost.fit(X, y, loss="log_loss", max_iter=2, **more) for more in ({}, {"multi_strategy": "one_output_per_tree"})
+    )
+    assert saved(default) == saved(given)
+    assert b"multi_strategy" not in saved(default)
