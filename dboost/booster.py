@@ -21,7 +21,7 @@ import numpy as np
 from dboost._lazy_import import late, pd
 from dboost.data import predict_through
 from dboost.data.partition import is_lazy, is_path
-from dboost.data.predict_io import filtered, predict_from
+from dboost.data.predict_io import predict_from, to_predict
 from dboost.data.predictor import FeatureBlocks, like_input
 from dboost.dataset import Dataset
 from dboost.errors import InputTypeError, ParameterError
@@ -257,7 +257,8 @@ class Booster:
         Returns
         -------
         Array, Series or dask collection [n_rows], or [n_rows, n_classes] of raw scores
-            float64, or the dtype of the classes. Of two equally probable classes the first one.
+            float64, or the dtype of the classes. Of two equally probable classes the first one. For a `RecordBatchReader` a
+            reader of predictions.
 
         Raises
         ------
@@ -271,7 +272,7 @@ class Booster:
         >>> booster.predict(frame)                                  # doctest: +SKIP
         >>> booster.predict("rows/*.parquet").compute()             # doctest: +SKIP
         """
-        X = X if filter is None else filtered(X, filter, self.features)
+        X = X if filter is None else to_predict(X, filter, self.features)
         return self._through(X, self._form(raw_score), iteration_range, n_threads, offset)
 
     @accepts_names_of_predictions
@@ -291,7 +292,7 @@ class Booster:
         ParameterError
             For a regression model.
         """
-        X = X if filter is None else filtered(X, filter, self.features)
+        X = X if filter is None else to_predict(X, filter, self.features)
         return self._through(X, self.outputs.form("probability"), iteration_range, n_threads, offset)
 
     def predictor(self, output: str = "prediction", iteration_range: Range | None = None) -> RowPredictor:

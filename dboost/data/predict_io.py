@@ -2,7 +2,8 @@
 
 `predict_through` applies a function to the feature blocks of a table (`data.predictor`); `predict_from` also passes the offset
 of each row, either values or the name of a column beside the features. A column works for every kind of table, values only for
-tables in memory. Predictions for Dask collections and files are lazy, see `data.dask_collections`.
+tables in memory. Predictions for Dask collections and files are lazy, see `data.dask_collections`; streams are predicted batch
+by batch, see `data.predict_stream`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dboost.data.labels import column_named
-from dboost.data.partition import as_frame, collected, is_path, is_source, role_column
+from dboost.data.partition import as_frame, collected, is_path, is_source, is_stream, role_column
+from dboost.data.predict_stream import predict_stream, stream_to_predict
 from dboost.data.predictor import Predictor, by_blocks, like_input
 from dboost.data.row_filter import RowFilter
+from dboost.data.sources import Stream
 from dboost.errors import DataError, InputTypeError
 from dboost.schema import Feature
 
@@ -57,6 +60,8 @@ def predict_through(
         For Dask arrays, with the same row chunks.
     lazy dask Series or DataFrame
         For Dask frames and paths, with the index and divisions of the frame.
+    RecordBatchReader
+        For a RecordBatchReader; other streams give what the library gives that reads them.
 
     Raises
     ------
@@ -68,13 +73,21 @@ def predict_through(
         from dboost.data.dask_collections import predict_lazily
 
         return predict_lazily(data, predictor)
-    data = collected(data)
+    if isinstance(data, Stream) or is_stream(data):
+        return predict_stream(data if isinstance(data, Stream) else stream_to_predict(data), predictor)
     return like_input(predictor.values(data), data, predictor.names)
+
+
+def to_predict(data: Any, predicate: Any, features: Sequence[Feature]) -> Any:
+    """Return the rows of a table of any kind that satisfy a predicate, as `predict_through` takes them; see `filtered`."""
+    if is_stream(data):
+        return stream_to_predict(data, RowFilter(predicate))
+    return filtered(data, predicate, features)
 
 
 def filtered(data: Any, predicate: Any, features: Sequence[Feature] | None = None) -> Any:
     """Return the rows of a table of any kind that satisfy a predicate (see `row_filter`): of Dask collections, paths and stored
-    tables as a lazy Dask frame, of others as a frame in memory.
+    tables as a lazy Dask frame, of others, also of streams, as a frame in memory.
 
     features : of a model, as of `paths.open_path`.
     """
@@ -128,7 +141,7 @@ def predict_from(
         return predict_through(data, split, **about | {"features": (*features, Feature(name))})
     if is_source(data):
         raise InputTypeError("offset must be the name of a column when predicting from a Dask collection or a path")
-    data = collected(data)
+    data = collected(data.data if isinstance(data, Stream) else data)
     values = role_column(offset, "offset", None, None)
     assert isinstance(values, np.ndarray)
     n_rows = as_frame(data).n_rows

@@ -112,6 +112,8 @@ class Stream:
     """Rows that only this process can read, one after the other."""
 
     names: Names
+    #: What is read.
+    data: Any
     #: What to say if there are no rows; empty if there is nothing to say.
     hint: str
     #: Returns batches of these columns, of about this number of rows where the source lets us choose it.
@@ -135,11 +137,11 @@ class Stream:
             if not is_a(batch, "pyarrow", "RecordBatch"):
                 yield batch
                 continue
-            if batch.num_rows:
-                waiting.append(batch)
-            if sum(one.nbytes for one in waiting) >= n_bytes:
-                yield pa.Table.from_batches(waiting)
-                waiting = []
+            for some in _divided(batch, n_bytes):
+                waiting.append(some)
+                if sum(one.nbytes for one in waiting) >= n_bytes:
+                    yield pa.Table.from_batches(waiting)
+                    waiting = []
             del batch
         if waiting:
             yield pa.Table.from_batches(waiting)
@@ -161,7 +163,7 @@ def stream_of(data: Any, most_bytes: int | None = None, row_filter: RowFilter | 
         def batches(columns: Sequence[str], n_rows: int) -> Iterable[Any]:
             return _batches_of_lazy(lazy.select(list(columns)) if len(columns) < len(labels) else lazy, n_rows)
 
-        return Stream(Names(labels), "", batches, most_bytes, row_filter)
+        return Stream(Names(labels), data, "", batches, most_bytes, row_filter)
     if is_a(data, "pyarrow.dataset", "Dataset", "Fragment"):
 
         def scanned(columns: Sequence[str], n_rows: int) -> Iterable[Any]:
@@ -169,14 +171,22 @@ def stream_of(data: Any, most_bytes: int | None = None, row_filter: RowFilter | 
             return scanner.to_batches()
 
         schema = data.schema if is_a(data, "pyarrow.dataset", "Dataset") else data.physical_schema
-        return Stream(Names(schema.names), "", scanned, most_bytes, row_filter)
+        return Stream(Names(schema.names), data, "", scanned, most_bytes, row_filter)
     reader = data.to_reader() if hasattr(data, "to_reader") else pa.RecordBatchReader.from_stream(data)
     hint = (
         ""
         if reader is not data and not is_a(data, "pyarrow", "RecordBatchReader")
         else (": a RecordBatchReader can be read only once, and this one may have been read before")
     )
-    return Stream(Names(reader.schema.names), hint, lambda columns, _: _selected(reader, columns), most_bytes, row_filter)
+    return Stream(Names(reader.schema.names), data, hint, lambda columns, _: _selected(reader, columns), most_bytes, row_filter)
+
+
+def _divided(batch: Any, n_bytes: int) -> Iterator[Any]:
+    """Yield a batch of Arrow in parts of about a size; none if it has no rows."""
+    n_parts = min(max(batch.nbytes // n_bytes, 1), batch.num_rows)
+    for k in range(n_parts):
+        first, last = batch.num_rows * k // n_parts, batch.num_rows * (k + 1) // n_parts
+        yield batch.slice(first, last - first)
 
 
 def _selected(reader: Any, columns: Sequence[str]) -> Iterator[Any]:

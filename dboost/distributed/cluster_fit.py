@@ -24,7 +24,7 @@ from dboost.config import metric_rows
 from dboost.data.binning import Sample
 from dboost.data.chunk import CategoryIndex
 from dboost.data.eval_tables import EvalTable, named_in_messages
-from dboost.data.partition import ReadPlan
+from dboost.data.partition import ReadPlan, is_stream
 from dboost.data.row_metadata import check_max_weight, raise_for_issues
 from dboost.data.table import disagree, mixes_kinds, warn_of_text
 from dboost.distributed.cluster_calls import ClusterCalls
@@ -314,12 +314,12 @@ class ClusterTable:
         return calls
 
     def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
-        """Load the evaluation sets: Dask collections and files on the workers, tables in memory in this process."""
+        """Load the evaluation sets: Dask collections, files and streams on the workers, tables in memory in this process."""
         found = ClusterEvalSets(self._calls)
         for name, (n_rows, _) in chosen.items():
             found.add_on_workers(name, n_rows)
         for one in sets:
-            if not one.table.is_source:
+            if not (one.table.is_source or is_stream(one.table.data)):
                 found.add_table(one, spec, None, with_block=with_block)
                 continue
             with named_in_messages(one.name):

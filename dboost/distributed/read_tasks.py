@@ -29,10 +29,10 @@ from dboost.data.partition import (
     ReadPlan,
     as_frame,
     check_columns,
-    collected,
     is_lazy,
     is_masked,
     is_path,
+    is_stream,
     library,
     make_read_plan,
     used_columns,
@@ -42,6 +42,7 @@ from dboost.data.sparse import is_sparse_matrix
 from dboost.data.table import check_no_values, given_roles, separate_roles
 from dboost.distributed.connection import Connection, lost_client, submit
 from dboost.distributed.messages import READING, pack
+from dboost.distributed.stored_stream import PARTITION_BYTES, StoredStream
 from dboost.distributed.worker_plugin import here
 from dboost.errors import DataError, DBoostError, ParameterError, is_out_of_descriptors, out_of_descriptors
 from dboost.schema import Feature
@@ -83,6 +84,9 @@ class ReadTasks:
         Memory limit of each worker.
     """
 
+    #: The partitions of a stream, unless it is small.
+    _stored: StoredStream | None = None
+
     def __init__(
         self,
         data: Any,
@@ -103,6 +107,8 @@ class ReadTasks:
             features = list(features or ())
         self._budget = budget
         self._unselected: Any = None
+        self._graph: dict[Any, Any]
+        self._bundles: list[Any]
         if target is None:
             raise DataError("training requires y to be passed, but the target y is None")
         given = given_roles(target, roles)
@@ -123,13 +129,19 @@ class ReadTasks:
             how: dict[str, Any] = {**roles, "features": features, "budget": budget}
             how |= {"categorical_features": categorical_features, "like": like, "extend_categories": extend_categories}
             self.with_text = again
-        if not is_lazy(data):
-            data = collected(data)  # once, not for each partition
+        stream = None
+        if is_stream(data):
+            from dboost.data.sources import stream_of
+
+            stream = stream_of(data, PARTITION_BYTES, row_filter)
+        elif not is_lazy(data):
             data = data if row_filter is None else row_filter.rows_of(data)
-        frame = None if is_lazy(data) else as_frame(data)
-        names, self.named = dask_collections.layout(data) if frame is None else (frame.names, frame.named)
-        #: Number of rows, if it is known before they are read.
-        self.n_rows: int | None = dask_collections.known_length(data) if frame is None else frame.n_rows
+        frame = None if is_lazy(data) or stream is not None else as_frame(data)
+        names: tuple[str, ...]
+        if stream is not None:
+            names, self.named = stream.names, True
+        else:
+            names, self.named = dask_collections.layout(data) if frame is None else (frame.names, frame.named)
         self.plan = make_read_plan(
             names,
             self.named,
@@ -144,14 +156,30 @@ class ReadTasks:
         separate = separate_roles(self.plan, given)
         if row_filter is not None:
             check_no_values(separate)
-            if frame is None and not from_files:
+            if is_lazy(data) and not from_files:
                 data = dask_collections.filtered(data, row_filter, self.plan.needed)
         #: Roles that the user gave as arrays of all rows, by name.
         self.whole = {role: values for role, values in separate.items() if not is_lazy(values)}
         aligned = {role: values for role, values in separate.items() if is_lazy(values)}
-        if frame is not None:
+        if stream is not None:
+            stored = StoredStream(stream, self.plan.needed)
+            data = stored.table
+            if data is None:
+                self._stored = stored
+            else:
+                frame = as_frame(data)
+        #: Number of rows, if it is known before they are read.
+        self.n_rows: int | None
+        if self._stored is not None:
+            self.n_rows = sum(self._stored.lengths)
+        else:
+            self.n_rows = dask_collections.known_length(data) if frame is None else frame.n_rows
+        if frame is not None or self._stored is not None:
             self.whole |= {role: dask_collections.compute(values) for role, values in aligned.items()}
             aligned = {}
+        if self._stored is not None:
+            self._graph, self._bundles = {}, [None] * len(self._stored)
+        elif frame is not None:
             self._graph, self._bundles = _split_rows(_selected(data, frame, self.plan), frame, n_parts)
         else:
             if not self.named:
@@ -174,7 +202,10 @@ class ReadTasks:
     @property
     def bundles(self) -> list[Any]:
         """For each partition the key or task of the tuple of its table and of the `filled` roles."""
-        return list(self._bundles)
+        return [self._bundle(i) for i in range(self.n_parts)]
+
+    def _bundle(self, i: int) -> Any:
+        return self._bundles[i] if self._stored is None else (_unpacked, pack(self._stored[i]))
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -189,7 +220,7 @@ class ReadTasks:
     def over(self, graph: dict[Any, Any], bundles: list[Any]) -> ReadTasks:
         """Return tasks that read the same partitions from another graph."""
         found = copy.copy(self)
-        found._graph, found._bundles = graph, bundles
+        found._graph, found._bundles, found._stored = graph, bundles, None
         return found
 
     @property
@@ -202,7 +233,9 @@ class ReadTasks:
     @property
     def is_lazy(self) -> bool:
         """Whether partitions have to be computed, or read from files."""
-        of_client = all(isinstance(bundle, tuple) and bundle[0] is _unpacked for bundle in self._bundles)
+        of_client = self._stored is not None or all(
+            isinstance(bundle, tuple) and bundle[0] is _unpacked for bundle in self._bundles
+        )
         return not (of_client or self.is_persisted)
 
     @property
@@ -235,6 +268,7 @@ class ReadTasks:
         DataError, DBoostError
             Naming the partition that could not be read, and the reason.
         """
+        receipts: list[Receipt] = []
         for n_before in range(_MAX_SUBMISSIONS):
             usable, unusable = connection.usable(recent=n_before == 0)
             if not usable and (unusable or connection.is_confined):
@@ -247,7 +281,10 @@ class ReadTasks:
             if preferred in usable and not wanted:
                 restrictions = {"workers": [preferred], "allow_other_workers": True}
             try:
-                return self._read(connection, batch, numbers, plan, restrictions)
+                left = numbers[len(receipts) :]
+                for some in [left] if self._stored is None else self._stored.waves(left):
+                    receipts += self._read(connection, batch, some, plan, restrictions, len(receipts), len(numbers))
+                return receipts
             except _SubmitAgain:
                 continue
             except DBoostError:
@@ -257,8 +294,16 @@ class ReadTasks:
         raise DBoostError(f"{_MAX_SUBMISSIONS} times new workers had no dboost {__version__}, so the data could not be read")
 
     def _read(
-        self, connection: Connection, batch: str, numbers: Sequence[int], plan: ReadPlan, restrictions: dict[str, Any]
+        self,
+        connection: Connection,
+        batch: str,
+        numbers: Sequence[int],
+        plan: ReadPlan,
+        restrictions: dict[str, Any],
+        n_before: int,
+        n_all: int,
     ) -> list[Receipt]:
+        """Read some of the `n_all` partitions of a batch, of which `n_before` have been read."""
         plan_key = f"dboost-plan-{connection.fit}-{batch}"
         keys = {i: f"{READING}{connection.fit}-{batch}-{i}" for i in numbers}
         graph = dict(self._graph)
@@ -268,11 +313,11 @@ class ReadTasks:
             graph[plan_key], packed = (_identity, packed), plan_key
         for i, key in keys.items():
             session = connection.fit, __version__, connection.lost_sessions
-            graph[key] = (_read_part, session, batch, i, packed, self._filled, self._is_in_memory(i), self._bundles[i])
+            graph[key] = (_read_part, session, batch, i, packed, self._filled, self._is_in_memory(i), self._bundle(i))
         futures = submit(connection.client, graph, list(keys.values()), priority=_PRIORITY, **restrictions)
         connection.reading.update(futures)
         try:
-            events = _ReadEvents(connection, batch.rpartition("/")[0], len(numbers))
+            events = _ReadEvents(connection, batch.rpartition("/")[0], n_all, n_before)
             bound = [] if restrictions.get("allow_other_workers", True) else restrictions["workers"]
             return _receipts(connection, dict(zip(futures, numbers, strict=True)), events, bound)
         except _ReadFailed as unread:
@@ -328,12 +373,13 @@ class _ReadFailed(Exception):
 class _ReadEvents:
     """Sends events with the number of partitions of a table that have been read."""
 
-    def __init__(self, connection: Connection, table: str, n_partitions: int) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, table: str, n_partitions: int, n_before: int = 0) -> None:
+        self._connection, self._n_before = connection, n_before
         self._table: dict[str, Any] = {"table": table, "partitions": n_partitions}
         self._last_event = 0.0
 
     def record(self, n_read: int) -> None:
+        n_read += self._n_before
         now = time.monotonic()
         if now - self._last_event >= _EVENT_INTERVAL or n_read == self._table["partitions"]:
             self._last_event = now

@@ -7,6 +7,7 @@ Other rows are counted in the same groups, partition by partition on the workers
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
 
@@ -15,8 +16,9 @@ import numpy as np
 from dboost._lazy_import import pd
 from dboost.data import CategoryColumn, Table, open_table
 from dboost.data.labels import column_named
-from dboost.data.partition import as_frame, is_source
+from dboost.data.partition import as_frame, columns_like, is_source, is_stream
 from dboost.data.roles import n_columns_of
+from dboost.data.sources import stream_of
 from dboost.data.table import values_of
 from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.inspection.row_functions import on_partitions
@@ -44,6 +46,8 @@ def drift(ensemble: Ensemble, data: Any, target: Any = None, source: int | str =
         if target is not None and column_named(target, data) is None:
             raise ParameterError("drift: name the column of the target, where the data come in partitions")
         tallies = on_partitions(count, data, ensemble, *([] if target is None else [target]))
+    elif is_stream(data):
+        tallies = _of_stream(count, data, ensemble, target)
     else:
         tallies = [count(data)]
     found = [tally for tally in tallies if tally is not None]
@@ -59,6 +63,22 @@ def drift(ensemble: Ensemble, data: Any, target: Any = None, source: int | str =
     record = ensemble.sources[number]
     frame.attrs = {"source": record["label"], "rows_before": record["rows"], "rows": int(counted[0].sum())}
     return frame
+
+
+def _of_stream(count: Callable[..., Tallies], data: Any, ensemble: Ensemble, target: Any) -> list[Tallies]:
+    """Count a stream batch by batch."""
+    source = stream_of(data, _CHUNK_BYTES)
+    column = None if target is None else column_named(target, data)
+    if target is not None and column is None:
+        raise ParameterError("drift: name the column of the target, where the data come in batches")
+    columns = [str(name) for name in columns_like(source.names, True, ensemble.features, ensemble.named)]
+    columns += [] if column is None else [column]
+    total: Tallies = None
+    for part, batch in enumerate(source.partitions(columns)):
+        counted = count(batch, part)
+        total = counted if total is None or counted is None else _added(total, counted)
+        del batch
+    return [total]
 
 
 def _added(one: list[np.ndarray], other: list[np.ndarray]) -> list[np.ndarray]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,15 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.data import parquet
+from dboost.data import parquet, predict_stream
 from dboost.data.partition import is_stream
 from dboost.data.paths import open_source
+from dboost.data.predictor import Predictor
 from dboost.data.row_filter import RowFilter
 from dboost.data.sources import Parts, Stream, stream_of
-from tests.helpers.clusters import threads_cluster
+from dboost.distributed import read_tasks, stored_stream
+from dboost.inspection import drift
+from tests.helpers.clusters import Processes, at, threads_cluster
 
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "min_samples_leaf": 3, "progress": False}
 N_ROWS = 4000
@@ -453,3 +458,158 @@ def test_sources_on_a_cluster(kind: str, tmp_path: Path, client: Client) -> None
     options = OPTIONS | {"memory_limit": "1MiB", "client": client}
     found = dboost.fit(data, "y", features=["x0"], filter=FILTERS["arrow"](), **options)
     assert found.sha256 == expected.sha256
+
+
+@pytest.mark.parametrize("kind", ["RecordBatchReader", "__arrow_c_stream__", "polars scan_parquet", "DuckDB relation"])
+def test_large_streams_are_sent_to_workers_in_waves(
+    kind: str, tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = frame_of()
+    sets = {"eval_set": {"same": frame}, "features": ["x0", "x1", "town"]}
+    expected = dboost.fit(frame[is_kept(frame)], "y", **sets, **OPTIONS)
+    for name, size in (("PARTITION_BYTES", 10_000), ("WAVE_BYTES", 30_000), ("SMALL_BYTES", 20_000)):
+        monkeypatch.setattr(stored_stream, name, size)
+        monkeypatch.setattr(read_tasks, name, size, raising=False)
+    sent = []
+    submit = read_tasks.submit
+    monkeypatch.setattr(
+        read_tasks, "submit", lambda client, graph, keys, **how: sent.append(len(keys)) or submit(client, graph, keys, **how)
+    )
+    data = SOURCES[kind](frame, tmp_path / "a")
+    sets["eval_set"] = {"same": SOURCES[kind](frame, tmp_path / "b")}
+    found = dboost.fit(data, "y", filter=FILTERS["arrow"](), client=client, **sets, **OPTIONS)
+    assert found.sha256 == expected.sha256
+    scores = [name for name in expected.history if name.startswith("same_")]
+    assert scores and found.history[scores].equals(expected.history[scores])
+    assert len(sent) > 8 and max(sent) <= 8
+
+
+@pytest.mark.slow
+def test_a_stream_is_sent_again_after_a_worker_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = frame_of(20_000)
+    expected = dboost.fit(frame, "y", **OPTIONS | {"max_iter": 8})
+    monkeypatch.setattr(read_tasks, "PARTITION_BYTES", 100_000)
+    monkeypatch.setattr(stored_stream, "SMALL_BYTES", 200_000)
+    monkeypatch.setattr(stored_stream, "WAVE_BYTES", 300_000)
+    monkeypatch.setattr("dboost.distributed.partitioned_table.is_for_one_worker", lambda *_: False)
+    with Processes(3) as cluster, cluster.impatient():
+        kill = at(3, lambda: os.kill(cluster.any_pid(), signal.SIGKILL))
+        options = OPTIONS | {"max_iter": 8, "callbacks": [kill]}
+        found = dboost.fit(_reader(frame, tmp_path), "y", client=cluster.client, **options)
+        assert len(cluster.addresses()) == 2
+    assert found.sha256 == expected.sha256
+
+
+def test_a_stream_without_rows_on_a_cluster(client: Client) -> None:
+    with pytest.raises(dboost.DataError, match="the data have no rows: a RecordBatchReader can be read only once"):
+        dboost.fit(_reader(frame_of()[:0], Path()), "y", client=client, **OPTIONS)
+
+
+def booster_of(frame: pd.DataFrame, target: str = "y", **options: Any) -> dboost.Booster:
+    return dboost.fit(frame, target, features=["x0", "town", "x1"], **OPTIONS, **options)
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict_stream, "_BATCH_BYTES", 10_000)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_streams_are_predicted_batch_by_batch(
+    kind: str, tmp_path: Path, small_batches: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = frame_of()
+    classes = frame.assign(c=np.where(frame["y"] > 0, "high", "low"))
+    lengths = []
+    values = Predictor.values
+    monkeypatch.setattr(Predictor, "values", lambda self, data: lengths.append(data.shape[0]) or values(self, data))
+    for booster, method in (
+        (booster_of(frame), "predict"),
+        (booster_of(classes, "c"), "predict"),
+        (booster_of(classes, "c"), "predict_proba"),
+    ):
+        expected = getattr(booster, method)(table_of(frame))
+        lengths.clear()
+        found = getattr(booster, method)(STREAMS[kind](frame, tmp_path / f"{booster.loss} {method}"))
+        if kind == "RecordBatchReader":
+            assert isinstance(found, pa.RecordBatchReader)
+            found = found.read_all()
+            found = found["prediction"].combine_chunks() if method == "predict" else found
+        if "polars" in kind:
+            assert isinstance(found, pl.Series if method == "predict" else pl.DataFrame)
+            found = found.to_arrow()
+        assert pa.table(found).equals(expected) if method == "predict_proba" else found.to_pylist() == expected.to_pylist()
+        assert len(lengths) > 5 and max(lengths) < 1500 and sum(lengths) == len(frame)
+    kept = frame[is_kept(frame)]
+    for language in FILTERS:
+        found = booster_of(frame).predict(STREAMS[kind](frame, tmp_path / language), filter=FILTERS[language]())
+        found = found.read_all()["prediction"] if kind == "RecordBatchReader" else found
+        assert (
+            found.to_pylist()
+            if hasattr(found, "to_pylist")
+            else found.to_list() == booster_of(frame).predict(table_of(kept)).to_pylist()
+        )
+
+
+def test_a_reader_is_read_while_its_predictions_are(small_batches: None) -> None:
+    frame = frame_of()
+    read: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for k, batch in enumerate(table_of(frame).to_batches(max_chunksize=500)):
+            read.append(k)
+            yield batch
+
+    schema = table_of(frame).schema
+    found = booster_of(frame).predict(pa.RecordBatchReader.from_batches(schema, batches()))
+    assert len(read) == 1
+    found.read_next_batch()
+    found.read_next_batch()
+    assert len(read) == 2
+    assert len(found.read_all()) == 3000
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield from table_of(frame).to_batches(max_chunksize=100)
+        raise OSError("the line is cut")
+
+    found = booster_of(frame).predict(pa.RecordBatchReader.from_batches(schema, broken()))
+    n_rows = 0
+    with pytest.raises(OSError, match="the line is cut"):
+        for batch in found:
+            n_rows += batch.num_rows
+    assert n_rows >= 3500
+
+
+def test_offsets_positions_and_no_rows_in_streams(small_batches: None) -> None:
+    frame = frame_of().drop(columns="town")
+    counts = frame.assign(y=np.exp(frame["x0"]), offset=0.5)
+    booster = dboost.fit(counts, "y", loss="poisson", offset="offset", features=["x0", "x1"], **OPTIONS)
+    expected = booster.predict(table_of(counts), offset="offset").to_pylist()
+    found = booster.predict(_reader(counts, Path()), offset="offset").read_all()
+    assert found["prediction"].to_pylist() == expected
+    assert booster.predict(_Exporter(table_of(counts)), offset=np.full(len(counts), 0.5)).to_pylist() == expected
+    by_position = dboost.fit(frame[["x0", "x1"]].to_numpy(), frame["y"].to_numpy(), **OPTIONS)
+    stream = _Exporter(table_of(frame[["x0", "x1"]]))
+    assert by_position.predict(stream).to_pylist() == by_position.predict(frame[["x0", "x1"]].to_numpy()).tolist()
+    with pytest.raises(dboost.DataError, match="predict: the data have no column 'x1'"):
+        booster.predict(_reader(counts.drop(columns="x1"), Path()))
+    empty = booster.predict(_reader(counts[:0], Path()))
+    assert empty.schema == pa.schema({"prediction": pa.float64()}) and len(empty.read_all()) == 0
+    assert len(booster.predict(pl.from_arrow(table_of(counts[:0])).lazy())) == 0
+    classes = dboost.fit(counts.assign(c=np.where(counts["x0"] > 0, "a", "b")), "c", features=["x0"], **OPTIONS)
+    assert classes.predict(_reader(counts[:0], Path())).schema == pa.schema({"prediction": pa.string()})
+    assert classes.predict_proba(_reader(counts[:0], Path())).schema.names == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_drift_of_a_stream(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drift, "_CHUNK_BYTES", 10_000)
+    frame = frame_of()
+    booster, other = booster_of(frame), frame.assign(x0=frame["x0"] + 1, town=frame["town"].replace("Ulm", "Bonn"))
+    expected = booster.drift(other, "y")
+    opened, counted = drift.open_table, []
+    monkeypatch.setattr(
+        drift, "open_table", lambda data, *how, **more: counted.append(data.shape[0]) or opened(data, *how, **more)
+    )
+    pd.testing.assert_frame_equal(booster.drift(STREAMS[kind](other, tmp_path / "a"), "y"), expected)
+    assert len(counted) > 5 and sum(counted) == len(frame)

@@ -1,0 +1,98 @@
+"""Streams of the client as partitions on a cluster.
+
+Workers cannot read a stream, and a partition is read again after a worker was lost. So the client stores the rows, with the
+columns that are used, in temporary files, one a partition. It sends the workers some partitions at a time: neither the client
+nor the scheduler has more than `WAVE_BYTES` of them in memory. A stream of at most `SMALL_BYTES` is a table in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dboost._lazy_import import nw, pa
+from dboost.data.sources import Stream
+from dboost.errors import DataError, is_full, reason
+from dboost.storage.spool import PrivateDirectory
+
+#: Bytes of a partition.
+PARTITION_BYTES = 16 * 2**20
+#: Bytes of partitions that are sent at the same time.
+WAVE_BYTES = 128 * 2**20
+#: Bytes of a stream that is sent as a table in memory is.
+SMALL_BYTES = 64 * 2**20
+
+
+class StoredStream:
+    """The partitions of a stream, read once, in order.
+
+    Parameters
+    ----------
+    source : Stream
+    columns : sequence of str
+        Those that are stored.
+
+    Raises
+    ------
+    DataError
+        If the stream has no rows; if there is no space for it.
+    """
+
+    def __init__(self, source: Stream, columns: Sequence[str]) -> None:
+        self._waiting: list[Any] = []
+        self._folder: PrivateDirectory | None = None
+        #: Rows and bytes of each partition.
+        self.lengths: list[int] = []
+        self.sizes: list[int] = []
+        for partition in source.partitions(columns):
+            table = nw.from_native(partition).to_arrow()
+            self.lengths.append(table.num_rows)
+            self.sizes.append(table.nbytes)
+            self._waiting.append(table)
+            del partition, table
+            if self._folder is not None or sum(self.sizes) > SMALL_BYTES:
+                self._store()
+        if not sum(self.lengths):
+            raise DataError(f"the data have no rows{source.hint}")
+
+    def _store(self) -> None:
+        self._folder = PrivateDirectory() if self._folder is None else self._folder
+        first = len(self.lengths) - len(self._waiting)
+        try:
+            for k, table in enumerate(self._waiting, first):
+                with pa.OSFile(self._path(k), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+                    writer.write_table(table)
+        except OSError as error:
+            why = "the disk is full" if is_full(error) else reason(error)
+            raise DataError(f"the stream cannot be stored in {self._folder.path}: {why}") from error
+        self._waiting = []
+
+    def _path(self, number: int) -> str:
+        assert self._folder is not None
+        return str(self._folder.path / f"partition-{number}.arrow")
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def table(self) -> Any:
+        """The rows as a table in memory; None if they are in files."""
+        if self._folder is not None:
+            return None
+        return pa.concat_tables(self._waiting, promote_options="permissive")
+
+    def __getitem__(self, number: int) -> Any:
+        """Return a partition as a table."""
+        with pa.OSFile(self._path(number)) as file:
+            return pa.ipc.open_file(file).read_all()
+
+    def waves(self, numbers: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the numbers of partitions that are sent at the same time."""
+        wave: list[int] = []
+        for number in numbers:
+            if wave and sum(self.sizes[one] for one in [*wave, number]) > WAVE_BYTES:
+                yield wave
+                wave = []
+            wave.append(number)
+        if wave:
+            yield wave
