@@ -21,7 +21,7 @@ import numpy as np
 from dboost._lazy_import import late, pd
 from dboost.data import predict_through
 from dboost.data.partition import is_lazy, is_path
-from dboost.data.predict_io import predict_from, to_predict
+from dboost.data.predict_io import filtered, predict_from, to_predict
 from dboost.data.predictor import FeatureBlocks, like_input
 from dboost.dataset import Dataset
 from dboost.errors import InputTypeError, ParameterError
@@ -440,7 +440,7 @@ class Booster:
         --------
         >>> booster.predict_interval(frame)["lower"]                # doctest: +SKIP
         """
-        X = X if filter is None else filtered(X, filter, self.features)
+        X = X if filter is None else to_predict(X, filter, self.features)
         margins = self.calibration
         if margins is None:
             raise ParameterError(
