@@ -1331,9 +1331,9 @@ def from_xgboost(model: Any, levels: dict[str, Sequence[Level] | int] | None = N
     """Convert a model of XGBoost to a Booster with the same predictions.
 
     Supported are tree and DART models with one target and the objectives reg:squarederror, reg:absoluteerror,
-    reg:quantileerror, reg:pseudohubererror (continued as huber), count:poisson, reg:gamma, reg:tweedie, binary:logistic,
-    binary:logitraw, multi:softprob and multi:softmax. Predictions agree to the rounding of XGBoost's float32 sums. Classes are
-    the numbers 0, 1, ….
+    reg:quantileerror, reg:expectileerror (both of one level), reg:pseudohubererror (continued as huber), count:poisson,
+    reg:gamma, reg:tweedie, binary:logistic, binary:logitraw, multi:softprob and multi:softmax. Predictions agree to the
+    rounding of XGBoost's float32 sums. Classes are the numbers 0, 1, ….
 
     Parameters
     ----------

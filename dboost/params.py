@@ -358,15 +358,18 @@ class Parameters:
     loss: Any = _parameter(
         "auto",
         Special("str or a custom dboost.losses.Loss", _checked_loss),
-        '"squared_error", "absolute_error", "quantile", "huber", "poisson", "gamma" or "tweedie" for regression, "log_loss" or '
-        '"exponential" (two classes only) for classification; "auto": log_loss for truth values, text, categories and zeros '
-        "and ones, else squared_error.",
+        '"squared_error", "absolute_error", "quantile", "huber", "expectile", "poisson", "gamma" or "tweedie" for regression, '
+        '"log_loss" or "exponential" (two classes only) for classification; "auto": log_loss for truth values, text, '
+        "categories and zeros and ones, else squared_error.",
     )
     quantile: float | None = _parameter(
         None, Number(above=0.0, below=1.0, optional=True), 'The level, for loss="quantile" only, which requires it.'
     )
     huber_alpha: float = _parameter(
         0.9, Number(above=0.0, below=1.0), 'The share of rows whose residuals count as small, for loss="huber" only.'
+    )
+    expectile: float | None = _parameter(
+        None, Number(above=0.0, below=1.0, optional=True), 'The level, for loss="expectile" only, which requires it.'
     )
     tweedie_power: float = _parameter(1.5, Number(above=1.0, below=2.0), 'p of the variance μ^p, for loss="tweedie" only.')
     learning_rate: float = _parameter(
@@ -521,6 +524,7 @@ class TreeParameters(TypedDict, total=False):
 
     quantile: float | None
     huber_alpha: float
+    expectile: float | None
     tweedie_power: float
     learning_rate: float | Sequence[float] | Callable[[int], float]
     max_iter: int | str

@@ -114,4 +114,5 @@ def losses() -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
     found: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
         name: (amount, {}) for name in ("absolute_error", "huber", "poisson", "gamma", "tweedie")
     }
-    return found | {"quantile": (amount, {"quantile": 0.9}), "exponential": (amount > 1, {})}
+    levels = {"quantile": (amount, {"quantile": 0.9}), "expectile": (amount, {"expectile": 0.9})}
+    return found | levels | {"exponential": (amount > 1, {})}

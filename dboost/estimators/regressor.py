@@ -19,8 +19,8 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
     Parameters
     ----------
     loss : str or dboost.losses.Loss
-        "squared_error" (the same as "auto", the default), "absolute_error", "quantile", "huber", "poisson", "gamma" or
-        "tweedie".
+        "squared_error" (the same as "auto", the default), "absolute_error", "quantile", "huber", "expectile",
+        "poisson", "gamma" or "tweedie".
     {parameters}
 
     Attributes

@@ -49,6 +49,7 @@ _OBJECTIVES = {
     "reg:absoluteerror": ("absolute_error", "identity"),
     "reg:quantileerror": ("quantile", "identity"),
     "reg:pseudohubererror": ("huber", "identity"),
+    "reg:expectileerror": ("expectile", "identity"),
     "count:poisson": ("poisson", "exp"),
     "reg:gamma": ("gamma", "exp"),
     "reg:tweedie": ("tweedie", "exp"),
@@ -127,13 +128,12 @@ def _loss(objective: dict[str, Any], name: str) -> tuple[str, dict[str, Any], st
         raise ParameterError(f"{name} was trained with objective {kind!r}, which no loss of ours is like")
     loss, link = _OBJECTIVES[kind]
     options: dict[str, Any] = {}
-    if loss == "quantile":
-        levels = np.atleast_1d(
-            json.loads(objective["quantile_loss_param"]["quantile_alpha"].replace("(", "[").replace(")", "]"))
-        )
+    if loss in ("quantile", "expectile"):
+        stored = objective[f"{loss}_loss_param"][f"{loss}_alpha"]
+        levels = np.atleast_1d(json.loads(stored.replace("(", "[").replace(")", "]")))
         if len(levels) != 1:
-            raise ParameterError(f"{name} predicts {len(levels)} quantiles, a Booster of ours one")
-        options["quantile"] = float(levels[0])
+            raise ParameterError(f"{name} predicts {len(levels)} {loss}s, a Booster of ours one")
+        options[loss] = float(levels[0])
     elif loss == "tweedie":
         options["tweedie_power"] = float(objective["tweedie_regression_param"]["tweedie_variance_power"])
     elif loss == "huber":

@@ -17,7 +17,7 @@ levels the file cannot contain; matrices of `to_matrix` always work.
 
 Leaf values and their sums are float32 in XGBoost. An exponential loss (p = sigmoid(2 F)) becomes binary:logistic with doubled
 leaf values. The Huber loss becomes reg:squarederror with the same predictions: its δ changes between iterations, which no
-objective of XGBoost supports.
+objective of XGBoost supports. So do expectiles, since XGBoost has reg:expectileerror from version 3.3 on only.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from dboost.errors import ParameterError
 from dboost.losses.base import Loss, custom_from_dict, register
 from dboost.losses.classification import Exponential, LogLoss, SoftmaxLogLoss
 from dboost.losses.deviance import Gamma, Poisson, SquaredError, Tweedie
+from dboost.losses.expectile import Expectile
 from dboost.losses.quantile_losses import AbsoluteError, Huber, Quantile
 
 BUILT_IN: tuple[type[Loss], ...] = (
@@ -15,6 +16,7 @@ BUILT_IN: tuple[type[Loss], ...] = (
     AbsoluteError,
     Quantile,
     Huber,
+    Expectile,
     Poisson,
     Gamma,
     Tweedie,
@@ -25,6 +27,7 @@ BUILT_IN: tuple[type[Loss], ...] = (
 __all__ = [
     "BUILT_IN",
     "AbsoluteError",
+    "Expectile",
     "Exponential",
     "Gamma",
     "Huber",

@@ -233,6 +233,7 @@ SUITED: dict[str, list[str]] = {
     "absolute_error": _REAL,
     "quantile": _REAL,
     "huber": _REAL,
+    "expectile": _REAL,
     "smooth": _REAL,
     "poisson": [*COUNTS, *AMOUNTS, "zeros and ones"],
     "tweedie": [*COUNTS, *AMOUNTS, "zeros and ones"],
@@ -512,6 +513,8 @@ def drawn(number: int) -> Draw:
     options: dict[str, Any] = {"max_iter": chooser.randint(1, 6), "random_state": chooser.randint(0, 9)}
     if loss == "quantile":
         options["quantile"] = pick([0.5, 0.9, 0.01, 0.999])
+    if loss == "expectile":
+        options["expectile"] = pick([0.5, 0.9, 0.01])
     if loss == "huber":
         option(50, "huber_alpha", 0.5, 0.99, 0.01)
     if loss == "tweedie":

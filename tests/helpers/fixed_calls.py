@@ -119,6 +119,7 @@ CASES["held-out rows, 3 classes"] = Fixed(
 CASES["held-out rows, arcbites"] = Fixed(
     "y", {"arcbites": dboost.ArcBites(2, None, 2), "validation_fraction": 200, "eval_metric": "mae"}
 )
+CASES["expectile"] = Fixed("tails", {"loss": "expectile", "expectile": 0.9, "sample_weight": "v", "eval_set": HELD_OUT})
 CASES["learning rates"] = Fixed("y", {"learning_rate": [0.5, 0.3, 0.2, 0.1, 0.1, 0.05]})
 CASES["own loss with a statistic"] = Fixed("tails", {"loss": PseudoHuber(), "sample_weight": "v", "eval_set": HELD_OUT})
 CASES |= {

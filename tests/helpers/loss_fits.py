@@ -20,8 +20,8 @@ TARGET = {
     "tweedie": rng.poisson(np.exp(SIGNAL)) * rng.gamma(2.0, 0.5, N),
 }
 TARGET["exponential"] = TARGET["log_loss"]
-TARGET |= dict.fromkeys(["absolute_error", "quantile", "huber"], SIGNAL + rng.standard_t(2, size=N) / 2)
-OPTIONS: dict[str, dict[str, Any]] = {"quantile": {"quantile": 0.7}}
+TARGET |= dict.fromkeys(["absolute_error", "quantile", "huber", "expectile"], SIGNAL + rng.standard_t(2, size=N) / 2)
+OPTIONS: dict[str, dict[str, Any]] = {"quantile": {"quantile": 0.7}, "expectile": {"expectile": 0.7}}
 
 
 def fit(name: str, **settings: Any) -> dboost.Booster:

@@ -31,6 +31,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "absolute_error": {"target": "y"},
     "quantile": {"target": "y", "quantile": 0.8},
     "huber": {"target": "y"},
+    "expectile": {"target": "y", "expectile": 0.8},
     "poisson": {"target": "age"},
     "gamma": {"target": "age"},
     "tweedie": {"target": "age", "tweedie_power": 1.3},

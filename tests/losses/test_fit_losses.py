@@ -251,7 +251,7 @@ def test_steps_are_bounded_where_the_raw_score_is_a_logarithm() -> None:
 @pytest.mark.parametrize("loss", [*TARGET, "classes"])
 def test_iterations_that_no_row_takes_part_in_change_nothing(loss: str, subsample: float) -> None:
     y = np.digitize(SIGNAL, [-0.5, 0.5]) if loss == "classes" else TARGET[loss]
-    options = {"quantile": 0.8} if loss == "quantile" else {}
+    options = OPTIONS.get(loss, {})
     name = "log_loss" if loss == "classes" else loss
     for step in ("leaf", "line_search", "constant"):
         booster = dboost.fit(X, y, loss=name, subsample=subsample, step=step, max_iter=8, min_samples_leaf=1, **options)
@@ -266,3 +266,40 @@ def test_iterations_that_no_row_takes_part_in_change_nothing(loss: str, subsampl
             before = booster.history["train_loss"].shift()
             unchanged = idle & before.notna()
             np.testing.assert_array_equal(booster.history["train_loss"][unchanged], before[unchanged])
+
+
+@pytest.mark.parametrize("level", [0.05, 0.5, 0.9])
+def test_expectiles_balance_the_errors(level: float) -> None:
+    """In a leaf, and in all rows before the first tree, the errors below are the share τ of all errors."""
+    booster = fit("expectile", expectile=level, max_iter=1, learning_rate=1.0, min_samples_leaf=50)
+    y = TARGET["expectile"]
+    for value in np.unique(booster.predict(X)):
+        # One Newton step from the constant of all rows is not the minimum yet.
+        assert y.min() < value < y.max()
+    constant = booster.predict(X, iteration_range=(0, 0))[0]
+    errors = y - constant
+    assert -errors[errors < 0].sum() == pytest.approx(level * np.abs(errors).sum(), rel=1e-9)
+    many = fit("expectile", expectile=level, max_iter=60, learning_rate=0.3)
+    errors = y - many.predict(X)
+    assert -errors[errors < 0].sum() == pytest.approx(level * np.abs(errors).sum(), rel=0.02)
+
+
+def test_the_middle_expectile_is_the_mean() -> None:
+    """Up to the rounding of sums: a constant Hessian leaves more bits for the gradients, so that equal splits may differ."""
+    y, weight = TARGET["expectile"], np.random.default_rng(0).random(N)
+    for options in ({}, {"sample_weight": weight}, {"offset": X[:, 0]}):
+        expectile, squared = (
+            dboost.fit(X, y, loss=loss, max_iter=20, **how, **options)
+            for loss, how in (("expectile", {"expectile": 0.5}), ("squared_error", {}))
+        )
+        assert expectile.ensemble.baseline == pytest.approx(squared.ensemble.baseline, rel=1e-12)
+        assert expectile.history["train_loss"].to_numpy() == pytest.approx(squared.history["train_loss"], rel=0.02)
+        if "sample_weight" in options:
+            np.testing.assert_allclose(expectile.predict(X), squared.predict(X), rtol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-160, 1e150])
+def test_expectiles_of_targets_of_any_scale(scale: float) -> None:
+    y = TARGET["expectile"]
+    one, other = (dboost.fit(X, y * factor, loss="expectile", expectile=0.8, max_iter=5).predict(X) for factor in (1.0, scale))
+    np.testing.assert_allclose(other / scale, one, rtol=1e-6, atol=1e-6)

@@ -23,6 +23,7 @@ from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS
 from dboost.losses import (
     BUILT_IN,
     AbsoluteError,
+    Expectile,
     Exponential,
     Gamma,
     Huber,
@@ -88,6 +89,7 @@ LOSSES = [
     Case(Gamma(), lambda rng, n: rng.gamma(2, 5, n), 80.0),
     Case(AbsoluteError(), lambda rng, n: rng.standard_t(2, n) * 10, 1e18),
     *(Case(Quantile(q), lambda rng, n: rng.standard_t(2, n) * 10, 1e18) for q in (0.1, 0.7)),
+    *(Case(Expectile(q), lambda rng, n: rng.normal(size=n) * 10, 1e18) for q in (0.05, 0.5, 0.9)),
     Case(Huber(0.9, 2.0), lambda rng, n: rng.standard_t(2, n) * 10, 1e18),
     *(Case(Tweedie(p), lambda rng, n: rng.poisson(1, n) * rng.gamma(2, 5, n), 80.0) for p in (1.1, 1.5, 1.9)),
 ]
@@ -253,7 +255,7 @@ def test_the_unit_of_loss_sums_fits_the_rows(case: Case) -> None:
 def test_the_list_is_complete() -> None:
     assert {type(case.loss) for case in LOSSES} >= {*BUILT_IN, SoftmaxLogLoss}
     for loss in BUILT_IN:
-        assert isinstance(by_name(loss.name, quantile=0.3), loss)
+        assert isinstance(by_name(loss.name, quantile=0.3, expectile=0.3), loss)
     with pytest.raises(ParameterError, match="unknown loss 'squared'; known are squared_error, absolute_error"):
         by_name("squared")
 

@@ -213,7 +213,7 @@ def test_names_and_defaults_of_other_libraries_are_true(column: int, peer: Calla
 
 
 def loss_named(name: str, n_classes: int = 2) -> dboost.losses.Loss:
-    return dboost.losses.by_name(name, n_classes, quantile=0.3, huber_alpha=0.9, tweedie_power=1.4)
+    return dboost.losses.by_name(name, n_classes, quantile=0.3, expectile=0.3, huber_alpha=0.9, tweedie_power=1.4)
 
 
 #: Metrics of the ranking of all rows, as messages and the page list them.
