@@ -128,6 +128,10 @@ def _predict(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         help=".parquet or .csv, with a / at the end a folder of one Parquet file per partition, - for CSV on standard output; "
         "rows keep their order",
     )
+    does = (
+        "append the predictions to the Delta table in the folder --output, as one version; the table is made if there is none"
+    )
+    command.add_argument("--delta", action="store_true", help=does)
     does = "write this column of DATA beside the predictions; may be repeated"
     command.add_argument("--id", metavar="COL", action="append", default=[], help=does)
     command.add_argument("--proba", action="store_true", help="one column of probabilities per class")

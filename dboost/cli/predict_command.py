@@ -3,7 +3,7 @@
 Rows keep their order. The column is ``prediction``; with ``--proba`` there is one column per class instead,
 ``probability_<class>``; with ``--interval`` there are ``lower`` and ``upper``. Columns of ``--id`` come before them. With a
 ``/`` at the end the output is a folder with one Parquet file per partition of the input; ``-`` is CSV on standard output, and
-then the summary is on standard error.
+then the summary is on standard error. With ``--delta`` the rows are appended to a Delta table, as one version.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import argparse
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -22,11 +23,12 @@ import pyarrow.parquet as pq
 import dboost
 from dboost.cli import output_paths
 from dboost.cli.row_filters import filter_of
+from dboost.data.files import DELTA_LOG, reading
 from dboost.data.labels import Names
-from dboost.data.paths import open_path
+from dboost.data.paths import load_table, open_path
 from dboost.data.row_filter import RowFilter
 from dboost.distributed.client import cluster_at
-from dboost.errors import DataError, ParameterError
+from dboost.errors import DataError, MissingExtraError, ParameterError, shown
 
 if TYPE_CHECKING:
     from dboost.booster import Booster
@@ -41,8 +43,10 @@ def run(arguments: argparse.Namespace) -> None:
         raise ParameterError(
             f"--output {arguments.output}: predictions are written as Parquet or CSV, so name it …parquet or …csv"
         )
-    to_stdout = arguments.output == "-"
-    if not to_stdout:
+    to_stdout = arguments.output == "-" and not arguments.delta
+    if arguments.delta:
+        _check_delta(arguments.output, arguments.data)
+    elif not to_stdout:
         output_paths.check(arguments.output, "--output")
     output_paths.check_separate({"--output": arguments.output}, {"MODEL": arguments.model, "DATA": arguments.data})
     booster = dboost.load(arguments.model)
@@ -59,7 +63,9 @@ def run(arguments: argparse.Namespace) -> None:
         row_filter = None if arguments.filter is None else filter_of(arguments.filter)
         lazy = predict(arguments.data, filter=row_filter)
         tables = predictions(booster, lazy, arguments.data, client, arguments.id, row_filter)
-        if to_stdout:
+        if arguments.delta:
+            rows = _append(tables, arguments.output)
+        elif to_stdout:
             rows = _write(tables, sys.stdout.buffer, pyarrow.csv.CSVWriter)
         elif arguments.output.endswith("/"):
             rows = _write_folder(tables, arguments.output)
@@ -134,6 +140,51 @@ def _write(tables: Iterator[pa.Table], file: Any, create: Callable[..., Any]) ->
         for table in tables:
             writer.write_table(table.cast(first.schema))
             rows += table.num_rows
+    return rows
+
+
+def _check_delta(output: str, data: str) -> None:
+    """Raise an error if predictions cannot be appended to a Delta table at a path."""
+    if output == "-":
+        raise ParameterError("--delta appends to a table: name its folder by --output")
+    with reading(output):
+        files, folder = fsspec.url_to_fs(output)
+        names = files.ls(folder, detail=False) if files.isdir(folder) else []
+        if files.isfile(folder) or (names and not files.isdir(f"{folder.rstrip('/')}/{DELTA_LOG}")):
+            raise ParameterError(f"--output {shown(output)}: there is no Delta table, but {'files' if names else 'a file'}")
+        if fsspec.url_to_fs(data)[1].rstrip("/") == folder.rstrip("/"):
+            raise ParameterError(f"--output {shown(output)} is also DATA, which predictions would be mixed with")
+        if names:
+            load_table(output)
+    try:
+        import deltalake  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("--delta needs deltalake; it comes with the extra: pip install 'dboost[delta]'") from error
+
+
+def _append(tables: Iterator[pa.Table], path: str) -> int:
+    """Append all rows to a Delta table as one version: if this fails, the table stays as it was."""
+    from deltalake import write_deltalake
+
+    first = next(tables)
+    rows, failed = 0, []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
+        try:
+            for table in chain([first], tables):
+                rows += table.num_rows
+                yield from table.cast(first.schema).to_batches()
+        except BaseException as error:  # deltalake raises an error of its own
+            failed.append(error)
+            raise
+
+    try:
+        write_deltalake(path, pa.RecordBatchReader.from_batches(first.schema, batches()), mode="append")
+    except Exception as error:
+        if failed:
+            raise failed[0] from None
+        raise DataError(f"cannot append to the Delta table {shown(path)}: {shown(str(error).splitlines()[0])}") from error
     return rows
 
 

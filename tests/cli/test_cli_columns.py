@@ -136,6 +136,46 @@ def test_rows_without_a_target_are_left_out_if_asked(
         assert "4 rows without a target were left out" in capsys.readouterr().out
 
 
+def test_predictions_are_appended_to_a_delta_table(
+    table: str, frame: pd.DataFrame, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    monkeypatch.chdir(tmp_path)
+    booster = dboost.fit(frame[["a", "b", "leak", "y"]], "y", max_iter=3, progress=False)
+    booster.save("model.json")
+    predict = ["predict", "model.json", table, "--output", "scores", "--delta", "--id", "name"]
+    for night, options in enumerate([["--filter", "who < 20"], ["--filter", "who >= 20"]]):
+        assert not main([*predict, *options])
+        assert deltalake.DeltaTable("scores").version() == night
+    assert "240 predictions in scores" in capsys.readouterr().out
+    found = deltalake.DeltaTable("scores").to_pandas()
+    expected = frame[["name"]].assign(prediction=np.asarray(booster.predict(frame)))
+    pd.testing.assert_frame_equal(
+        found.sort_values("name", ignore_index=True), expected.sort_values("name", ignore_index=True), check_dtype=False
+    )
+    Path("rows").mkdir()  # the second file is damaged: nothing is appended
+    content = Path(table).read_bytes()
+    Path("rows/part-0.parquet").write_bytes(content)
+    start = pyarrow.parquet.read_metadata(table).row_group(0).column(0).data_page_offset
+    Path("rows/part-1.parquet").write_bytes(content[:start] + b"x" * 200 + content[start + 200 :])
+    assert main([*predict[:2], "rows", *predict[3:]]) == 2
+    assert "rows, partition 1: " in capsys.readouterr().err
+    assert deltalake.DeltaTable("scores").version() == 1
+    assert main([*predict, "--proba"]) == 2
+    assert "cannot append to the Delta table scores: " in capsys.readouterr().err
+    Path("plain").mkdir()
+    Path("plain/rows.parquet").write_bytes(b"")
+    for output, message in (
+        ("plain", "there is no Delta table, but files"),
+        ("model.json", "there is no Delta table, but a file"),
+        ("-", "name its folder by --output"),
+    ):
+        assert main([*predict[:4], output, *predict[5:]]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["predict", "model.json", "scores", "--output", "scores/", "--delta"]) == 2
+    assert "--output scores/ is also DATA" in capsys.readouterr().err
+
+
 def test_rows_are_filtered(frame: pd.DataFrame, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     given = frame.assign(y=frame["y"].mask(frame["who"] % 10 == 0))
