@@ -583,6 +583,11 @@ def drawn(number: int) -> Draw:
             options.pop("step", None)
     if options.get("split_proposal", "global") == "global" or careless:
         option(10, "memory_limit", "64MiB", 10**9)
+    if many and chance(50):
+        options["multi_strategy"] = "multi_output_tree"
+        if not careless:
+            options.pop("influence_trimming", None)
+            options.pop("step", None)
     return Draw(
         number=number,
         n_rows=n_rows,
