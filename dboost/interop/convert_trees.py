@@ -84,7 +84,7 @@ def convert_tree(tree: ImportedTree, name: str) -> Tree:
         children = np.array([left[node], right[node]])
         weights = cover[children] if cover[children].sum() > 0 else np.ones(2)
         with np.errstate(all="ignore"):  # what is not finite is refused with the finished model
-            value[node] = np.average(value[children], weights=weights)
+            value[node] = np.average(value[children], axis=0, weights=weights)
     sets = [tree.categories.get(node) for node in order]
     is_set = np.array([codes is not None for codes in sets])
     return Tree(
@@ -110,16 +110,19 @@ def assemble_imported(
     options: dict[str, Any],
     baseline: np.ndarray,
     library: str,
+    width: int = 1,
 ) -> Ensemble:
-    """Return an ensemble from pairs (output, tree), in the order of the iterations."""
+    """Return an ensemble from pairs (output, tree), in the order of the iterations. width : number of values per leaf."""
     n_outputs = len(baseline)
+    if width > 1 and n_outputs == 2:
+        trees, width = [(1, replace(tree, value=tree.value[:, 1] - tree.value[:, 0])) for _, tree in trees], 1
     if n_outputs == 2:
         trees = [(0 if output in (0, 1) else output, tree if output else _negated(tree)) for output, tree in trees]
         baseline, n_outputs = np.array([baseline[1] - baseline[0]]), 1
-    of_output: list[list[Tree]] = [[] for _ in range(n_outputs)]
+    of_output: list[list[Tree]] = [[] for _ in range(n_outputs // width)]
     for output, tree in trees:
-        if not 0 <= output < n_outputs:
-            raise ParameterError(f"the model of {library} is damaged: a tree is of output {output}, there are {n_outputs}")
+        if not 0 <= output < len(of_output):
+            raise ParameterError(f"the model of {library} is damaged: a tree is of output {output}, there are {len(of_output)}")
         of_output[output].append(tree)
     if len({len(of) for of in of_output}) > 1:
         raise ParameterError(f"the model of {library} is damaged: its classes have different numbers of trees")
@@ -136,6 +139,7 @@ def assemble_imported(
         baseline=baseline.astype(np.float64),
         trees=tuple(tree for iteration in zip(*of_output, strict=True) for tree in iteration),
         sources=(source | {"parameters": {}, "data_digest": None},),
+        width=width,
     )
     check(ensemble)  # as of a file of ours: a wrong index would have the kernels read outside their arrays
     return ensemble

@@ -119,11 +119,14 @@ def away_from_missing(tree: Tree, node: int, feature: Feature) -> np.ndarray:
 
 
 def with_baseline(ensemble: Ensemble) -> list[tuple[Tree | None, np.ndarray]]:
-    """Return each tree with its nodes' values, those of the first iteration plus the baseline.
+    """Return each tree with its nodes' values (float64[n_nodes], or [n_nodes, width]), those of the first iteration plus the
+    baseline.
 
     Without trees, return (None, value) of one leaf per output. For formats that have no baseline, or one of less precision.
     """
     if not ensemble.trees:
         return [(None, np.array([constant])) for constant in ensemble.baseline]
+    if ensemble.width > 1:
+        return [(tree, tree.value if i else tree.value + ensemble.baseline) for i, tree in enumerate(ensemble.trees)]
     raised = [tree.value + constant for tree, constant in zip(ensemble.trees, ensemble.baseline, strict=False)]
     return [(tree, raised[i] if i < len(raised) else tree.value) for i, tree in enumerate(ensemble.trees)]

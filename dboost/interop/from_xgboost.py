@@ -88,7 +88,8 @@ def from_xgboost(model: Any, levels: Levels) -> Ensemble:
         if int(parameters.get("num_target", 1)) > 1:
             raise ParameterError(f"{name} predicts several targets, a Booster of ours one")
         n_outputs = max(1, int(parameters["num_class"]))
-        check_outputs(n_outputs, len(forest["trees"]), name)
+        width = _values_per_leaf(forest["trees"], n_outputs, name)
+        check_outputs(n_outputs, len(forest["trees"]) * width, name)
         loss, options, link = _loss(learner["objective"], name)
         if (link == "softmax") != (n_outputs > 1):
             raise ValueError(f"num_class is {parameters['num_class']}, which does not fit the objective")
@@ -96,9 +97,11 @@ def from_xgboost(model: Any, levels: Levels) -> Ensemble:
         trees = [
             (int(output), _tree(tree, weight, features, link, name))
             for tree, output, weight in zip(forest["trees"], forest["tree_info"], weights, strict=True)
-        ][: _n_trees(learner, forest, n_outputs, is_estimator)]
+        ][: _n_trees(learner, forest, n_outputs // width, is_estimator)]
         baseline = _baseline(parameters["base_score"], link, n_outputs, name)
-        return assemble_imported(trees, features, named=named, loss=loss, options=options, baseline=baseline, library="XGBoost")
+        return assemble_imported(
+            trees, features, named=named, loss=loss, options=options, baseline=baseline, library="XGBoost", width=width
+        )
     except DAMAGES as error:
         if isinstance(error, ParameterError):
             raise
@@ -141,13 +144,25 @@ def _loss(objective: dict[str, Any], name: str) -> tuple[str, dict[str, Any], st
     return loss, options, link
 
 
-def _n_trees(learner: dict[str, Any], forest: dict[str, Any], n_outputs: int, is_estimator: bool) -> int | None:
-    """The number of trees that the model predicts with; None for all."""
+def _values_per_leaf(trees: Sequence[dict[str, Any]], n_outputs: int, name: str) -> int:
+    """Return the number of values per leaf: 1, or one for each output."""
+    widths = {int(tree["tree_param"].get("size_leaf_vector", 1)) or 1 for tree in trees} or {1}
+    if len(widths) > 1 or not widths <= {1, n_outputs}:
+        raise ValueError(f"leaves have {sorted(widths)} values, there are {n_outputs} outputs")
+    if widths != {1} and any("leaf_weights" not in tree for tree in trees):
+        raise ParameterError(
+            f"{name} has trees of several outputs without leaf_weights: load it with XGBoost 3.2 or later and save it again"
+        )
+    return widths.pop()
+
+
+def _n_trees(learner: dict[str, Any], forest: dict[str, Any], n_trees: int, is_estimator: bool) -> int | None:
+    """The number of trees that the model predicts with; None for all. n_trees : of a round without parallel trees."""
     attributes = learner.get("attributes", {})
     # Estimators write the attribute "scikit_learn" to their files.
     if "best_iteration" not in attributes or not (is_estimator or "scikit_learn" in attributes):
         return None
-    per_iteration = n_outputs * max(1, int(forest["gbtree_model_param"]["num_parallel_tree"]))
+    per_iteration = n_trees * max(1, int(forest["gbtree_model_param"]["num_parallel_tree"]))
     if (best := int(attributes["best_iteration"])) < 0:
         raise ValueError(f"best_iteration is {best}")
     return (best + 1) * per_iteration
@@ -231,8 +246,7 @@ def _flags(tree: dict[str, Any], entry: str) -> np.ndarray:
 
 
 def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature], link: str, name: str) -> Tree:
-    if int(tree["tree_param"].get("size_leaf_vector", 1)) > 1:
-        raise ParameterError(f"{name} has trees whose leaves hold several values, ours hold one")
+    width = int(tree["tree_param"].get("size_leaf_vector", 1))
     condition = np.asarray(tree["split_conditions"], np.float64).astype(np.float32)
     feature = _integers(tree, "split_indices")
     left = _integers(tree, "left_children")
@@ -250,6 +264,15 @@ def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature],
         of_feature = features[feature[node]]
         check_codes(of_feature.name, right, len(of_feature.categories or ()))
         sets[int(node)] = np.setdiff1d(np.arange(len(of_feature.categories or ())), right)
+    right, value = _integers(tree, "right_children"), condition.astype(np.float64)
+    if width > 1:  # the right child of a leaf is its number
+        is_leaf, of_leaves = left < 0, np.asarray(tree["leaf_weights"], np.float64).astype(np.float32).reshape(-1, width)
+        if not ((right[is_leaf] >= 0) & (right[is_leaf] < len(of_leaves))).all():
+            raise ValueError("a leaf is none of the leaf_weights")
+        value = np.zeros((len(left), width))
+        value[is_leaf] = of_leaves[right[is_leaf]]
+        right[is_leaf] = -1
+        cover = cover / width
     threshold = last_below(condition)
     for node in np.flatnonzero((left >= 0) & [features[j].is_categorical for j in feature]):
         if int(node) not in sets:  # a numeric split on the codes of a categorical column
@@ -262,12 +285,12 @@ def _tree(tree: dict[str, Any], weight: np.float32, features: Sequence[Feature],
             categories=sets,
             missing_left=_flags(tree, "default_left"),
             left=left,
-            right=_integers(tree, "right_children"),
+            right=right,
             gain=np.asarray(tree["loss_changes"], np.float64),
             cover=cover,
             # A sum of Hessians is a number of rows where each Hessian is 1; otherwise the number is unknown.
             count=np.rint(cover).astype(np.int64) if link == "identity" else np.zeros(len(left), np.int64),
-            value=condition.astype(np.float64) * np.float64(weight),
+            value=value * np.float64(weight),
         ),
         name,
     )

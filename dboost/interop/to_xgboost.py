@@ -10,6 +10,10 @@ XGBoost differs in four ways:
 * **The base score** is a prediction in float32, from which XGBoost computes the raw score. It is set to the prediction of raw
   score 0, and the baseline is added to the leaves of the first iteration, so that nothing is rounded twice.
 
+Trees of several outputs are those of XGBoost's ``multi_strategy="multi_output_tree"`` (3.2 and later), whose leaves are
+numbered: the right child of a leaf is its number among the rows of ``leaf_weights``. With categorical splits, which such trees
+of XGBoost do not have in all versions, the file has a tree for each output.
+
 XGBoost (3.1 and later) reads frames directly: the file contains the levels, and XGBoost replaces a frame's categories by their
 positions in this list. XGBoost does not change matrices, so a level's position must be its number in `to_matrix`: for levels
 that are their own numbers, the list is 0, 1, …, up to the largest level. XGBoost refuses frames with a categorical column whose
@@ -36,6 +40,8 @@ _SQUARED: dict[str, Any] = {"name": "reg:squarederror", "reg_loss_param": {"scal
 #: The prediction for the raw score 0.
 _NEUTRAL = {"identity": "0E0", "exp": "1E0", "sigmoid": "5E-1", "softmax": "0E0"}
 _NO_PARENT = 2_147_483_647
+#: What XGBoost writes as the split condition of leaves of several values.
+_SMALLEST = np.finfo(np.float32).smallest_subnormal
 _INT64 = 15
 
 
@@ -48,7 +54,8 @@ def dumps(ensemble: Ensemble, loss: Loss) -> bytes:
         If the loss has a link that XGBoost does not have.
     """
     response, factor = response_of(loss, ensemble.n_outputs, "XGBoost")
-    ensemble = ensemble.expanded()
+    if not ensemble.trees or any(codes is not None for tree in ensemble.trees for codes in tree.categories):
+        ensemble = ensemble.expanded()
     features, n_outputs = ensemble.features, ensemble.n_outputs
     trees = [_tree(i, tree, value * factor, features) for i, (tree, value) in enumerate(with_baseline(ensemble))]
     names = [feature.name for feature in features] if ensemble.named else []
@@ -63,7 +70,7 @@ def dumps(ensemble: Ensemble, loss: Loss) -> bytes:
                 "model": {
                     "cats": _categories(features),
                     "gbtree_model_param": {"num_parallel_tree": "1", "num_trees": str(len(trees))},
-                    "iteration_indptr": list(range(0, len(trees) + 1, n_outputs)),
+                    "iteration_indptr": list(range(0, len(trees) + 1, n_outputs // ensemble.width)),
                     "tree_info": [ensemble.outputs_of(i).start for i in range(len(trees))],
                     "trees": trees,
                 },
@@ -159,14 +166,21 @@ def _tree(number: int, tree: Tree | None, value: np.ndarray, features: tuple[Fea
         condition[node] = 0.0 if len(members) else np.inf
         if len(members):
             sets[node] = members
-    condition = np.where(tree.feature < 0, value.astype(np.float32), condition)
+    width = value.shape[1] if value.ndim > 1 else 1
+    condition = np.where(tree.feature < 0, _SMALLEST if width > 1 else value.astype(np.float32), condition)
     order, parents = _with_siblings_together(left, right)
     new_number = np.empty(n, np.int64)
     new_number[order] = np.arange(n)
     in_order = {new: sets[node] for new, node in enumerate(order) if node in sets}
     sizes = [len(members) for members in in_order.values()]
+    right_children = np.where(right < 0, -1, new_number[right])[order]
+    leaf_weights = {}
+    if width > 1:
+        is_leaf = (tree.feature < 0)[order]
+        right_children[is_leaf] = np.arange(is_leaf.sum())
+        leaf_weights["leaf_weights"] = _floats(value[order][is_leaf].ravel())
     return {
-        "base_weights": _floats(value[order]),
+        "base_weights": _floats(value[order].ravel()),
         "categories": [int(number) for members in in_order.values() for number in members],
         "categories_nodes": list(in_order),
         "categories_segments": (np.cumsum(sizes) - sizes).astype(int).tolist(),
@@ -176,16 +190,17 @@ def _tree(number: int, tree: Tree | None, value: np.ndarray, features: tuple[Fea
         "left_children": np.where(left < 0, -1, new_number[left])[order].tolist(),
         "loss_changes": _floats(tree.gain[order]),
         "parents": parents,
-        "right_children": np.where(right < 0, -1, new_number[right])[order].tolist(),
+        "right_children": right_children.tolist(),
         "split_conditions": _floats(condition[order]),
         "split_indices": np.maximum(tree.feature, 0)[order].tolist(),
         "split_type": [int(node in in_order) for node in range(n)],
-        "sum_hessian": _floats(tree.cover[order]),
+        "sum_hessian": _floats(tree.cover[order] * width),
+        **leaf_weights,
         "tree_param": {
             "num_deleted": "0",
             "num_feature": str(len(features)),
             "num_nodes": str(n),
-            "size_leaf_vector": "1",
+            "size_leaf_vector": str(width),
         },
     }
 

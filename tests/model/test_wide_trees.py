@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ import pytest
 
 import dboost
 from dboost.booster import Booster
-from dboost.errors import ModelFileError
+from dboost.errors import ModelFileError, ParameterError
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 
@@ -151,9 +152,83 @@ def test_a_continued_model_has_trees_of_all_outputs(wide: Booster) -> None:
     assert wide.truncate(2).ensemble.trees == wide.ensemble.trees[:2]
 
 
-def test_exports_have_a_tree_for_each_output(wide: Booster, tmp_path) -> None:
+def test_exports_of_categories_have_a_tree_for_each_output(tmp_path: Path) -> None:
+    y = FRAME["c"].map({"x": 0, "y": 1, "z": 2})
+    wide = dboost.fit(
+        FRAME, y, loss="log_loss", multi_strategy="multi_output_tree", max_iter=4, min_samples_leaf=5, min_category_hessian=1
+    )
+    assert any(codes is not None for codes in wide.ensemble.trees[0].categories)
     wide.to_xgboost_json(tmp_path / "model.json")
     stored = json.loads((tmp_path / "model.json").read_text())["learner"]["gradient_booster"]["model"]
     assert stored["tree_info"] == [0, 1, 2] * 4
     again = dboost.from_xgboost(str(tmp_path / "model.json"), levels={"c": 3})
     np.testing.assert_allclose(again.predict_proba(wide.to_matrix(FRAME)), wide.predict_proba(FRAME), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n_outputs", [2, 5])
+def test_trees_of_xgboost_with_several_values_are_imported(n_outputs: int, tmp_path: Path) -> None:
+    xgboost = pytest.importorskip("xgboost")
+    X = np.ascontiguousarray(FRAME[["a", "b"]], np.float32)
+    y = (FRAME["b"] % n_outputs).astype(int)
+    settings = {"objective": "multi:softprob", "num_class": n_outputs, "multi_strategy": "multi_output_tree", "max_depth": 3}
+    theirs = xgboost.train(settings, xgboost.DMatrix(X, y), 5)
+    expected = theirs.predict(xgboost.DMatrix(X))
+    for name in ("model.json", "model.ubj"):
+        theirs.save_model(tmp_path / name)
+        ours = dboost.from_xgboost(str(tmp_path / name))
+        assert ours.ensemble.width == (1 if n_outputs == 2 else n_outputs)
+        assert ours.n_iter_ == 5
+        np.testing.assert_allclose(ours.predict_proba(X), expected, rtol=1e-5, atol=1e-6)
+    content = json.loads((tmp_path / "model.json").read_text())
+    trees = content["learner"]["gradient_booster"]["model"]["trees"]
+    leaf = trees[1]["left_children"].index(-1)
+    for change, error in (
+        ({"leaf_weights": trees[1]["leaf_weights"][:-1]}, ModelFileError),
+        ({"right_children": [10**6 if i == leaf else one for i, one in enumerate(trees[1]["right_children"])]}, ModelFileError),
+        ({"tree_param": trees[1]["tree_param"] | {"size_leaf_vector": "7"}}, ModelFileError),
+        ({"leaf_weights": None}, ParameterError),
+    ):
+        damaged = json.loads(json.dumps(content))
+        tree = damaged["learner"]["gradient_booster"]["model"]["trees"][1]
+        tree.update(change)
+        if tree["leaf_weights"] is None:
+            del tree["leaf_weights"]
+        (tmp_path / "damaged.json").write_text(json.dumps(damaged))
+        with pytest.raises(error):
+            dboost.from_xgboost(str(tmp_path / "damaged.json"))
+
+
+def test_xgboost_reads_trees_of_several_values(tmp_path: Path) -> None:
+    """Without categorical splits the file has one tree an iteration."""
+    xgboost = pytest.importorskip("xgboost")
+    X = FRAME[["a", "b"]]
+    ours = dboost.fit(X, Y, loss="log_loss", max_iter=4, multi_strategy="multi_output_tree", min_samples_leaf=5)
+    ours.to_xgboost_json(tmp_path / "model.json")
+    theirs = xgboost.Booster(model_file=tmp_path / "model.json")
+    assert theirs.num_boosted_rounds() == 4
+    rows = xgboost.DMatrix(ours.to_matrix(X))
+    for last in (1, 4):
+        expected = ours.predict_proba(X, iteration_range=(0, last))
+        np.testing.assert_allclose(theirs.predict(rows, iteration_range=(0, last)), expected, rtol=1e-5, atol=1e-6)
+    again = dboost.from_xgboost(theirs)
+    assert again.ensemble.width == K
+    np.testing.assert_allclose(again.predict_proba(X), ours.predict_proba(X), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(again.ensemble.trees[0].cover, ours.ensemble.trees[0].cover, rtol=1e-5)
+
+
+def test_a_trained_model_is_read_by_all_functions(tmp_path: Path) -> None:
+    settings = {"loss": "log_loss", "max_iter": 5, "multi_strategy": "multi_output_tree", "min_samples_leaf": 5}
+    trained = dboost.fit(FRAME, Y, **settings)
+    raw = np.asarray(trained.predict(FRAME, raw_score=True))
+    for i, staged in enumerate(trained.staged_predict(FRAME, raw_score=True), 1):
+        np.testing.assert_array_equal(staged, trained.truncate(i).predict(FRAME, raw_score=True))
+    np.testing.assert_array_equal(staged, raw)
+    np.testing.assert_allclose(trained.shap_values(FRAME).sum(axis=1) + trained.expected_value, raw, rtol=1e-9, atol=1e-9)
+    assert trained.apply(FRAME).shape == (N, 5)
+    refitted = trained.refit_leaves(FRAME, Y)
+    assert refitted.ensemble.width == K
+    np.testing.assert_array_equal(refitted.predict(FRAME, raw_score=True), raw)
+    hidden = dboost.fit(FRAME, Y, keep_summary=False, **settings)
+    np.testing.assert_array_equal(hidden.predict(FRAME, raw_score=True), raw)
+    trained.report(tmp_path / "report.html", FRAME, Y)
+    assert (tmp_path / "report.html").stat().st_size > 10_000
