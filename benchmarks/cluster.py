@@ -1,13 +1,15 @@
 """Whole fits on a Dask cluster, beside xgboost.dask and lightgbm.dask, and the cost of dboost's rounds.
 
     python -m benchmarks.cluster [--rows 2000 100000 1000000] [--trees 100] [--kind binary|classes|"ten classes"]
-                                 [--workers 2] [--link 1gbit] [--rounds 3] [--deaths 3] [--settings default|equal]
-                                 [--quick] [--output FILE.json]
+                                 [--workers 2] [--link 1gbit] [--per-worker] [--rounds 3] [--deaths 3]
+                                 [--settings default|equal] [--quick] [--output FILE.json]
 
 Scheduler and workers are separate processes on this machine, with one thread each; with ``--link`` each of them is in a network
-namespace of its own whose link has this rate. Every fit has a new cluster, so that the workers' peak memory is that of the fit.
-A fit is timed from a persisted frame to a model in the client. The engines alternate, and ratios are within a round. By default
-every library has its own settings; with "equal" all have the same (31 leaves, at least one row a leaf, learning rate 0.1).
+namespace of its own whose link has this rate. With ``--per-worker``, and with ``--link``, whose namespaces stand for hosts,
+every worker trains on its own rows; by default one of them trains on all rows (`dboost.session-per-host`). Every fit has a new
+cluster, so that the workers' peak memory is that of the fit. A fit is timed from a persisted frame to a model in the client.
+The engines alternate, and ratios are within a round. By default every library has its own settings; with "equal" all have the
+same (31 leaves, at least one row a leaf, learning rate 0.1).
 
 With several classes, an iteration has a tree for each of them.
 
@@ -38,6 +40,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.dataframe as dd
 import pandas as pd
 from distributed import Client, wait
@@ -105,7 +108,11 @@ def cluster(n_workers: int, link: str | None = None) -> Iterator[Client]:
     link : rate of the link of each process, for example "1gbit"; default: all processes use the loopback device.
     """
     with ExitStack() as stack:
-        hosts = None if link is None else stack.enter_context(Hosts(n_workers + 1, link))
+        hosts = None
+        if link is not None:
+            hosts = stack.enter_context(Hosts(n_workers + 1, link))
+            # The namespaces stand for hosts, but processes in them report the same name.
+            stack.enter_context(dask.config.set({"dboost.session-per-host": False}))
         yield stack.enter_context(_processes(n_workers, hosts))
 
 
@@ -301,6 +308,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--link", metavar="1gbit", help="rate of the link of each process; default: all use the loopback device"
     )
+    parser.add_argument("--per-worker", action="store_true", help="every worker trains on its own rows")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--settings", choices=sorted(SETTINGS), default="default", help="each library's own, or equal ones")
     parser.add_argument("--engines", default="dboost,xgboost,lightgbm", help="separated by commas")
@@ -314,6 +322,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     engines = options.engines.split(",")
     console = Console()
     found: dict[str, Any] = {}
+    if options.per_worker:
+        dask.config.set({"dboost.session-per-host": False})
     for n_rows in options.rows:
         workload = Workload("cluster", n_rows, options.features, options.kind, options.trees)
         where = {"settings": options.settings, "workers": options.workers, "link": options.link}

@@ -45,7 +45,8 @@ def processor_ms(pids: Sequence[int]) -> float:
 def measure(workload: Workload, n_workers: int, link: str | None) -> dict[int, dict[str, float]]:
     """Return the results by the number of rounds under way."""
     marks: list[float] = []
-    with cluster(n_workers, link) as client, dask.config.set({"dboost.single-worker-values": 0}):
+    keys = {"dboost.single-worker-values": 0, "dboost.session-per-host": False}
+    with cluster(n_workers, link) as client, dask.config.set(keys):
         frame = frame_of(client, workload, 2 * n_workers)
         fit_dboost(client, frame, 2, {})
         pids = [os.getpid(), client.run_on_scheduler(os.getpid), *client.run(os.getpid).values()]

@@ -5,7 +5,7 @@
 Scheduler and workers are forked from one process that has imported everything and loaded the kernels (`simulation.warm`), so
 that a worker needs little memory of its own, and little time to start. Dask's profiler, which wakes every worker a hundred
 times a second, is off. The table is small (`--rows` rows for each worker), so nearly all processor time is that of messages.
-All workers take part in every round (`dboost.single-worker-values: 0`).
+All workers take part in every round (`dboost.single-worker-values: 0`, `dboost.session-per-host: false`).
 
 The first fit is undisturbed. In the second one, `--kills` workers are killed with SIGKILL, one after the other. Both models are
 compared with that of one process. For the scheduler (whose process has the reducer), the client and the workers the table has
@@ -130,7 +130,7 @@ def run(n_workers: int, n_rows: int, trees: int, kills: int) -> dict[str, Any]:
     preload("benchmarks.simulation.warm")
     expected = dboost.fit(frame, "y", **options).sha256
     with (
-        dask.config.set({"dboost.single-worker-values": 0}),
+        dask.config.set({"dboost.single-worker-values": 0, "dboost.session-per-host": False}),
         Processes(1, environment=ENVIRONMENT) as cluster,
     ):
         began = time.perf_counter()

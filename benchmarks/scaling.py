@@ -135,7 +135,8 @@ def _cluster(n_workers: int) -> Iterator[Any]:
     from distributed import Client, LocalCluster
 
     with (
-        dask.config.set({"dboost.single-worker-values": 0}),  # otherwise one worker would have all rows
+        # Otherwise one worker would have all rows.
+        dask.config.set({"dboost.single-worker-values": 0, "dboost.session-per-host": False}),
         LocalCluster(n_workers=n_workers, threads_per_worker=1, dashboard_address=None, memory_limit="1.5GiB") as cluster,
         Client(cluster) as client,
     ):

@@ -72,6 +72,11 @@ def single_worker_values() -> int:
     return _whole(_number("single-worker-values", float, lambda n: n >= 0, "a number of values"))
 
 
+def session_per_host() -> bool:
+    """Whether the workers of a host hand their encoded rows over to one of them, see `distributed.host_sessions`."""
+    return _boolean("session-per-host")
+
+
 def keep_freed_memory() -> bool:
     """Whether the C library of schedulers and workers keeps freed memory instead of returning it to the system."""
     return _boolean("keep-freed-memory")

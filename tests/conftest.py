@@ -8,9 +8,11 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The tables of tests are small: with the default, one worker would have all rows, and no test would see rounds of messages.
-# `test_cluster_single_worker` tests the default. Dask reads the variable when it is imported, here and in child processes.
+# The tables of tests are small, and all workers are on one host: with the defaults, one worker would have all rows, and no
+# test would see rounds of messages. `test_cluster_single_worker` and `test_host_sessions` test the defaults. Dask reads the
+# variables when it is imported, here and in child processes.
 os.environ.setdefault("DASK_DBOOST__SINGLE_WORKER_VALUES", "0")
+os.environ.setdefault("DASK_DBOOST__SESSION_PER_HOST", "false")
 
 # No deadline: the first example compiles a kernel. Continuous integration draws more examples (see
 # `tests.helpers.examples` for tests with a number of their own), the same ones every time.

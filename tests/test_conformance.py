@@ -87,6 +87,7 @@ OWN_CODE: dict[str, set[str]] = {
     "relays": CALLS,
     "slices": CALLS | {"many columns", "split_proposal=node", "interaction_cst", "monotonic_cst"},
     "one worker": CALLS - {"refitted"} | {"eval_set", "influence_trimming", "subsample"},
+    "one session": IN_SESSIONS | {"many columns", "split_proposal=tree", "split_proposal=node"},
     "cluster, streamed": IN_SESSIONS,
     "cluster, prepared": ROWS,
     "cluster, prepared in files": ROWS,
@@ -161,6 +162,10 @@ PROOFS: dict[str, Proof] = {
     # A bite of several parts is several shards: its trees grow in rounds on one worker, too.
     "one worker": lambda new, trees: (
         set(new["workers"]) == {1} and ("bite" in new or max(event["n_rounds"] for event in trees) == 1)
+    ),
+    # Arcbites are not handed over.
+    "one session": lambda new, trees: (
+        "bite" in new or (set(new["workers"]) == {1} and max(event["n_rounds"] for event in trees) == 1)
     ),
     "cluster, streamed": lambda new, trees: new["bytes_read"].sum() > 0,
     "removed worker": lambda new, trees: new["workers"].min() < new["workers"].max() == 3,

@@ -537,6 +537,7 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
             {
                 "dboost.lines": simulated.lines,
                 "dboost.single-worker-values": 0,
+                "dboost.session-per-host": False,
                 "dboost.gather-bytes": gather_bytes() / simulated.columns,
                 "dboost.owner-bytes": owner_bytes() / simulated.columns,
             }

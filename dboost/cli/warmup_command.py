@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace) -> None:
     many = np.random.default_rng(0).standard_normal((MANY_ROWS, 2))
     dboost.fit(many, many[:, 0], eval_set=(many, many[:, 0]), **FEW)
     # Rows on both workers: one that has all of them uses the kernels of a fit without a cluster.
-    with dask.config.set({"dboost.single-worker-values": 0}), inside() as cluster:
+    keys = {"dboost.single-worker-values": 0, "dboost.session-per-host": False}
+    with dask.config.set(keys), inside() as cluster:
         for name, data in tables().items():
             began = time.perf_counter()
             for client in (None, cluster) if name in ON_CLUSTERS else (None,):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
-from dboost.config import metric_rows
+from dboost.config import metric_rows, session_per_host
 from dboost.data.binning import Sample
 from dboost.data.chunk import CategoryIndex
 from dboost.data.eval_tables import EvalTable, named_in_messages
@@ -233,6 +233,7 @@ class ClusterTable:
         self._connection, self._make_tasks, self._n_threads, self._name = connection, make_tasks, n_threads, name
         self._n_at_once = n_at_once
         self._unit_weights: bool | None = None
+        self._has_eval_files = False  # whether rows that were chosen for evaluation sets are in files
 
     def load(self) -> tuple[Feature, ...]:
         self.partitions = PartitionedTable(self._connection, self._name, self._make_tasks(), n_at_once=self._n_at_once)
@@ -288,18 +289,21 @@ class ClusterTable:
         for name, (n_rows, max_weight) in chosen.items():
             arguments = name, spec, spec.loss_magnitude(max_weight, n_rows), with_block, True
             in_files = self.partitions.build(Session.hold_out, lambda arguments=arguments: arguments)  # type: ignore[misc]
-        if sum(in_files):  # of all chosen sets so far
+        self._has_eval_files = sum(in_files) > 0
+        if self._has_eval_files:  # of all chosen sets so far
             log_streamed_eval_set(" and ".join(chosen))
 
     def open_calls(self, spec: BuildSpec) -> Calls:
         n_rows = sum(self.n_kept.values())
         self._calls = calls = ClusterCalls(self._connection, self.partitions, spec, n_rows, self._n_threads)
         self.partitions.n_outputs = spec.shard.n_trees
+        if self._is_handed_over(spec):
+            self.partitions.host_spec = spec
 
         def arguments() -> tuple[BuildSpec, ReplayState]:
             table = self.partitions
             n_sharing = table.n_sharing(len(self._connection.n_threads))
-            of_worker = replace(spec, is_whole=table.has_single_worker, n_sharing=n_sharing, n_growing=None)
+            of_worker = replace(spec, is_whole=table.is_whole, n_sharing=n_sharing, n_growing=None)
             return replace(of_worker, leaves_per_pass=spec.shard.max_leaves), calls.past()
 
         places = self.partitions.build(Session.build, arguments)
@@ -312,6 +316,12 @@ class ClusterTable:
                 # Workers whose memory holds all rows; they get partitions when they join (see `rebalance`).
                 self._connection.need_workers(-(-n_rows // n_held))
         return calls
+
+    def _is_handed_over(self, spec: BuildSpec) -> bool:
+        """Return whether the sessions of a host hand their rows over to one of them, see `host_sessions`."""
+        is_possible = spec.budget is None and spec.n_bites is None and spec.given is None and not self._has_eval_files
+        is_for_one = self.partitions.single_worker(self._connection.n_threads) is not None
+        return session_per_host() and is_possible and self._n_at_once == 1 and not is_for_one
 
     def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
         """Load the evaluation sets: Dask collections, files and streams on the workers, tables in memory in this process."""

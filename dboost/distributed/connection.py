@@ -497,6 +497,11 @@ class Connection:
         """Return whether the scheduler is on the host of one of these workers, as far as they are known."""
         return any(self._host == self._workers[address].host for address in workers if address in self._workers)
 
+    def host_of(self, worker: str) -> str | None:
+        """Return the name of a worker's host; None for a worker that is not known."""
+        record = self._workers.get(worker)
+        return None if record is None else record.host
+
     def _note_workers(self, reply: dict[str, Any]) -> None:
         self._workers = {address: WorkerRecord(*fields) for address, fields in reply["workers"].items()}
         self._seen = time.monotonic()

@@ -35,8 +35,11 @@ class JoinedWorkers:
         self._connection = connection
         self._table = table
         with_rows = {ref.worker for ref in table.sessions}
-        #: Address and identity of known workers; those without rows after loading are treated as workers that join.
-        self._known_workers = {(address, identity) for address, identity in connection.roster if address in with_rows}
+        #: Address and identity of known workers; those without rows after loading are treated as workers that join, unless a
+        #: session of their host has the rows of the host.
+        self._known_workers = {
+            worker for worker in connection.roster if worker[0] in with_rows or table.has_trainer_beside(worker[0])
+        }
         #: Workers that did not answer, and when to ask them again (`time.monotonic`).
         self._ask_again: dict[tuple[str, str], float] = {}
         self._reader: threading.Thread | None = None
@@ -94,7 +97,8 @@ class JoinedWorkers:
             elif address not in usable and address not in others:
                 self._ask_again[worker] = time.monotonic() + liveness_timeout()
                 self._known_workers.discard(worker)
-        return sorted({address for address, _ in joined} & set(usable))
+        new = {address for address, _ in joined} & set(usable)
+        return sorted(address for address in new if not self._table.has_trainer_beside(address))
 
     def _choose_partitions(self, new: list[str], owned: list[tuple[int, str]]) -> list[int]:
         """Choose partitions for the new workers, about their mean number of rows, large partitions first.

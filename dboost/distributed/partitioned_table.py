@@ -27,13 +27,14 @@ from dboost.data.partition import ReadPlan, some_values
 from dboost.data.row_metadata import MetadataRows
 from dboost.display import counted
 from dboost.distributed.connection import Connection
+from dboost.distributed.host_sessions import Member, choose_trainers, hand_overs
 from dboost.distributed.messages import LostWorkers, Step
 from dboost.distributed.read_tasks import ReadTasks, Receipt, rows_alone
 from dboost.distributed.rebalance import is_for_one_worker, is_held, plan_moves
 from dboost.distributed.sample_exchange import choose_owners
 from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature
-from dboost.session.calls import PartitionStats, SessionRef
+from dboost.session.calls import BuildSpec, PartitionStats, SessionRef
 from dboost.session.session import ByPartitions, Result, Session, name_of
 
 _log = logging.getLogger("dboost")
@@ -46,7 +47,7 @@ class WorkerPartitions:
     batch: str
     ref: SessionRef
     numbers: tuple[int, ...]
-    stats: PartitionStats | None = None
+    stats: list[PartitionStats] = field(default_factory=list)  # of the sessions that have read the partitions
     stage: int = 0  # number of stages that have been completed
 
 
@@ -72,6 +73,8 @@ class PartitionedTable:
     fingerprints: dict[int, int] = field(default_factory=dict)  # of values, by partition
     n_outputs: int = 1  # trees of an iteration, once they are known
     n_at_once: int = 1  # fits that run at the same time
+    #: What shards are built with, if sessions hand their rows over to one session of their host (`host_sessions`).
+    host_spec: BuildSpec | None = None
     _n_trained: dict[int, int] | None = None
     _known: tuple[Feature, ...] | None = None
     _n_batches: int = 0
@@ -79,6 +82,8 @@ class PartitionedTable:
     _n_sent: int = 0
     #: The largest progress of loading so far: sum of stages over partitions.
     _best_progress: int = 0
+    #: Sessions that train on the rows of their hosts.
+    _trainers: set[SessionRef] = field(default_factory=set)
 
     # Stages.
 
@@ -135,7 +140,7 @@ class PartitionedTable:
     @property
     def partition_stats(self) -> list[PartitionStats]:
         """Statistics from all workers, in the order of their first partitions."""
-        return [entry.stats for entry in sorted(self.worker_partitions, key=lambda s: s.numbers) if entry.stats is not None]
+        return [stats for entry in sorted(self.worker_partitions, key=lambda s: s.numbers) for stats in entry.stats]
 
     @property
     def n_kept(self) -> dict[int, int]:
@@ -256,24 +261,70 @@ class PartitionedTable:
         """Have workers drop all but these partitions."""
         for entry in givers:
             entry.numbers = tuple(sorted(numbers))
+        while givers:
             try:
-                self._call_each([entry], [Stage(Session.keep_only, lambda numbers: (numbers,))])
+                self._call_each(givers, [Stage(Session.keep_only, lambda numbers: (numbers,))])
+                return
             except LostWorkers as lost:  # their rows are gone, too
                 self.drop_workers(lost.sessions)
+                givers = [entry for entry in givers if entry.ref not in lost.sessions]
 
     def _run_stages(self, behind: list[WorkerPartitions]) -> None:
         """Run the missing stages. Those without results are sent with the next one."""
-        while due := [entry for entry in behind if entry.stage < self._n_sent]:
+        while due := [entry for entry in behind if entry.numbers and entry.stage < self._n_sent]:
             first = min(entry.stage for entry in due)
             due = [entry for entry in due if entry.stage == first]
             with_results = (k for k in range(first, self._n_sent) if self.stages[k].note is not None)
             end = next(with_results, self._n_sent - 1) + 1
-            note = self.stages[end - 1].note
-            for entry, result in self._call_each(due, self.stages[first:end]):
+            stages, note = self.stages[first:end], self.stages[end - 1].note
+            if self.host_spec is not None and stages[-1].method is Session.build:
+                due = self._hand_over(due, stages[:-1], self.host_spec)
+                stages = [Stage(Session.accept, lambda numbers: (numbers,)), stages[-1]]
+            for entry, result in self._call_each(due, stages):
                 if note is not None:
                     note(entry, result)
             for entry in due:
                 entry.stage = end
+
+    # Rows of a host.
+
+    def _hand_over(self, due: list[WorkerPartitions], before: Sequence[Stage], spec: BuildSpec) -> list[WorkerPartitions]:
+        """Have sessions hand over rows that are about to be built, see `host_sessions`; return the remaining entries.
+
+        before : stages that are still missing. They are completed first: a session in which one failed would keep others
+        waiting.
+        """
+        places = self._call_each(due, [*before, Stage(Session.place, lambda numbers: (spec,))])
+        for entry in due:
+            entry.stage += len(before)
+        self.connection.usable(recent=True)
+        n_threads = self.connection.n_threads
+        hosts = {worker: self.connection.host_of(worker) for worker in n_threads}
+        for batch in sorted({entry.batch for entry in due}):
+            entries = {entry.ref: entry for entry in due if entry.batch == batch}
+            members = {
+                entry.ref: Member(sum(self.lengths[i] for i in entry.numbers), hosts.get(entry.ref.worker), place)
+                for entry, place in places
+                if entry.batch == batch
+            }
+            trainers = choose_trainers(members, self.connection.number)
+            orders = hand_overs(trainers, members, n_threads, hosts)
+            if orders:
+                self.connection.ask_each({ref: (batch, spec, order) for ref, order in orders.items()}, Session.hand_over)
+            self._trainers |= set(trainers.values())
+            givers = [entries[ref] for ref, trainer in trainers.items() if ref != trainer]
+            for giver in givers:
+                taker = entries[trainers[giver.ref]]
+                taker.numbers, taker.stats = tuple(sorted((*taker.numbers, *giver.numbers))), [*taker.stats, *giver.stats]
+            self._keep_only(givers, set())
+        self.worker_partitions = [entry for entry in self.worker_partitions if entry.numbers]
+        return [entry for entry in due if entry.numbers]
+
+    def has_trainer_beside(self, worker: str) -> bool:
+        """Return whether a session on the worker's host trains on the rows of this host."""
+        host = self.connection.host_of(worker)
+        trainers = self._trainers.intersection(self.sessions)
+        return host is not None and any(self.connection.host_of(ref.worker) == host for ref in trainers)
 
     def _read(self, numbers: list[int]) -> list[WorkerPartitions]:
         batch = self.new_batch()
@@ -383,6 +434,12 @@ class PartitionedTable:
         """
         return len(self.sessions) == 1 and self.single_worker(self.connection.n_threads) is not None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether one session has all rows, and is to have them: those of a small table, or of the only host."""
+        is_only_host = len(self.sessions) == 1 and all(map(self.has_trainer_beside, self.connection.n_threads))
+        return self.has_single_worker or is_only_host
+
     def new_batch(self) -> str:
         """Return a unique name for a batch of this fit."""
         self._n_batches += 1
@@ -404,7 +461,7 @@ class PartitionedTable:
         return role, {i: rows_alone(some_values(values, ends[i] - self.lengths[i], ends[i])) for i in filled}
 
     def _note_stats(self, entry: WorkerPartitions, stats: PartitionStats) -> None:
-        entry.stats = stats
+        entry.stats = [stats]
         for i, fingerprint in stats.fingerprints.items():
             if self.fingerprints.setdefault(i, fingerprint) != fingerprint:
                 raise self._source_changed(i, "other values")

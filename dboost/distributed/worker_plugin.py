@@ -35,6 +35,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from dboost.config import liveness_timeout
 from dboost.distributed.feature_exchange import Inbox, Peers
+from dboost.distributed.host_sessions import answer_hand_over
 from dboost.distributed.line import Line, Message, packed
 from dboost.distributed.messages import (
     FAILED,
@@ -145,7 +146,7 @@ def _take_slice(worker_session: WorkerSession, batch: str, partition: int, plan:
 #: Number of threads, i.e. of fits whose calls may run on a worker at the same time.
 _FITS_AT_A_TIME = 16
 #: Calls that wait for other sessions: they have threads of their own, so that they never wait for each other's.
-_WAITING = frozenset(method.__name__ for method in (Session.histogram_slices, Session.draw_sample))
+_WAITING = frozenset(method.__name__ for method in (Session.histogram_slices, Session.draw_sample, Session.hand_over))
 #: Number of such calls at the same time.
 _MOST_WAITING = 1024
 #: Seconds in which running calls may end when a worker closes. Dask's nanny kills it after 4 s.
@@ -155,8 +156,8 @@ _OF_ROUNDS = frozenset(
     method.__name__
     for method in (Session.round_histograms, Session.histogram_slices, Session.add_slices, Session.search_slices)
 )
-#: Calls whose results are not packed: those, and a sample, whose slices are packed.
-_NOT_PACKED = _OF_ROUNDS | {Session.draw_sample.__name__}
+#: Calls whose results are not packed: those, and what is sent to other sessions, in pieces that are packed one by one.
+_NOT_PACKED = _OF_ROUNDS | {Session.draw_sample.__name__, Session.hand_over.__name__}
 #: Calls that free the memory of feature values.
 _FREES_MEMORY = frozenset(
     method.__name__ for method in (Session.scan_partitions, Session.build, Session.hold_out, Session.keep_only)
@@ -242,7 +243,9 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 # Remove files of a worker that was killed; a fit in memory and the client would not remove them.
                 for root in {folder, temporary_root()}:
                     remove_stale(root)
-                self._sessions[fit] = WorkerSession(worker.state.nthreads, folder, _spare(worker))
+                self._sessions[fit] = WorkerSession(
+                    worker.state.nthreads, folder, _spare(worker), n_fits=lambda: len(self._sessions)
+                )
             return self._sessions[fit]
 
     def known(self, fit: str, session: str | None = None) -> WorkerSession | None:
@@ -450,6 +453,13 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 return self._swap(fit, here, number, 0, slices, n_wanted, relay)
 
             return answer_proposal(here, arguments, partial(self._execute, fit, session, number), swap)
+        if method == Session.hand_over.__name__:
+            here = SessionRef(self._worker.address, session)
+
+            def send(stage: int, messages: dict[SessionRef, bytes], n_wanted: int) -> tuple[str, Any]:
+                return self._swap(fit, here, number, stage, messages, n_wanted, relay)
+
+            return answer_hand_over(here, arguments, partial(self._execute, fit, session, number), send)
         return self._execute(fit, session, number, method, arguments)
 
     def _execute(

@@ -28,6 +28,7 @@ from dboost.data.roles import RowRoles
 from dboost.data.table import kept_rows
 from dboost.model.ensemble import FlatEnsemble
 from dboost.session.calls import BuildSpec
+from dboost.session.encoded_rows import EncodedRows
 from dboost.session.partition_batch import PartitionBatch
 from dboost.session.row_samples import TRAIN, ChosenRows, FoldRows
 from dboost.session.target import Target, encode_chunk, encode_like
@@ -131,16 +132,26 @@ class BatchRows:
     def shards(self, spec: BuildSpec) -> Iterator[ShardBlocks]:
         """See `StartingRows`. Raw values are released before the last shard is allocated."""
         self.gather()
-        table, y, weight = self.table, self.y, self.table.weight
-        kept = kept_rows(weight)
-        n_kept = table.n_rows if kept is None else len(kept)
+        n_kept = self.n_kept
         is_one = spec.is_whole or is_small(n_kept, len(spec.binning.features))
-        n_shards, ids = 1 if is_one else self.n_threads, self.ids(spec)
-        if self.fold is not None and table.is_binned and n_kept == int(np.count_nonzero(self.fold.uses == TRAIN)):
+        n_shards = 1 if is_one else self.n_threads
+        if self.fold is not None and self.table.is_binned and n_kept == int(np.count_nonzero(self.fold.uses == TRAIN)):
             yield from self._shards_of_fold(spec, self.fold, n_shards)
             return
-        for k in range(n_shards):
-            kept_range = slice(n_kept * k // n_shards, n_kept * (k + 1) // n_shards)
+        for rows in self.encoded(spec, n_shards):
+            yield rows_in_memory(rows.fields, spec.shard, RowIds(rows.ids))
+
+    def encoded(self, spec: BuildSpec, n_parts: int) -> Iterator[EncodedRows]:
+        """Yield the rows of positive weight in memory, as at most `n_parts` ranges of about the same number of rows.
+
+        Raw values are released before the last one is yielded.
+        """
+        self.gather()
+        table, y, weight = self.table, self.y, self.table.weight
+        kept = kept_rows(weight)
+        n_kept, ids = table.n_rows if kept is None else len(kept), self.ids(spec)
+        for k in range(n_parts):
+            kept_range = slice(n_kept * k // n_parts, n_kept * (k + 1) // n_parts)
             n = kept_range.stop - kept_range.start
             if not n:
                 continue
@@ -149,7 +160,7 @@ class BatchRows:
                 some = np.arange(kept_range.start, kept_range.stop) if kept is None else kept[kept_range]
             codes = encode_table(table, spec.binning, spec.shard.layout, some, self.n_threads)
             raw = self._raw_scores(spec, some, kept_range)
-            if k == n_shards - 1:
+            if k == n_parts - 1:
                 self.close_values()
             target = y if some is None else y[..., some]
             fields = {"target": spec.in_unit(target), "raw": spec.in_unit(raw), "narrow": codes.narrow, "wide": codes.wide}
@@ -157,7 +168,7 @@ class BatchRows:
                 fields["weight"] = np.ones(n) if weight is None else weight if some is None else weight[some]
             if (draw_id := self._draw_id_of(spec, kept_range)) is not None:
                 fields["draw_id"] = draw_id
-            yield rows_in_memory(fields, spec.shard, RowIds(np.array(ids.runs(kept_range.start, kept_range.stop), np.int64)))
+            yield EncodedRows(fields, np.array(ids.runs(kept_range.start, kept_range.stop), np.int64))
 
     def _shards_of_fold(self, spec: BuildSpec, fold: FoldRows, n_shards: int) -> Iterator[ShardBlocks]:
         """Yield the rows that a fold trains on, whose codes are shared with the other folds of its group.

@@ -283,5 +283,13 @@ class RowPlaces(NamedTuple):
     most_in_memory: int  # rows that the session would keep in memory, of any batch, if its memory has a limit
 
 
+class SessionPlace(NamedTuple):
+    """What decides whether a session can train on the rows of other sessions of its host."""
+
+    most_rows: int  # that it could have in memory, beside those that it has
+    processors: tuple[int, ...]  # on which its process may run
+    n_fits: int  # that have a session on the worker now
+
+
 #: Number of rows and largest weight of the evaluation sets that are chosen from the training rows, by name.
 Chosen = dict[str, tuple[int, float]]

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -130,6 +130,16 @@ class EvalRows:
                 "raw": raw,
             }
             at += n
+
+
+class EncodedEvalRows(NamedTuple):
+    """Rows of a set for another session, before trees are added to their scores."""
+
+    name: str
+    fields: dict[str, np.ndarray]  # see `eval_fields`
+    size: LossMagnitude
+    owned: list[tuple[int, int]]
+    block: np.ndarray | None
 
 
 class EvalSet:
@@ -249,6 +259,16 @@ class EvalSet:
         if self.n_trees == mark != self.n_saved:
             self.save_state()
 
+    def encoded(self, name: str) -> EncodedEvalRows:
+        """Return the rows for another session; no tree may have been added."""
+        assert self.n_trees == 0 and self.n_saved < 0
+        fields = {field: values for field, values in self.store.load().items() if field != "saved"}
+        return EncodedEvalRows(name, fields, self._size, list(self.owned), self._block)
+
+    def use_team(self, team: Team) -> None:
+        """Have other threads work on the set."""
+        self._team = team
+
     def keep_only(self, partitions: Sequence[int]) -> None:
         """Drop the rows of other partitions; at least one partition must remain."""
         stays = np.repeat([number in partitions for number, _ in self.owned], [n for _, n in self.owned])
@@ -356,10 +376,31 @@ class SessionEvalSets:
             raise
         size = spec.loss_magnitude(max_weight, n_rows) if size is None else size
         owned = [(number, n) for number, n in zip(rows.table.numbers, counts, strict=True) if n]
-        of_set = EvalSet(store, layout, spec.target.loss, size, self._team, block=block, batch=batch, owned=owned)
+        self._append(name, EvalSet(store, layout, spec.target.loss, size, self._team, block=block, batch=batch, owned=owned))
+
+    def _append(self, name: str, part: EvalSet) -> None:
         if name not in self._parts:
             self.names.append(name)
-        self._parts.setdefault(name, []).append(of_set)
+        self._parts.setdefault(name, []).append(part)
+
+    def encoded(self, batch: str) -> list[EncodedEvalRows]:
+        """Return the rows of a batch for another session, before trees are added to their scores."""
+        return [part.encoded(name) for name, parts in self._parts.items() for part in parts if part.batch == batch]
+
+    def add_encoded(self, batch: str, rows: EncodedEvalRows, spec: BuildSpec) -> None:
+        """Add rows that another session has encoded, in memory."""
+        n_rows = sum(n for _, n in rows.owned)
+        store = RowStore(eval_fields(spec.shard, "weight" in rows.fields), [n_rows])
+        store.append(n_rows, rows.fields)
+        layout, loss = spec.shard.layout, spec.target.loss
+        part = EvalSet(store, layout, loss, rows.size, self._team, block=rows.block, batch=batch, owned=rows.owned)
+        self._append(rows.name, part)
+
+    def use_team(self, team: Team) -> None:
+        """Have other threads work on the sets."""
+        self._team = team
+        for part in self._every:
+            part.use_team(team)
 
     def add_tree(self, grown: GrownTree, values: np.ndarray, output: int) -> None:
         """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""

@@ -30,7 +30,9 @@ from dboost.session.calls import (
     PartitionStats,
     ReplayState,
     RowPlaces,
+    SessionPlace,
 )
+from dboost.session.encoded_rows import HandedRows
 from dboost.session.target import TargetScan
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import Statistic
@@ -83,6 +85,24 @@ class Session(Protocol):
 
     def propose(self, kept: Sample, received: Sequence[bytes], max_bins: int, /) -> list[np.ndarray]:
         """Return the split candidates of the own range of columns. received : from the other sessions."""
+
+    # Rows of a host.
+
+    def place(self, batch: str, spec: BuildSpec, /) -> SessionPlace:
+        """Return how many more rows the session could have in memory, and its processors."""
+
+    def hand_over(self, batch: str, spec: BuildSpec, n_parts: int, n_threads: int | None, /) -> list[HandedRows]:
+        """Encode a batch that is not built yet; return its rows and evaluation rows in `n_parts` messages.
+
+        A message calls it with a `HandOver` instead of the numbers, and is answered when the rows have been sent or received
+        (`distributed.host_sessions`).
+        """
+
+    def receive(self, batch: str, messages: Sequence[bytes], /) -> None:
+        """Store what other sessions have sent, until `accept`."""
+
+    def accept(self, batch: str, numbers: Sequence[int], /) -> None:
+        """Add the rows that were received of these partitions to the own ones, and drop those of others."""
 
     # Shards and evaluation sets.
 

@@ -142,20 +142,31 @@ class ShardRunner:
         if self._whole is not None:
             self._whole.route_excluded()
 
-    def keep_only(self, numbers: Sequence[int]) -> ShardRunner | None:
-        """Return a runner without the rows of other partitions; None if no rows remain.
+    def keep_only(self, numbers: Sequence[int]) -> list[ShardRunner]:
+        """Return the runner without the rows of other partitions; nothing if no rows remain.
 
-        A new runner has no `GradientStats`: they describe the old rows, and the next `advance` recomputes them.
+        A new runner has no `GradientStats`: they describe the old rows, and the next `advance` recomputes them. Rows that a
+        team of several threads has trained on are divided among as many runners: another session has some of the rows now, and
+        in rounds each runner has one thread.
         """
         self._route_excluded()
-        rows = self.rows.subset(partial(self._spec.are_of, partitions=numbers))
-        if rows is self.rows:
-            return self
+        n = 1 if self._team is None else self._team.n_threads
+        stays = partial(self._spec.are_of, partitions=numbers)
+        parts = []
+        for k in range(n):
+            rows = self.rows.subset(stays if n == 1 else partial(_share, stays, k, n))
+            if rows is self.rows:
+                return [self]
+            if rows is not None:
+                parts.append(rows)
         self._release()
-        if rows is None:
-            return None
-        found = ShardRunner(rows, self.batch, self._spec, ReplayState(), self._team, self._given_leaves)
-        found.applied = self.applied
+        found = []
+        for rows in parts:
+            runner = ShardRunner(
+                rows, self.batch, self._spec, ReplayState(), self._team if n == 1 else None, self._given_leaves
+            )
+            runner.applied = self.applied
+            found.append(runner)
         return found
 
     def _release(self) -> None:
@@ -169,6 +180,14 @@ class ShardRunner:
         """Release memory and files."""
         self._release()
         self.rows.store.close()
+
+
+def _share(stays: Callable[[np.ndarray], np.ndarray], k: int, n: int, row_ids: np.ndarray) -> np.ndarray:
+    """Return which rows belong to the k-th of n equal shares of the rows that stay, or to any if all stay."""
+    kept = stays(row_ids)
+    if kept.all():
+        return kept
+    return kept & (np.cumsum(kept) * n // (kept.sum() + 1) == k)
 
 
 def streamed_runners(

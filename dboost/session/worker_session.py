@@ -11,14 +11,17 @@ not change the gradients.
 
 **Rows are divided among shards**, one for each thread. Each shard has its own histograms, and the session returns their sums.
 Rows that are loaded later, because another worker died, become additional shards.
+
+**Rows of a host.** Sessions of a host may hand their encoded rows over to one of them, see `encoded_rows`.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial, reduce
@@ -43,10 +46,12 @@ from dboost.session.calls import (
     PartitionStats,
     ReplayState,
     RowPlaces,
+    SessionPlace,
     SliceExchange,
     pack_round,
     unpack,
 )
+from dboost.session.encoded_rows import EncodedRows, HandedRows, joined_shards
 from dboost.session.evaluation import EvalRows, SessionEvalSets
 from dboost.session.memory import Budget, trim_memory
 from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
@@ -54,11 +59,12 @@ from dboost.session.proposal import divided
 from dboost.session.refit_rows import rows_with_values
 from dboost.session.session import Result
 from dboost.session.shard_runners import ShardRunner, streamed_runners
-from dboost.session.thread_team import Team, team_for
+from dboost.session.thread_team import Team, is_small, team_for
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.arcbite_rows import Bite, joined_rows, shard_of_bite
 from dboost.shards.encode import in_ranges
 from dboost.shards.shard import MOST_ROWS, check_rows_in_memory
+from dboost.shards.shard_blocks import ShardBlocks
 from dboost.shards.statistics import Statistic
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.split_finder import PackedSplits, SplitFinder, pack_splits
@@ -78,6 +84,8 @@ class WorkerSession:
         Memory that the worker may use before Dask pauses it; the budget of a fit without a `memory_limit`.
     team : Team, optional
         Threads that work on shards, one shard each, and on evaluation sets; closed with the session. Default: `n_threads`.
+    n_fits : callable, optional
+        Returns the number of fits that have a session on the worker. Default: 1.
 
     Attributes
     ----------
@@ -94,14 +102,19 @@ class WorkerSession:
     """
 
     def __init__(
-        self, n_threads: int, folder: Path | None = None, spare: Budget | None = None, team: Team | None = None
+        self,
+        n_threads: int,
+        folder: Path | None = None,
+        spare: Budget | None = None,
+        team: Team | None = None,
+        n_fits: Callable[[], int] = lambda: 1,
     ) -> None:
         self.session = uuid.uuid4().hex
         self.lock = threading.Lock()
         self.latest = -1
         self.exchange: SliceExchange | None = None
         self._n_threads, self._folder, self._spare = n_threads, folder, spare
-        self._given_team = team
+        self._given_team, self._n_fits = team, n_fits
         self._resources = ExitStack()  # released by `close`
         self._batches: dict[str, PartitionBatch] = {}  # until their rows are encoded
         self._batches_lock, self._turn = threading.Lock(), threading.Lock()
@@ -111,6 +124,10 @@ class WorkerSession:
         self._closed_bytes_read = 0
         self._runners: list[ShardRunner] = []
         self._built: set[str] = set()
+        #: Rows of batches that are encoded, but not built yet, and what other sessions have sent of these batches.
+        self._encoded: dict[str, list[EncodedRows]] = {}
+        self._owned: dict[str, tuple[int, ...]] = {}  # their partitions
+        self._received: dict[str, list[HandedRows]] = {}
         self._spec: BuildSpec | None = None
         self._split_finders: dict[int, SplitFinder] = {}  # of own features, by output
         self._search: FeatureSearch | None = None  # of the current round, if slices of histograms are exchanged
@@ -132,7 +149,7 @@ class WorkerSession:
 
     def close(self) -> None:
         """Release threads and memory, and remove files."""
-        for batch in [*self._rows, *self._batches]:  # a loading task may add one meanwhile
+        for batch in [*self._rows, *self._batches, *self._encoded]:  # a loading task may add one meanwhile
             self._close_batch(batch)
         self.release_rows()
         self._resources.close()
@@ -187,10 +204,12 @@ class WorkerSession:
         self._rows[batch] = BatchRows(reweighable, self._n_threads, table)
 
     def _close_batch(self, batch: str) -> None:
-        """Release the rows of a batch."""
+        """Release the rows of a batch that are not built."""
         for some in (self._rows, self._batches):
             if batch in some:
                 some.pop(batch).close()
+        self._encoded.pop(batch, None)
+        self._received.pop(batch, None)
 
     def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
         """Store a role of a batch's partitions, if the user passed one array for all rows."""
@@ -229,10 +248,70 @@ class WorkerSession:
         """Return the split candidates of the own range of columns. received : from the other sessions."""
         return propose_together([kept, *map(unpack, received)], max_bins, self._n_threads)
 
+    # Rows of a host.
+
+    def place(self, batch: str, spec: BuildSpec) -> SessionPlace:
+        """Return how many more rows the session could have in memory, and its processors."""
+        processors = tuple(sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)))
+        most = MOST_ROWS if self._spare is None else min(self._spare.most_rows(spec.shard, len(processors)), MOST_ROWS)
+        return SessionPlace(most - self.n_rows, processors, self._n_fits())
+
+    def hand_over(self, batch: str, spec: BuildSpec, n_parts: int, n_threads: int | None) -> list[HandedRows]:
+        """Encode a batch that is not built yet; return its rows and evaluation rows in `n_parts` messages.
+
+        n_threads : for the session that receives the rows of the others: the threads that it trains with. It returns none.
+        """
+        self._spec = spec
+        self._received.pop(batch, None)
+        if batch not in self._encoded:
+            rows = self.rows_of(batch)
+            rows.drop_target()
+            parts, self._owned[batch] = list(rows.encoded(spec, n_parts)), tuple(rows.table.numbers)
+            self._close_batch(batch)
+            self._encoded[batch] = parts
+        if n_threads is not None:
+            self._use_threads(n_threads)
+            return []
+        parts, partitions, eval_rows = self._encoded[batch], self._owned[batch], self.eval_sets.encoded(batch)
+        some = [HandedRows(partitions, part, []) for part in [*parts, *[None] * n_parts][:n_parts]]
+        return [some[0]._replace(eval_rows=eval_rows), *some[1:]]
+
+    def receive(self, batch: str, messages: Sequence[bytes]) -> None:
+        """Store what other sessions have sent, until `accept`."""
+        self._received.setdefault(batch, []).extend(map(unpack, messages))
+
+    def accept(self, batch: str, numbers: Sequence[int]) -> None:
+        """Add the rows that were received of these partitions to the own ones, and drop those of others."""
+        for some in self._received.pop(batch, []):
+            if not set(some.partitions) <= set(numbers):
+                continue
+            if some.rows is not None:
+                self._encoded[batch].append(some.rows)
+            for rows in some.eval_rows:
+                assert self._spec is not None
+                self.eval_sets.add_encoded(batch, rows, self._spec)
+
+    def _use_threads(self, n_threads: int) -> None:
+        """Work with another number of threads from now on."""
+        if n_threads != self._n_threads:
+            self._n_threads = n_threads
+            vars(self).pop("_team", None)
+            if "eval_sets" in vars(self):
+                self.eval_sets.use_team(self._team)
+
     # Shards.
 
     def build(self, batch: str, spec: BuildSpec, past: ReplayState) -> RowPlaces:
         """Build shards from a table, replay the trees so far, and drop the raw values; return where the rows are."""
+        if batch not in self._built and batch in self._encoded:
+            self._spec = spec
+            parts = self._encoded[batch]
+            n_kept = sum(part.n_rows for part in parts)
+            check_rows_in_memory(n_kept if spec.is_whole else -(-n_kept // self._n_threads))  # of a shard
+            is_one = spec.is_whole or is_small(n_kept, len(spec.binning.features))
+            self._add_in_memory(joined_shards(parts, spec.shard, 1 if is_one else self._n_threads), batch, spec, past, n_kept)
+            self._close_batch(batch)
+            self._built.add(batch)
         if batch not in self._built:
             rows = self.rows_of(batch)
             rows.drop_target()
@@ -262,15 +341,22 @@ class WorkerSession:
             other.rows.unload()
         if limit is None:
             check_rows_in_memory(n_kept if spec.is_whole else -(-n_kept // n_threads))  # of a shard
-            runners = []
-            for some in rows.shards(spec):
-                if some.shared is None:
-                    in_ranges(some.shard.fill_tiles, some.n_rows, n_threads)
-                runners.append(ShardRunner(some, batch, spec, past, self._team_of_all(n_kept)))
+            self._add_in_memory(rows.shards(spec), batch, spec, past, n_kept)
         else:
             runners, self.leaves_per_pass = streamed_runners(
                 rows, batch, spec, past, root=self._folder, team=self._team, limit=limit, is_alone=not self._runners
             )
+            self._runners += runners
+
+    def _add_in_memory(
+        self, shards: Iterable[ShardBlocks], batch: str, spec: BuildSpec, past: ReplayState, n_rows: int
+    ) -> None:
+        """Train on shards in memory, too. n_rows : of all of them."""
+        runners = []
+        for some in shards:
+            if some.shared is None:
+                in_ranges(some.shard.fill_tiles, some.n_rows, self._n_threads)
+            runners.append(ShardRunner(some, batch, spec, past, self._team_of_all(n_rows)))
         self._runners += runners
 
     def _team_of_all(self, n_rows: int) -> Team | None:
@@ -298,15 +384,14 @@ class WorkerSession:
 
     def keep_only(self, batch: str, numbers: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions, which another session has now."""
-        if batch in self._batches:  # never built
+        if batch in self._batches or batch in self._encoded:  # never built
             self._close_batch(batch)
         runners: list[ShardRunner] = []
         for runner in self._runners:
-            kept = runner.keep_only(numbers) if runner.batch == batch else runner
-            if kept is not runner:
+            kept = runner.keep_only(numbers) if runner.batch == batch else [runner]
+            if kept != [runner]:
                 self._closed_bytes_read += runner.rows.bytes_read
-            if kept is not None:
-                runners.append(kept)
+            runners += kept
         self._runners = runners
         self.eval_sets.keep_only(batch, numbers)
         if self._bites is not None and self._spec is not None:

@@ -67,7 +67,7 @@ from distributed import Client, LocalCluster
 with LocalCluster(n_workers=2, threads_per_worker=2, processes=False, dashboard_address=None) as cluster, Client(cluster):
     lazy = dd.from_pandas(frame, npartitions=4)
     for values in (0, 8_000_000):  # rounds of all workers, and whole trees of one
-        with dask.config.set({"dboost.single-worker-values": values}):
+        with dask.config.set({"dboost.single-worker-values": values, "dboost.session-per-host": False}):
             for target in ("a", "kind"):
                 dboost.fit(lazy, target, features=list("bcdefgh"), eval_set=lazy, max_iter=2)
             dboost.fit(lazy, "h", features=["a", "kind", "town"], sample_weight="weight", loss="huber", max_iter=2)

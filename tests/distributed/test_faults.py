@@ -68,6 +68,15 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
         (SETS, [Fault("killed", "evaluate", 4, victim=-1)]),
         (SETS, [Fault("restarted", GROW, 5, victim=-1)]),
     ],
+    "one session": [
+        (PLAIN, [Fault("killed", GROW, 3, victim=-1)]),  # the trainer
+        (PLAIN, [Fault("killed", GROW, 2), Fault("killed", GROW, 4, victim=-1), Fault("joined", "update_scores", 5)]),
+        (PLAIN, [Fault("killed", "hand_over", 0, 0.002), Fault("lost", "hand_over", 1, victim=1)]),
+        (PLAIN, [Fault("lost", "place", 0), Fault("killed", "keep_only", 0, victim=1), Fault("killed", "build", 0)]),
+        (PLAIN, [Fault("stopped", "hand_over", 0)]),
+        (SETS, [Fault("killed", "evaluate", 4, victim=-1), Fault("restarted", GROW, 8, victim=-1)]),
+        ("rows held out", [Fault("killed", "hand_over", 0), Fault("killed", "evaluate", 3, victim=-1)]),
+    ],
     "files": [
         (SETS, [Fault("killed", "evaluate", 4), Fault("joined", "evaluate", 6)]),
         (BITES, [Fault("lost", "switch_bite", 1), Fault("joined", GROW, 9)]),

@@ -279,6 +279,7 @@ CLUSTER_PLACES: dict[str, Place] = {
     "relays": Place(_configured(fan_in=2)),
     "slices": Place(_configured(fan_in=2, gather_bytes="0B", owner_bytes=1)),
     "one worker": Place(_configured(single_worker_values=8_000_000)),
+    "one session": Place(_configured(session_per_host=True)),
     "cluster, streamed": Place(_cluster_streamed, _can_stream),
     "cluster, prepared": Place(_cluster_prepared, _can_prepare_on_cluster),
     "cluster, prepared in files": Place(_cluster_prepared_files, _can_prepare_on_cluster),

@@ -18,6 +18,7 @@ from benchmarks import (
     arcbites,
     curves,
     fixed_fits,
+    host_sessions,
     latency,
     limits,
     loading,
@@ -252,6 +253,18 @@ def test_rounds_under_way_are_compared(capsys: pytest.CaptureFixture[str]) -> No
     assert all(values["iteration ms"] > values["first decile ms"] > 0 for values in found.values())
     assert all(values["processor ms"] > 0 and values["idle share"] < 1 for values in found.values())
     assert [row[0] for row in cells(capsys.readouterr().out)] == ["1", "2"]
+
+
+@pytest.mark.slow
+def test_sessions_of_hosts_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = host_sessions.main(["--quick"]).values()
+    assert list(found) == ["one process", "a session each", "one session"]
+    for measures in found.values():
+        assert all(value > 0 for values in measures.values() for value in values)
+        assert measures["whole s"] > measures["before s"]
+    assert [row[0] for row in cells(capsys.readouterr().out)] == [
+        "one process", "a session each", "÷ one process", "one session", "÷ one process",
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

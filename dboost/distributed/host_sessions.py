@@ -1,0 +1,133 @@
+"""One session for each host: which session trains on the rows of the workers of a host, and how it gets them.
+
+Workers of a host, as in a `LocalCluster` or on a node of a batch system, gain nothing from rounds of messages between them:
+one process with as many threads is faster. So they read, sample, propose and encode a table together. Then all of them hand
+their encoded rows over to one of them, the *trainer* (`choose_trainers`), and drop them. If all workers are on one host, the
+trainer has all rows and grows whole trees; on several hosts rounds connect the trainers. The model does not depend on it.
+
+**The rule.** Workers are on one host if they report the same name of it, so containers with names of their own are hosts of
+their own, and if their processes may run on the same processors: jobs of a batch system that share a node, each with
+processors of its own, keep a session each. A trainer is a worker whose memory has room for all rows of the group
+(`Session.place`: what Dask leaves it until it spills, beside what the process used when the fit began). It uses as many threads
+as the workers of its host have together, but no more than there are processors, and only a fraction if several fits have
+sessions there. Where no worker has room, each trains on its own rows, as without ``dboost.session-per-host``.
+
+Rows that are not handed over:
+
+* in a fit with a `memory_limit`, which every worker promises for the rows that it has read
+* arcbites, whose stores may be in files
+* rows whose leaf values are estimated again: they are not encoded
+* folds that run at the same time, each on one worker where that is faster
+* tables that one worker gets anyway (`rebalance.is_for_one_worker`)
+* evaluation sets that are tables of their own
+
+**Losses.** Partitions of a trainer that is lost are read again by other workers and handed over in the same way. A worker that
+has handed its rows over has none to lose. Workers that join beside a trainer get no rows (`joined_workers`).
+
+**The exchange** is one call to the sessions. Rows travel as slices of histograms do (`feature_exchange`), in messages of at
+most `PART_ROWS` rows; a session that waits for those of a lost one gives up in the same way. What was received counts only once
+the client has said so (`Session.accept`), so a call that failed is repeated with other sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from dboost.distributed.messages import OK
+from dboost.session.calls import SessionPlace, SessionRef, pack_round, unpack
+from dboost.session.session import Session
+
+#: Largest number of rows in a message.
+PART_ROWS = 2**20
+
+
+class Member(NamedTuple):
+    """A session whose rows may be handed over."""
+
+    n_rows: int  # of the batch
+    host: str | None  # None if it is not known
+    place: SessionPlace
+
+
+class HandOver(NamedTuple):
+    """What a session does in an exchange."""
+
+    trainer: SessionRef
+    n_parts: int  # messages that a session sends if it is not the trainer
+    n_threads: int  # of the trainer
+    #: For the trainer: how many sessions send a first message, a second one, and so on.
+    n_senders: tuple[int, ...] = ()
+
+
+def choose_trainers(members: Mapping[SessionRef, Member], turn: int) -> dict[SessionRef, SessionRef]:
+    """Return for each session that takes part the trainer that gets its rows; the trainers get their own.
+
+    turn : number of the fit: fits at the same time have different trainers if several have room.
+    """
+    groups: dict[Any, list[SessionRef]] = {}
+    for ref, member in sorted(members.items()):
+        if member.host is not None:
+            groups.setdefault((member.host, member.place.processors), []).append(ref)
+    trainers: dict[SessionRef, SessionRef] = {}
+    for group in groups.values():
+        n_rows = sum(members[ref].n_rows for ref in group)
+        roomy = [ref for ref in group if members[ref].place.most_rows >= n_rows]
+        if roomy and all(members[ref].place.most_rows >= members[ref].n_rows for ref in group):
+            trainers |= dict.fromkeys(group, roomy[turn % len(roomy)])
+    return trainers
+
+
+def hand_overs(
+    trainers: Mapping[SessionRef, SessionRef],
+    members: Mapping[SessionRef, Member],
+    n_threads: Mapping[str, int],
+    hosts: Mapping[str, str | None],
+) -> dict[SessionRef, HandOver]:
+    """Return what each session does, as far as there is something to do.
+
+    n_threads, hosts : of the usable workers of the fit, by address.
+    """
+    found: dict[SessionRef, HandOver] = {}
+    for trainer in sorted(set(trainers.values())):
+        group = [ref for ref in trainers if trainers[ref] == trainer]
+        host, place = members[trainer].host, members[trainer].place
+        together = sum(n for worker, n in n_threads.items() if hosts.get(worker) == host)
+        n_fits = max(members[ref].place.n_fits for ref in group)
+        own = n_threads.get(trainer.worker, 1)
+        n = max(min(together // n_fits, len(place.processors)), own)
+        if len(group) == 1 and n == own:
+            continue
+        n_parts = {ref: -(-max(members[ref].n_rows, 1) // PART_ROWS) for ref in group}
+        if len(set(trainers.values())) > 1 or len(trainers) < len(members):  # the trainer has a shard for each thread
+            n_parts = {ref: max(n_parts[ref], -(-n // len(group))) for ref in group}
+        given = [n_parts[ref] for ref in group if ref != trainer]
+        n_senders = tuple(sum(many > k for many in given) for k in range(max(given, default=0)))
+        found |= {ref: HandOver(trainer, n_parts[ref], n) for ref in group}
+        found[trainer] = found[trainer]._replace(n_senders=n_senders)
+    return found
+
+
+def answer_hand_over(
+    here: SessionRef,
+    arguments: bytes | memoryview,
+    execute: Callable[[str, Any], tuple[str, Any]],
+    exchange: Callable[[int, dict[SessionRef, bytes], int], tuple[str, Any]],
+) -> tuple[str, Any]:
+    """Answer the call of a session, when its rows have been sent, or those of the others have arrived.
+
+    execute : calls a method of the session; exchange : sends messages of a number, and returns so many of other sessions.
+    """
+    batch, spec, order = unpack(arguments)
+    is_trainer = order.trainer == here
+    n_threads = order.n_threads if is_trainer else None
+    status, parts = execute(Session.hand_over.__name__, (batch, spec, order.n_parts, n_threads))
+    if status != OK:
+        return status, parts
+    for k, n_senders in enumerate(order.n_senders if is_trainer else [0] * len(parts)):
+        status, received = exchange(k, {} if is_trainer else {order.trainer: pack_round(parts[k])}, n_senders)
+        if status == OK and is_trainer:
+            status, received = execute(Session.receive.__name__, (batch, received))
+        if status != OK:
+            return status, received
+    return OK, pack_round(None)

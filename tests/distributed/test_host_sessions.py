@@ -1,0 +1,337 @@
+"""One session for each host: workers of a host hand their rows over to one of them, and the model is that of one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import pandas as pd
+import pytest
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dboost
+from dboost import DBoostClassifier, DBoostRegressor
+from dboost.distributed import host_sessions
+from dboost.distributed.connection import Connection
+from dboost.distributed.host_sessions import HandOver, Member, choose_trainers, hand_overs
+from dboost.session.calls import SessionPlace, SessionRef
+from dboost.session.worker_session import WorkerSession
+from tests.helpers.clusters import Processes, a_table, at, held_rows, lines_cluster, threads_cluster
+from tests.helpers.examples import examples
+
+FRAME = a_table(2400)
+FRAME["g"] = FRAME.index // 7
+COLUMNS = ["a", "b", "c", "e"]
+
+
+@pytest.fixture(autouse=True)
+def per_host() -> Iterator[None]:
+    with dask.config.set({"dboost.session-per-host": True}):
+        yield
+
+
+@pytest.fixture(scope="module", params=["lines", "messages"])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    with lines_cluster(3) if request.param == "lines" else threads_cluster(3, 2) as client:
+        yield client
+
+
+def divided(frame: pd.DataFrame, cuts: list[int]) -> dd.DataFrame:
+    parts = [dask.delayed(frame.iloc[a:b]) for a, b in pairwise([0, *sorted(cuts), len(frame)])]
+    return dd.from_delayed(parts, meta=frame.iloc[:0], verify_meta=False)
+
+
+def fitted(data: Any, target: str = "y", **options: Any) -> dboost.Booster:
+    return dboost.fit(data, target, progress=False, **{"max_iter": 5, "features": COLUMNS} | options)
+
+
+def assert_one_session(booster: dboost.Booster, expected: dboost.Booster) -> None:
+    assert booster.sha256 == expected.sha256
+    assert set(booster.history["workers"]) == {1}
+
+
+# The rule.
+
+WORKERS = [SessionRef(f"tcp://{k}", f"s{k}") for k in range(5)]
+
+
+def member(n_rows: int, host: str | None = "one", room: int = 10**6, cpus: int = 8, first: int = 0, n_fits: int = 1) -> Member:
+    return Member(n_rows, host, SessionPlace(room, tuple(range(first, first + cpus)), n_fits))
+
+
+def test_a_trainer_for_each_host() -> None:
+    a, b, c, d, e = WORKERS
+    members = {a: member(10), b: member(20), c: member(30, "two"), d: member(40, "two"), e: member(50, None)}
+    assert choose_trainers(members, 0) == {a: a, b: a, c: c, d: c}
+    assert choose_trainers(members, 1) == {a: b, b: b, c: d, d: d}
+
+
+def test_a_trainer_holds_all_rows_of_its_host() -> None:
+    a, b, c, *_ = WORKERS
+    members = {a: member(10, room=59), b: member(20, room=60), c: member(30, room=59)}
+    assert choose_trainers(members, 0) == {a: b, b: b, c: b}
+    assert choose_trainers(members | {b: member(20, room=59)}, 0) == {}
+    assert choose_trainers(members | {c: member(30, room=29)}, 0) == {}, "it would encode its own rows to files"
+
+
+def test_processes_on_other_processors_are_other_hosts() -> None:
+    a, b, c, d, _ = WORKERS
+    members = {a: member(10, cpus=2), b: member(10, cpus=2), c: member(10, cpus=2, first=2), d: member(10, cpus=2, first=2)}
+    assert choose_trainers(members, 0) == {a: a, b: a, c: c, d: c}
+    assert {order.n_threads for order in orders_of(members).values()} == {2}
+
+
+def orders_of(members: dict[SessionRef, Member], n_threads: int = 1, more: int = 0) -> dict[SessionRef, HandOver]:
+    """Return the orders of members with so many threads each. more : workers of the host without rows."""
+    workers = {ref.worker: n_threads for ref in members} | {f"idle {k}": n_threads for k in range(more)}
+    return hand_overs(choose_trainers(members, 0), members, workers, dict.fromkeys(workers, "one"))
+
+
+def test_threads_of_a_trainer() -> None:
+    three = {ref: member(10) for ref in WORKERS[:3]}
+    assert orders_of(three)[WORKERS[0]].n_threads == 3
+    assert orders_of(three, 2)[WORKERS[0]].n_threads == 6
+    assert orders_of(three, 4)[WORKERS[0]].n_threads == 8, "no more than processors"
+    assert orders_of(three, 1, more=2)[WORKERS[0]].n_threads == 5
+    assert orders_of(three | {WORKERS[1]: member(10, n_fits=3)}, 2)[WORKERS[0]].n_threads == 2
+    assert orders_of(three | {WORKERS[1]: member(10, n_fits=9)}, 2)[WORKERS[0]].n_threads == 2, "at least its own"
+    alone = {WORKERS[0]: member(10)}
+    assert orders_of(alone) == {}
+    assert orders_of(alone, more=1) == {WORKERS[0]: HandOver(WORKERS[0], 1, 2)}
+
+
+def test_messages_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_sessions, "PART_ROWS", 10)
+    members = {ref: member(n) for ref, n in zip(WORKERS, (5, 10, 21, 0, 11), strict=True)}
+    orders = orders_of(members)
+    assert [orders[ref].n_parts for ref in WORKERS] == [1, 1, 3, 1, 2]
+    assert [orders[ref].n_senders for ref in WORKERS] == [(4, 2, 1), (), (), (), ()]
+
+
+# Fits.
+
+
+@given(
+    target=st.sampled_from(["y", "z", "t"]),
+    cuts=st.lists(st.integers(0, 2400), max_size=7),
+    weighted=st.booleans(),
+    part_rows=st.sampled_from([2**20, 301]),
+    seed=st.integers(0, 2**32 - 1),
+    loss=st.sampled_from(["auto", "huber"]),
+)
+@examples(8)
+def test_however_the_rows_are_divided(
+    client: Client, target: str, cuts: list[int], weighted: bool, part_rows: int, seed: int, loss: str
+) -> None:
+    """Some partitions are empty or have no row of positive weight."""
+    frame = FRAME.copy()
+    frame.loc[frame.index < 500, "w"] = 0.0
+    options: dict[str, Any] = {"random_state": seed, "subsample": 0.7, "sample_weight": "w" if weighted else None}
+    options["loss"] = loss if target == "y" else "auto"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_sessions, "PART_ROWS", part_rows)
+        assert_one_session(fitted(divided(frame, cuts), target, client=client, **options), fitted(frame, target, **options))
+
+
+@pytest.mark.parametrize("kind", [DBoostRegressor, DBoostClassifier])
+def test_rows_held_out_from_the_table(client: Client, kind: type) -> None:
+    target = "y" if kind is DBoostRegressor else "t"
+    options: dict[str, Any] = {"early_stopping": True, "validation_fraction": 0.3, "max_iter": 12, "random_state": 1}
+    lazy = divided(FRAME, [300, 1000, 1900])
+    there = kind(client=client, **options).fit(lazy[COLUMNS], lazy[target]).booster_
+    expected = kind(**options).fit(FRAME[COLUMNS], FRAME[target]).booster_
+    assert_one_session(there, expected)
+    mine, others = (booster.history.filter(like="validation") for booster in (there, expected))
+    assert mine.equals(others)
+
+
+def test_evaluation_sets_stay_where_they_are(client: Client) -> None:
+    judge = a_table(900, 5)
+    options: dict[str, Any] = {
+        "eval_metric": ["roc_auc", "log_loss"],
+        "early_stopping_rounds": 2,
+        "max_iter": 30,
+        "learning_rate": 0.7,
+    }
+    there = fitted(divided(FRAME, [800, 1600]), "z", eval_set=divided(judge, [300, 600]), client=client, **options)
+    expected = fitted(FRAME, "z", eval_set=judge, **options)
+    assert_one_session(there, expected)
+    assert there.history.filter(like="eval_").equals(expected.history.filter(like="eval_"))
+    assert there.n_iter_ < 30
+
+
+def test_groups(client: Client) -> None:
+    options: dict[str, Any] = {"group": "g", "subsample": 0.5}
+    assert_one_session(fitted(divided(FRAME, [500, 1500]), client=client, **options), fitted(FRAME, **options))
+
+
+def test_continued_models(client: Client) -> None:
+    first = fitted(FRAME, "z")
+    new = a_table(1500, 3)
+    lazy = divided(new, [400, 1000])
+    there = fitted(lazy, "z", start_from=first, features=None, client=client)
+    assert there.sha256 == fitted(new, "z", start_from=first, features=None).sha256
+    assert set(there.history["workers"].iloc[5:]) == {1}
+
+
+def test_prepared_data_sets_and_folds(client: Client) -> None:
+    lazy = divided(FRAME, [600, 1200, 1800])
+    data = dboost.prepare(lazy, "z", client=client, features=COLUMNS, progress=False)
+    here = dboost.prepare(FRAME, "z", features=COLUMNS, progress=False)
+    options: dict[str, Any] = {"max_iter": 5, "progress": False}
+    assert_one_session(dboost.fit(data, **options), dboost.fit(here, **options))
+    found, expected = (dboost.cv(some, folds=3, **options) for some in (data, here))
+    assert [one.sha256 for one in found.boosters] == [one.sha256 for one in expected.boosters]
+    assert found.scores.equals(expected.scores)
+
+
+def rows_and_threads(dask_worker: Any = None) -> list[tuple[int, int, int]]:
+    """Return rows, threads, and batches that are not built, of each session."""
+    sessions = dask_worker.plugins["dboost"]._sessions.values()
+    return [(one.n_rows, one._n_threads, len(one._rows) + len(one._batches) + len(one._encoded)) for one in sessions]
+
+
+def test_givers_keep_nothing(client: Client) -> None:
+    seen: list[Any] = []
+    fitted(
+        divided(FRAME, [800, 1600]), client=client, callbacks=at(2, lambda: seen.extend(client.run(rows_and_threads).values()))
+    )
+    held = sorted(one for sessions in seen for one in sessions)
+    threads = min(sum(client.nthreads().values()), len(os.sched_getaffinity(0)))
+    own = max(client.nthreads().values())
+    assert held == [(0, own, 0), (0, own, 0), (len(FRAME), max(threads, own), 0)]
+
+
+def test_trainers_take_turns(client: Client) -> None:
+    used: set[str] = set()
+
+    def look(_: dboost.Iteration) -> None:
+        used.update(worker for worker, n in client.run(held_rows).items() if n)
+
+    for _ in range(3):
+        fitted(divided(FRAME, [800, 1600]), client=client, max_iter=1, callbacks=[look])
+    assert len(used) == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memory_limit": "64MiB"},
+        {"arcbites": dboost.ArcBites(2, 2)},
+    ],
+)
+def test_fits_whose_rows_are_not_handed_over(client: Client, options: dict[str, Any]) -> None:
+    there = fitted(divided(FRAME, [800, 1600]), client=client, **options)
+    assert there.sha256 == fitted(FRAME, **options).sha256
+    assert set(there.history["workers"]) == {3}
+
+
+def test_without_the_key(client: Client) -> None:
+    with dask.config.set({"dboost.session-per-host": False}):
+        assert set(fitted(divided(FRAME, [800, 1600]), client=client).history["workers"]) == {3}
+
+
+def test_a_worker_without_room_for_the_rows_of_the_others(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = WorkerSession.place
+    monkeypatch.setattr(WorkerSession, "place", lambda *arguments: place(*arguments)._replace(most_rows=len(FRAME) - 1))
+    there = fitted(divided(FRAME, [800, 1600]), client=client)
+    assert there.sha256 == fitted(FRAME).sha256
+    assert set(there.history["workers"]) == {3}
+
+
+@pytest.fixture
+def two_hosts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Client], list[str]]:
+    """Have workers be on two hosts in turns, in the order of their addresses; return the names of their hosts."""
+
+    def divide(client: Client) -> list[str]:
+        known = sorted(client.nthreads())
+
+        def host_of(connection: Connection, worker: str) -> str | None:
+            return f"host {known.index(worker) % 2}" if worker in known else "host 2"
+
+        monkeypatch.setattr(Connection, "host_of", host_of)
+        return [f"host {k % 2}" for k in range(len(known))]
+
+    return divide
+
+
+def test_rounds_connect_the_trainers_of_hosts(client: Client, two_hosts: Callable[[Client], list[str]]) -> None:
+    two_hosts(client)
+    for target in ("y", "t"):
+        there = fitted(divided(FRAME, [600, 1200, 1800]), target, client=client)
+        assert there.sha256 == fitted(FRAME, target).sha256
+        assert set(there.history["workers"]) == {2}
+
+
+# Lost workers, and workers that join.
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    with Processes(4) as processes:
+        yield processes
+
+
+def kill(processes: Processes, is_trainer: bool) -> None:
+    held = processes.client.run(held_rows)
+    worker = next(worker for worker, n in sorted(held.items()) if (n > 0) is is_trainer)
+    os.kill(processes.pids()[worker], signal.SIGKILL)
+    processes.wait_for(lambda: worker not in processes.addresses())
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_killed_trainers_and_givers(processes: Processes, two_hosts: Callable[[Client], list[str]], hosts: int) -> None:
+    processes.ensure_workers(4)
+    if hosts == 2:
+        two_hosts(processes.client)
+    actions = [
+        at(2, lambda: kill(processes, False)),
+        at(4, lambda: kill(processes, True)),
+        at(6, lambda: kill(processes, True)),
+    ]
+    there = fitted(divided(FRAME, [300 * k for k in range(1, 8)]), "t", client=processes.client, max_iter=9, callbacks=actions)
+    assert there.sha256 == fitted(FRAME, "t", max_iter=9).sha256
+    assert there.history["workers"].max() == hosts
+    assert len(there.history.attrs["lost_workers"]) == 2, "that without rows is not one of them"
+
+
+def test_a_killed_giver_loses_nothing(processes: Processes) -> None:
+    processes.ensure_workers(4)
+    actions = [at(2, lambda: kill(processes, False)), at(4, lambda: kill(processes, False))]
+    there = fitted(divided(FRAME, [600, 1200, 1800]), client=processes.client, max_iter=6, callbacks=actions)
+    assert_one_session(there, fitted(FRAME, max_iter=6))
+    assert "lost_workers" not in there.history.attrs
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_workers_that_join(processes: Processes, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
+    """Beside a trainer they get no rows; workers of another host get some, and hand them over."""
+    processes.ensure_workers(4)
+    first, joined = processes.addresses(), threading.Event()
+    monkeypatch.setattr(Connection, "host_of", lambda connection, worker: "one" if worker in first or beside else "two")
+
+    def join() -> None:
+        for _ in range(2):
+            processes.add_worker()
+        processes.wait_for(lambda: len(processes.addresses()) > len(first) + 1)
+        joined.set()
+
+    def wait(now: dboost.Iteration) -> None:
+        if now.iteration > 3:
+            threading.Event().wait(0.1)
+
+    options: dict[str, Any] = {"max_iter": 60, "learning_rate": 0.03}
+    lazy = divided(FRAME, [200 * k for k in range(1, 12)])
+    there = fitted(lazy, "t", client=processes.client, callbacks=[at(3, join), wait], **options)
+    assert joined.is_set()
+    assert there.sha256 == fitted(FRAME, "t", **options).sha256
+    assert there.history["workers"].iloc[0] == 1
+    assert there.history["workers"].iloc[-1] == (1 if beside else 2)
