@@ -75,7 +75,7 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
         (PLAIN, [Fault("lost", "place", 0), Fault("killed", "keep_only", 0, victim=1), Fault("killed", "build", 0)]),
         (PLAIN, [Fault("stopped", "hand_over", 0)]),
         (SETS, [Fault("killed", "evaluate", 4, victim=-1), Fault("restarted", GROW, 8, victim=-1)]),
-        ("rows held out", [Fault("killed", "hand_over", 0), Fault("killed", "evaluate", 3, victim=-1)]),
+        ("held-out rows, 3 classes", [Fault("killed", "hand_over", 0), Fault("killed", "evaluate", 3, victim=-1)]),
     ],
     "files": [
         (SETS, [Fault("killed", "evaluate", 4), Fault("joined", "evaluate", 6)]),
