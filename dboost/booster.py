@@ -109,7 +109,7 @@ class Booster:
         *,
         history: pd.DataFrame | list[dict[str, Any]] | None = None,
         timings: dict[str, float] | None = None,
-        loss: Loss | None = None,
+        loss: Loss | Sequence[Loss] | None = None,
         notes: dict[str, Any] | None = None,
     ) -> None:
         self.ensemble = ensemble
@@ -216,8 +216,8 @@ class Booster:
         return replace(self.ensemble.outputs, given_loss=self._custom_loss)
 
     @property
-    def custom_loss(self) -> Loss | None:
-        """The user-defined loss that was given with the model, or None."""
+    def custom_loss(self) -> Loss | Sequence[Loss] | None:
+        """The user-defined loss that was given with the model, several, or None."""
         return self._custom_loss
 
     @cached_property
@@ -1320,7 +1320,7 @@ def load(path: str | os.PathLike[str], loss: Loss | None = None) -> Booster:
     >>> booster = dboost.load("model.json")                         # doctest: +SKIP
     """
     ensemble = model_file.load(path)
-    if loss is not None and loss.name != ensemble.loss["name"]:
+    if loss is not None and loss.name not in [one["name"] for one in ensemble.loss.get("losses", [ensemble.loss])]:
         raise ParameterError(
             f"the model in {os.fspath(path)} was trained with loss {ensemble.loss['name']!r}, not {loss.name!r}"
         )
@@ -1394,7 +1394,9 @@ def from_lightgbm(model: Any, levels: dict[str, Sequence[Level] | int] | None = 
 def trained(fitted: FitResult, parameters: Parameters, continued: Booster | None = None) -> Booster:
     """Return the model of a fit, which may have continued another one."""
     history = fitted.history if continued is None else continued.history_with(fitted.history)
-    loss = None if isinstance(parameters.loss, str) else parameters.loss
+    losses = parameters.loss if isinstance(parameters.loss, tuple) else (parameters.loss,)
+    custom = tuple(one for one in losses if not isinstance(one, str))
+    loss = custom[0] if len(custom) == 1 else custom or None
     notes = {name: value for name in ("ended_by", "lost_workers") if (value := getattr(fitted, name))}
     return Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=loss, notes=notes)
 

@@ -41,7 +41,7 @@ from dboost.params import (
 )
 from dboost.session.memory import Budget, TreeNeeds, parse_memory_limit
 from dboost.session.row_samples import FoldRows
-from dboost.session.target import Target, choose_target, encode_column, name_of_target, scan_target
+from dboost.session.target import Target, choose_target, encode_column, scan_target
 from dboost.training.auto_iterations import with_auto_iterations
 from dboost.training.callbacks import Callback, Progress, StoppingRule, schedule_of
 from dboost.training.checkpoint import first_difference, plain
@@ -547,17 +547,16 @@ def _described(parameters: Parameters, metrics: Sequence[MetricName], early_stop
 
 def target_of(targets: Column, parameters: Parameters, name: Any = None) -> Target:
     """Return the loss and the classes for the targets of a data set. name : of their column, if they are one."""
-    of_column = name_of_target(name)
     if isinstance(targets, CategoryColumn):
         scan = scan_target(targets, None, "object", False)
     else:
         scan = scan_target(targets, None, str(targets.dtype), targets.dtype == bool)
     assert scan is not None
     if parameters.loss_name != "auto":
-        return choose_target([scan], parameters, of_column)
+        return choose_target([scan], parameters, name)
     with warnings.catch_warnings():  # not safe with threads, so only where it is needed
         warnings.simplefilter("ignore")  # every fold warns
-        return choose_target([scan], parameters, of_column)
+        return choose_target([scan], parameters, name)
 
 
 def _with_values(

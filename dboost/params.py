@@ -314,6 +314,14 @@ def _loss_of_options() -> dict[str, str]:
 
 
 def _checked_loss(given: Any) -> Any:
+    if isinstance(given, list | tuple):
+        if not given:
+            raise ParameterError(f"loss={given!r} is empty: give one loss, or one for each target")
+        for one in given:
+            if one == "auto":
+                raise ParameterError("loss: name the loss of each target, 'auto' is for all together")
+            _checked_loss(one)
+        return tuple(given)
     if isinstance(given, str) or not hasattr(given, "inverse_link"):
         if given not in loss_names():
             names = ", ".join(map(repr, loss_names()))
@@ -357,7 +365,7 @@ _STORED_IF_SET = ("multi_strategy",)
 class Parameters:
     loss: Any = _parameter(
         "auto",
-        Special("str or a custom dboost.losses.Loss", _checked_loss),
+        Special("str, a custom dboost.losses.Loss, or a list of these", _checked_loss),
         '"squared_error", "absolute_error", "quantile", "huber", "expectile", "poisson", "gamma" or "tweedie" for regression, '
         '"log_loss" or "exponential" (two classes only) for classification; "auto": log_loss for truth values, text, '
         "categories and zeros and ones, else squared_error.",
@@ -479,11 +487,10 @@ class Parameters:
     def __post_init__(self) -> None:
         _checked_loss(self.loss)
         for name, loss in _loss_of_options().items():
-            if self.loss != loss and getattr(self, name) != type(self).__dataclass_fields__[name].default:
+            if loss not in self._losses and getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise ParameterError(f"{name}={getattr(self, name)!r} is for loss={loss!r}, not for loss={self.loss_name!r}")
-        missing = [name for name, loss in _loss_of_options().items() if self.loss == loss and getattr(self, name) is None]
-        if missing:
-            raise ParameterError(f"loss={self.loss!r} needs the level: {missing[0]}=0.9, say")
+            if loss in self._losses and getattr(self, name) is None:
+                raise ParameterError(f"loss={loss!r} needs the level: {name}=0.9, say")
         for one in fields(self):
             object.__setattr__(self, one.name, one.metadata["values"].checked(one.name, getattr(self, one.name)))
         if self.monotonic_cst is not None and self.step != "leaf":
@@ -508,11 +515,16 @@ class Parameters:
             if stored[name] == type(self).__dataclass_fields__[name].default:
                 del stored[name]
         loss_of = _loss_of_options()  # the parameters of other losses are not stored
-        return {name: value for name, value in stored.items() if loss_of.get(name, self.loss_name) == self.loss_name}
+        return {name: value for name, value in stored.items() if name not in loss_of or loss_of[name] in self._losses}
+
+    @property
+    def _losses(self) -> tuple[Any, ...]:
+        return tuple(self.loss) if isinstance(self.loss, list | tuple) else (self.loss,)
 
     @property
     def loss_name(self) -> str:
-        return self.loss if isinstance(self.loss, str) else self.loss.name
+        """The name of the loss, or those of several."""
+        return ", ".join(dict.fromkeys(one if isinstance(one, str) else one.name for one in self._losses))
 
     def with_loss(self, name: str) -> Parameters:
         """Return the parameters with the name of a loss in place of "auto"; a custom loss stays."""

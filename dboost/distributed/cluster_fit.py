@@ -153,7 +153,7 @@ class ClusterEvalSets(SessionEvalSets):
                 raise DBoostError(f"workers hold {n_found} of the {n_rows} rows of evaluation set {name!r}")
             chunks = [chunk for _, chunks_of_worker in results for chunk in chunks_of_worker]
             for k, metric in enumerate(metrics):
-                found[f"{name}_{metric.name}"] = metric.finish(reduce(metric.merge, (chunk[k] for chunk in chunks)))
+                found |= metric.values(name, reduce(metric.merge, (chunk[k] for chunk in chunks)))
         return found
 
     def _check_rows_wanted(self, metric: MetricReduction) -> None:

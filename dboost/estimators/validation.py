@@ -179,7 +179,7 @@ class _CurrentModel(Booster):
 
     def _through(self, X: Any, form: Any, iteration_range: Any, n_threads: int | None, offset: Any = None) -> Any:
         if X is self._rows.block:
-            raw = self._rows.raw.reshape(len(self._rows.target), -1)
+            raw = np.atleast_2d(self._rows.raw).T
         else:
             raw = FlatEnsemble(self._assemble()).raw_scores(np.asarray(X), n_threads=n_threads)
         return form.finish(raw)
@@ -199,7 +199,7 @@ class _Scoring:
         estimator = copy.copy(self._estimator)
         vars(estimator).pop("feature_names_in_", None)  # a matrix has none
         estimator._set_model(model)
-        y = rows.target if model.classes_ is None else model.classes_[rows.target.astype(np.int64)]
+        y = rows.target.T if model.classes_ is None else model.classes_[rows.target.astype(np.int64)]
         weight = {} if rows.weight is None else {"sample_weight": rows.weight}
         return float(self._scorer(estimator, rows.block, y, **weight))
 

@@ -37,10 +37,10 @@ from dboost.data.chunk import plain
 from dboost.errors import InputTypeError, ParameterError
 from dboost.inspection.row_functions import at_least_one
 from dboost.inspection.shapley import check_counts
+from dboost.losses.base import loss_scores
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, FlatEnsemble
-from dboost.model.outputs import scores
 from dboost.session.target import Target, encode_like
 from dboost.session.warm_start import row_matrices
 
@@ -186,11 +186,14 @@ class _Scorer:
         self._loss = losses.from_dict(ensemble.loss)
         self._size = LossMagnitude(1.0, 1.0, 1.0, table.n_rows)
         # Magnitudes on the unchanged data; the exact sums have spare bits for numbers a thousand times larger.
-        seen = list(self._rows(None, None))
-        largest_loss = max(float(np.abs(self._loss.value(rows.target, rows.raw)).max(initial=0.0)) for rows in seen)
-        largest_error = max((float(np.abs(y - y.mean()).max(initial=0.0)), 1.0 if self._loss.is_classification else 0.0))
+        magnitudes = []
+        for of_output in zip(*(rows.parts() for rows in self._rows(None, None)), strict=True):
+            largest_loss = max(float(np.abs(rows.loss.value(rows.target, rows.raw)).max(initial=0.0)) for rows in of_output)
+            of_rows = np.concatenate([rows.target for rows in of_output], axis=-1)
+            largest_error = float(np.abs(of_rows - of_rows.mean()).max(initial=0.0))
+            magnitudes.append((largest_loss, max(largest_error, 1.0 if of_output[0].loss.is_classification else 0.0)))
         max_weight = 1.0 if table.weight is None else float(table.weight.max())
-        self._size = LossMagnitude(largest_loss, largest_error, max_weight, table.n_rows)
+        self._size = LossMagnitude.of(magnitudes, max_weight, table.n_rows)
 
     def score(self, feature: int | None = None, values: np.ndarray | None = None) -> float:
         parts = [self._metric.chunk(rows) for rows in self._rows(feature, values)]
@@ -208,4 +211,4 @@ class _Scorer:
                 block[:, feature] = values[rows]
             raw = self._flat.raw_scores(block, n_threads=self._n_threads)
             weight = None if self._table.weight is None else self._table.weight[rows]
-            yield ScoredRows(self._y[rows], scores(raw), weight, self._loss, self._size, block)
+            yield ScoredRows(self._y[..., rows], loss_scores(raw.T), weight, self._loss, self._size, block)

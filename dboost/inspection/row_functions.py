@@ -13,7 +13,7 @@ the block; an array of values works for tables in memory only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,10 +24,10 @@ from dboost.data.labels import column_named
 from dboost.data.partition import is_path, is_source
 from dboost.data.predictor import FeatureBlocks
 from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.losses.base import loss_scores
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, FlatEnsemble
-from dboost.model.outputs import scores
 from dboost.schema import Feature
 from dboost.session.target import Target, encode_like
 from dboost.session.warm_start import row_matrices
@@ -329,18 +329,24 @@ class EvaluatedRows:
     def metrics(self) -> dict[str, float]:
         """Return the metrics that apply to the loss, by name."""
         names = [self._loss.name, *_MORE_METRICS]
-        raw = scores(self.raw)
-        per_row = np.abs(self._loss.value(self.target, raw))
-        spread = max(1.0, float(np.abs(self.target - self.target.mean()).max()))
         max_weight = 1.0 if self.weight is None else float(self.weight.max())
-        size = LossMagnitude(float(per_row.max(initial=0.0)) or 1.0, spread, max_weight, len(self.target))
+        n_rows, unknown = len(self.raw), LossMagnitude(1.0, 1.0, 1.0, 1)
+        rows = ScoredRows(self.target, loss_scores(self.raw.T), self.weight, self._loss, unknown)
+        magnitudes = [
+            (
+                float(np.abs(one.loss.value(one.target, one.raw)).max(initial=0.0)) or 1.0,
+                max(1.0, float(np.abs(one.target - one.target.mean()).max())),
+            )
+            for one in rows.parts()
+        ]
+        rows = replace(rows, size=LossMagnitude.of(magnitudes, max_weight, n_rows))
         found = {}
         for name in names:
             try:
                 metric = find_metrics(name, self._loss)[0]
             except ParameterError:
                 continue
-            found[name] = metric.finish(metric.chunk(ScoredRows(self.target, raw, self.weight, self._loss, size)))
+            found[name] = metric.finish(metric.chunk(rows))
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dboost.errors import ParameterError
@@ -9,6 +10,7 @@ from dboost.losses.base import Loss, custom_from_dict, register
 from dboost.losses.classification import Exponential, LogLoss, SoftmaxLogLoss
 from dboost.losses.deviance import Gamma, Poisson, SquaredError, Tweedie
 from dboost.losses.expectile import Expectile
+from dboost.losses.per_output import PerOutput
 from dboost.losses.quantile_losses import AbsoluteError, Huber, Quantile
 
 BUILT_IN: tuple[type[Loss], ...] = (
@@ -33,11 +35,13 @@ __all__ = [
     "Huber",
     "LogLoss",
     "Loss",
+    "PerOutput",
     "Poisson",
     "Quantile",
     "SoftmaxLogLoss",
     "SquaredError",
     "Tweedie",
+    "as_given",
     "auto_loss",
     "by_name",
     "from_dict",
@@ -63,8 +67,14 @@ def by_name(name: str, n_classes: int = 2, **options: Any) -> Loss:
     raise ParameterError(f"unknown loss {name!r}; known are {', '.join(loss.name for loss in BUILT_IN)}")
 
 
-def from_dict(stored: dict[str, Any]) -> Loss:
-    """Return the loss that a model file names (the inverse of `Loss.to_dict`)."""
+def from_dict(stored: dict[str, Any], given: Loss | Sequence[Loss] | None = None) -> Loss:
+    """Return the loss that a model file names (the inverse of `Loss.to_dict`). given : losses of the user's, else by name."""
+    if "losses" in stored:
+        parts, names = [from_dict(part, given) for part in stored["losses"]], stored["outputs"]
+        return PerOutput(parts, names, stored.get("targets"), stored.get("columns"))
+    for one in (given,) if isinstance(given, Loss) else given or ():
+        if one.name == stored["name"]:
+            return one
     if all(loss.name != stored["name"] for loss in BUILT_IN):
         return custom_from_dict(stored)
     stored = dict(stored)
@@ -73,4 +83,10 @@ def from_dict(stored: dict[str, Any]) -> Loss:
 
 def is_custom(loss: Loss) -> bool:
     """Return whether a loss is the user's, not one of dboost's."""
-    return not isinstance(loss, (*BUILT_IN, SoftmaxLogLoss))
+    return not isinstance(loss, (*BUILT_IN, SoftmaxLogLoss, PerOutput))
+
+
+def as_given(loss: Loss) -> Any:
+    """Return the value of the parameter `loss` that stands for a loss: a name, a loss of the user's, or a list of these."""
+    given = [as_given(part) for part in loss.parts] if loss.parts else loss if is_custom(loss) else loss.name
+    return given[0] if isinstance(given, list) and all(one is given[0] or one == given[0] for one in given) else given

@@ -22,12 +22,13 @@ the billions. Rows whose scores are so large that floats have no such short step
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from dboost.display import number
 from dboost.errors import DataError, ParameterError
 from dboost.exact import ExactSum
 
@@ -38,6 +39,20 @@ class PartOfRows(NamedTuple):
     target: np.ndarray  # float64[n], of a loss of several target columns float64[n_columns, n]
     raw: np.ndarray  # float64[n_outputs, n]
     weight: np.ndarray | None  # float64[n]; None for 1
+
+    def of_output(self, output: int, column: int) -> PartOfRows:
+        """Return the rows for the loss of one output alone, whose target is that column."""
+        return PartOfRows(one_target(self.target, column), self.raw[output : output + 1], self.weight)
+
+
+def one_target(target: np.ndarray, column: int) -> np.ndarray:
+    """Return one column of targets (float64[n], or [n_columns, n]): float64[n]."""
+    return target if target.ndim == 1 else target[column]
+
+
+def loss_scores(raw: np.ndarray) -> np.ndarray:
+    """Return raw scores (float64[n_outputs, n]) as the methods of losses take them: [n] of a single output."""
+    return raw[0] if len(raw) == 1 else raw
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +152,14 @@ class Loss:
     #: Form of `inverse_link`, for exports: "identity", "exp", "sigmoid" or "softmax" of the raw score times `response_factor`.
     response: ClassVar[str] = "identity"
     response_factor: ClassVar[float] = 1.0
-    #: Number of raw scores per row.
+    #: Number of raw scores per row. With several, `raw` of all methods, gradients, Hessians and predictions have the shape
+    #: [n_outputs, n].
     n_outputs: int = 1
+    #: The losses of the outputs alone, if they are independent (`per_output.PerOutput`): this loss is their mean.
+    parts: tuple[Loss, ...] = ()
+    #: Names of the outputs of such a loss, and the target column of each.
+    output_names: tuple[str, ...] = ()
+    columns: tuple[int, ...] = ()
     #: Whether the raw scores are those of classes, of which each row has one: gradients are p - [class] with probabilities p,
     #: and second derivatives along a direction c are variances of c under p. Otherwise the scores of a row are independent.
     has_classes: ClassVar[bool] = False
@@ -188,8 +209,8 @@ class Loss:
             return
         if wanted == 1:
             raise DataError(
-                f"the target has {n_columns} columns, but every loss takes one: fit a model for each column, or make one "
-                "column of them"
+                f"the target has {n_columns} columns, but loss={self.name!r} takes one: fit a model for each column, or make "
+                "one column of them"
             )
         columns = f"{n_columns} column{'s' * (n_columns > 1)}"
         raise DataError(f"the target has {columns}, but loss={self.name!r} takes {wanted}: {', '.join(self.target_columns)}")
@@ -198,6 +219,11 @@ class Loss:
     def target_rule(self) -> str:
         """What `invalid_targets` are not, for messages."""
         return "non-negative y and sum(y) > 0" if self.target_range == "non-negative" else f"{self.target_range} y"
+
+    def refusal(self, y: np.ndarray) -> str:
+        """Return why the target of one row (a number, or float64[n_columns]), one of `invalid_targets`, is refused."""
+        found = ", ".join(map(number, np.atleast_1d(y)))
+        return f"loss={self.name!r} requires {self.target_rule}: the target is {found}"
 
     def invalid_targets(self, y: np.ndarray) -> np.ndarray | None:
         """Return which targets (float64[n], or [n_columns, n]) are outside `target_range`: bool[n]; None if all are valid."""
@@ -214,6 +240,29 @@ class Loss:
             if weight is None or units.is_whole:
                 return [ExactSum.of(y, units.target, weight)]
             return [ExactSum.of(y * weight, units.target)]
+
+    def of_output(self, output: int) -> Loss:
+        """Return the loss that leaf values of one output follow from."""
+        return self.parts[output] if self.parts else self
+
+    def with_parts(self, parts: Sequence[Loss]) -> Loss:
+        """Return the loss with other `parts`."""
+        raise NotImplementedError
+
+    def statistic_of(self, output: int, statistic: Any) -> Any:
+        """Return the `statistic` of the loss of one output."""
+        return statistic
+
+    def slopes(self, output: int, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return first and second derivative by one output's raw score: float64[n]. raw : float64[n_outputs, n]."""
+        of_rows = loss_scores(raw)
+        gradient, hessian = (derivative(y, of_rows).reshape(raw.shape)[output] for derivative in (self.gradient, self.hessian))
+        return gradient, hessian
+
+    def is_stored_as(self, stored: dict[str, Any]) -> bool:
+        """Return whether a model with that record was trained with this loss, apart from what it has learned."""
+        given = {name: value for name, value in self.to_dict().items() if name not in self.learned}
+        return stored == stored | given
 
     def start(self, rows: InitialRows) -> np.ndarray:
         """Return the constant raw scores of least loss: float64[n_outputs]."""
@@ -294,10 +343,12 @@ class Loss:
         return raw
 
     def finish(self, raw: np.ndarray) -> np.ndarray:
-        """Return predicted numbers, float64[n], or the probabilities of all classes, float64[n, n_classes].
+        """Return predicted numbers, float64[n] or [n, n_outputs], or the probabilities of all classes, float64[n, n_classes].
 
         raw : float64[n, n_outputs].
         """
+        if self.n_outputs > 1:
+            return self.inverse_link(raw.T).T
         found = self.inverse_link(raw[:, 0])
         if not self.is_classification:
             return found

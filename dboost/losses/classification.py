@@ -199,10 +199,7 @@ def _softmax_terms(loss, y, raw, gradient, hessian, first, value, scratch):
 
 
 class SoftmaxLogLoss(Loss):
-    """Log loss of three or more classes, which are numbered 0, 1, 2, …
-
-    In the methods `raw` has the shape [n_rows, n_classes].
-    """
+    """Log loss of three or more classes, which are numbered 0, 1, 2, …"""
 
     name = "log_loss"
     can_trim = True
@@ -224,12 +221,13 @@ class SoftmaxLogLoss(Loss):
         return {"name": self.name, "n_classes": self.n_outputs}
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        raw = raw.T
         top = raw.max(axis=1)
         with np.errstate(under="ignore"):
             return top - _of_class(raw, y) + log(exp(raw - top[:, None]).sum(axis=1))
 
     def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        return self.inverse_link(raw) - (y[:, None] == np.arange(raw.shape[1]))
+        return (self.finish(raw.T) - (y[:, None] == np.arange(len(raw)))).T
 
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         p = self.inverse_link(raw)
@@ -239,11 +237,11 @@ class SoftmaxLogLoss(Loss):
         return log(prediction)
 
     def inverse_link(self, raw: np.ndarray) -> np.ndarray:
-        e = exp(raw - raw.max(axis=1, keepdims=True))
-        return e / e.sum(axis=1, keepdims=True)
+        return self.finish(raw.T).T
 
     def finish(self, raw: np.ndarray) -> np.ndarray:
-        return self.inverse_link(raw)
+        e = exp(raw - raw.max(axis=1, keepdims=True))
+        return e / e.sum(axis=1, keepdims=True)
 
     def magnitude(self, mean: float, largest: float) -> float:
         return 64.0

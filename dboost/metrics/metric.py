@@ -11,7 +11,7 @@ set. For the latter the rows are brought together and sorted, so its value does 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from dboost.errors import ParameterError
 from dboost.exact import unit_for
 from dboost.losses import Loss
+from dboost.losses.base import one_target
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,22 @@ class LossMagnitude:
     """Bounds of the summed values: the same for all parts of an evaluation set, so that their exact sums can be merged.
 
     loss, error : about the largest loss of a row, and the largest distance of its target from the prediction; weight : the
-    largest weight; n_rows : of all parts.
+    largest weight; n_rows : of all parts; outputs : of each output of a loss with `Loss.parts`.
     """
 
     loss: float
     error: float
     weight: float
     n_rows: int
+    outputs: tuple[LossMagnitude, ...] = ()
+
+    @classmethod
+    def of(cls, magnitudes: Sequence[tuple[float, float]], weight: float, n_rows: int) -> LossMagnitude:
+        """Return the bounds with one loss and error, or with several, one of each output."""
+        outputs = tuple(cls(loss, error, weight, n_rows) for loss, error in magnitudes)
+        if len(outputs) == 1:
+            return outputs[0]
+        return cls(max(one.loss for one in outputs), max(one.error for one in outputs), weight, n_rows, outputs)
 
     def unit(self, largest: float) -> float:
         """Return the unit of an exact sum of weighted numbers of about that size."""
@@ -48,8 +58,8 @@ class LossMagnitude:
 class ScoredRows:
     """Evaluation rows as a metric gets them.
 
-    target, weight (or None) : float64[n]; raw : float64[n] or float64[n, n_outputs]; loss : the loss of the fit; block : the
-    rows as a matrix, for metrics with `wants_block`.
+    target, weight (or None) : float64[n], of several columns target is float64[n_columns, n]; raw : float64[n] or
+    float64[n_outputs, n]; loss : the loss of the fit; block : the rows as a matrix, for metrics with `wants_block`.
     """
 
     target: np.ndarray
@@ -58,6 +68,17 @@ class ScoredRows:
     loss: Loss
     size: LossMagnitude
     block: np.ndarray | None = None
+
+    def of_output(self, output: int) -> ScoredRows:
+        """Return the rows as those of one output alone of a loss with `Loss.parts`."""
+        loss, size = self.loss, self.size
+        target = one_target(self.target, loss.columns[output])
+        size = size.outputs[output] if size.outputs else size
+        return ScoredRows(target, self.raw[output], self.weight, loss.parts[output], size, self.block)
+
+    def parts(self) -> list[ScoredRows]:
+        """Return the rows for each of `Loss.parts`, else the rows themselves."""
+        return list(map(self.of_output, range(len(self.loss.parts)))) or [self]
 
 
 @dataclass(frozen=True)
@@ -78,6 +99,17 @@ class MetricReduction:
     wants_block: bool = False
     wants_rows: bool = False
     spec: Any = None
+    #: Of a mean over several outputs: name and metric of each output; the statistic is a list of their statistics.
+    outputs: tuple[tuple[str, MetricReduction], ...] = ()
+
+    def values(self, eval_set: str, statistic: Any) -> dict[str, float]:
+        """Return the metric of an evaluation set, and its values for single outputs, by column of the history."""
+        column = f"{eval_set}_{self.name}"
+        found = {column: self.finish(statistic)}
+        if self.outputs:
+            of_outputs = zip(self.outputs, statistic, strict=True)
+            found |= {f"{column} of {name}": metric.finish(of_output) for (name, metric), of_output in of_outputs}
+        return found
 
     @property
     def on_workers(self) -> Any:
@@ -155,7 +187,7 @@ class Metric:
         """Return the metric as evaluation sets use it."""
 
         def chunk(rows: ScoredRows) -> Any:
-            return self.partial(rows.target, prediction_of(rows), rows.weight)
+            return self.partial(*_for_users(rows), rows.weight)
 
         def finish(statistic: Any) -> float:
             return _number(self.name, self.finish(statistic))
@@ -185,7 +217,7 @@ def of_function(function: Callable[..., Any]) -> MetricReduction:
 
 
 def _rows_chunk(rows: ScoredRows) -> tuple[np.ndarray, ...]:
-    columns = rows.target, prediction_of(rows)
+    columns = _for_users(rows)
     return columns if rows.weight is None else (*columns, rows.weight)
 
 
@@ -217,8 +249,13 @@ def _check_signature(name: str, function: Callable[..., Any]) -> None:
         return
 
 
+def _for_users(rows: ScoredRows) -> tuple[np.ndarray, np.ndarray]:
+    """Return targets and predictions as functions of users get them: [n], or [n, n_outputs]."""
+    return rows.target.T, prediction_of(rows).T
+
+
 def prediction_of(rows: ScoredRows) -> np.ndarray:
-    """Return the predicted numbers or probabilities of the rows."""
+    """Return the predicted numbers or probabilities of the rows, in the shape of the raw scores."""
     return rows.loss.inverse_link(rows.raw)
 
 

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from fractions import Fraction
@@ -332,7 +332,7 @@ def _class_weights(rows: ScoredRows) -> np.ndarray:
 
 
 def _predicted_class(rows: ScoredRows) -> np.ndarray:
-    return (rows.raw > 0).astype(np.int64) if rows.loss.n_outputs == 1 else rows.raw.argmax(axis=1)
+    return (rows.raw > 0).astype(np.int64) if rows.loss.n_outputs == 1 else rows.raw.argmax(axis=0)
 
 
 def _confusion(rows: ScoredRows) -> np.ndarray:
@@ -388,8 +388,7 @@ def _scores_of_classes(rows: ScoredRows) -> list[_ByScore]:
     """Return the distinct probabilities of each class, against all other classes."""
     weight, probability = _class_weights(rows), prediction_of(rows)
     return [
-        _by_score(probability[:, k], weight * (rows.target != k), weight * (rows.target == k))
-        for k in range(probability.shape[1])
+        _by_score(of_class, weight * (rows.target != k), weight * (rows.target == k)) for k, of_class in enumerate(probability)
     ]
 
 
@@ -511,6 +510,64 @@ def _specs(wanted: Any, loss_name: str) -> list[Any]:
     return [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else list(wanted)
 
 
+def _chunks_of_outputs(metrics: Sequence[MetricReduction], rows: ScoredRows) -> list[Any]:
+    return [metric.chunk(part) for metric, part in zip(metrics, rows.parts(), strict=True)]
+
+
+def _chunk_of_output(output: int, metric: MetricReduction, rows: ScoredRows) -> Any:
+    return metric.chunk(rows.of_output(output))
+
+
+def _merged_outputs(metrics: Sequence[MetricReduction], a: list[Any], b: list[Any]) -> list[Any]:
+    return [metric.merge(x, y) for metric, x, y in zip(metrics, a, b, strict=True)]
+
+
+def _mean_of_outputs(metrics: Sequence[MetricReduction], chunks: list[Any]) -> float:
+    return sum(metric.finish(chunk) for metric, chunk in zip(metrics, chunks, strict=True)) / len(metrics)
+
+
+def _metrics_of_outputs(wanted: Any, loss: Loss) -> list[MetricReduction]:
+    """Return the metrics of a loss with `Loss.parts`.
+
+    A named metric is the mean of its values for all outputs, and its value for one output is the metric "<name> of <output>".
+    A `Metric` and a function of the user get targets and predictions of all outputs.
+    """
+
+    def of_part(name: str, part: Loss) -> MetricReduction:
+        return find_metrics(part.name if name == loss.name else name, part)[0]
+
+    found: list[MetricReduction] = []
+    for spec in _specs(wanted, loss.name):
+        if isinstance(spec, Metric | RowsOf):
+            found.append(spec.reduction())
+            continue
+        if not isinstance(spec, str):
+            found.append(of_function(spec) if callable(spec) else of_part(spec, loss.parts[0]))
+            continue
+        name, of, output = spec.partition(" of ")
+        if of:
+            if output not in loss.output_names:
+                names = ", ".join(map(repr, loss.output_names))
+                raise ParameterError(f"eval_metric {spec!r}: there is no output {output!r}, but {names}")
+            k = loss.output_names.index(output)
+            metric = of_part(name, loss.parts[k])
+            found.append(replace(metric, name=spec, spec=spec, chunk=partial(_chunk_of_output, k, metric)))
+            continue
+        each = [of_part(name, part) for part in loss.parts]
+        found.append(
+            MetricReduction(
+                spec,
+                each[0].greater_is_better,
+                partial(_chunks_of_outputs, each),
+                partial(_merged_outputs, each),
+                partial(_mean_of_outputs, each),
+                spec=spec,
+                outputs=tuple(zip(loss.output_names, each, strict=True)),
+            )
+        )
+    return found
+
+
 def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
     """Return metrics: names, `Metric` records or functions of the rows (one, several, or None for the loss itself).
 
@@ -521,6 +578,8 @@ def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
     ParameterError
         For unknown names; the message lists those that are valid for the loss. For two metrics of one name.
     """
+    if loss.parts:
+        return _without_twins(_metrics_of_outputs(wanted, loss))
     if len(loss.target_columns) > 1 and any(spec != loss.name for spec in _specs(wanted, loss.name)):
         raise ParameterError(f"eval_metric: loss={loss.name!r} has several target columns, so its only metric is {loss.name!r}")
     own = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss)
@@ -545,6 +604,11 @@ def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
                 f"eval_metric {spec!r} does not go with loss {loss.name!r}; choose from {', '.join(choices)}, or give a "
                 f"function of y, prediction and weight, or a dboost.metrics.Metric{hint}"
             )
+    return _without_twins(found)
+
+
+def _without_twins(found: list[MetricReduction]) -> list[MetricReduction]:
+    """Return metrics; raise a ParameterError if two of them have one name and are not the same."""
     names = [metric.name for metric in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None and any(not isinstance(metric.spec, str) for metric in found if metric.name == twice):

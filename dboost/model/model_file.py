@@ -100,8 +100,6 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
         classes = parse_levels(classes, "classes")
         _check(len(classes) > 1, "there is but one class")
         _check(len(baseline) == (1 if len(classes) == 2 else len(classes)), "classes and baseline do not fit")
-    else:
-        _check(len(baseline) == 1, "there are several outputs but no classes")
     width = entries["width"]
     _check(type(width) is int and width in (1, len(baseline)), "width is neither 1 nor the number of outputs")
     trees = tuple(_tree(tree, number, features, width) for number, tree in enumerate(_sequence(entries["trees"], "trees")))
@@ -309,15 +307,44 @@ def _edges(value: Any, features: tuple[Feature, ...]) -> tuple[np.ndarray | None
     return tuple(parsed)
 
 
-def _loss(value: Any, n_outputs: int, has_classes: bool) -> dict[str, Any]:
-    """The record of a loss; the parameters of built-in losses are checked."""
+#: The record of the losses of several outputs, see `losses.per_output`.
+_LOSSES: Shape = {
+    "name": str,
+    "losses": [{OTHERS: PLAIN}],
+    "outputs": [str],
+    "targets?": [str],
+    "columns?": [Within(0)],
+}
+
+
+def _losses(value: dict[str, Any], n_outputs: int) -> dict[str, Any]:
+    """The record of the losses of several outputs."""
+    _shape(value, _LOSSES, "loss")
+    losses, names, targets = value["losses"], value["outputs"], value.get("targets", value["outputs"])
+    columns = value.get("columns", list(range(n_outputs)))
+    for what, of_outputs in (("losses", losses), ("names", names), ("columns", columns)):
+        _check(len(of_outputs) == n_outputs, f"there are {len(of_outputs)} {what} for {n_outputs} outputs")
+    _check(len(set(names)) == n_outputs, "two outputs have one name")
+    _check(set(columns) == set(range(len(targets))), "the columns of the outputs are not those of the targets")
+    for one in losses:
+        _check("losses" not in one and one.get("n_classes", 2) == 2, "the loss of an output has several outputs")
+        _loss(one, 1, None)
+    return value
+
+
+def _loss(value: Any, n_outputs: int, has_classes: bool | None) -> dict[str, Any]:
+    """The record of a loss; the parameters of built-in losses are checked. has_classes : None if that is not known."""
     from dboost import losses  # imports compiled kernels, which writing a model does not need
 
     loss = _mapping(value, "loss")
     _check(type(loss.get("name")) is str and loss["name"] != "", "the loss has no name")
+    if "losses" in loss:
+        _check(not has_classes, "there are classes, but several losses")
+        return _losses(loss, n_outputs)
     _shape(loss, _PARAMETERS, "loss")
     if all(known.name != loss["name"] for known in losses.BUILT_IN):
         return loss
+    _check(n_outputs == 1 or has_classes is not False, "there are several outputs but no classes")
     for name, option in loss.items():
         is_number = type(option) in (int, float) and abs(option) < math.inf
         _check(name == "name" or option is None or is_number, f"the loss's {name} is not a number")
@@ -327,7 +354,7 @@ def _loss(value: Any, n_outputs: int, has_classes: bool) -> dict[str, Any]:
         made = losses.from_dict(loss)
     except (TypeError, ValueError) as error:
         raise InvalidModel(f"the loss {loss['name']!r} cannot be created from its parameters: {error}") from None
-    _check(made.is_classification == has_classes, f"the loss {made.name!r} and the classes do not fit")
+    _check(has_classes in (None, made.is_classification), f"the loss {made.name!r} and the classes do not fit")
     return loss
 
 

@@ -1,13 +1,13 @@
 """`Outputs`: what the raw scores of a model stand for: names of outputs and columns, transforms, dtype of predictions.
 
-A model has one raw score per row for numbers and for two classes, and K for K > 2 classes. Raw scores are always
-[n_rows, n_outputs] here. `Outputs` is that of a model which predicts numbers, `ClassOutputs` that of a classifier; other code
-calls their methods and does not ask which of them a model has.
+A model has one raw score per row for numbers and for two classes, and K for K > 2 classes and for several targets. Raw scores
+are always [n_rows, n_outputs] here. `Outputs` is that of a model which predicts a number, `ClassOutputs` that of a classifier,
+`SeveralOutputs` that of a model with several targets. Other code calls their methods and does not ask which of them it has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,8 +37,8 @@ class Outputs:
     n: int
     #: The record of the loss in the model, see `Ensemble.loss`.
     stored_loss: dict[str, Any]
-    #: The user-defined loss that was given with the model. Default: the loss that the record names.
-    given_loss: Loss | None = None
+    #: The user-defined loss that was given with the model, or several. Default: the loss that the record names.
+    given_loss: Loss | Sequence[Loss] | None = None
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return type(self).__qualname__, self.n, self.stored_loss
@@ -48,7 +48,7 @@ class Outputs:
         """The loss; ParameterError if it is user-defined and not known in this process."""
         from dboost import losses  # imports compiled kernels, which names and raw scores do not need
 
-        return losses.from_dict(self.stored_loss) if self.given_loss is None else self.given_loss
+        return losses.from_dict(self.stored_loss, self.given_loss)
 
     @property
     def kind(self) -> str:
@@ -71,6 +71,16 @@ class Outputs:
         return ()
 
     @property
+    def prediction_columns(self) -> tuple[str, ...] | None:
+        """Names of the columns of predictions in frames; None for one prediction per row."""
+        return None
+
+    @property
+    def axis(self) -> str:
+        """What the outputs are, for the column of frames that has their names."""
+        return "class"
+
+    @property
     def dtype(self) -> np.dtype:
         """Dtype of predictions."""
         return np.dtype(np.float64)
@@ -78,6 +88,10 @@ class Outputs:
     def require_classes(self) -> np.ndarray:
         """Return `labels`; raise a ParameterError for a model that predicts numbers."""
         raise ParameterError(f"there are no probabilities: the model predicts numbers (loss {self.stored_loss['name']!r})")
+
+    def require_probabilities(self) -> None:
+        """Raise a ParameterError for a model without probabilities."""
+        self.require_classes()
 
     def form(self, output: str) -> OutputForm:
         """Return the form of "prediction", "probability" or "raw_score".
@@ -90,9 +104,9 @@ class Outputs:
         if output == "raw_score":
             return OutputForm(scores, self.columns if self.n > 1 else None)
         if output == "prediction":
-            return OutputForm(self.finish, None, self.dtype)
+            return OutputForm(self.finish, self.prediction_columns, self.dtype)
         if output == "probability":
-            self.require_classes()
+            self.require_probabilities()
             return OutputForm(self.probabilities, self.columns)
         raise ParameterError(f"output={output!r} must be one of 'prediction', 'probability', 'raw_score'")
 
@@ -109,7 +123,7 @@ class Outputs:
 
     def linked(self, raw: np.ndarray) -> np.ndarray:
         """Return the inverse link of raw scores, in the same shape."""
-        return self.loss.inverse_link(raw) if self.n > 1 else self.loss.inverse_link(raw[:, 0])[:, None]
+        return self.loss.inverse_link(raw.T).T if self.n > 1 else self.loss.inverse_link(raw[:, 0])[:, None]
 
     def finish(self, raw: np.ndarray) -> np.ndarray:
         """Return predictions: numbers or classes [n]."""
@@ -204,10 +218,74 @@ class ClassOutputs(Outputs):
         return f"log odds{of_second}" if self.n == 1 and self.loss.response_factor == 1.0 else f"raw score{of_second}"
 
 
+@dataclass(frozen=True, eq=False)
+class SeveralOutputs(Outputs):
+    """The outputs of a model with several targets: numbers, or the labels 0 and 1 where the loss is one of classes."""
+
+    @property
+    def kind(self) -> str:
+        return f"{self.n} {'labels' if self._are_labels else 'outputs'}"
+
+    @property
+    def names(self) -> list[Any]:
+        return list(self.columns)
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        names = self.stored_loss.get("outputs")
+        return tuple(map(str, range(self.n) if names is None else names))
+
+    @property
+    def prediction_columns(self) -> tuple[str, ...]:
+        return self.columns
+
+    @property
+    def axis(self) -> str:
+        return "output"
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.int64 if self._are_labels else np.float64)
+
+    @property
+    def _are_labels(self) -> bool:
+        """Whether every output is a label, 0 or 1."""
+        return "losses" in self.stored_loss and all(part.is_classification for part in self.loss.parts)
+
+    def require_probabilities(self) -> None:
+        if not self._are_labels:
+            super().require_probabilities()
+
+    def require_classes(self) -> np.ndarray:
+        if self._are_labels:
+            raise ParameterError(
+                f"the model has {self.n} labels ({', '.join(self.columns)}), each of which is 0 or 1, and no classes that "
+                "exclude each other: fit a model for one of them"
+            )
+        return super().require_classes()
+
+    def finish(self, raw: np.ndarray) -> np.ndarray:
+        found = self.linked(raw)
+        for k, part in enumerate(self.loss.parts):
+            if part.is_classification:
+                found[:, k] = raw[:, k] > 0
+        return np.ascontiguousarray(found, self.dtype)
+
+    def probabilities(self, raw: np.ndarray) -> np.ndarray:
+        self.require_probabilities()
+        return np.ascontiguousarray(self.linked(raw))
+
+    def means(self, raw: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(self.linked(raw))
+
+    def label(self, scale: str = "raw") -> str:
+        return "prediction" if scale == "prediction" else "raw score"
+
+
 def outputs_of(n: int, stored_loss: dict[str, Any], classes: tuple[Level, ...] | None, classes_dtype: str | None) -> Outputs:
     """Return the outputs of a model; classes : None for a model that predicts numbers."""
     if classes is None:
-        return Outputs(n, stored_loss)
+        return Outputs(n, stored_loss) if n == 1 else SeveralOutputs(n, stored_loss)
     return ClassOutputs(n, stored_loss, None, classes, classes_dtype)
 
 

@@ -43,8 +43,9 @@ class BuildSpec:
     target: Target  # loss and classes; contains no rows
     baseline: np.ndarray  # float64[n_outputs]
     warm_start: WarmStart  # the model whose trees are included in the first scores
-    magnitude: float  # approximate upper bound of the loss of a row, see `training.leaf_values.TargetStats`
-    spread: float  # approximate upper bound of the error of a prediction
+    #: Approximate upper bounds of the loss of a row and of the error of a prediction, see `training.leaf_values.TargetStats`;
+    #: for each of `Loss.parts`.
+    magnitudes: tuple[tuple[float, float], ...]
     #: Global id of each partition's first row among all rows of positive weight.
     starts: dict[int, int]
     budget: Budget | None = None  # bytes that the fit may add to the memory of each process
@@ -95,7 +96,7 @@ class BuildSpec:
 
     def loss_magnitude(self, max_weight: float, n_rows: int) -> LossMagnitude:
         """Return the magnitudes from which metrics derive the units of their exact sums over `n_rows` rows."""
-        return LossMagnitude(self.magnitude, self.spread, max_weight, n_rows)
+        return LossMagnitude.of(self.magnitudes, max_weight, n_rows)
 
     def are_of(self, rows: np.ndarray, partitions: Sequence[int]) -> np.ndarray:
         """Return which rows (int64[n], global ids) belong to these partitions, as bool[n]."""

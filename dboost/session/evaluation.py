@@ -29,10 +29,10 @@ from dboost.data.eval_tables import EvalTable, named_in_messages
 from dboost.data.table import kept_rows
 from dboost.kernels.histograms import BinLayout
 from dboost.losses import Loss
+from dboost.losses.base import loss_scores
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import FlatEnsemble
-from dboost.model.outputs import scores
 from dboost.session.calls import BuildSpec
 from dboost.session.memory import Budget
 from dboost.session.target import encode_chunk
@@ -225,7 +225,7 @@ class EvalSet:
 
     def _scored(self, fields: dict[str, np.ndarray]) -> ScoredRows:
         return ScoredRows(
-            fields["target"], scores(fields["raw"].T), fields.get("weight"), self.loss, self._size, block=self._block
+            fields["target"], loss_scores(fields["raw"]), fields.get("weight"), self.loss, self._size, block=self._block
         )
 
     def save_state(self) -> None:
@@ -412,7 +412,8 @@ class SessionEvalSets:
         found: dict[str, float] = {}
         for name, parts in self._parts.items():
             chunks = reduce(partial(_merged, metrics), (part.chunks(metrics) for part in parts))
-            found |= {f"{name}_{metric.name}": metric.finish(chunk) for metric, chunk in zip(metrics, chunks, strict=True)}
+            for metric, chunk in zip(metrics, chunks, strict=True):
+                found |= metric.values(name, chunk)
         return found
 
     def save_state(self) -> None:

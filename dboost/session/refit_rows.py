@@ -57,6 +57,7 @@ def refit_shard_spec(model: Ensemble, loss: Loss, *, weighted: bool, loss_unit: 
         n_outputs=model.n_outputs,
         width=model.width,
         n_targets=len(loss.target_columns),
+        columns=loss.columns,
         weighted=weighted,
         constant_hessian=loss.constant_hessian and not weighted,
         loss_unit=loss_unit,

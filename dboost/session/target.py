@@ -19,11 +19,12 @@ import numpy as np
 from dboost.data import RowRoles, Table
 from dboost.data.chunk import CategoryIndex, too_many_classes
 from dboost.data.column import CategoryColumn, Column
+from dboost.data.labels import may_name_columns, names_of_table
 from dboost.data.roles import n_columns_of
 from dboost.data.row_metadata import EXACT, RowPlace, levels_dtype, result_dtype
 from dboost.display import number
 from dboost.errors import DataError, ParameterError, warn
-from dboost.losses import Loss, auto_loss, by_name
+from dboost.losses import Loss, PerOutput, auto_loss, by_name
 from dboost.model.ensemble import Ensemble
 from dboost.params import Parameters
 from dboost.schema import MAX_CLASSES, MAX_LEVELS, Level
@@ -68,6 +69,8 @@ def _holds(dtype: str, classes: tuple[Level, ...]) -> bool:
 
 def target_of(model: Ensemble, parameters: Parameters) -> Target:
     """Return loss and classes of a model that is continued."""
+    if "losses" in model.loss:
+        return Target(loss_of_targets(parameters, model.loss["outputs"]), None, None)
     loss = loss_for(parameters, parameters.loss_name, max(2, model.n_outputs))
     return Target(loss, model.classes, model.classes_dtype)
 
@@ -102,13 +105,41 @@ def loss_for(parameters: Parameters, name: str, n_classes: int = 2) -> Loss:
     ParameterError
         If a parameter does not apply to the loss.
     """
-    if isinstance(parameters.loss, str):
-        loss = by_name(name, n_classes, **vars(parameters))
-    else:
-        loss = parameters.loss.for_classes(n_classes)
+    if isinstance(parameters.loss, tuple):
+        raise ParameterError(f"loss is a list of {len(parameters.loss)} losses, but the target has one column: give one loss")
+    return _checked(parameters, _made(parameters, name, n_classes))
+
+
+def _made(parameters: Parameters, given: str | Loss, n_classes: int = 2) -> Loss:
+    """Return the loss of a name, or the user's."""
+    if not isinstance(given, str):
+        return given.for_classes(n_classes)
+    if isinstance(parameters.loss, Loss):
+        return parameters.loss.for_classes(n_classes)
+    return by_name(given, n_classes, **vars(parameters))
+
+
+def _checked(parameters: Parameters, loss: Loss) -> Loss:
     if parameters.influence_trimming is not None and not loss.can_trim:
         raise ParameterError(f"influence_trimming is for loss='log_loss', not for loss={loss.name!r}")
     return loss
+
+
+def loss_of_targets(parameters: Parameters, names: Sequence[str], auto: str = "squared_error") -> Loss:
+    """Return the loss of several targets.
+
+    names : of the targets; auto : the loss that "auto" stands for.
+
+    Raises
+    ------
+    ParameterError
+        If the losses are not as many as the targets, or one of them is not for single numbers.
+    """
+    given = parameters.loss
+    each = list(given) if isinstance(given, tuple) else [auto if given == "auto" else given] * len(names)
+    if len(each) != len(names):
+        raise ParameterError(f"loss is a list of {len(each)} losses, but the target has {len(names)} columns")
+    return _checked(parameters, PerOutput([_made(parameters, one) for one in each], names))
 
 
 def check_range(loss: Loss, values: np.ndarray, place: Callable[[int], RowPlace | str]) -> None:
@@ -116,8 +147,8 @@ def check_range(loss: Loss, values: np.ndarray, place: Callable[[int], RowPlace 
     wrong = loss.invalid_targets(values)
     if wrong is not None and wrong.any():
         row = int(np.argmax(wrong))
-        found, where = ", ".join(map(number, np.atleast_1d(values[..., row]))), place(row)
-        raise DataError(f"loss={loss.name!r} requires {loss.target_rule}: the target is {found} in {where}").at(where)
+        where = place(row)
+        raise DataError(f"{loss.refusal(values[..., row])} in {where}").at(where)
 
 
 def encode_like(table: Table, target: Target) -> np.ndarray:
@@ -252,7 +283,8 @@ class TargetScan:
     too_many: bool  # whether there are more than `MAX_CLASSES` distinct numbers or categories
     dtype: str
     is_bool: bool
-    n_columns: int = 1  # of several, nothing else is known
+    #: Several columns are of numbers. Then `distinct` is of all together if they are zeros and ones, else empty.
+    n_columns: int = 1
 
 
 def scan_target(target: Column | None, weight: np.ndarray | None, dtype: str, is_bool: bool) -> TargetScan | None:
@@ -265,10 +297,11 @@ def scan_target(target: Column | None, weight: np.ndarray | None, dtype: str, is
         levels = tuple(level for level, there in zip(target.categories, occurs, strict=True) if there)
         return TargetScan(levels, np.empty(0), len(levels) > MAX_CLASSES, dtype, is_bool)
     values = target if weight is None else target[..., weight > 0]
-    if values.ndim == 2 and values.shape[1]:
-        return TargetScan(None, np.empty(0), False, dtype, is_bool, len(values))
     if not values.size:
         return None
+    if values.ndim == 2:
+        are_labels = bool(((values == 0.0) | (values == 1.0)).all())
+        return TargetScan(None, np.unique(values) if are_labels else np.empty(0), False, dtype, is_bool, len(values))
     distinct = _distinct(values)
     return TargetScan(None, distinct[:MAX_CLASSES], len(distinct) > MAX_CLASSES, dtype, is_bool)
 
@@ -288,8 +321,6 @@ def _distinct(values: np.ndarray) -> np.ndarray:
 
 def merge_target_scans(a: TargetScan, b: TargetScan) -> TargetScan:
     """Return the scan of the rows of both."""
-    if a.n_columns > 1:
-        return a
     if a.categories is not None or b.categories is not None:
         both = a.categories or (), b.categories or ()
         if a.too_many or b.too_many:  # they are counted only, for the message
@@ -300,8 +331,11 @@ def merge_target_scans(a: TargetScan, b: TargetScan) -> TargetScan:
         levels, _ = index.finish()
         return TargetScan(levels, np.empty(0), len(levels) > MAX_CLASSES, levels_dtype(levels), False)
     distinct = np.unique(np.concatenate((a.distinct, b.distinct)))
+    if a.n_columns > 1 and not (len(a.distinct) and len(b.distinct)):
+        distinct = np.empty(0)
     too_many = a.too_many or b.too_many or len(distinct) > MAX_CLASSES
-    return TargetScan(None, distinct[:MAX_CLASSES], too_many, result_dtype((a.dtype, b.dtype)), a.is_bool and b.is_bool)
+    dtype, is_bool = result_dtype((a.dtype, b.dtype)), a.is_bool and b.is_bool
+    return TargetScan(None, distinct[:MAX_CLASSES], too_many, dtype, is_bool, a.n_columns)
 
 
 def scan_targets(table: Table) -> list[TargetScan]:
@@ -365,6 +399,12 @@ def name_of_target(target: Any) -> str:
     return str(target) if isinstance(target, (str, int)) else "target"
 
 
+def names_of_targets(target: Any, n_columns: int) -> list[str]:
+    """Return the names of several target columns: those of their columns in a table, else their numbers from 0."""
+    names = target if may_name_columns(target) else names_of_table(target) or ()
+    return list(map(str, names if len(names) == n_columns else range(n_columns)))
+
+
 def check_categories(scans: Sequence[TargetScan], name: str) -> TargetScan:
     """Return the scan of all rows; raise a DataError if text or categories are too many, whatever the loss will be."""
     scan = reduce(merge_target_scans, scans)
@@ -373,10 +413,15 @@ def check_categories(scans: Sequence[TargetScan], name: str) -> TargetScan:
     return scan
 
 
-def choose_target(scans: Sequence[TargetScan], parameters: Parameters, name: str = "target") -> Target:
+def _is_for_each(loss: Any) -> bool:
+    """Whether a value of the parameter `loss` means a loss for each of several target columns."""
+    return not isinstance(loss, Loss) or (loss.n_outputs == 1 and len(loss.target_columns) == 1)
+
+
+def choose_target(scans: Sequence[TargetScan], parameters: Parameters, given: Any = None) -> Target:
     """Choose the loss ("auto": by the target's kind) and the classes from the scans of all rows of positive weight.
 
-    name : of the target's column, or "target".
+    given : the target as the user gave it: a name, several, or values.
 
     Raises
     ------
@@ -388,9 +433,15 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters, name: str
     classes, values, dtype = scan.categories, scan.distinct, scan.dtype
     if classes is not None:  # the dtype of the target may be that of categories in rows of weight zero
         dtype = levels_dtype(classes)
-    is_auto, loss_name = parameters.loss_name == "auto", parameters.loss_name
+    is_auto, loss_name, name = parameters.loss_name == "auto", parameters.loss_name, name_of_target(given)
     if is_auto:
         loss_name = auto_loss(classes is not None or scan.is_bool or values.tolist() == [0.0, 1.0])
+    if scan.n_columns > 1 and _is_for_each(parameters.loss):
+        names = names_of_targets(given, scan.n_columns)
+        if is_auto:
+            kind = "zeros and ones" if loss_name == "log_loss" else "numbers"
+            _log.info("loss='auto' is %r for each of %d targets, which hold %s", loss_name, len(names), kind)
+        return Target(loss_of_targets(parameters, names, loss_name), None, None)
     loss = loss_for(parameters, loss_name)
     loss.check_columns(scan.n_columns)
     if is_auto:

@@ -14,7 +14,7 @@ as an uninterrupted fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from dboost.data.chunk import plain
 from dboost.data.roles import rows_of
 from dboost.data.sparse import has_sparse
 from dboost.errors import DataError, ParameterError
-from dboost.losses import Loss, from_dict, is_custom
+from dboost.losses import Loss, as_given, from_dict
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range, widen
 from dboost.schema import Feature
 from dboost.session.target import Target
@@ -100,19 +100,20 @@ def checked_decay(decay: Any) -> float:
     return float(decay)
 
 
-def keywords_for(model: Ensemble, given: dict[str, Any], custom_loss: Loss | None = None) -> dict[str, Any]:
+def keywords_for(model: Ensemble, given: dict[str, Any], custom_loss: Loss | Sequence[Loss] | None = None) -> dict[str, Any]:
     """Return the keywords of a fit that continues a model: ``loss="auto"`` becomes the model's loss with its options, and
     `multi_strategy` is by default that of the model.
 
-    custom_loss : the user's loss object, if the model has a custom loss.
+    custom_loss : the user's loss objects, if the model has a custom loss.
     """
     if model.width > 1:
         given = {"multi_strategy": "multi_output_tree"} | given
     if given.get("loss", "auto") != "auto":
         return given
-    loss = from_dict(model.loss) if custom_loss is None else custom_loss
-    options = {name: model.loss[name] for name in loss.options if name in model.loss}
-    return options | given | {"loss": loss if is_custom(loss) else loss.name}
+    loss = from_dict(model.loss, custom_loss)
+    parts = loss.parts or (loss,)
+    options = {name: value for part in parts for name, value in part.to_dict().items() if name in part.options}
+    return options | given | {"loss": as_given(loss)}
 
 
 def check_options(bins: Any, steps: Any) -> None:
@@ -267,7 +268,7 @@ def check_continues(model: Ensemble, features: tuple[Feature, ...], target: Targ
 
 def check_loss(model: Ensemble, loss: Loss) -> None:
     """Raise DataError if the loss is not the loss of the model that is continued."""
-    if not _same_loss(model, loss):
+    if not loss.is_stored_as(model.loss):
         names = [f"loss {one['name']!r}" + _loss_options(one) for one in (model.loss, loss.to_dict())]
         raise DataError(f"the model to continue was trained with {names[0]}, not {names[1]}")
 
@@ -275,12 +276,6 @@ def check_loss(model: Ensemble, loss: Loss) -> None:
 def _loss_options(loss: dict[str, Any]) -> str:
     known = ", ".join(f"{name}={value!r}" for name, value in loss.items() if name != "name")
     return f" ({known})" if known else ""
-
-
-def _same_loss(model: Ensemble, loss: Loss) -> bool:
-    # What a loss learns from the training rows is that of the model's last iteration.
-    given = {name: value for name, value in loss.to_dict().items() if name not in loss.learned}
-    return model.loss == model.loss | given
 
 
 def matrix_of(chunk: Chunk) -> np.ndarray:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from dboost.kernels.quantile_keys import (
 )
 from dboost.kernels.rows import select_rows
 from dboost.losses import Loss
-from dboost.losses.base import CustomTerms, call_custom
+from dboost.losses.base import CustomTerms, call_custom, loss_scores, one_target
 from dboost.losses.gradient_pass import (
     LARGEST,
     GradientRows,
@@ -49,6 +49,7 @@ from dboost.losses.gradient_pass import (
     PassTotals,
     update_gradients,
 )
+from dboost.losses.per_output import PerOutputTerms
 from dboost.losses.projection import ProjectedTerms, project
 from dboost.shards.shard_spec import NARROW_BINS, SHARED_CODES, ShardSpec, code_rows, plan_layout, tile_shape
 from dboost.trees.bin_proposal import BinMerge
@@ -291,6 +292,7 @@ class Shard:
         self.n_rows = self.raw.shape[1]
         self._ids = RowIds(np.array([[0, self.n_rows]])) if ids is None else ids
         self._first = first
+        self._of_outputs: dict[int, Shard] = {}
 
     @property
     def n_outputs(self) -> int:
@@ -299,6 +301,11 @@ class Shard:
     def target(self, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
         """Return the targets of some rows: float64[n], or [n_columns, n]."""
         return self.fields["target"][..., rows].astype(np.float64, copy=False)
+
+    def target_of(self, output: int) -> np.ndarray:
+        """Return the targets of one output, see `Loss.columns`: float64[n]."""
+        column = self.spec.columns[output] if self.spec.columns else 0
+        return one_target(self.fields["target"], column).astype(np.float64, copy=False)
 
     @property
     def n_trained(self) -> int:
@@ -409,6 +416,17 @@ class Shard:
             return self.output_arrays(output)
         return self.fields["split_gradient"], self.fields.get("split_hessian"), self.fields["leaf"][0]
 
+    def of_output(self, output: int, column: int) -> Shard:
+        """Return the rows as those of one output with one target column (views), for `advance_rows`."""
+        if output not in self._of_outputs:
+            fields = {name: self.fields[name] for name in ("weight", "repeat_count") if name in self.fields}
+            fields["target"] = one_target(self.fields["target"], column)
+            for name in ("raw", "leaf", "gradient", "hessian", "loss_hessian"):
+                if name in self.fields:
+                    fields[name] = self.fields[name][output : output + 1]
+            self._of_outputs[output] = Shard(fields, self.spec)
+        return self._of_outputs[output]
+
     @cached_property
     def histogram_rows(self) -> HistogramRows:
         """What the rows add to histograms."""
@@ -494,11 +512,35 @@ def advance_rows(
     """
     if isinstance(loss_terms, ProjectedTerms):
         return _projected(shard, loss_terms, values, loss_unit, scratch, first, last)
-    if isinstance(loss_terms, CustomTerms):
-        return _by_methods(shard, loss_terms.loss, values[0], loss_unit, first, last)
-    influence = None
+    near = None
     if getattr(loss_terms, "counts_influence", False):
-        near = shard.near.buffer_for(first, last) if shard.near is not None else NOTHING_NEAR
+        near = shard.near.buffer_for(first, last) if shard.near is not None else nothing_near(shard.n_outputs)
+    if not isinstance(loss_terms, PerOutputTerms):
+        return _advance(shard, loss_terms, values, loss_unit, scratch, first, last, near)
+    found = []
+    for output, (terms, column) in enumerate(zip(loss_terms.parts, loss_terms.columns, strict=True)):
+        own_near = None if near is None else near.of_output(output)
+        terms = terms if near is None else terms._replace(counts_influence=True)
+        alone = shard.of_output(output, column)
+        found.append(_advance(alone, terms, values[output : output + 1], loss_unit, scratch, first, last, own_near))
+    return GradientStats.of_outputs(found)
+
+
+def _advance(
+    shard: Shard,
+    loss_terms: Any,
+    values: np.ndarray,
+    loss_unit: float,
+    scratch: PassScratch,
+    first: int,
+    last: int,
+    near: NearRows | None,
+) -> GradientStats:
+    """Advance the outputs that one record is for, see `advance_rows`. near : if influences are counted."""
+    if isinstance(loss_terms, CustomTerms):
+        return _by_methods(shard, loss_terms.loss, values, loss_unit, first, last)
+    influence = None
+    if near is not None:
         sums = np.zeros((shard.n_outputs, LANES, N_DIGITS), np.int64)
         influence = InfluencePass(sums, near.expected, near.rows, near.n)
     totals = PassTotals(np.zeros(2), np.zeros((2, shard.n_outputs), np.int32))
@@ -529,27 +571,29 @@ def _projected(
 
 def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, loss_unit: float, first: int, last: int) -> GradientStats:
     """Advance rows first…last-1 (see `advance_rows`) with the methods of a custom loss, in Python."""
-    (of_rows,), (leaf,), (kept_gradient,) = shard.raw, shard.leaf, shard.gradient
-    raw, y = of_rows[first:last], shard.target(slice(first, last))
-    kept_hessian = shard.hessian if shard.loss_hessian is None else shard.loss_hessian
-    kept = None if kept_hessian is None else kept_hessian[0]
-    raw += values[leaf[first:last]]
+    rows = slice(first, last)
+    raw, y, leaf = shard.raw[:, rows], shard.target(rows), shard.leaf[:, rows]
+    kept = shard.hessian if shard.loss_hessian is None else shard.loss_hessian
+    for scores, of_output, at in zip(raw, values, leaf, strict=True):
+        scores += of_output[at]
     with np.errstate(all="ignore"):
-        value, gradient, hessian = (call_custom(loss, what, y, raw) for what in ("value", "gradient", "hessian"))
+        of_rows = loss_scores(raw)
+        value, gradient, hessian = (call_custom(loss, what, y, of_rows) for what in ("value", "gradient", "hessian"))
         if shard.weight is not None:
             weight = shard.weight[first:last]
             value = value * weight
             if shard.repeat_count is None:
                 gradient, hessian = gradient * weight, hessian * weight
-        kept_gradient[first:last] = gradient
+        shard.gradient[:, rows] = gradient
         if kept is not None:
-            kept[first:last] = np.maximum(hessian, 0.0)
+            kept[:, rows] = np.maximum(hessian, 0.0)
         in_units = np.nan_to_num(np.clip(value * loss_unit, -LARGEST, LARGEST))
     loss_sum = ExactSum.of(in_units, 1.0)
-    tops = [0.0 if of is None or first == last else np.abs(of[first:last]).max() for of in (kept_gradient, kept)]
-    if kept is None:
-        tops[1] = 1.0
-    return GradientStats(np.array(tops[:1], np.float64), np.array(tops[1:], np.float64), float(loss_sum.coarse), loss_sum.fine)
+    max_gradient, max_hessian = (
+        np.ones(len(raw)) if of is None else np.abs(of[:, rows]).max(axis=1, initial=0.0).astype(np.float64)
+        for of in (shard.gradient, kept)
+    )
+    return GradientStats(max_gradient, max_hessian, float(loss_sum.coarse), loss_sum.fine)
 
 
 #: Capacity: one row in this many.
@@ -564,9 +608,15 @@ class NearRows:
     n: np.ndarray  # int64[n_outputs]: number of rows that have them
     rows: np.ndarray | None  # int32[n_outputs, capacity]
 
+    def of_output(self, output: int) -> NearRows:
+        """Return those of one output: views."""
+        one = slice(output, output + 1)
+        return NearRows(self.expected[one], self.n[one], None if self.rows is None else self.rows[one])
 
-#: For passes that do not record rows.
-NOTHING_NEAR = NearRows(np.full(1, -1, np.int32), np.zeros(1, np.int64), None)
+
+def nothing_near(n_outputs: int) -> NearRows:
+    """Return what a pass needs that does not record rows."""
+    return NearRows(np.full(n_outputs, -1, np.int32), np.zeros(n_outputs, np.int64), None)
 
 
 class Near:

@@ -52,7 +52,6 @@ from dboost.kernels.quantile_keys import (
 from dboost.kernels.rows import sum_by_leaf
 from dboost.losses import Loss
 from dboost.losses.base import PartOfRows
-from dboost.model.outputs import scores
 from dboost.shards.shard import Shard
 from dboost.trees.tree_task import RowSubset
 
@@ -78,8 +77,9 @@ class Statistic:
 def _residuals_by_leaf(shard: Shard, subset: RowSubset, first: int, last: int) -> Residuals:
     """Return the residuals of the rows that take part in a tree, grouped by leaf."""
     rows, begin, end = shard.sampled_range(subset, first, last)
-    weight = or_empty(shard.weight, "float64")
-    return Residuals(shard.target(), shard.raw[0], weight, shard.leaf[0], False, or_empty(rows, "int64"), begin, end)
+    weight, output = or_empty(shard.weight, "float64"), subset.output
+    target, raw, leaf = shard.target_of(output), shard.raw[output], shard.leaf[output]
+    return Residuals(target, raw, weight, leaf, False, or_empty(rows, "int64"), begin, end)
 
 
 def _of_part(shard: Shard, first: int, last: int, part: Callable[..., Any], *arguments: Any) -> Any:
@@ -253,10 +253,9 @@ def _line_slopes(
     output = subset.output
     direction, y = values[shard.output_arrays(output)[2][rows]], shard.target(rows)
     with np.errstate(all="ignore"):
-        raw = shard.raw[:, rows].T.copy()
-        raw[:, output] += at * direction
-        of_outputs = (derivative(y, scores(raw)) for derivative in (loss.gradient, loss.hessian))
-        gradient, hessian = (of.reshape(raw.shape)[:, output] for of in of_outputs)
+        raw = shard.raw[:, rows].T.copy().T  # the outputs of a row one after the other, which decides how they are added up
+        raw[output] += at * direction
+        gradient, hessian = loss.slopes(output, y, raw)
         if shard.weight is not None:
             gradient, hessian = gradient * shard.weight[rows], hessian * shard.weight[rows]
         return total(gradient * direction), total(hessian * direction * direction)

@@ -160,8 +160,9 @@ def parse_target(stored: dict[str, Any], levels: Any) -> tuple[TargetScan, tuple
     values = np.array(distinct, np.float64)
     if "n_columns" in stored:
         n_columns = count(stored["n_columns"], "n_columns of the target", 2)
-        plain = categories is None and not distinct and not too_many and dtype == "float64" and not is_bool
-        refuse(not plain, "of several targets more is described than their number")
+        labels = distinct in ([], [0.0], [1.0], [0.0, 1.0])
+        plain = categories is None and labels and not too_many and dtype == "float64" and not is_bool
+        refuse(not plain, "of several targets more is described than their number and labels")
         return TargetScan(None, values, False, dtype, False, n_columns), None
     if categories is not None and occurring is not None:
         refuse(not occurring or not {*map(_typed, occurring)} <= {*map(_typed, categories)}, "a level of the target is unknown")

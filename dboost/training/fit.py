@@ -46,7 +46,6 @@ from dboost.session.target import (
     TargetScan,
     choose_target,
     continued,
-    name_of_target,
     scan_targets,
     target_for,
     target_of,
@@ -474,7 +473,7 @@ def learn_target(request: FitRequest, scans: Callable[[], list[TargetScan]]) -> 
         return target_of(warm_start.model, parameters)
     if request.classes is not None:
         return target_for(request.classes, parameters)
-    return choose_target(scans(), parameters, name_of_target(request.roles.get("target")))
+    return choose_target(scans(), parameters, request.roles.get("target"))
 
 
 def starts_of(n_kept: dict[int, int]) -> dict[int, int]:

@@ -48,7 +48,7 @@ def refit_leaves(
     *,
     decay: float,
     source_name: str | None,
-    custom_loss: Loss | None,
+    custom_loss: Loss | Sequence[Loss] | None,
     n_threads: int,
     rows_of: Callable[[SessionTable, FitRequest], SessionRows] = SessionRows,
 ) -> Ensemble:
@@ -109,8 +109,7 @@ def _spec_of(model: Ensemble, target: Target, start: WarmStart, stats: TargetSta
         target=target,
         baseline=start.baseline,
         warm_start=start,
-        magnitude=stats.magnitude,
-        spread=stats.spread,
+        magnitudes=stats.magnitudes,
         starts=starts_of(table.n_kept),
         unit=stats.unit,
         given=model,
@@ -175,7 +174,7 @@ def with_new_leaf_values(
     return refreshed
 
 
-def parameters_of(model: Ensemble, custom_loss: Loss | None) -> list[Parameters]:
+def parameters_of(model: Ensemble, custom_loss: Loss | Sequence[Loss] | None) -> list[Parameters]:
     """Return the parameters of each iteration; iterations of one source share one object.
 
     Raises
@@ -194,7 +193,7 @@ def parameters_of(model: Ensemble, custom_loss: Loss | None) -> list[Parameters]
     return found
 
 
-def _parameters_of(model: Ensemble, source: dict[str, Any], custom_loss: Loss | None) -> Parameters:
+def _parameters_of(model: Ensemble, source: dict[str, Any], custom_loss: Loss | Sequence[Loss] | None) -> Parameters:
     """Return the parameters of a source's trees, with damped steps."""
     stored = dict(source["parameters"]) | source.get("steps", {}) | {"loss": "auto"}
     parameters = make_parameters(keywords_for(model, stored, custom_loss))

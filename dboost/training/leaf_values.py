@@ -50,9 +50,8 @@ from dboost.exact import (
     unit_for,
 )
 from dboost.losses import Loss, is_custom, register
-from dboost.losses.base import AllRows, InitialRows, PartOfRows, SumUnits, check_derivatives
+from dboost.losses.base import AllRows, InitialRows, PartOfRows, SumUnits, check_derivatives, loss_scores, one_target
 from dboost.losses.projection import ProjectedTerms
-from dboost.model.outputs import scores
 from dboost.params import Parameters
 from dboost.shards.statistics import (
     Statistic,
@@ -94,11 +93,27 @@ class TargetStats:
     #: scale. `loss_unit` is of losses in its square; all other numbers here are in units of the targets.
     unit: float
     integer_weights: bool  # whether all weights are integers, so that a row of weight n counts as n rows
-    #: Of a model that is continued: the ratio of its loss on these rows to that of the best constant. 0 for perfect
-    #: predictions, 1 for a model no better than a constant, above 1 for a worse one; infinite if the best constant predicts
-    #: all rows.
-    unexplained: float | None = None
+    #: Of a model that is continued: its loss on these rows, and that of the best constant; the latter is 0 if there is none.
+    losses: tuple[float, float] | None = None
     too_large: str = "targets"  # the input that an error names if the first gradients are infinite
+    parts: tuple[TargetStats, ...] = ()  # of `Loss.parts`
+
+    @property
+    def magnitudes(self) -> tuple[tuple[float, float], ...]:
+        """Magnitude and spread of each of the `parts`."""
+        return tuple((one.magnitude, one.spread) for one in self.parts or (self,))
+
+    @property
+    def unexplained(self) -> float | None:
+        """Of a model that is continued: the ratio of its loss on these rows to that of the best constant.
+
+        0 for perfect predictions, 1 for a model no better than a constant, above 1 for a worse one; infinite if the best
+        constant predicts all rows.
+        """
+        if self.losses is None:
+            return None
+        of_model, of_constant = self.losses
+        return of_model / of_constant if of_constant > 0 else math.inf
 
 
 #: `TargetStats.spread` is at least this where it is computed row by row, so that a sum of zeros has a unit.
@@ -161,6 +176,7 @@ class Sizes:
     is_whole: bool  # whether all weights are integers of at most 2**20
     n_counted: float  # sum of integer weights, i.e. the number of rows that they count as
     n_positive: int  # number of rows of positive weight
+    parts: tuple[Sizes, ...] = ()  # of the targets of `Loss.parts`
 
     def merge(self, other: Sizes) -> Sizes:
         return Sizes(
@@ -172,6 +188,7 @@ class Sizes:
             self.is_whole and other.is_whole,
             self.n_counted + other.n_counted,
             self.n_positive + other.n_positive,
+            tuple(one.merge(another) for one, another in zip(self.parts, other.parts, strict=True)),
         )
 
 
@@ -189,6 +206,8 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False, sizes: Sizes 
     ParameterError
         When the derivatives of a custom loss are wrong.
     """
+    if loss.parts:
+        return _stats_of_parts(loss, ask, continues=continues, sizes=sizes or reduce(Sizes.merge, ask(sizes_of, loss)))
     if is_custom(loss) and loss.statistic is None:
         _check_derivatives(loss, ask)
     sizes = sizes or reduce(Sizes.merge, ask(sizes_of, loss))
@@ -229,14 +248,64 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False, sizes: Sizes 
     unit = _unit_of(loss, spread, max(abs(sizes.lowest), abs(sizes.highest)), max_weight)
     in_units = magnitude if unit == 1.0 else max(0.5 * (spread / unit) ** 2, 1e-200)
     loss_unit = unit_for(in_units * max_weight, n, spare_bits=10)
-    unexplained = None
+    losses = None
     if continues:
-        unexplained = _unexplained(loss.in_unit(unit), partial(ask, _in_unit, unit), means / unit, (n, max_weight))
+        losses = _losses(loss.in_unit(unit), partial(ask, _in_unit, unit), means / unit, (n, max_weight))
     too_large = _too_large(loss, mean, sizes, continues, unit)
     return TargetStats(
         baseline, loss, of_weights, sizes.max_weight, magnitude, spread, loss_unit, mean_weight, unit, sizes.is_whole,
-        unexplained, too_large,
+        losses, too_large,
     )  # fmt: skip
+
+
+def _stats_of_parts(loss: Loss, ask: Ask, *, continues: bool, sizes: Sizes) -> TargetStats:
+    """Return the statistics of a loss with `Loss.parts`: of each of them, and what follows for all together."""
+    found: list[TargetStats] = []
+    for output, (part, column, of_part) in enumerate(zip(loss.parts, loss.columns, sizes.parts, strict=True)):
+        alone = partial(ask, _of_output, output, column)
+        try:
+            found.append(target_stats(part, alone, continues=continues, sizes=of_part))
+        except DataError as error:
+            raise DataError(f"target {loss.target_columns[column]!r}: {error}") from error
+    first, loss = found[0], loss.with_parts([one.loss for one in found])
+    # One unit for all targets, or none if it would make the gradients of some of them too small.
+    unit = max(one.unit for one in found)
+    if not loss.scales_with_target or unit > min(one.unit for one in found) * 2.0**40:
+        unit = 1.0
+    n, max_weight = (int(sizes.n_counted), 1.0) if sizes.is_whole else (sizes.n_rows, sizes.max_weight)
+    magnitude = sum(one.magnitude for one in found)
+    in_units = magnitude if unit == 1.0 else max(0.5 * sum((one.spread / unit) ** 2 for one in found), 1e-200)
+    losses = None
+    if continues:
+        of_parts = [np.array(one.losses) * (one.unit / unit) ** 2 for one in found]
+        losses = float(sum(of_model for of_model, _ in of_parts)), float(sum(of_constant for _, of_constant in of_parts))
+    return TargetStats(
+        baseline=np.concatenate([one.baseline for one in found]),
+        loss=loss,
+        total_weight=first.total_weight,
+        max_weight=first.max_weight,
+        magnitude=magnitude,
+        spread=max(one.spread for one in found),
+        loss_unit=unit_for(in_units * max_weight, n, spare_bits=10),
+        mean_weight=first.mean_weight,
+        unit=unit,
+        integer_weights=first.integer_weights,
+        losses=losses,
+        too_large=max(found, key=lambda one: one.magnitude).too_large,
+        parts=tuple(found),
+    )
+
+
+def _of_output(rows: RowRoles, output: int, column: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function with the rows for the loss of one output alone."""
+    return function(_alone(rows, output, column), *arguments)
+
+
+def _alone(rows: RowRoles, output: int, column: int) -> RowRoles:
+    offset = rows.offset  # or the raw scores of a model that is continued, float64[n_outputs, n]
+    if offset is not None and offset.ndim == 2:
+        offset = offset[output : output + 1]
+    return replace(rows, target=one_target(rows.numbers, column), offset=offset)
 
 
 def _in_unit(rows: RowRoles, unit: float, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -258,21 +327,18 @@ def _too_large(loss: Loss, mean: float, sizes: Sizes, continues: bool, unit: flo
     return f"scores of the model to continue (or offsets{beside})" if continues else f"offsets{beside}"
 
 
-def _unexplained(loss: Loss, ask: Ask, means: np.ndarray, counted: tuple[int, float]) -> float:
+def _losses(loss: Loss, ask: Ask, means: np.ndarray, counted: tuple[int, float]) -> tuple[float, float]:
     """See `TargetStats`. means : as in `Loss.best_constants`; counted : as of `AllRows`."""
 
     def alone(function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return ask(_without_offset, function, *arguments)
 
+    of_model = merged_float(ask(_total_loss, loss, np.zeros(loss.n_outputs)))
     if loss.is_classification and not ((means > 0) & (means < 1)).any():  # one class only
-        return math.inf
+        return of_model, 0.0
     with np.errstate(divide="ignore"):
         best = _best_constants(loss, alone, means, False, counted)
-    of_model = merged_float(ask(_total_loss, loss, np.zeros(loss.n_outputs)))
-    if not np.isfinite(best).all():
-        return math.inf
-    of_constant = merged_float(alone(_total_loss, loss, best))
-    return of_model / of_constant if of_constant > 0 else math.inf
+    return of_model, merged_float(alone(_total_loss, loss, best)) if np.isfinite(best).all() else 0.0
 
 
 def _without_offset(rows: RowRoles, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -282,7 +348,7 @@ def _without_offset(rows: RowRoles, function: Callable[..., Any], *arguments: An
 def _total_loss(rows: RowRoles, loss: Loss, at: np.ndarray) -> int | None:
     """Return the exact sum of the weighted losses with raw scores offset + `at` (float64[n_outputs])."""
     with np.errstate(all="ignore"):
-        return total(_weighted(loss.value(rows.numbers, scores(_raw_scores(rows, at).T)), rows))
+        return total(_weighted(loss.value(rows.numbers, loss_scores(_raw_scores(rows, at))), rows))
 
 
 def _smoothed(means: np.ndarray, weights: float) -> np.ndarray:
@@ -360,18 +426,22 @@ def _weighted(values: np.ndarray, rows: RowRoles) -> np.ndarray:
 
 def sizes_of(rows: RowRoles, loss: Loss) -> Sizes:
     """Return the sizes of some rows."""
+    parts = tuple(
+        sizes_of(_alone(rows, output, column), part)
+        for output, (part, column) in enumerate(zip(loss.parts, loss.columns, strict=True))
+    )
     n = rows.n_rows
     if not n:
-        return Sizes(0, 0.0, np.inf, -np.inf, False, True, 0.0, 0)
+        return Sizes(0, 0.0, np.inf, -np.inf, False, True, 0.0, 0, parts)
     weight, has_offset = rows.weight, rows.offset is not None
     location = loss.target_location(rows.numbers)
     lowest, highest = float(location.min()), float(location.max())
     if weight is None:
-        return Sizes(n, 1.0, lowest, highest, has_offset, True, float(n), n)
+        return Sizes(n, 1.0, lowest, highest, has_offset, True, float(n), n, parts)
     is_whole = bool((weight == np.rint(weight)).all() and weight.max() <= 2.0**20)
     n_counted = float(weight.sum()) if is_whole else 0.0
     n_positive = int(np.count_nonzero(weight))
-    return Sizes(n, float(weight.max()), lowest, highest, has_offset, is_whole, n_counted, n_positive)
+    return Sizes(n, float(weight.max()), lowest, highest, has_offset, is_whole, n_counted, n_positive, parts)
 
 
 def _sums(rows: RowRoles, loss: Loss, units: SumUnits) -> list[ExactSum]:
@@ -421,7 +491,7 @@ class LeafEstimator:
         self._rows = AllRows(lambda part, merge, *rest: self._merged(of_parts(merge), part, *rest), n_counted, max_weight)
         self._statistic: Any = None  # `Loss.statistic` after the last trees
         self._terms = loss.terms()
-        self._steps: np.ndarray | None = None  # quantiles of the last tree's leaves
+        self._steps: dict[int, np.ndarray] = {}  # quantiles of the leaves of each output's last tree
         self._max_gradient, self._max_hessian = np.zeros((2, loss.n_outputs))
         self._influence: np.ndarray | None = None
         self._influence_terms: tuple | None = None
@@ -476,11 +546,12 @@ class LeafEstimator:
 
     def values_of_outputs(self, sums: np.ndarray) -> np.ndarray:
         """Return the leaf values of a tree of all outputs: float64[n_outputs, n_leaves]. sums : those of `output_sums`."""
-        return np.stack([leaf_values(of_output, self._parameters, self._loss) for of_output in sums])
+        of_outputs = enumerate(sums)
+        return np.stack([leaf_values(one, self._parameters, self._loss.of_output(k)) for k, one in of_outputs])
 
     def values(self, grown: Leaves, subset: RowSubset) -> np.ndarray:
         """Return the leaf values of the tree grown last, by the rows of its sample: float64[n_leaves]."""
-        parameters, loss = self._parameters, self._loss
+        parameters, loss = self._parameters, self._loss.of_output(subset.output)
         if parameters.step == "leaf":
             if loss.leaf_statistic != "newton":
                 return bounded(self._residual_steps(grown, subset), parameters, loss)
@@ -520,9 +591,9 @@ class LeafEstimator:
 
     def _residual_steps(self, grown: Leaves, subset: RowSubset) -> np.ndarray:
         """Return quantiles of the leaves' residuals, or clipped steps from these: float64[n_leaves]."""
-        near = None
-        if self._steps is not None and np.ptp(self._steps) > 0:
-            least, largest = float(self._steps.min()), float(self._steps.max())
+        near, loss, last = None, self._loss.of_output(subset.output), self._steps.get(subset.output)
+        if last is not None and np.ptp(last) > 0:
+            least, largest = float(last.min()), float(last.max())
             near = Window(
                 2 * least - largest,
                 2 * largest - least,
@@ -530,17 +601,18 @@ class LeafEstimator:
                 lambda *buckets: self._merged(leaf_keys, subset, self._rank_unit, *buckets),
                 self._rows.n_rows,
             )
-        self._steps = steps = find_quantiles(
+        self._steps[subset.output] = steps = find_quantiles(
             lambda *digits: self._merged(leaf_digits, subset, grown.n_leaves, self._rank_unit, *digits),
             lambda keys: self._merged(leaf_next, subset, keys),
-            exact_level(self._loss.level),
+            exact_level(loss.level),
             grown.n_leaves,
             near,
         )
-        if self._loss.has_clipped_step:
+        if loss.has_clipped_step:
             max_weight, n_rows = self._rows.max_weight, self._rows.n_rows
-            unit, weight_unit = (unit_for(large * max_weight, n_rows) for large in (self._statistic, 1.0))
-            sums = self._merged(leaf_clipped, subset, steps, self._statistic, unit, weight_unit)
+            bound = self._loss.statistic_of(subset.output, self._statistic)
+            unit, weight_unit = (unit_for(large * max_weight, n_rows) for large in (bound, 1.0))
+            sums = self._merged(leaf_clipped, subset, steps, bound, unit, weight_unit)
             # A leaf without rows of the sample (or with weights that round to zero) has the value 0.
             steps = steps + np.divide(
                 sums[:, 0] / unit, sums[:, 1] / weight_unit, out=np.zeros(len(sums)), where=sums[:, 1] > 0

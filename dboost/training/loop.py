@@ -363,7 +363,7 @@ class BoostingLoop:
             raise _diverged(iteration)
         is_categorical = self.plan.shard.layout.is_categorical
         self._has_split |= grown.n_nodes > 1
-        self.snapshots.append(TreeSnapshot.of(grown, is_categorical, values, task.gain_unit, self.rate, sums))
+        self.snapshots.append(TreeSnapshot.of(grown, is_categorical, values, task, self.rate, sums))
         if self.valued is not None:
             self.valued.append(TreeDelta(TreeRoutes.of(grown, is_categorical), values, task.output))
         if self.eval_sets is not None:
@@ -418,7 +418,7 @@ class BoostingLoop:
         # Losses that overflow are clipped row by row; sums of many of them are not exact and would depend on threads.
         coarse = min(max(stats.coarse_loss, -EXACT_SUM), EXACT_SUM)
         loss = (coarse + stats.fine_loss / FINE) / self.target_stats.loss_unit / self.total_weight
-        return loss * self.unit * self.unit
+        return loss * self.unit * self.unit / max(len(self.loss.parts), 1)
 
     def _task(self, stats: GradientStats, iteration: int, output: int) -> TreeTask:
         precision, parameters = self.plan.precision, self.parameters
@@ -433,12 +433,13 @@ class BoostingLoop:
         n = self.engine.n_rows if self.plan.max_weight is None else int(self.target_stats.total_weight)
         exact_h = 1.0 if self.plan.shard.constant_hessian else unit_for(max_hessian, n)
         scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
-        max_step = parameters.max_delta_step if stats.max_split is None and follow_sums(parameters, self.loss) else None
+        loss = self.loss.of_output(output)
+        max_step = parameters.max_delta_step if stats.max_split is None and follow_sums(parameters, loss) else None
         split_params = split_params_of(
             parameters,
             precision.count_channel,
             scales,
-            None if max_step is None else max_step / self.loss.step_factor,
+            None if max_step is None else max_step / loss.step_factor,
             is_bounded=self.plan.direction is not None,
         )
         allowed = np.ones(len(self.binning.features), np.uint8)

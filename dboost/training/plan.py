@@ -603,8 +603,7 @@ class FitPlan:
             target=self.target,
             baseline=self.baseline,
             warm_start=self.warm_start,
-            magnitude=self.stats.magnitude,
-            spread=self.stats.spread,
+            magnitudes=self.stats.magnitudes,
             starts=starts,
             budget=None if self.request.budget is None else replace(self.request.budget, trees=None),
             n_bites=None if arcbites is None else arcbites.n_parts,
@@ -660,6 +659,7 @@ def make_plan(
         n_outputs=loss.n_outputs,
         width=width_of(parameters, loss),
         n_targets=len(loss.target_columns),
+        columns=loss.columns,
         weighted=rows.weighted,
         integer_weights=max_weight is not None,
         constant_hessian=constant_hessian,
@@ -668,7 +668,7 @@ def make_plan(
         n_channels=precision.n_channels,
         loss_unit=stats.loss_unit,
         speculates=policy.order != ANY_ORDER,
-        compacts_target=loss.leaf_statistic == "newton" and not isinstance(loss.terms(), CustomTerms),
+        compacts_target=all(_is_compiled(one) for one in loss.parts or (loss,)),
         grouped=rows.grouped and draws_rows(parameters),
     )
     if parameters.arcbites is not None:
@@ -718,6 +718,11 @@ def check_width(model: Ensemble, parameters: Parameters, loss: Loss) -> None:
             f"multi_strategy={given!r}: the model to continue was trained with {of_model!r}, which all its trees have: leave "
             "multi_strategy out"
         )
+
+
+def _is_compiled(loss: Loss) -> bool:
+    """Whether nothing but the compiled pass over the rows reads the targets of a loss in every iteration."""
+    return loss.leaf_statistic == "newton" and not isinstance(loss.terms(), CustomTerms)
 
 
 def requested(

@@ -192,6 +192,18 @@ class GradientStats:
     #: The largest gradient and Hessian along the direction of a tree of all outputs: float64[2].
     max_split: np.ndarray | None = None
 
+    @classmethod
+    def of_outputs(cls, outputs: Sequence[GradientStats]) -> GradientStats:
+        """Return the statistics of all outputs of some rows; the loss is their sum."""
+        influence = [one.influence for one in outputs if one.influence is not None]
+        return cls(
+            np.concatenate([one.max_gradient for one in outputs]),
+            np.concatenate([one.max_hessian for one in outputs]),
+            sum(one.coarse_loss for one in outputs),
+            sum(one.fine_loss for one in outputs),
+            np.concatenate(influence) if influence else None,
+        )
+
     def merge(self, other: GradientStats) -> GradientStats:
         """Return the statistics of the rows of both: exact, associative and commutative."""
         return GradientStats(
@@ -506,7 +518,8 @@ class TreeSnapshot:
     sums: np.ndarray  # of gradients and Hessians: float64[n_leaves, 2], of several outputs float64[n_outputs, n_leaves, 2]
     sets: CategorySets
     values: np.ndarray
-    gain_unit: float
+    gain_unit: float  # factor from a score of quantised sums to units of the loss
+    output: int
     learning_rate: float
 
     @classmethod
@@ -515,15 +528,15 @@ class TreeSnapshot:
         grown: GrownTree,
         is_categorical: np.ndarray,
         values: np.ndarray,
-        gain_unit: float,
+        task: TreeTask,
         learning_rate: float,
         sums: np.ndarray | None = None,
     ) -> TreeSnapshot:
         """Copy what the model needs of a grown tree.
 
         is_categorical : uint8[n_features]; values : float64[n_leaves], what leaves add to the scores, or
-        float64[n_outputs, n_leaves]; gain_unit : factor from a score of quantised sums to units of the loss; learning_rate :
-        that of the iteration; sums : of all outputs, see `TreeSnapshot`, default those that the tree was grown by.
+        float64[n_outputs, n_leaves]; learning_rate : that of the iteration; sums : of all outputs, see `TreeSnapshot`, default
+        those that the tree was grown by.
         """
         n, nodes = grown.n_nodes, grown.nodes
         return cls(
@@ -537,7 +550,8 @@ class TreeSnapshot:
             sums=grown.leaf_sums if sums is None else sums,
             sets=CategorySets.of(grown, is_categorical),
             values=values,
-            gain_unit=gain_unit,
+            gain_unit=task.gain_unit,
+            output=task.output,
             learning_rate=learning_rate,
         )
 
@@ -577,7 +591,7 @@ class TreeSnapshot:
         right = np.where(is_split, position[np.where(is_split, self.child + 1, 0)], -1)
         if self.sums.ndim == 2:
             sums = self._node_sums(self.sums)
-            cover, value = sums[:, 1], self._values(sums, parameters, loss)
+            cover, value = sums[:, 1], self._values(sums, parameters, loss.of_output(self.output))
             gained = -self.gain * self.gain_unit
         else:
             cover, value, gained = self._of_outputs(parameters, loss)
@@ -619,9 +633,9 @@ class TreeSnapshot:
         n, splits = len(self.feature), np.flatnonzero(self.child >= 0)
         cover, gained, values = np.zeros(n), np.zeros(n), []
         left = self.child[splits]
-        for of_leaves, leaves in zip(self.sums, self.values, strict=True):
+        for k, (of_leaves, leaves) in enumerate(zip(self.sums, self.values, strict=True)):
             sums = self._node_sums(of_leaves)
-            values.append(replace(self, values=leaves)._values(sums, parameters, loss))
+            values.append(replace(self, values=leaves)._values(sums, parameters, loss.of_output(k)))
             cover += sums[:, 1]
             score = -0.5 * newton_steps(sums, parameters) * _thresholded(sums[:, 0], parameters)
             gained[splits] += score[left] + score[left + 1] - score[splits]

@@ -100,10 +100,9 @@ class Problem:
         return self.table.n_rows
 
     def finished(self, grown: GrownTree) -> Tree:
-        gain_unit = 0.5 * self.task.scales[1] / self.task.scales[0] ** 2
         values = leaf_values(grown.leaf_sums, self.parameters, SquaredError())
         is_categorical = self.table.layout.is_categorical
-        snapshot = TreeSnapshot.of(grown, is_categorical, values, float(gain_unit), self.parameters.learning_rate)
+        snapshot = TreeSnapshot.of(grown, is_categorical, values, self.task, self.parameters.learning_rate)
         return snapshot.to_tree(self.binning, self.parameters, SquaredError())
 
     @property

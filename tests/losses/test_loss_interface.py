@@ -122,7 +122,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         lambda: dboost.fit(FRAME, ["upper", "lower"], loss=Interval()),
         "loss='Interval' requires lower < upper: the target is inf, 0.341303 in row 0",
     ),
-    (lambda: dboost.fit(FRAME, TARGETS, loss="huber"), "the target has 2 columns, but every loss takes one"),
+    (lambda: dboost.fit(FRAME, [*TARGETS, "y"], loss=Interval()), "the target has 3 columns, but loss='Interval' takes 2"),
     (
         lambda: dboost.fit(FRAME.assign(y=["a"] * N), "y", loss=Interval()),
         "the target has 1 column, but loss='Interval' takes 2",

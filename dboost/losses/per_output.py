@@ -1,0 +1,196 @@
+"""Losses of independent outputs: one for each of several targets, or several of one target.
+
+`PerOutput` is the mean of the losses of its outputs. Each output has a loss, a name, and the target column that it is of. So
+two targets are two outputs with a column each, and two levels of a quantile are two outputs of one column. Each output has its
+own trees, gradients, initial score and leaf values, as if it were trained alone.
+
+The record for kernels consists of those of the outputs: one output after the other is advanced by the function that is compiled
+for its loss (`shards.shard.advance_rows`), so that no further function is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dboost.display import number
+from dboost.errors import ParameterError
+from dboost.losses.base import AllRows, Loss, PartOfRows, RowStatistic, one_target
+
+
+class PerOutputTerms(NamedTuple):
+    """The records of all outputs, and the target column of each."""
+
+    parts: tuple[Any, ...]
+    columns: tuple[int, ...]
+    counts_influence: bool = False
+
+
+def _of_output(rows: PartOfRows, output: int, column: int, part: Callable[..., Any], *arguments: Any) -> Any:
+    return part(rows.of_output(output, column), *arguments)
+
+
+@dataclass(frozen=True)
+class StatisticsOfOutputs(RowStatistic):
+    """The statistics of the losses of all outputs, None for those without one."""
+
+    parts: tuple[Loss, ...]
+    columns: tuple[int, ...]
+
+    def of(self, rows: AllRows, before: Sequence[Any] | None = None) -> tuple[Any, ...]:
+        found: list[Any] = []
+        for output, (part, column) in enumerate(zip(self.parts, self.columns, strict=True)):
+            if part.statistic is None:
+                found.append(None)
+                continue
+            alone = AllRows(_Merged(rows.merged, output, column), rows.n_rows, rows.max_weight)
+            found.append(part.statistic.of(alone, None if before is None else before[output]))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """`AllRows.merged` for the rows of one output."""
+
+    merged: Callable[..., Any]
+    output: int
+    column: int
+
+    def __call__(self, part: Callable[..., Any], merge: Callable[[Any, Any], Any], *arguments: Any) -> Any:
+        return self.merged(_of_output, merge, self.output, self.column, part, *arguments)
+
+
+class PerOutput(Loss):
+    """The mean of one loss for each output.
+
+    Parameters
+    ----------
+    parts : sequence of Loss
+        Losses of one output and one target column.
+    output_names : sequence of str
+    target_columns : sequence of str, optional
+        Names of the target's columns. Default: those of the outputs, each of which is of its own column.
+    columns : sequence of int, optional
+        The target column of each output.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Loss],
+        output_names: Sequence[str],
+        target_columns: Sequence[str] | None = None,
+        columns: Sequence[int] | None = None,
+    ) -> None:
+        self.parts, self.output_names = tuple(parts), tuple(output_names)
+        self.target_columns = tuple(target_columns or output_names)  # type: ignore[misc]
+        self.columns = tuple(range(len(self.parts)) if columns is None else columns)
+        for part in self.parts:
+            if part.n_outputs > 1 or len(part.target_columns) > 1:
+                raise ParameterError(
+                    f"loss={part.name!r} has several outputs or target columns: it is none of one target of several"
+                )
+        self.n_outputs = len(self.parts)
+        names = {part.name for part in self.parts}
+        self.name = names.pop() if len(names) == 1 else "per_output"  # type: ignore[misc]
+        for name in ("constant_hessian", "exact_hessian", "scales_with_target", "can_trim", "is_monotonic"):
+            setattr(self, name, all(getattr(part, name) for part in self.parts))
+        if any(part.leaf_statistic != "newton" for part in self.parts):
+            self.leaf_statistic = "quantile"  # type: ignore[misc]
+        if any(part.statistic is not None for part in self.parts):
+            self.statistic = StatisticsOfOutputs(self.parts, self.columns)
+        self.options = tuple(dict.fromkeys(name for part in self.parts for name in part.options))  # type: ignore[misc]
+
+    def with_parts(self, parts: Sequence[Loss]) -> PerOutput:
+        return PerOutput(parts, self.output_names, self.target_columns, self.columns)
+
+    def _zipped(self, y: np.ndarray, raw: np.ndarray) -> list[tuple[Loss, np.ndarray, np.ndarray]]:
+        """Return loss, target and raw score of each output."""
+        columns = (one_target(y, column) for column in self.columns)
+        return list(zip(self.parts, columns, raw, strict=True))
+
+    def terms(self) -> PerOutputTerms:
+        return PerOutputTerms(tuple(part.terms() for part in self.parts), self.columns)
+
+    def terms_after(self, statistic: Any) -> PerOutputTerms:
+        parts = (
+            part.terms() if of_part is None else part.terms_after(of_part)
+            for part, of_part in zip(self.parts, statistic, strict=True)
+        )
+        return PerOutputTerms(tuple(parts), self.columns)
+
+    def with_statistic(self, statistic: Any) -> Loss:
+        if statistic is None:
+            return self
+        return self.with_parts([part.with_statistic(of_part) for part, of_part in zip(self.parts, statistic, strict=True)])
+
+    def statistic_of(self, output: int, statistic: Any) -> Any:
+        return None if statistic is None else statistic[output]
+
+    def in_unit(self, unit: float) -> Loss:
+        return self if unit == 1.0 else self.with_parts([part.in_unit(unit) for part in self.parts])
+
+    def slopes(self, output: int, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        part, of_part, scores = self.parts[output], one_target(y, self.columns[output]), raw[output]
+        return part.gradient(of_part, scores), part.hessian(of_part, scores)
+
+    def is_stored_as(self, stored: dict[str, Any]) -> bool:
+        losses, own = stored.get("losses"), self.to_dict()
+        if not isinstance(losses, list) or len(losses) != len(self.parts):
+            return False
+        same = all(part.is_stored_as(one) for part, one in zip(self.parts, losses, strict=True))
+        return same and {**stored, "losses": None} == {**own, "losses": None}
+
+    def _flaws(self, y: np.ndarray) -> list[np.ndarray]:
+        """Return which targets are invalid for each output: bool[n]."""
+        flaws = []
+        for part, column in zip(self.parts, self.columns, strict=True):
+            of_part = one_target(y, column)
+            wrong = ~np.isfinite(of_part)
+            if part.is_classification:
+                wrong |= (of_part != 0) & (of_part != 1)
+            outside = part.invalid_targets(of_part)
+            flaws.append(wrong if outside is None else wrong | outside)
+        return flaws
+
+    def invalid_targets(self, y: np.ndarray) -> np.ndarray:
+        return np.any(self._flaws(y), axis=0)
+
+    def refusal(self, y: np.ndarray) -> str:
+        output = next(k for k, flaw in enumerate(self._flaws(y[..., None])) if flaw.any())
+        part, value = self.parts[output], y if y.ndim == 0 else y[self.columns[output]]
+        rule = part.target_rule
+        if not np.isfinite(value):
+            rule = "finite targets"
+        elif part.is_classification:
+            rule = "zeros and ones (or truth values) in each of several targets"
+        name = self.target_columns[self.columns[output]]
+        return f"loss={part.name!r} requires {rule}: target {name!r} is {number(value)}"
+
+    def target_location(self, y: np.ndarray) -> np.ndarray:
+        return y if y.ndim == 1 else y.mean(axis=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        stored = {
+            "name": self.name, "losses": [part.to_dict() for part in self.parts], "outputs": list(self.output_names)
+        }  # fmt: skip
+        if self.columns == tuple(range(self.n_outputs)) and self.target_columns == self.output_names:
+            return stored
+        return stored | {"targets": list(self.target_columns), "columns": list(self.columns)}
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.mean([part.value(target, scores) for part, target, scores in self._zipped(y, raw)], axis=0)
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.stack([part.gradient(target, scores) for part, target, scores in self._zipped(y, raw)])
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.stack([part.hessian(target, scores) for part, target, scores in self._zipped(y, raw)])
+
+    def link(self, prediction: np.ndarray) -> np.ndarray:
+        return np.stack([part.link(of_part) for part, of_part in zip(self.parts, prediction, strict=True)])
+
+    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
+        return np.stack([part.inverse_link(scores) for part, scores in zip(self.parts, raw, strict=True)])
