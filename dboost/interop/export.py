@@ -51,14 +51,14 @@ def response_of(loss: Loss, n_outputs: int, to: str) -> tuple[str, float]:
         raise ParameterError(f"loss {loss.name!r} declares the response {loss.response!r}, which is no form of inverse link")
     scores = np.linspace(-3.0, 3.0, 25)
     if n_outputs > 1:
-        scores = np.column_stack([scores * (k + 1) for k in range(n_outputs)])
+        scores = np.stack([scores * (k + 1) for k in range(n_outputs)])
     scaled = scores * loss.response_factor
     with np.errstate(all="ignore"):
         expected = {
             "identity": lambda: scaled,
             "exp": lambda: np.exp(scaled),
             "sigmoid": lambda: 1.0 / (1.0 + np.exp(-scaled)),
-            "softmax": lambda: np.exp(scaled) / np.exp(scaled).sum(axis=-1, keepdims=True),
+            "softmax": lambda: np.exp(scaled) / np.exp(scaled).sum(axis=0, keepdims=True),
         }[loss.response]()
         found = np.asarray(loss.inverse_link(scores), np.float64)
     if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-9, atol=1e-12):

@@ -68,13 +68,16 @@ def by_name(name: str, n_classes: int = 2, **options: Any) -> Loss:
 
 
 def from_dict(stored: dict[str, Any], given: Loss | Sequence[Loss] | None = None) -> Loss:
-    """Return the loss that a model file names (the inverse of `Loss.to_dict`). given : losses of the user's, else by name."""
+    """Return the loss that a model file names (the inverse of `Loss.to_dict`).
+
+    given : the user's loss, or those of several outputs, which are found by their names; default: classes that are known.
+    """
     if "losses" in stored:
-        parts, names = [from_dict(part, given) for part in stored["losses"]], stored["outputs"]
-        return PerOutput(parts, names, stored.get("targets"), stored.get("columns"))
-    for one in (given,) if isinstance(given, Loss) else given or ():
-        if one.name == stored["name"]:
-            return one
+        custom = {one.name: one for one in ((given,) if isinstance(given, Loss) else given or ())}
+        parts = [from_dict(part, custom.get(part["name"])) for part in stored["losses"]]
+        return PerOutput(parts, stored["outputs"], stored.get("targets"), stored.get("columns"))
+    if isinstance(given, Loss):
+        return given
     if all(loss.name != stored["name"] for loss in BUILT_IN):
         return custom_from_dict(stored)
     stored = dict(stored)

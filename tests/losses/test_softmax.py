@@ -50,24 +50,24 @@ def passed(
 def test_derivatives_are_those_of_the_value(n_classes: int, seed: int, spread: float) -> None:
     rng = np.random.default_rng(seed)
     loss = SoftmaxLogLoss(n_classes)
-    raw = rng.normal(scale=spread, size=(20, n_classes))
+    raw = rng.normal(scale=spread, size=(n_classes, 20))
     y = rng.integers(n_classes, size=20).astype(float)
     step = 1e-5
     for k in range(n_classes):
-        move = step * (np.arange(n_classes) == k)
+        move = step * (np.arange(n_classes) == k)[:, None]
         slope = (loss.value(y, raw + move) - loss.value(y, raw - move)) / (2 * step)
-        bend = (loss.gradient(y, raw + move) - loss.gradient(y, raw - move))[:, k] / (2 * step)
-        np.testing.assert_allclose(loss.gradient(y, raw)[:, k], slope, atol=1e-6 * max(spread, 1))
-        np.testing.assert_allclose(loss.hessian(y, raw)[:, k], bend, atol=1e-6 * max(spread, 1))
+        bend = (loss.gradient(y, raw + move) - loss.gradient(y, raw - move))[k] / (2 * step)
+        np.testing.assert_allclose(loss.gradient(y, raw)[k], slope, atol=1e-6 * max(spread, 1))
+        np.testing.assert_allclose(loss.hessian(y, raw)[k], bend, atol=1e-6 * max(spread, 1))
 
 
 def test_the_best_constants_have_no_gradient() -> None:
     _, y = blobs(500, 4)
     shares = np.bincount(y) / len(y)
     loss = SoftmaxLogLoss(4)
-    raw = np.tile(loss.best_constants(shares), (len(y), 1))
-    np.testing.assert_allclose(loss.gradient(y.astype(float), raw).sum(axis=0), 0, atol=1e-10)
-    np.testing.assert_allclose(loss.inverse_link(loss.link(shares[None])), shares[None])
+    raw = np.repeat(loss.best_constants(shares)[:, None], len(y), axis=1)
+    np.testing.assert_allclose(loss.gradient(y.astype(float), raw).sum(axis=1), 0, atol=1e-10)
+    np.testing.assert_allclose(loss.inverse_link(loss.link(shares[:, None])), shares[:, None])
 
 
 @pytest.mark.parametrize("n_classes", [3, 5, 40])
@@ -78,14 +78,14 @@ def test_the_kernel_agrees_with_float64(n_classes: int, spread: float) -> None:
     y = rng.integers(n_classes, size=3000).astype(float)
     shard, max_gradient, max_hessian, total = passed(raw, y)
     loss = SoftmaxLogLoss(n_classes)
-    np.testing.assert_allclose(shard.gradient.T, loss.gradient(y, raw.T), atol=1e-6)
+    np.testing.assert_allclose(shard.gradient, loss.gradient(y, raw), atol=1e-6)
     # Complements of probabilities keep their digits, so small Hessians are right too.
     e = np.exp(raw - raw.max(axis=0))
     complement = np.array([np.delete(e, k, axis=0).sum(axis=0) for k in range(n_classes)]) / e.sum(axis=0)
     expected = e / e.sum(axis=0) * complement
     assert shard.hessian is not None
     np.testing.assert_allclose(shard.hessian, expected, rtol=1e-5, atol=1e-30)
-    np.testing.assert_allclose(total, loss.value(y, raw.T).sum(), rtol=1e-6)
+    np.testing.assert_allclose(total, loss.value(y, raw).sum(), rtol=1e-6)
     np.testing.assert_array_equal(max_gradient, np.abs(shard.gradient).max(axis=1))
     np.testing.assert_array_equal(max_hessian, shard.hessian.max(axis=1))
 
@@ -98,7 +98,7 @@ def test_weights_multiply() -> None:
     np.testing.assert_array_equal(heavy[0].gradient, plain[0].gradient * weight.astype(np.float32))
     assert plain[0].hessian is not None
     np.testing.assert_array_equal(heavy[0].hessian, plain[0].hessian * weight.astype(np.float32))
-    value = SoftmaxLogLoss(3).value(y, raw.T)
+    value = SoftmaxLogLoss(3).value(y, raw)
     np.testing.assert_allclose(heavy[3], (value * weight).sum(), rtol=1e-6)
 
 
@@ -107,7 +107,7 @@ def test_more_classes_than_a_byte_counts() -> None:
     raw = rng.normal(size=(700, 40))
     y = rng.integers(700, size=40).astype(float)
     *_, total = passed(raw, y)
-    np.testing.assert_allclose(total, SoftmaxLogLoss(700).value(y, raw.T).sum(), rtol=1e-6)
+    np.testing.assert_allclose(total, SoftmaxLogLoss(700).value(y, raw).sum(), rtol=1e-6)
 
 
 def test_the_loss_in_a_file() -> None:
@@ -180,7 +180,7 @@ def test_a_model_of_classes(tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert (booster.predict(X) == y).mean() > 0.9
     # The scores of training equal the model's predictions.
     raw = booster.predict(X, raw_score=True)
-    value = SoftmaxLogLoss(5).value(codes.astype(float), raw)
+    value = SoftmaxLogLoss(5).value(codes.astype(float), raw.T)
     np.testing.assert_allclose(booster.history["train_loss"].iloc[-1], value.mean(), rtol=1e-6)
     np.testing.assert_allclose(booster.history["eval_log_loss"].iloc[-1], value[:100].mean(), rtol=1e-12)
     assert booster.history["eval_accuracy"].iloc[-1] == (booster.predict(X[:100]) == y[:100]).mean()
@@ -223,7 +223,7 @@ def test_a_class_of_weight_zero_is_none() -> None:
 def test_accuracy_counts_the_largest_score() -> None:
     raw = np.array([[1.0, 2.0, 0.0], [5.0, 2.0, 9.0], [0.0, 0.0, 1.0]])
     rows = ScoredRows(
-        np.array([1.0, 0.0, 2.0]), raw, np.array([1.0, 2.0, 3.0]), SoftmaxLogLoss(3), LossMagnitude(8.0, 1.0, 3.0, 6)
+        np.array([1.0, 0.0, 2.0]), raw.T, np.array([1.0, 2.0, 3.0]), SoftmaxLogLoss(3), LossMagnitude(8.0, 1.0, 3.0, 6)
     )
     (metric,) = find_metrics("accuracy", SoftmaxLogLoss(3))
     assert metric.finish(metric.merge(metric.chunk(rows), metric.chunk(rows))) == pytest.approx(4 / 6)

@@ -132,7 +132,7 @@ def rows(loss: Loss, n: int, seed: int, scale: float = 1.0, *, weighted: bool = 
 
 def part(whole: ScoredRows, first: int, last: int) -> ScoredRows:
     weight = None if whole.weight is None else whole.weight[first:last]
-    return ScoredRows(whole.target[first:last], whole.raw[first:last], weight, whole.loss, whole.size)
+    return ScoredRows(whole.target[first:last], whole.raw[..., first:last], weight, whole.loss, whole.size)
 
 
 def value(metric: MetricReduction, whole: ScoredRows, cuts: list[int]) -> float:
@@ -233,16 +233,16 @@ def test_metrics_of_several_classes(name: str, n: int, seed: int, weighted: bool
     rng = np.random.default_rng(seed)
     loss = SoftmaxLogLoss(3)
     target = np.concatenate([[0, 1, 2], rng.integers(3, size=n)])[:n].astype(np.float64)
-    raw = rng.normal(size=(n, 3))
+    raw = rng.normal(size=(3, n))
     weight = rng.random(n) + 0.1 if weighted else None
     whole = ScoredRows(target, raw, weight, loss, LossMagnitude(loss.magnitude(0.0, 0.0), 1.0, 2.0, n))
     (metric,) = find_metrics(name, loss)
     if name in OF_CLASSES:
-        expected = OF_CLASSES[name](target, loss.inverse_link(raw), weight)
+        expected = OF_CLASSES[name](target, loss.inverse_link(raw).T, weight)
     elif name == "log_loss":
-        expected = reference.log_loss(target, loss.inverse_link(raw), sample_weight=weight, labels=[0, 1, 2])
+        expected = reference.log_loss(target, loss.inverse_link(raw).T, sample_weight=weight, labels=[0, 1, 2])
     else:
-        expected = reference.accuracy_score(target, raw.argmax(axis=1), sample_weight=weight)
+        expected = reference.accuracy_score(target, raw.argmax(axis=0), sample_weight=weight)
     assert value(metric, whole, []) == pytest.approx(expected, rel=1e-9)
     assert value(metric, whole, cuts) == value(metric, whole, [])
 

@@ -98,7 +98,7 @@ def test_trees_of_gradients_for_classes() -> None:
     for k in range(3):
         for leaf in range(leaves[:, k].max() + 1):
             rows = leaves[:, k] == leaf
-            g, h = loss.gradient(y, baseline)[rows, k].sum(), loss.hessian(y, baseline)[rows, k].sum()
+            g, h = loss.gradient(y, baseline.T)[k, rows].sum(), loss.hessian(y, baseline.T)[k, rows].sum()
             assert step[rows, k] == pytest.approx(-2 / 3 * g / h, rel=1e-5)
 
 
@@ -107,12 +107,12 @@ def test_a_constant_step_adds_the_tree_as_it_is(name: str) -> None:
     booster = fit(name, max_iter=1, step="constant", learning_rate=0.5, **PAPER)
     y, baseline = TARGET[name], booster.ensemble.baseline
     raw = np.tile(baseline, (N, 1)) if name == "three" else np.full(N, baseline[0])
-    gradient = booster.loss.gradient(y, raw)
+    gradient = booster.loss.gradient(y, raw.T)
     step, leaves = booster.predict(X, raw_score=True) - raw, booster.apply(X)
     for k in range(leaves.shape[1]):
         for leaf in range(leaves[:, k].max() + 1):
             rows = leaves[:, k] == leaf
-            mean = (gradient[:, k] if name == "three" else gradient)[rows].mean()
+            mean = (gradient[k] if name == "three" else gradient)[rows].mean()
             assert (step[:, k] if name == "three" else step)[rows] == pytest.approx(-0.5 * mean, rel=1e-5, abs=1e-9)
 
 
@@ -134,7 +134,7 @@ def test_a_line_search_finds_the_best_multiplier(name: str, criterion: str) -> N
                 moved[:, k] += rho * direction  # noqa: B023
             else:
                 moved += rho * direction  # noqa: B023
-            return float(searched.loss.value(TARGET[name], moved).sum())
+            return float(searched.loss.value(TARGET[name], moved.T).sum())
 
         assert multiplier > 0
         assert total(multiplier) <= min(total(multiplier * (1 + e)) for e in (-0.1, -1e-3, 1e-3, 0.1)) * (1 + 1e-12)
@@ -152,7 +152,7 @@ def test_losses_fall_and_are_those_of_the_predictions(name: str, step: str) -> N
     whole = dboost.fit(frame, "y", n_threads=1, **common)
     assert whole.history["train_loss"].iloc[-1] < whole.history["train_loss"].iloc[0]
     assert whole.history["eval_" + whole.loss.name].iloc[-1] == pytest.approx(
-        np.average(whole.loss.value(TARGET[name][:70], whole.predict(X[:70], raw_score=True)), weights=frame["w"][:70]),
+        np.average(whole.loss.value(TARGET[name][:70], whole.predict(X[:70], raw_score=True).T), weights=frame["w"][:70]),
         rel=1e-6,
     )
 
