@@ -29,6 +29,7 @@ def struck(request: pytest.FixtureRequest) -> Iterator[Struck]:
         yield struck
 
 
+ONE_TREE = "one tree, 6 classes, weights"
 PLAIN, SETS, BITES = "weights, 3 classes", "early stopping, several sets and metrics", "arcbites, test set"
 GROW = "dboost_grow"
 #: By kind of cluster; those of `FAST` are not marked slow.
@@ -49,6 +50,10 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
         ("refit, huber", [Fault("killed", "reading data", 4), Fault("lost", "assign_leaves", 3)]),
         ("line search, huber", [Fault("lost", "shard_statistics", 40), Fault("killed", "update_scores", 5)]),
         ("proposal tree", [Fault("killed", "shard_statistics", 1), Fault("lost", GROW, 3)]),
+        # Of trees of several outputs, every second iteration has an `update_scores` for the direction, after statistics of it.
+        (ONE_TREE, [Fault("killed", "update_scores", 4), Fault("lost", "shard_statistics", 5)]),
+        (ONE_TREE, [Fault("lost", "update_scores", 5), Fault("killed", GROW, 3, 0.004)]),
+        (ONE_TREE, [Fault("killed", "shard_statistics", 2), Fault("joined", "update_scores", 2)]),
         ("continued, early stopping", [Fault("killed", "reading evaluation", 4), Fault("lost", GROW, 3)]),
     ],
     "messages": [
@@ -80,6 +85,7 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
     "files": [
         (SETS, [Fault("killed", "evaluate", 4), Fault("joined", "evaluate", 6)]),
         (BITES, [Fault("lost", "switch_bite", 1), Fault("joined", GROW, 9)]),
+        (ONE_TREE, [Fault("killed", "update_scores", 2), Fault("lost", "shard_statistics", 3)]),
     ],
     "nannies": [(PLAIN, [Fault("killed", GROW, 2), Fault("killed", "update_scores", 4)])],
 }  # fmt: skip
