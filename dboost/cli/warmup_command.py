@@ -60,6 +60,8 @@ def run(arguments: argparse.Namespace) -> None:
                         _use(data, target, weight, client=client)
                         if name == "columns of numbers" and client is None:
                             _use(data, target, weight, **UNPACKED)
+                    if name in FOR_LOSSES:
+                        _use(data, targets()["three classes"], weight, client=client, multi_strategy="multi_output_tree")
                     for loss, (target, options) in losses().items() if name in FOR_LOSSES else ():
                         _use(data, target, weight, client=client, loss=loss, **options)
             print(f"{name}: {time.perf_counter() - began:.1f} s", flush=True)

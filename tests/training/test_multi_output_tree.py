@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -233,3 +237,43 @@ def test_the_default_is_not_in_the_model() -> None:
     )
     assert saved(default) == saved(given)
     assert b"multi_strategy" not in saved(default)
+
+
+def test_trees_of_many_leaves_and_classes() -> None:
+    """Leaves with numbers of more than a byte; more classes than a byte has values."""
+    X, y = table(9000, 12)
+    deep = dboost.fit(X + np.arange(len(X))[:, None] / 1e6, y, max_iter=2, max_leaf_nodes=600, min_samples_leaf=2,
+                      min_hessian=0.0, **ONE_TREE)  # fmt: skip
+    assert deep.ensemble.trees[0].n_leaves > 300
+    many = dboost.fit(X, np.arange(len(X)) % 300, max_iter=3, **ONE_TREE)
+    assert many.ensemble.width == 300
+    np.testing.assert_allclose(many.predict_proba(X).sum(axis=1), 1.0)
+    assert deep.history["train_loss"].iloc[-1] < deep.history["train_loss"].iloc[0]
+
+
+def test_from_eight_trees_on_the_log_names_the_other_strategy(caplog: pytest.LogCaptureFixture) -> None:
+    for n_classes in (7, 8):
+        X, y = table(300, n_classes)
+        y[:n_classes] = np.arange(n_classes)
+        for more in (ONE_TREE, {"loss": "log_loss"}):
+            caplog.clear()
+            with caplog.at_level(logging.INFO, "dboost"):
+                dboost.fit(X, y, max_iter=1, **more)
+            assert ("multi_strategy='multi_output_tree' grows one" in caplog.text) == (n_classes == 8 and more is not ONE_TREE)
+
+
+def test_interpreted_kernels_give_the_same_model() -> None:
+    code = (
+        "import sys, dboost\n"
+        "from tests.helpers.fits import saved\n"
+        "from tests.training.test_multi_output_tree import ONE_TREE, table\n"
+        "X, y = table(120, 3)\n"
+        "model = dboost.fit(X, y, sample_weight=1.0 + y, max_iter=2, max_leaf_nodes=4, n_threads=1, **ONE_TREE)\n"
+        "sys.stdout.buffer.write(saved(model))"
+    )
+    models = [
+        subprocess.run([sys.executable, "-c", code], env=os.environ | more, capture_output=True, check=True, timeout=500).stdout
+        for more in ({}, {"NUMBA_DISABLE_JIT": "1"})
+    ]
+    assert len(models[0]) > 500
+    assert models[0] == models[1]
