@@ -165,9 +165,10 @@ def test_predictions_are_appended_to_a_delta_table(
     assert "cannot append to the Delta table scores: " in capsys.readouterr().err
     Path("plain").mkdir()
     Path("plain/rows.parquet").write_bytes(b"")
+    Path("file").write_bytes(b"")
     for output, message in (
         ("plain", "there is no Delta table, but files"),
-        ("model.json", "there is no Delta table, but a file"),
+        ("file", "there is no Delta table, but a file"),
         ("-", "name its folder by --output"),
     ):
         assert main([*predict[:4], output, *predict[5:]]) == 2
