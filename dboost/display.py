@@ -60,8 +60,8 @@ def with_spread(mean: float, spread: float) -> str:
 
 
 def counted(n: int, noun: str) -> str:
-    """Return a number and its noun, in the plural unless it is 1: "1 worker", "20,000 rows"."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+    """Return a number and its noun, in the plural unless it is 1 or the noun is a unit: "1 worker", "20,000 rows", "3 MiB"."""
+    return f"{n:,} {noun}" if n == 1 or noun == "MiB" else f"{n:,} {noun}s"
 
 
 def duration(seconds: float) -> str:

@@ -50,6 +50,12 @@ class CsvBlock(NamedTuple):
     #: None: up to the end of the file.
     length: int | None
 
+    @property
+    def n_bytes(self) -> int | None:
+        """Bytes in the file; None if unknown."""
+        size = self.file.size
+        return None if size is None else size if self.length is None else max(min(self.length, size - self.start), 0)
+
 
 def read_csv(files: list[DataFile], as_text: Container[str], most_bytes: int | None, columns: Collection[str] | None) -> Parts:
     """Return the rows of CSV files.

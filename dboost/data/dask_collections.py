@@ -344,7 +344,7 @@ def _match(vector: Any, data: Any, role: str) -> Any:
             vector = vector.rechunk({0: data.chunks[0]})
     elif not isinstance(vector, (dd.DataFrame, dd.Series)):
         raise InputTypeError(f"{role} cannot be a Dask {type(vector).__name__}")
-    count, wanted = _n_partitions(vector), _n_partitions(data)
+    count, wanted = count_partitions(vector), count_partitions(data)
     if count != wanted:
         # Converting a frame to an array may join small files, and then the array has fewer partitions.
         mixed = isinstance(vector, da.Array) and isinstance(data, dd.DataFrame)
@@ -357,7 +357,8 @@ def _known(array: da.Array) -> bool:
     return not any(size != size for size in array.chunks[0])
 
 
-def _n_partitions(collection: Any) -> int:
+def count_partitions(collection: Any) -> int:
+    """Return the number of partitions, or of blocks of rows."""
     return collection.numblocks[0] if isinstance(collection, da.Array) else collection.npartitions
 
 

@@ -80,6 +80,8 @@ class ParquetPart:
     sparing: bool = False
     #: Opens the file if it is none of fsspec.
     filesystem: Any = None
+    #: Bytes in the file of the columns that are used; None if unknown.
+    n_bytes: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +94,8 @@ class Footer:
     groups: tuple[tuple[int, int], ...]
     #: Extremes of columns in each row group, as far as filters use them.
     extremes: tuple[dict[str, Extremes], ...] = ()
+    #: Bytes of each row group in the file.
+    stored: tuple[int, ...] = ()
 
     @property
     def n_rows(self) -> int:
@@ -215,20 +219,27 @@ def read_footers(
         schema = metadata.schema.to_arrow_schema()
         used = {name for one in filters for name in one.columns(schema.names)} if filters else set()
         extremes = tuple(_extremes(group, schema, used) for group in groups)
-        return Footer(schema, digest, tuple(zip(rows, sizes, strict=True)), extremes)
+        stored = tuple(sum(column.total_compressed_size for column in _used_columns(group, columns)) for group in groups)
+        return Footer(schema, digest, tuple(zip(rows, sizes, strict=True)), extremes, stored)
 
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
         return list(threads.map(read, files))
 
 
-def _decoded_bytes(group: Any, columns: Collection[str] | None) -> int:
-    n_bytes = 0
+def _used_columns(group: Any, names: Collection[str] | None) -> Iterator[Any]:
+    """Yield the metadata of columns of a row group. names : None for all."""
     for k in range(group.num_columns):
         column = group.column(k)
         path = column.path_in_schema
-        if columns is None or path in columns or path.partition(".")[0] in columns:
-            width = _WIDTHS.get(column.physical_type)
-            n_bytes += column.num_values * (width or 4) + (0 if width else column.total_uncompressed_size)
+        if names is None or path in names or path.partition(".")[0] in names:
+            yield column
+
+
+def _decoded_bytes(group: Any, columns: Collection[str] | None) -> int:
+    n_bytes = 0
+    for column in _used_columns(group, columns):
+        width = _WIDTHS.get(column.physical_type)
+        n_bytes += column.num_values * (width or 4) + (0 if width else column.total_uncompressed_size)
     return n_bytes
 
 
@@ -333,7 +344,7 @@ def parts_of(
     first = n_rows = n_bytes = 0
     for k, (n, size) in enumerate(footer.groups):
         if groups and (n_bytes + size > limit or not chosen[k]):
-            yield _some(part, (first, first + n_rows), groups=tuple(groups))
+            yield _some(part, (first, first + n_rows), groups=tuple(groups), n_bytes=sum(footer.stored[i] for i in groups))
             groups, first, n_rows, n_bytes = [], first + n_rows, 0, 0
         if not chosen[k]:
             first += n
@@ -341,15 +352,16 @@ def parts_of(
         if most_bytes is not None and size > most_bytes:
             n_parts = min(-(-size // most_bytes), n)
             for a, b in pairwise(n * i // n_parts for i in range(n_parts + 1)):
-                yield _some(part, (first + a, first + b), groups=(k,), rows=(a, b))
+                n_stored = footer.stored[k] * (b - a) // n
+                yield _some(part, (first + a, first + b), groups=(k,), rows=(a, b), n_bytes=n_stored)
             first += n
             continue
         groups.append(k)
         n_rows, n_bytes = n_rows + n, n_bytes + size
     if len(groups) == len(footer.groups):
-        yield replace(part, groups=None)
+        yield replace(part, groups=None, n_bytes=sum(footer.stored))
     elif groups:
-        yield _some(part, (first, first + n_rows), groups=tuple(groups))
+        yield _some(part, (first, first + n_rows), groups=tuple(groups), n_bytes=sum(footer.stored[i] for i in groups))
 
 
 def _some(part: ParquetPart, span: tuple[int, int], **which: Any) -> ParquetPart:

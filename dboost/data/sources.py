@@ -16,7 +16,8 @@ they read, unless the query states another one. The order of files is described 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,6 +30,7 @@ from dboost.data.row_filter import RowFilter
 if TYPE_CHECKING:
     import dask.dataframe as dd
 
+_MIB = 2**20
 #: Bytes of the columns of a partition, unless memory is limited.
 PARTITION_BYTES = 128 * 2**20
 
@@ -63,6 +65,12 @@ class Parts:
     def names(self) -> Names:
         return Names(self.meta.columns)
 
+    @property
+    def sizes(self) -> dict[int, int] | None:
+        """Bytes of each part in its file, as far as its columns are used, by number; None if they are unknown."""
+        found = {k: n for k, part in enumerate(self.parts) if (n := getattr(part, "n_bytes", None)) is not None}
+        return found if len(found) == len(self.parts) else None
+
     def partitions(self, columns: Sequence[str]) -> Iterator[Any]:
         if self.read_in_order is not None:
             return self.read_in_order(self.parts, columns=list(columns))
@@ -84,6 +92,36 @@ class Parts:
         # Dask would convert all columns of text, and therefore read them all: it selects columns after that.
         with dask.config.set({"dataframe.convert-string": False}):
             return dd.from_map(self.read, self.parts, meta=self.meta, label=self.label, enforce_metadata=False)
+
+
+class ReadCount:
+    """Counts the partitions that have been read, in MiB if their sizes are known; for several threads.
+
+    show : receives what has been read, of how much, and the unit; None shows nothing. sizes : by number of the partition;
+    n_before : how many of them have been read before, if their sizes are unknown.
+    """
+
+    def __init__(
+        self,
+        show: Callable[[int, int, str], None] | None,
+        n_parts: int,
+        sizes: Mapping[int, int] | None = None,
+        n_before: int = 0,
+    ) -> None:
+        total = 0 if sizes is None else sum(sizes.values())
+        self._show, self._lock = show, threading.Lock()
+        self._sizes = sizes if total >= _MIB else None
+        self._done, self._total, self._scale, self._unit = n_before, n_parts, 1, "partition"
+        if self._sizes is not None:
+            self._done, self._total, self._scale, self._unit = 0, total, _MIB, "MiB"
+
+    def add(self, number: int) -> None:
+        """Count a partition."""
+        if self._show is None:
+            return
+        with self._lock:
+            self._done += 1 if self._sizes is None else self._sizes[number]
+            self._show(-(-self._done // self._scale), -(-self._total // self._scale), self._unit)
 
 
 @dataclass(frozen=True)

@@ -472,6 +472,8 @@ class ReadOptions:
     spool_roles: bool = False
     #: Refuses tables that a memory limit is too small for.
     limit: LimitCheck | None = None
+    #: Receives what has been read, of how much, and the unit.
+    count: Callable[[int, int, str], None] | None = None
 
 
 _DEFAULTS = ReadOptions()
@@ -538,7 +540,7 @@ def open_table(
         features = list(features or ())
     path = data if is_path(data) else None
 
-    def read(data: Any, source: Parts | Stream | None = None) -> Table:
+    def read(data: Any, source: Parts | Stream | None = None, sizes: Mapping[int, int] | None = None) -> Table:
         is_dask = is_lazy(data)
         in_partitions = is_dask or source is not None
         if is_stream(data):
@@ -581,10 +583,10 @@ def open_table(
             reader = Reader(plan, spool, metadata_spool, limit=options.limit, in_partitions=in_partitions)
             if is_dask:
                 aligned = {role: separate.pop(role) for role in ROLES if is_lazy(separate.get(role))}
-                pieces = _read_partitions(data, aligned, plan, reader, options.n_threads)
+                pieces = _read_partitions(data, aligned, plan, _counting(reader, data, sizes, options), options.n_threads)
             else:
                 separate = {role: _compute(v) if is_lazy(v) else v for role, v in separate.items()}
-                pieces = [reader.take_whole(frame)] if source is None else _read_in_order(source, plan, reader)
+                pieces = [reader.take_whole(frame)] if source is None else _read_in_order(source, plan, reader, options.count)
             rows = MetadataRows(tuple(piece.n_rows for piece in pieces), in_partitions)
             if not rows.n_rows:
                 where = f": all {len(pieces)} partitions are empty" if in_partitions else getattr(source, "hint", "")
@@ -606,7 +608,7 @@ def open_table(
 
         def read_parts(source: Parts) -> Table:
             if options.most_bytes is None or any(map(is_lazy, given.values())):
-                return read(source.lazy())  # in several threads, or with the roles of the same partition
+                return read(source.lazy(), sizes=source.sizes)  # in several threads, or with the roles of the same partition
             return read(None, source)
 
         with reading(path):
@@ -744,34 +746,60 @@ def _compute(collection: Any) -> Any:
     return dask_collections.compute(collection)
 
 
+def _counting(
+    reader: Reader, data: Any, sizes: Mapping[int, int] | None, options: ReadOptions
+) -> Callable[[int, Any, dict[str, Any]], SpooledChunk]:
+    """Return the function that takes a partition of a Dask collection, and shows how much has been read."""
+    from dboost.data import dask_collections
+    from dboost.data.sources import ReadCount
+
+    count = ReadCount(options.count, dask_collections.count_partitions(data), sizes)
+
+    def take(i: int, partition: Any, roles: dict[str, Any]) -> SpooledChunk:
+        found = reader.take_partition(i, partition, roles)
+        count.add(i)
+        return found
+
+    return take
+
+
 def _read_partitions(
-    data: Any, aligned: dict[str, Any], plan: ReadPlan, reader: Reader, n_threads: int | None
+    data: Any,
+    aligned: dict[str, Any],
+    plan: ReadPlan,
+    take: Callable[[int, Any, dict[str, Any]], SpooledChunk],
+    n_threads: int | None,
 ) -> list[SpooledChunk]:
     """Read a Dask collection, with the aligned Dask collections of roles."""
     from dboost.data import dask_collections
 
     if not plan.named:
-        return dask_collections.consume(dask_collections.whole_rows(data), aligned, reader.take_partition, n_threads)
+        return dask_collections.consume(dask_collections.whole_rows(data), aligned, take, n_threads)
     if plan.all_names is not None:
-        return dask_collections.consume(data, aligned, reader.take_partition, n_threads)
+        return dask_collections.consume(data, aligned, take, n_threads)
     try:
-        return dask_collections.consume(dask_collections.select(data, plan.needed), aligned, reader.take_partition, n_threads)
+        return dask_collections.consume(dask_collections.select(data, plan.needed), aligned, take, n_threads)
     except KeyError:
         # Dask's error does not name the partition: check the columns of each.
         dask_collections.consume(data, {}, lambda i, partition, _: check_columns(i, partition, plan), n_threads)
         raise
 
 
-def _read_in_order(source: Source, plan: ReadPlan, reader: Reader) -> list[SpooledChunk]:
-    """Read the partitions of a source one after the other."""
-    from dboost.data.sources import Parts
+def _read_in_order(
+    source: Source, plan: ReadPlan, reader: Reader, show: Callable[[int, int, str], None] | None
+) -> list[SpooledChunk]:
+    """Read the partitions of a source one after the other. show : see `ReadOptions.count`."""
+    from dboost.data.sources import Parts, ReadCount
 
     pieces: list[SpooledChunk] = []
+    count = ReadCount(show, len(source.parts), source.sizes) if isinstance(source, Parts) else None
     partitions = source.partitions(plan.needed)
     try:
         for partition in partitions:
             pieces.append(reader.take_partition(len(pieces), partition, {}))
             del partition  # before the next one is read
+            if count is not None:
+                count.add(len(pieces) - 1)
     except KeyError:
         # The error of pandas does not name the partition.
         if isinstance(source, Parts):

@@ -185,7 +185,8 @@ def _delta_parts(table: Any, schema: pa.Schema) -> dict[str, tuple[ParquetPart, 
         of_file = {one.removeprefix(_PARTITION): actions[one][i].as_py() for one in constants}
         columns = {one: pa.array([value], schema.field(one).type) for one, value in of_file.items()}
         file = DataFile(unquote(folder) + name, None, "")  # by the protocol a file never changes
-        found[name] = (ParquetPart(file, constants=columns, deleted=deleted.get(i)), actions["size_bytes"][i].as_py())
+        size = actions["size_bytes"][i].as_py()
+        found[name] = (ParquetPart(file, constants=columns, deleted=deleted.get(i), n_bytes=size), size)
     return found
 
 
@@ -231,6 +232,10 @@ class _IcebergFile:
     """A data file of a scan, with its delete files."""
 
     task: Any
+
+    @property
+    def n_bytes(self) -> int:
+        return int(self.task.file.file_size_in_bytes)
 
     def __dask_tokenize__(self) -> Any:
         deletes = sorted(str(file.file_path) for file in self.task.delete_files)

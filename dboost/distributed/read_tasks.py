@@ -13,7 +13,7 @@ import asyncio
 import copy
 import queue
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -38,6 +38,7 @@ from dboost.data.partition import (
     used_columns,
 )
 from dboost.data.row_filter import RowFilter
+from dboost.data.sources import ReadCount, stream_of
 from dboost.data.sparse import is_sparse_matrix
 from dboost.data.table import check_no_values, given_roles, separate_roles
 from dboost.distributed.connection import Connection, lost_client, submit
@@ -84,6 +85,8 @@ class ReadTasks:
         Memory limit of each worker.
     """
 
+    #: Bytes of the partitions in their files; None if they are unknown.
+    _sizes: Mapping[int, int] | None = None
     #: The partitions of a stream, unless it is small.
     _stored: StoredStream | None = None
 
@@ -120,7 +123,8 @@ class ReadTasks:
 
             path, most_bytes = data, None if budget is None else budget.chunk
             used = used_columns(features, like, given)
-            data, from_files = open_source(path, like, most_bytes, used, row_filter).lazy(), True
+            source = open_source(path, like, most_bytes, used, row_filter)
+            data, from_files, self._sizes = source.lazy(), True, source.sizes
 
             def again() -> ReadTasks | None:
                 source = open_with_text(path, like, most_bytes, columns=used, row_filter=row_filter)
@@ -131,8 +135,6 @@ class ReadTasks:
             self.with_text = again
         stream = None
         if is_stream(data):
-            from dboost.data.sources import stream_of
-
             stream = stream_of(data, PARTITION_BYTES, row_filter)
         elif not is_lazy(data):
             data = data if row_filter is None else row_filter.rows_of(data)
@@ -317,7 +319,8 @@ class ReadTasks:
         futures = submit(connection.client, graph, list(keys.values()), priority=_PRIORITY, **restrictions)
         connection.reading.update(futures)
         try:
-            events = _ReadEvents(connection, batch.rpartition("/")[0], n_all, n_before)
+            sizes = None if self._sizes is None else {i: self._sizes[i] for i in numbers}
+            events = _ReadEvents(connection, batch.rpartition("/")[0], n_all, n_before, sizes)
             bound = [] if restrictions.get("allow_other_workers", True) else restrictions["workers"]
             return _receipts(connection, dict(zip(futures, numbers, strict=True)), events, bound)
         except _ReadFailed as unread:
@@ -373,18 +376,22 @@ class _ReadFailed(Exception):
 class _ReadEvents:
     """Sends events with the number of partitions of a table that have been read."""
 
-    def __init__(self, connection: Connection, table: str, n_partitions: int, n_before: int = 0) -> None:
+    def __init__(
+        self, connection: Connection, table: str, n_partitions: int, n_before: int = 0, sizes: Mapping[int, int] | None = None
+    ) -> None:
         self._connection, self._n_before = connection, n_before
+        self._count = ReadCount(connection.progress.count, n_partitions, sizes, n_before)
         self._table: dict[str, Any] = {"table": table, "partitions": n_partitions}
         self._last_event = 0.0
 
-    def record(self, n_read: int) -> None:
+    def record(self, n_read: int, number: int) -> None:
+        """Note that a partition was read, as the n-th of these tasks."""
+        self._count.add(number)
         n_read += self._n_before
         now = time.monotonic()
         if now - self._last_event >= _EVENT_INTERVAL or n_read == self._table["partitions"]:
             self._last_event = now
             self._connection.record_event("reading", read=n_read, **self._table)
-            self._connection.progress.count(n_read, self._table["partitions"], "partition")
 
 
 def finished(
@@ -462,7 +469,7 @@ def _receipts(
         elif future.cancelled():
             raise _cancelled(connection, number, future)
         else:
-            events.record(len(waiting) - len(pending))
+            events.record(len(waiting) - len(pending), number)
     if failed is not None:
         raise failed
     return _gather(connection, waiting)

@@ -492,7 +492,8 @@ class FitRequest:
     @property
     def reading(self) -> ReadOptions:
         """How a table is read in this process."""
-        return ReadOptions(self.n_threads) if self.budget is None else self.budget.reading
+        options = ReadOptions(self.n_threads) if self.budget is None else self.budget.reading
+        return replace(options, count=self.progress.count)
 
     def __post_init__(self) -> None:
         _check_early_stopping(self)

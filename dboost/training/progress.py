@@ -67,17 +67,17 @@ class _Bar:
     """Base of bars: keeps what is shown, and limits how often it is drawn."""
 
     def __init__(self) -> None:
-        self.phase, self.done, self.n_total, self.left, self.note = "", 0, 0, "", ""
+        self.phase, self.done, self.n_total, self.unit, self.left, self.note = "", 0, 0, "", "", ""
         self._began = time.monotonic()
         self._drawn, self._is_over = -1.0, False
 
     def begin(self, phase: str) -> None:
-        self.phase, self.done, self.n_total, self.left, self.note = phase, 0, 0, "", ""
+        self.phase, self.done, self.n_total, self.unit, self.left, self.note = phase, 0, 0, "", "", ""
         self._began = time.monotonic()
         self._draw()
 
     def update(self, done: int, n_total: int, unit: str, left: str, note: str) -> None:
-        self.done, self.n_total, self.left, self.note = done, n_total, left, note
+        self.done, self.n_total, self.unit, self.left, self.note = done, n_total, unit, left, note
         now = time.monotonic()
         if now - self._drawn > _BAR_INTERVAL or done == n_total:
             self._drawn = now
@@ -89,7 +89,7 @@ class _Bar:
         seconds = duration(time.monotonic() - self._began)
         if not self.n_total:
             return seconds
-        count = f"{self.done}/{self.n_total}"
+        count = f"{self.done}/{self.n_total}{' MiB' * (self.unit == 'MiB')}"
         if self._is_over:
             return f"{count} in {seconds}"
         return f"{count} {self.left}".rstrip()

@@ -18,6 +18,7 @@ import pytest
 
 import dboost
 from dboost.cli import main
+from dboost.display import counted
 from dboost.training.callbacks import Progress
 from tests.helpers.clusters import threads_cluster
 
@@ -68,6 +69,60 @@ def test_count_and_time_stay_visible_on_a_terminal_of_80_columns(monkeypatch: py
     assert all(len(line.rstrip()) <= 80 for line in boosting)
     assert all(re.search(r" (1/30|\d+/30 (in )?([\d.]+ min )?[\d.]+ s)( left)?", line) for line in boosting if "eval_" in line)
     assert re.search(r" 30/30 in (\d+ min )?[\d.]+ s  eval_root_mean_squared_error [\d.,]+", boosting[-1])
+
+
+def counts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, str]]:
+    """Return the counts that fits show from now on."""
+    shown: list[tuple[int, int, str]] = []
+    real = Progress.count
+
+    def count(self: Progress, *of: Any) -> None:
+        shown.append(of)
+        real(self, *of)
+
+    monkeypatch.setattr(Progress, "count", count)
+    return shown
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+@pytest.mark.parametrize("place", ["threads", "a memory limit", "workers"])
+def test_files_are_counted_in_bytes(ending: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({name: rng.normal(size=60_000) for name in ("a", "unused", "y")})
+    for k in range(3):
+        path, some = tmp_path / f"part-{k}.{ending}", rows[k::3]
+        if ending == "csv":
+            some.to_csv(path, index=False)
+        else:
+            some.to_parquet(path, index=False, row_group_size=5_000)
+    shown = counts(monkeypatch)
+    options: dict[str, Any] = {"max_iter": 1, "features": ["a"], "progress": False}
+    if place == "workers":
+        with threads_cluster(2, 1) as client:
+            dboost.fit(tmp_path, "y", client=client, **options)
+    else:
+        dboost.fit(tmp_path, "y", memory_limit="64MiB" if place == "a memory limit" else None, **options)
+    n_bytes = sum(file.stat().st_size for file in tmp_path.iterdir())
+    mib = -(-n_bytes * (1 if ending == "csv" else 2 / 3) // 2**20)
+    of_files = [one for one in shown if one[2] == "MiB"]
+    assert [one[0] for one in of_files] == sorted(one[0] for one in of_files) and len(of_files) >= 3
+    assert of_files[-1][0] == of_files[-1][1] and abs(of_files[-1][1] - mib) <= 1
+
+
+def test_bytes_are_shown_with_their_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = a_terminal(monkeypatch)
+    progress = Progress(None)
+    progress.phase("reading the data")
+    progress.count(1200, 1800, "MiB")
+    progress.close()
+    assert "1200/1800 MiB" in terminal.screens[-1]
+    assert (counted(1800, "MiB"), counted(2, "partition")) == ("1,800 MiB", "2 partitions")
+
+
+def test_partitions_of_a_dask_frame_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = counts(monkeypatch)
+    dboost.fit(dd.from_pandas(FRAME, npartitions=4), "y", max_iter=1, progress=False)
+    assert shown == [(k, 4, "partition") for k in (1, 2, 3, 4)]
 
 
 def test_phases_before_the_first_iteration_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
