@@ -49,6 +49,7 @@ from dboost.session.calls import (
 from dboost.session.evaluation import SessionEvalSets, log_streamed_eval_set
 from dboost.session.session import ByPartitions, Result, Session
 from dboost.session.target import TargetScan
+from dboost.session.thread_team import is_small
 from dboost.shards.apply_trees import TreeDelta
 from dboost.training.callbacks import Iteration
 from dboost.training.direct_calls import log_rows_in_files
@@ -320,8 +321,9 @@ class ClusterTable:
     def _is_handed_over(self, spec: BuildSpec) -> bool:
         """Return whether the sessions of a host hand their rows over to one of them, see `host_sessions`."""
         is_possible = spec.budget is None and spec.n_bites is None and spec.given is None and not self._has_eval_files
-        is_for_one = self.partitions.single_worker(self._connection.n_threads) is not None
-        return session_per_host() and is_possible and self._n_at_once == 1 and not is_for_one
+        n_rows, n_features = sum(self.partitions.lengths.values()), len(spec.binning.features)
+        has_worker = self.partitions.single_worker(self._connection.n_threads) is not None and is_small(n_rows, n_features)
+        return session_per_host() and is_possible and self._n_at_once == 1 and not has_worker
 
     def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
         """Load the evaluation sets: Dask collections, files and streams on the workers, tables in memory in this process."""

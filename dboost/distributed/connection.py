@@ -349,6 +349,8 @@ class Connection:
         The read tasks of all threads of the fit.
     n_threads : dict of str to int
         Threads of the usable workers, by address; as of the last call of `usable`.
+    n_fits : int
+        Number of fits on the cluster; as of the last call of `usable`.
     memory_limits : dict of str to int
         Bytes of the usable workers that are not paused, by address, 0 for no limit; as of the last call of `usable`.
 
@@ -375,6 +377,7 @@ class Connection:
         self.progress = Progress(False)
         self.attempts = Attempts()
         self.n_threads: dict[str, int] = {}
+        self.n_fits = 1
         self.memory_limits: dict[str, int] = {}
         self._workers: dict[str, WorkerRecord] = {}
         self._seen = -math.inf  # when the scheduler returned these records
@@ -504,6 +507,7 @@ class Connection:
 
     def _note_workers(self, reply: dict[str, Any]) -> None:
         self._workers = {address: WorkerRecord(*fields) for address, fields in reply["workers"].items()}
+        self.n_fits = max(reply["fits"], 1)
         self._seen = time.monotonic()
 
     def need_workers(self, n_workers: int) -> None:

@@ -9,8 +9,9 @@ trainer has all rows and grows whole trees; on several hosts rounds connect the 
 their own, and if their processes may run on the same processors: jobs of a batch system that share a node, each with
 processors of its own, keep a session each. A trainer is a worker whose memory has room for all rows of the group
 (`Session.place`: what Dask leaves it until it spills, beside what the process used when the fit began). It uses as many threads
-as the workers of its host have together, but no more than there are processors, and only a fraction if several fits have
-sessions there. Where no worker has room, each trains on its own rows, as without ``dboost.session-per-host``.
+as the workers of its host have together, but no more than there are processors, and an equal share if there are several fits
+on the cluster. Where no worker has room, each trains on its own rows, as without ``dboost.session-per-host``. The worker that
+gets a small table before it is encoded (`rebalance.is_for_one_worker`) is a trainer, too: it uses the threads of the others.
 
 Rows that are not handed over:
 
@@ -18,7 +19,6 @@ Rows that are not handed over:
 * arcbites, whose stores may be in files
 * rows whose leaf values are estimated again: they are not encoded
 * folds that run at the same time, each on one worker where that is faster
-* tables that one worker gets anyway (`rebalance.is_for_one_worker`)
 * evaluation sets that are tables of their own
 
 **Losses.** Partitions of a trainer that is lost are read again by other workers and handed over in the same way. A worker that
@@ -83,17 +83,17 @@ def hand_overs(
     members: Mapping[SessionRef, Member],
     n_threads: Mapping[str, int],
     hosts: Mapping[str, str | None],
+    n_fits: int,
 ) -> dict[SessionRef, HandOver]:
     """Return what each session does, as far as there is something to do.
 
-    n_threads, hosts : of the usable workers of the fit, by address.
+    n_threads, hosts : of the usable workers of the fit, by address; n_fits : number of fits on the cluster.
     """
     found: dict[SessionRef, HandOver] = {}
     for trainer in sorted(set(trainers.values())):
         group = [ref for ref in trainers if trainers[ref] == trainer]
         host, place = members[trainer].host, members[trainer].place
         together = sum(n for worker, n in n_threads.items() if hosts.get(worker) == host)
-        n_fits = max(members[ref].place.n_fits for ref in group)
         own = n_threads.get(trainer.worker, 1)
         n = max(min(together // n_fits, len(place.processors)), own)
         if len(group) == 1 and n == own:

@@ -308,7 +308,7 @@ class PartitionedTable:
                 if entry.batch == batch
             }
             trainers = choose_trainers(members, self.connection.number)
-            orders = hand_overs(trainers, members, n_threads, hosts)
+            orders = hand_overs(trainers, members, n_threads, hosts, self.connection.n_fits)
             if orders:
                 self.connection.ask_each({ref: (batch, spec, order) for ref, order in orders.items()}, Session.hand_over)
             self._trainers |= set(trainers.values())

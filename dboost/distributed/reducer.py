@@ -144,7 +144,7 @@ class Reducer(SchedulerPlugin):
     # Calls of the client.
 
     async def open_fit(self, fit: str, client_id: str) -> dict[str, Any]:
-        """Start a fit; return the name of this host and the workers, see `_records`."""
+        """Start a fit; return the name of this host, and what `usable_workers` does."""
         lines = None
         if uses_lines():
             guard = FitGuard(
@@ -157,11 +157,11 @@ class Reducer(SchedulerPlugin):
         self._fits[fit] = Fit(client_id, lines)
         self._scheduler.idle_since = None
         self._scheduler.log_event(NAME, {"action": "began", "fit": fit})
-        return {"status": OK, "version": __version__, "host": socket.gethostname(), "workers": await self._records()}
+        return {"version": __version__, "host": socket.gethostname(), **await self.usable_workers(fit)}
 
     async def usable_workers(self, fit: str) -> dict[str, Any]:
-        """Return the current workers, see `_records`."""
-        return {"status": OK, "workers": await self._records()}
+        """Return the current workers, see `_records`, and the number of fits."""
+        return {"status": OK, "workers": await self._records(), "fits": len(self._fits)}
 
     async def need_workers(self, fit: str, n_workers: int) -> dict[str, Any]:
         """Record how many workers a fit needs, see `adaptive_target`."""

@@ -243,9 +243,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 # Remove files of a worker that was killed; a fit in memory and the client would not remove them.
                 for root in {folder, temporary_root()}:
                     remove_stale(root)
-                self._sessions[fit] = WorkerSession(
-                    worker.state.nthreads, folder, _spare(worker), n_fits=lambda: len(self._sessions)
-                )
+                self._sessions[fit] = WorkerSession(worker.state.nthreads, folder, _spare(worker))
             return self._sessions[fit]
 
     def known(self, fit: str, session: str | None = None) -> WorkerSession | None:

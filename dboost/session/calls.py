@@ -289,7 +289,6 @@ class SessionPlace(NamedTuple):
 
     most_rows: int  # that it could have in memory, beside those that it has
     processors: tuple[int, ...]  # on which its process may run
-    n_fits: int  # that have a session on the worker now
 
 
 #: Number of rows and largest weight of the evaluation sets that are chosen from the training rows, by name.

@@ -84,8 +84,6 @@ class WorkerSession:
         Memory that the worker may use before Dask pauses it; the budget of a fit without a `memory_limit`.
     team : Team, optional
         Threads that work on shards, one shard each, and on evaluation sets; closed with the session. Default: `n_threads`.
-    n_fits : callable, optional
-        Returns the number of fits that have a session on the worker. Default: 1.
 
     Attributes
     ----------
@@ -102,19 +100,14 @@ class WorkerSession:
     """
 
     def __init__(
-        self,
-        n_threads: int,
-        folder: Path | None = None,
-        spare: Budget | None = None,
-        team: Team | None = None,
-        n_fits: Callable[[], int] = lambda: 1,
+        self, n_threads: int, folder: Path | None = None, spare: Budget | None = None, team: Team | None = None
     ) -> None:
         self.session = uuid.uuid4().hex
         self.lock = threading.Lock()
         self.latest = -1
         self.exchange: SliceExchange | None = None
         self._n_threads, self._folder, self._spare = n_threads, folder, spare
-        self._given_team, self._n_fits = team, n_fits
+        self._given_team = team
         self._resources = ExitStack()  # released by `close`
         self._batches: dict[str, PartitionBatch] = {}  # until their rows are encoded
         self._batches_lock, self._turn = threading.Lock(), threading.Lock()
@@ -254,7 +247,7 @@ class WorkerSession:
         """Return how many more rows the session could have in memory, and its processors."""
         processors = tuple(sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)))
         most = MOST_ROWS if self._spare is None else min(self._spare.most_rows(spec.shard, len(processors)), MOST_ROWS)
-        return SessionPlace(most - self.n_rows, processors, self._n_fits())
+        return SessionPlace(most - self.n_rows, processors)
 
     def hand_over(self, batch: str, spec: BuildSpec, n_parts: int, n_threads: int | None) -> list[HandedRows]:
         """Encode a batch that is not built yet; return its rows and evaluation rows in `n_parts` messages.

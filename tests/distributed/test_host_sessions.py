@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.distributed import host_sessions
+from dboost.distributed import cluster_fit, host_sessions
 from dboost.distributed.connection import Connection
 from dboost.distributed.host_sessions import HandOver, Member, choose_trainers, hand_overs
+from dboost.session import worker_session
 from dboost.session.calls import SessionPlace, SessionRef
 from dboost.session.worker_session import WorkerSession
 from tests.helpers.clusters import Processes, a_table, at, held_rows, lines_cluster, threads_cluster
@@ -63,8 +64,8 @@ def assert_one_session(booster: dboost.Booster, expected: dboost.Booster) -> Non
 WORKERS = [SessionRef(f"tcp://{k}", f"s{k}") for k in range(5)]
 
 
-def member(n_rows: int, host: str | None = "one", room: int = 10**6, cpus: int = 8, first: int = 0, n_fits: int = 1) -> Member:
-    return Member(n_rows, host, SessionPlace(room, tuple(range(first, first + cpus)), n_fits))
+def member(n_rows: int, host: str | None = "one", room: int = 10**6, cpus: int = 8, first: int = 0) -> Member:
+    return Member(n_rows, host, SessionPlace(room, tuple(range(first, first + cpus))))
 
 
 def test_a_trainer_for_each_host() -> None:
@@ -89,10 +90,12 @@ def test_processes_on_other_processors_are_other_hosts() -> None:
     assert {order.n_threads for order in orders_of(members).values()} == {2}
 
 
-def orders_of(members: dict[SessionRef, Member], n_threads: int = 1, more: int = 0) -> dict[SessionRef, HandOver]:
+def orders_of(
+    members: dict[SessionRef, Member], n_threads: int = 1, more: int = 0, n_fits: int = 1
+) -> dict[SessionRef, HandOver]:
     """Return the orders of members with so many threads each. more : workers of the host without rows."""
     workers = {ref.worker: n_threads for ref in members} | {f"idle {k}": n_threads for k in range(more)}
-    return hand_overs(choose_trainers(members, 0), members, workers, dict.fromkeys(workers, "one"))
+    return hand_overs(choose_trainers(members, 0), members, workers, dict.fromkeys(workers, "one"), n_fits)
 
 
 def test_threads_of_a_trainer() -> None:
@@ -101,8 +104,8 @@ def test_threads_of_a_trainer() -> None:
     assert orders_of(three, 2)[WORKERS[0]].n_threads == 6
     assert orders_of(three, 4)[WORKERS[0]].n_threads == 8, "no more than processors"
     assert orders_of(three, 1, more=2)[WORKERS[0]].n_threads == 5
-    assert orders_of(three | {WORKERS[1]: member(10, n_fits=3)}, 2)[WORKERS[0]].n_threads == 2
-    assert orders_of(three | {WORKERS[1]: member(10, n_fits=9)}, 2)[WORKERS[0]].n_threads == 2, "at least its own"
+    assert orders_of(three, 2, n_fits=2)[WORKERS[0]].n_threads == 3
+    assert orders_of(three, 2, n_fits=9)[WORKERS[0]].n_threads == 2, "at least its own"
     alone = {WORKERS[0]: member(10)}
     assert orders_of(alone) == {}
     assert orders_of(alone, more=1) == {WORKERS[0]: HandOver(WORKERS[0], 1, 2)}
@@ -197,6 +200,28 @@ def rows_and_threads(dask_worker: Any = None) -> list[tuple[int, int, int]]:
     """Return rows, threads, and batches that are not built, of each session."""
     sessions = dask_worker.plugins["dboost"]._sessions.values()
     return [(one.n_rows, one._n_threads, len(one._rows) + len(one._batches) + len(one._encoded)) for one in sessions]
+
+
+def threads_of(client: Client, frame: pd.DataFrame) -> list[int]:
+    """Return the threads of the session with rows in the middle of a fit on a small table, for one worker."""
+    seen: list[Any] = []
+    look = at(2, lambda: seen.extend(client.run(rows_and_threads).values()))
+    with dask.config.set({"dboost.single-worker-values": 8_000_000}):
+        assert_one_session(
+            fitted(divided(frame, [800, 1600]), client=client, callbacks=look, features=None), fitted(frame, features=None)
+        )
+    return [threads for sessions in seen for n_rows, threads, _ in sessions if n_rows]
+
+
+def test_a_small_table_uses_the_threads_of_all_workers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, together = max(client.nthreads().values()), min(sum(client.nthreads().values()), len(os.sched_getaffinity(0)))
+    frame = FRAME[[*COLUMNS, "y"]]
+    assert threads_of(client, frame) == [own], "one thread is faster"
+    for module in (cluster_fit, worker_session):
+        monkeypatch.setattr(module, "is_small", lambda *_: False)
+    assert threads_of(client, frame) == [max(own, together)]
+    monkeypatch.setattr(Connection, "n_fits", property(lambda _: 9, lambda *_: None), raising=False)
+    assert threads_of(client, frame) == [own], "they are shared with other fits"
 
 
 def test_givers_keep_nothing(client: Client) -> None:
