@@ -352,6 +352,20 @@ def _checked_groups(given: Any) -> Any:
     return given
 
 
+def _checked_levels(given: Any) -> Any:
+    if not isinstance(given, list | tuple):
+        return _LEVEL.checked("quantile", given)
+    levels = [_LEVEL.checked("quantile: the level", one) for one in given if one is not None]
+    if len(levels) < len(given) or len(levels) < 2 or levels != sorted(set(levels)):
+        raise ParameterError(
+            f"quantile={shortened(given)} must be one level, or a list of at least two in ascending order, each once"
+        )
+    return levels
+
+
+_LEVEL = Number(above=0.0, below=1.0, optional=True)
+
+
 def _parameter(default: Any, values: Integer | Number | Choice | Special, meaning: str) -> Any:
     """Return the field of a parameter: its default, its values, and what it means."""
     return field(default=default, metadata={"values": values, "meaning": meaning})
@@ -370,8 +384,10 @@ class Parameters:
         '"log_loss" or "exponential" (two classes only) for classification; "auto": log_loss for truth values, text, '
         "categories and zeros and ones, else squared_error.",
     )
-    quantile: float | None = _parameter(
-        None, Number(above=0.0, below=1.0, optional=True), 'The level, for loss="quantile" only, which requires it.'
+    quantile: Any = _parameter(
+        None,
+        Special("number > 0 and < 1, a list of them, or None", _checked_levels),
+        'The level, for loss="quantile" only, which requires it; or several in ascending order, whose predictions never cross.',
     )
     huber_alpha: float = _parameter(
         0.9, Number(above=0.0, below=1.0), 'The share of rows whose residuals count as small, for loss="huber" only.'
@@ -534,7 +550,7 @@ class Parameters:
 class TreeParameters(TypedDict, total=False):
     """The keywords that set `Parameters` other than `loss` and `random_state`, and `SHOWN_ALIASES`, for type checkers."""
 
-    quantile: float | None
+    quantile: float | Sequence[float] | None
     huber_alpha: float
     expectile: float | None
     tweedie_power: float

@@ -121,7 +121,9 @@ def _predictions(result: dboost.CVResult) -> pa.Table:
     found = result.predictions
     if found.ndim == 1:
         return pa.table({"prediction": found})
-    return pa.table({f"probability_{name}": found[:, i] for i, name in enumerate(result.boosters[0].outputs.columns)})
+    booster = result.boosters[0]
+    prefix = "" if booster.classes_ is None else "probability_"
+    return pa.table({f"{prefix}{name}": found[:, i] for i, name in enumerate(booster.outputs.columns)})
 
 
 def _write(path: str, table: pa.Table) -> None:

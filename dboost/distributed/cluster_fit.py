@@ -137,7 +137,8 @@ class ClusterEvalSets(SessionEvalSets):
         found = super().evaluate(metrics)
         if self._sizes:
             found |= self._evaluate_on_workers(metrics)
-        return {column: found[column] for column in (f"{name}_{metric.name}" for name in self.names for metric in metrics)}
+        columns = (column for name in self.names for metric in metrics for column in metric.columns(name))
+        return {column: found[column] for column in columns}
 
     def _evaluate_on_workers(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
         for metric in metrics:

@@ -53,6 +53,21 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
         """
         return self._partial_fit(X, as_targets(y), sample_weight)
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return R² of the predictions.
+
+        Raises
+        ------
+        ParameterError
+            For a model of several quantiles.
+        """
+        if isinstance(self.quantile, list | tuple):
+            raise ParameterError(
+                f"score is of one prediction per row, and the model has {len(self.quantile)} quantiles: use "
+                "sklearn.metrics.mean_pinball_loss for each column of predict"
+            )
+        return super().score(X, y, sample_weight)
+
     def _loss(self) -> Any:
         from dboost.losses import auto_loss  # imports compiled kernels, which constructing an estimator does not need
 

@@ -324,6 +324,8 @@ class EvaluatedRows:
         """
         if self._outputs.labels is not None:
             raise ParameterError("there are no residuals: the model predicts classes")
+        if self.raw.shape[1] > 1:
+            raise ParameterError(f"there are no residuals: the model predicts {self.raw.shape[1]} numbers for each row")
         return self.target, self._outputs.finish(self.raw)
 
     def metrics(self) -> dict[str, float]:

@@ -25,7 +25,7 @@ import numpy as np
 
 from dboost.data import predict_through
 from dboost.errors import ParameterError
-from dboost.losses import Loss
+from dboost.losses import Loss, Quantiles
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
 
@@ -47,6 +47,8 @@ def response_of(loss: Loss, n_outputs: int, to: str) -> tuple[str, float]:
     ParameterError
         If the loss has another link.
     """
+    if isinstance(loss, Quantiles):
+        raise ParameterError(f"dboost sorts the scores of several quantiles, which {to} does not: fit one level to export it")
     if loss.response not in ("identity", "exp", "sigmoid", "softmax"):
         raise ParameterError(f"loss {loss.name!r} declares the response {loss.response!r}, which is no form of inverse link")
     scores = np.linspace(-3.0, 3.0, 25)

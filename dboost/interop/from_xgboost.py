@@ -135,7 +135,9 @@ def _loss(objective: dict[str, Any], name: str) -> tuple[str, dict[str, Any], st
         stored = objective[f"{loss}_loss_param"][f"{loss}_alpha"]
         levels = np.atleast_1d(json.loads(stored.replace("(", "[").replace(")", "]")))
         if len(levels) != 1:
-            raise ParameterError(f"{name} predicts {len(levels)} {loss}s, a Booster of ours one")
+            raise ParameterError(
+                f"{name} predicts {len(levels)} {loss}s, which may cross and are not those of a Booster: convert models of one"
+            )
         options[loss] = float(levels[0])
     elif loss == "tweedie":
         options["tweedie_power"] = float(objective["tweedie_regression_param"]["tweedie_variance_power"])

@@ -12,6 +12,7 @@ from dboost.losses.deviance import Gamma, Poisson, SquaredError, Tweedie
 from dboost.losses.expectile import Expectile
 from dboost.losses.per_output import PerOutput
 from dboost.losses.quantile_losses import AbsoluteError, Huber, Quantile
+from dboost.losses.several_quantiles import Quantiles, joined_losses
 
 BUILT_IN: tuple[type[Loss], ...] = (
     SquaredError,
@@ -38,14 +39,15 @@ __all__ = [
     "PerOutput",
     "Poisson",
     "Quantile",
+    "Quantiles",
     "SoftmaxLogLoss",
     "SquaredError",
     "Tweedie",
-    "as_given",
     "auto_loss",
     "by_name",
     "from_dict",
     "is_custom",
+    "keywords_of",
     "register",
 ]
 
@@ -63,6 +65,8 @@ def by_name(name: str, n_classes: int = 2, **options: Any) -> Loss:
     for loss in BUILT_IN:
         if loss.name == name:
             own = {option: options[option] for option in (*loss.options, *loss.learned) if option in options}
+            if loss is Quantile and isinstance(own["quantile"], list | tuple):
+                return Quantiles(own["quantile"])
             return loss(**own).for_classes(n_classes)
     raise ParameterError(f"unknown loss {name!r}; known are {', '.join(loss.name for loss in BUILT_IN)}")
 
@@ -75,7 +79,7 @@ def from_dict(stored: dict[str, Any], given: Loss | Sequence[Loss] | None = None
     if "losses" in stored:
         custom = {one.name: one for one in ((given,) if isinstance(given, Loss) else given or ())}
         parts = [from_dict(part, custom.get(part["name"])) for part in stored["losses"]]
-        return PerOutput(parts, stored["outputs"], stored.get("targets"), stored.get("columns"))
+        return joined_losses(parts, stored["outputs"], stored.get("targets"), stored.get("columns"))
     if isinstance(given, Loss):
         return given
     if all(loss.name != stored["name"] for loss in BUILT_IN):
@@ -87,6 +91,20 @@ def from_dict(stored: dict[str, Any], given: Loss | Sequence[Loss] | None = None
 def is_custom(loss: Loss) -> bool:
     """Return whether a loss is the user's, not one of dboost's."""
     return not isinstance(loss, (*BUILT_IN, SoftmaxLogLoss, PerOutput))
+
+
+def keywords_of(loss: Loss) -> dict[str, Any]:
+    """Return the parameters that stand for a loss: `loss`, and its options."""
+    if isinstance(loss, Quantiles):
+        return {"loss": loss.name, "quantile": list(loss.levels)}
+    options = {
+        name: value
+        for part in loss.parts or (loss,)
+        if part.options
+        for name, value in part.to_dict().items()
+        if name in part.options
+    }
+    return options | {"loss": as_given(loss)}
 
 
 def as_given(loss: Loss) -> Any:

@@ -245,6 +245,10 @@ class Loss:
         """Return the loss that leaf values of one output follow from."""
         return self.parts[output] if self.parts else self
 
+    def ordered(self, raw: np.ndarray) -> np.ndarray:
+        """Return raw scores (float64[n_outputs, n]) so that those of an output are its own; quantiles are sorted."""
+        return raw
+
     def with_parts(self, parts: Sequence[Loss]) -> Loss:
         """Return the loss with other `parts`."""
         raise NotImplementedError

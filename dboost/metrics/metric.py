@@ -74,7 +74,7 @@ class ScoredRows:
         loss, size = self.loss, self.size
         target = one_target(self.target, loss.columns[output])
         size = size.outputs[output] if size.outputs else size
-        return ScoredRows(target, self.raw[output], self.weight, loss.parts[output], size, self.block)
+        return ScoredRows(target, loss.ordered(self.raw)[output], self.weight, loss.parts[output], size, self.block)
 
     def parts(self) -> list[ScoredRows]:
         """Return the rows for each of `Loss.parts`, else the rows themselves."""
@@ -101,6 +101,11 @@ class MetricReduction:
     spec: Any = None
     #: Of a mean over several outputs: name and metric of each output; the statistic is a list of their statistics.
     outputs: tuple[tuple[str, MetricReduction], ...] = ()
+
+    def columns(self, eval_set: str) -> list[str]:
+        """Return the columns of the history that `values` returns."""
+        column = f"{eval_set}_{self.name}"
+        return [column, *(f"{column} of {name}" for name, _ in self.outputs)]
 
     def values(self, eval_set: str, statistic: Any) -> dict[str, float]:
         """Return the metric of an evaluation set, and its values for single outputs, by column of the history."""

@@ -282,10 +282,38 @@ class SeveralOutputs(Outputs):
         return "prediction" if scale == "prediction" else "raw score"
 
 
+@dataclass(frozen=True, eq=False)
+class QuantileOutputs(SeveralOutputs):
+    """The outputs of a model of several quantiles of one target: sorted predictions, see `losses.several_quantiles`."""
+
+    @property
+    def kind(self) -> str:
+        return f"{self.n} quantiles"
+
+    @property
+    def axis(self) -> str:
+        return "quantile"
+
+    def interval_of(self, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return predicted[:, 0], predicted[:, -1]
+
+    def check_intervals(self) -> None:
+        pass
+
+
+def _are_quantiles(stored_loss: dict[str, Any]) -> bool:
+    """Return whether the record of a loss is that of `losses.Quantiles`."""
+    losses = stored_loss.get("losses", ())
+    levels = [one.get("quantile") for one in losses if one["name"] == "quantile"]
+    return len(stored_loss.get("targets", ())) == 1 and 0 < len(levels) == len(losses) and levels == sorted(set(levels))
+
+
 def outputs_of(n: int, stored_loss: dict[str, Any], classes: tuple[Level, ...] | None, classes_dtype: str | None) -> Outputs:
     """Return the outputs of a model; classes : None for a model that predicts numbers."""
     if classes is None:
-        return Outputs(n, stored_loss) if n == 1 else SeveralOutputs(n, stored_loss)
+        if n == 1:
+            return Outputs(n, stored_loss)
+        return (QuantileOutputs if _are_quantiles(stored_loss) else SeveralOutputs)(n, stored_loss)
     return ClassOutputs(n, stored_loss, None, classes, classes_dtype)
 
 

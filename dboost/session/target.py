@@ -69,7 +69,7 @@ def _holds(dtype: str, classes: tuple[Level, ...]) -> bool:
 
 def target_of(model: Ensemble, parameters: Parameters) -> Target:
     """Return loss and classes of a model that is continued."""
-    if "losses" in model.loss:
+    if len(model.loss.get("targets", model.loss.get("outputs", ()))) > 1:
         return Target(loss_of_targets(parameters, model.loss["outputs"]), None, None)
     loss = loss_for(parameters, parameters.loss_name, max(2, model.n_outputs))
     return Target(loss, model.classes, model.classes_dtype)

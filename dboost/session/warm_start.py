@@ -26,7 +26,7 @@ from dboost.data.chunk import plain
 from dboost.data.roles import rows_of
 from dboost.data.sparse import has_sparse
 from dboost.errors import DataError, ParameterError
-from dboost.losses import Loss, as_given, from_dict
+from dboost.losses import Loss, from_dict, keywords_of
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range, widen
 from dboost.schema import Feature
 from dboost.session.target import Target
@@ -110,10 +110,8 @@ def keywords_for(model: Ensemble, given: dict[str, Any], custom_loss: Loss | Seq
         given = {"multi_strategy": "multi_output_tree"} | given
     if given.get("loss", "auto") != "auto":
         return given
-    loss = from_dict(model.loss, custom_loss)
-    parts = loss.parts or (loss,)
-    options = {name: value for part in parts for name, value in part.to_dict().items() if name in part.options}
-    return options | given | {"loss": as_given(loss)}
+    of_model = keywords_of(from_dict(model.loss, custom_loss))
+    return of_model | given | {"loss": of_model["loss"]}
 
 
 def check_options(bins: Any, steps: Any) -> None:

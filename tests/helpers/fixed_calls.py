@@ -120,6 +120,13 @@ CASES["held-out rows, arcbites"] = Fixed(
     "y", {"arcbites": dboost.ArcBites(2, None, 2), "validation_fraction": 200, "eval_metric": "mae"}
 )
 CASES["expectile"] = Fixed("tails", {"loss": "expectile", "expectile": 0.9, "sample_weight": "v", "eval_set": HELD_OUT})
+CASES |= {
+    f"quantiles{name}": Fixed("tails", {"loss": "quantile", "quantile": [0.1, 0.5, 0.9], **options})
+    for name, options in (
+        ("", {"sample_weight": "v", "eval_set": HELD_OUT, "early_stopping_rounds": 3}),
+        (", arcbites", {"arcbites": dboost.ArcBites(2, None, 2), "subsample": 0.7}),
+    )
+}
 CASES["learning rates"] = Fixed("y", {"learning_rate": [0.5, 0.3, 0.2, 0.1, 0.1, 0.05]})
 CASES["own loss with a statistic"] = Fixed("tails", {"loss": PseudoHuber(), "sample_weight": "v", "eval_set": HELD_OUT})
 CASES |= {

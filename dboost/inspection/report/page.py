@@ -356,9 +356,9 @@ def _quality(context: ReportContext) -> dict[str, Any] | None:
         return None
     figures: list[Figure] = []
     classes = context.ensemble.classes
-    if classes is None:
+    if classes is None and context.ensemble.n_outputs == 1:
         figures.append(embed(performance.draw_residuals(rows, context.target, None)))
-    else:
+    elif classes is not None:
         figures.append(embed(performance.draw_confusion(rows, None)))
         for one in classes[-1:] if len(classes) == 2 else classes[:N_CLASSES]:
             figures.append(embed(performance.draw_calibration(rows, one, 10, None)))
@@ -387,7 +387,7 @@ def _importance(context: ReportContext) -> list[Figure]:
     if not context.important:
         return []
     figures = [embed(booster.plot_importance(max_features=15))]
-    if context.ensemble.n_outputs > 1:
+    if context.ensemble.classes is not None and context.ensemble.n_outputs > 1:
         figures.append(embed(booster.plot_importance(per_class=True, max_features=15)))
     if context.rows is not None:
         background = None if context.has_counts else sample(context.data, context.ensemble, N_BACKGROUND)[1]

@@ -1,0 +1,59 @@
+"""Several quantiles of one target, whose predictions never cross.
+
+`Quantiles` is the mean of the pinball losses of its levels, each of which is an output with its own raw score. Scores of a row
+may cross, for instance where few rows are; predictions do not, because they are the sorted scores (Chernozhukov, Fernández-Val
+and Galichon, 2010). Sorting never raises the loss, for any target y: with u⁺ = max(u, 0),
+
+    Σ_k ρ_k(y - q_k) = Σ_k τ_k (y - q_k) + Σ_k (q_k - y)⁺.
+
+The second sum does not depend on the order of the scores q. The first one is smallest if the q ascend with the τ
+(rearrangement inequality). Metrics are those of predictions, so of sorted scores; `train_loss` is that of the scores as they
+are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dboost.losses.base import Loss
+from dboost.losses.per_output import PerOutput
+from dboost.losses.quantile_losses import Quantile
+
+
+class Quantiles(PerOutput):
+    """The mean of the pinball losses of several levels of one target.
+
+    Parameters
+    ----------
+    levels : sequence of float
+        Ascending, between 0 and 1, both excluded.
+    """
+
+    def __init__(self, levels: Sequence[float]) -> None:
+        self.levels = tuple(levels)
+        names = tuple(repr(float(level)) for level in self.levels)
+        super().__init__([Quantile(level) for level in self.levels], names, ("target",), (0,) * len(names))
+
+    def with_parts(self, parts: Sequence[Loss]) -> Quantiles:
+        return Quantiles([part.level for part in parts])
+
+    def ordered(self, raw: np.ndarray) -> np.ndarray:
+        return np.sort(raw, axis=0)
+
+    def inverse_link(self, raw: np.ndarray) -> np.ndarray:
+        return np.sort(raw, axis=0)
+
+    def link(self, prediction: np.ndarray) -> np.ndarray:
+        return prediction
+
+
+def joined_losses(parts: Sequence[Loss], names: Sequence[str], targets: Any, columns: Any) -> PerOutput:
+    """Return the loss that consists of these, see `PerOutput`."""
+    levels = [part.level for part in parts]
+    are_levels = targets is not None and len(targets) == 1 and all(isinstance(part, Quantile) for part in parts)
+    if are_levels and levels == sorted(set(levels)):
+        return Quantiles(levels)
+    return PerOutput(parts, names, targets, columns)

@@ -1,0 +1,218 @@
+"""Several quantiles of one target: each is that of a fit of its own, and predictions never cross."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import mean_pinball_loss
+
+import dboost
+from dboost import ParameterError
+from dboost.cli import main
+from dboost.losses import Quantile, Quantiles, from_dict
+from dboost.model import model_file
+from tests.helpers.examples import examples
+from tests.helpers.real_data import load
+
+LEVELS = [0.05, 0.5, 0.95]
+NINE = [k / 10 for k in range(1, 10)]
+
+
+def made(n: int, seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(rng.normal(size=(n, 4)), columns=list("abcd"))
+    frame["y"] = frame["a"] * frame["b"] + rng.normal(size=n) * np.exp(0.7 * frame["c"])
+    frame["w"] = rng.integers(1, 4, n) * 1.0
+    return frame
+
+
+FRAME, HELD_OUT = made(1200), made(600, 1)
+X, Y = FRAME[list("abcd")], FRAME["y"]
+
+
+def fit(levels: Any = LEVELS, **options: Any) -> dboost.Booster:
+    return dboost.fit(X, Y, loss="quantile", quantile=levels, **{"max_iter": 12} | options)
+
+
+@pytest.fixture(scope="module")
+def model() -> dboost.Booster:
+    return fit()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sample_weight": FRAME["w"].to_numpy(), "subsample": 0.7}, {"offset": FRAME["a"].to_numpy()}, {"max_depth": 3}],
+)
+def test_each_level_is_that_of_a_fit_of_its_own(options: dict[str, Any]) -> None:
+    raw = fit(**options).predict(X, raw_score=True)
+    assert list(raw.columns) == ["0.05", "0.5", "0.95"]
+    for level, name in zip(LEVELS, raw.columns, strict=True):
+        np.testing.assert_array_equal(raw[name], fit(level, **options).predict(X, raw_score=True))
+
+
+def test_predictions_are_sorted_scores_and_never_cross() -> None:
+    """100,000 predictions of nine levels."""
+    booster = dboost.fit(made(3000, 2), "y", features=list("abcd"), loss="quantile", quantile=NINE, max_iter=25)
+    rows = made(100_000, 3)
+    predicted, raw = booster.predict(rows), booster.predict(rows, raw_score=True)
+    assert list(predicted.columns) == [repr(level) for level in NINE]
+    assert (np.diff(predicted, axis=1) >= 0).all() and (np.diff(raw, axis=1) < 0).any(), "scores cross"
+    np.testing.assert_array_equal(predicted, np.sort(raw, axis=1))
+
+
+@given(st.lists(st.tuples(*[st.floats(-1e3, 1e3)] * 4), min_size=1, max_size=20))
+@examples(100, deadline=None)
+def test_sorting_never_raises_the_loss(rows: list[tuple[float, ...]]) -> None:
+    y, *raw = np.array(rows).T
+    loss = Quantiles(LEVELS)
+    scores = np.stack(raw)
+    one_by_one = np.mean([Quantile(level).value(y, score) for level, score in zip(LEVELS, scores, strict=True)], axis=0)
+    np.testing.assert_allclose(loss.value(y, scores), one_by_one)
+    assert (loss.value(y, loss.ordered(scores)) <= loss.value(y, scores) + 1e-9).all()
+
+
+def test_metrics_are_those_of_the_predictions() -> None:
+    booster = dboost.fit(
+        FRAME, "y", features=list("abcd"), loss="quantile", quantile=NINE, max_iter=15, sample_weight="w", eval_set=HELD_OUT,
+        eval_metric=["mean_pinball_loss", "quantile", "mean_pinball_loss of 0.9"],
+    )  # fmt: skip
+    predicted = booster.predict(HELD_OUT)
+    of_levels = [
+        mean_pinball_loss(HELD_OUT["y"], predicted[repr(level)], alpha=level, sample_weight=HELD_OUT["w"]) for level in NINE
+    ]
+    last = booster.history.iloc[-1]
+    assert last["eval_mean_pinball_loss"] == pytest.approx(np.mean(of_levels), rel=1e-9)
+    assert last["eval_quantile"] == pytest.approx(np.mean(of_levels), rel=1e-9)
+    assert last["eval_mean_pinball_loss of 0.9"] == pytest.approx(of_levels[-1], rel=1e-9)
+    stopped = dboost.fit(
+        FRAME, "y", features=list("abcd"), loss="quantile", quantile=NINE, max_iter=200, learning_rate=0.5, eval_set=HELD_OUT,
+        early_stopping_rounds=5,
+    )  # fmt: skip
+    assert stopped.best_iteration is not None and stopped.best_iteration < 200
+
+
+def test_partitions_files_and_pickles(model: dboost.Booster, tmp_path: Path) -> None:
+    assert repr(model) == "<Booster: quantile, 3 quantiles, 12 iterations, 4 features>"
+    for partitions in (1, 4):
+        lazy = dd.from_pandas(X.assign(y=Y), npartitions=partitions)
+        again = dboost.fit(lazy, "y", loss="quantile", quantile=LEVELS, max_iter=12)
+        pd.testing.assert_frame_equal(again.predict(X), model.predict(X))
+        pd.testing.assert_frame_equal(model.predict(lazy).compute(), model.predict(X))
+    for name in ("model.json", "model.dboost"):
+        model.save(tmp_path / name)
+        loaded = dboost.load(tmp_path / name)
+        assert loaded == model and isinstance(loaded.loss, Quantiles) and loaded.loss.levels == tuple(LEVELS)
+        np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    np.testing.assert_array_equal(model.predictor()(X.to_numpy()[7]), model.predict(X).to_numpy()[7])
+    assert isinstance(from_dict(model.loss.to_dict()), Quantiles)
+    content = model_file._parsed(b"{" + model_file._content(model.ensemble))
+    swapped = content["loss"] | {"losses": content["loss"]["losses"][::-1]}
+    other = dboost.Booster(model_file.parse_ensemble(content | {"loss": swapped}))
+    assert not isinstance(other.loss, Quantiles)
+    np.testing.assert_array_equal(other.predict(X), other.predict(X, raw_score=True))  # it has no order to restore
+
+
+def test_continued_refitted_and_shortened_models(model: dboost.Booster) -> None:
+    longer = dboost.fit(X, Y, max_iter=3, start_from=model, continue_steps="full")
+    assert longer.n_iter_ == 15 and isinstance(longer.loss, Quantiles) and longer.loss.levels == tuple(LEVELS)
+    again = model.refit_leaves(X, Y)
+    np.testing.assert_allclose(again.predict(X), model.predict(X), rtol=1e-9)
+    assert (np.diff(model[:5].predict(X), axis=1) >= 0).all()
+    with pytest.raises(dboost.DataError, match="was trained with loss 'quantile'"):
+        dboost.fit(X, Y, max_iter=1, start_from=model, loss="quantile", quantile=[0.1, 0.9])
+
+
+def test_conformalized_quantiles(model: dboost.Booster) -> None:
+    found, test = model.calibrate(HELD_OUT, "y", coverage=0.9), made(5000, 4)
+    quantiles = model.predict(HELD_OUT)
+    scores = np.maximum(quantiles["0.05"] - HELD_OUT["y"], HELD_OUT["y"] - quantiles["0.95"])
+    assert found.calibration is not None and found.calibration.margin == np.sort(scores)[int(np.ceil(601 * 0.9)) - 1]
+    bounds, outer = found.predict_interval(test), model.predict(test)
+    np.testing.assert_array_equal(bounds["upper"], outer["0.95"] + found.calibration.margin)
+    inside = (bounds["lower"] <= test["y"]) & (test["y"] <= bounds["upper"])
+    assert inside.mean() == pytest.approx(0.9, abs=0.03)
+    width = bounds["upper"] - bounds["lower"]
+    assert width[test["c"] > 1].mean() > 1.5 * width[test["c"] < -1].mean(), "intervals follow the spread"
+    narrow = fit([0.01, 0.99], max_iter=3).calibrate(HELD_OUT, "y", coverage=0.05)
+    assert narrow.calibration is not None and narrow.calibration.margin < 0
+    lower, upper = narrow.predict_interval(test).to_numpy().T
+    assert (lower <= upper).all()
+
+
+def test_cross_validation_and_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = dboost.cv(FRAME, "y", features=list("abcd"), loss="quantile", quantile=LEVELS, folds=3, max_iter=5)
+    assert result.predictions.shape == (len(FRAME), 3) and (np.diff(result.predictions, axis=1) >= 0).all()
+    found = result.calibrate(fit(max_iter=5)).calibration
+    assert found is not None and found.rows == len(FRAME)
+    FRAME.drop(columns="w").to_parquet("rows.parquet")
+    settings = ["--set", "loss=quantile", "--set", "quantile=[0.05, 0.5, 0.95]", "--set", "max_iter=12"]
+    assert main(["train", "rows.parquet", "--target", "y", "--output", "model.json", *settings]) == 0
+    assert main(["predict", "model.json", "rows.parquet", "--output", "out.parquet"]) == 0
+    written = pd.read_parquet("out.parquet")
+    assert list(written.columns) == ["0.05", "0.5", "0.95"]
+    np.testing.assert_array_equal(written, fit().predict(X))
+    assert main(["cv", "rows.parquet", "--target", "y", "--folds", "3", "--predictions", "held-out.csv", *settings]) == 0
+    assert list(pd.read_csv("held-out.csv").columns) == ["0.05", "0.5", "0.95"]
+
+
+def test_estimator() -> None:
+    estimator = dboost.DBoostRegressor(loss="quantile", quantile=LEVELS, max_iter=12).fit(X, Y)
+    np.testing.assert_array_equal(estimator.predict(X), fit().predict(X))
+    with pytest.raises(ParameterError, match="score is of one prediction per row, and the model has 3 quantiles"):
+        estimator.score(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        ([0.9, 0.1], "in ascending order, each once"),
+        ([0.5, 0.5], "in ascending order, each once"),
+        ([0.5], "at least two"),
+        ([], "at least two"),
+        ([0.1, None], "in ascending order"),
+        ([0.0, 0.5], "greater than 0 and less than 1"),
+        (["a", 0.5], "must be a number"),
+    ],
+)
+def test_invalid_levels(levels: Any, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        fit(levels)
+
+
+def test_what_there_is_not(model: dboost.Booster) -> None:
+    for export in (lambda: model.to_xgboost_json("x.json"), lambda: model.to_onnx("x.onnx"), model.to_treelite):
+        with pytest.raises(ParameterError, match=r"sorts the scores of several quantiles, which .* does not: fit one level"):
+            export()
+    with pytest.raises(ParameterError, match="the model predicts 3 numbers for each row"):
+        model.plot_residuals(HELD_OUT, "y")
+    with pytest.raises(ParameterError, match="one target of several"):
+        dboost.fit(X, np.column_stack([Y, Y]), loss="quantile", quantile=LEVELS)
+
+
+def test_report(model: dboost.Booster, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    model.report(tmp_path / "report.html", HELD_OUT, "y")  # has no residuals
+    assert "3 quantiles" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["california", "covtype", "adult"])
+def test_the_loss_is_at_most_that_of_separate_fits_on_real_rows(name: str) -> None:
+    table = load(name).take(np.arange(6000))
+    frame = table.X
+    target = {"covtype": "Elevation", "adult": "hours-per-week"}.get(name)
+    y = table.y if target is None else frame.pop(next(one for one in frame if one.replace("_", "-") == target))
+    train, test = np.arange(6000) % 4 > 0, np.arange(6000) % 4 == 0
+    options = {"loss": "quantile", "max_iter": 40}
+    together = dboost.fit(frame[train], y[train], quantile=NINE, **options).predict(frame[test]).to_numpy()
+    apart = np.column_stack([dboost.fit(frame[train], y[train], quantile=q, **options).predict(frame[test]) for q in NINE])
+    losses = [sum(mean_pinball_loss(y[test], one[:, k], alpha=q) for k, q in enumerate(NINE)) for one in (together, apart)]
+    assert losses[0] <= losses[1] and (np.diff(together, axis=1) >= 0).all()
