@@ -14,16 +14,21 @@ within a snapshot as its manifests list them. So rows that were appended one aft
   missing values there, and rows in deletion vectors are left out. Large files are read by row groups. The files themselves are
   opened by fsspec, so workers do not need `deltalake`, and credentials of files come from the environment. Tables with mapped
   columns, and those that need an unknown feature of the protocol, are refused.
-* **Iceberg** (`pyiceberg`): each file is one partition, read on the worker by pyiceberg itself, which handles schema evolution,
-  partition values, delete files and the row filter of a scan. Files with equality deletes are refused by pyiceberg.
+* **Iceberg** (`pyiceberg`): large Parquet files are read by row groups, through pyiceberg's file system, if they have the
+  columns of the table under their names (`_has_fields`), no delete files, and the scan has no row filter. All other files are
+  one partition each, read by pyiceberg itself, which handles schema evolution, partition values, delete files and row filters.
+  Files with equality deletes are refused by pyiceberg. A filter leaves out files by the extremes in the manifests.
 
 Columns keep their Arrow types.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 from urllib.parse import unquote
 
@@ -31,8 +36,8 @@ import numpy as np
 
 from dboost._lazy_import import is_a, pa, pd
 from dboost.data.files import DataFile, reading, table_name
-from dboost.data.parquet import ParquetPart, parts_of_files, read_in_order, read_part
-from dboost.data.row_filter import RowFilter
+from dboost.data.parquet import ParquetPart, parts_of_files, read_footers, read_in_order, read_part
+from dboost.data.row_filter import Extremes, RowFilter
 from dboost.data.sources import Parts
 from dboost.data.table_versions import AddedFiles, at_version, delta_order, iceberg_order, is_delta
 from dboost.errors import DataError, MissingExtraError, shown
@@ -58,8 +63,8 @@ _DELTA_FEATURES = {
 def open_table_format(data: Any, most_bytes: int | None = None, row_filter: RowFilter | None = None) -> Parts:
     """Return the rows of a `deltalake.DeltaTable`, of a table or scan of pyiceberg, or of files that were added to one.
 
-    most_bytes : target size of a partition; default 128 MiB. row_filter : row groups of Delta files without rows that it keeps
-    are left out.
+    most_bytes : target size of a partition; default 128 MiB. row_filter : files and row groups without rows that it keeps are
+    left out.
 
     Raises
     ------
@@ -69,7 +74,7 @@ def open_table_format(data: Any, most_bytes: int | None = None, row_filter: RowF
     """
     if is_delta(data.table if isinstance(data, AddedFiles) else data):
         return _of_delta(data, most_bytes, row_filter)
-    return _of_iceberg(data, most_bytes)
+    return _of_iceberg(data, most_bytes, row_filter)
 
 
 def load_delta_folder(path: str) -> Any:
@@ -242,7 +247,20 @@ class _IcebergFile:
         return self.task.file.file_path, deletes, repr(self.task.residual)
 
 
-def _of_iceberg(data: Any, most_bytes: int | None) -> Parts:
+class _IcebergFiles:
+    """The file system of an Iceberg table, as `ParquetPart.filesystem`."""
+
+    def __init__(self, io: Any) -> None:
+        self._io = io
+
+    def open_input_file(self, url: str) -> Any:
+        return self._io.new_input(url).open()
+
+    def __dask_tokenize__(self) -> Any:
+        return "files of an Iceberg table"
+
+
+def _of_iceberg(data: Any, most_bytes: int | None, row_filter: RowFilter | None) -> Parts:
     added = data if isinstance(data, AddedFiles) else None
     if added is not None:
         scan = at_version(added.table, added.version)
@@ -255,14 +273,103 @@ def _of_iceberg(data: Any, most_bytes: int | None) -> Parts:
     with reading(data):
         tasks = _iceberg_tasks(scan) if added is None else _added_iceberg_tasks(added)
         schema = scan.projection()
-        if most_bytes is not None:
-            for task in tasks:
-                _check_size(scan.io, task.file, LARGEST * most_bytes)
-    if not tasks:
-        raise DataError(f"{table_name(data)} has no rows")
+        if not tasks:
+            raise DataError(f"{table_name(data)} has no rows")
+        types = schema.as_arrow()
+        filters = [] if row_filter is None else [row_filter]
+        for one in filters:
+            kept = one.possible([_extremes_of(task.file, schema, set(one.columns(types.names))) for task in tasks], types)
+            tasks = [task for task, is_kept in zip(tasks, kept, strict=True) if is_kept]
+        parts = _iceberg_parts(tasks, scan, schema, most_bytes, filters)
     of_scan = _IcebergScan(scan.table_metadata, scan.io, schema, scan.row_filter, scan.case_sensitive)
-    meta = _as_pandas(schema.as_arrow().empty_table())
-    return Parts(meta, [_IcebergFile(task) for task in tasks], partial(read_iceberg_file, scan=of_scan), "read-iceberg")
+    read = partial(_read_iceberg, scan=of_scan, types=types)
+    in_order = None if most_bytes is None else partial(_read_iceberg_in_order, read=read, types=types, most_bytes=most_bytes)
+    return Parts(_as_pandas(types.empty_table()), parts, read, "read-iceberg", in_order)
+
+
+def _iceberg_parts(
+    tasks: Sequence[Any], scan: Any, schema: Any, most_bytes: int | None, filters: Sequence[RowFilter]
+) -> list[Any]:
+    """Return the parts of files: row groups and ranges of rows, or whole files that pyiceberg reads."""
+    from pyiceberg.expressions import AlwaysTrue
+
+    of_partitions = {field.source_id for spec in scan.table_metadata.partition_specs for field in spec.fields}
+    types, files = schema.as_arrow(), _IcebergFiles(scan.io)
+
+    def may_be_cut(task: Any) -> bool:
+        is_plain = str(task.file.file_format).upper().endswith("PARQUET") and not task.delete_files
+        is_small = most_bytes is None and not filters and task.file.file_size_in_bytes <= SMALL_BYTES
+        return is_plain and not is_small and isinstance(scan.row_filter, AlwaysTrue)
+
+    whole = {
+        k: ParquetPart(DataFile(task.file.file_path, None, ""), filesystem=files)
+        for k, task in enumerate(tasks)
+        if may_be_cut(task)
+    }
+    footers = read_footers([part.file for part in whole.values()], exact=False, filesystem=files)
+    chosen = [k for k, footer in zip(whole, footers, strict=True) if _has_fields(footer.schema, schema, of_partitions)]
+    cut = dict(zip(chosen, parts_of_files([whole[k] for k in chosen], types, most_bytes, filters), strict=True))
+    parts: list[Any] = []
+    for k, task in enumerate(tasks):
+        if k not in cut and most_bytes is not None:
+            _check_size(scan.io, task.file, LARGEST * most_bytes)
+        parts += cut.get(k, [_IcebergFile(task)])
+    return parts
+
+
+def _has_fields(stored: pa.Schema, schema: Any, of_partitions: Collection[int]) -> bool:
+    """Return whether a file has the columns of a table under their names, or does not have them and they are missing.
+
+    of_partitions : ids of the columns from which partition values follow.
+    """
+    ids = {one.name: int((one.metadata or {}).get(b"PARQUET:field_id", -1)) for one in stored}
+    if -1 in ids.values():
+        return False
+    for field in schema.fields:
+        if not field.field_type.is_primitive:
+            return False
+        if field.name in ids:
+            if ids[field.name] != field.field_id:
+                return False
+        elif field.field_id in ids.values() or field.field_id in of_partitions or field.initial_default is not None:
+            return False
+    return True
+
+
+def _extremes_of(file: Any, schema: Any, names: Collection[str]) -> dict[str, Extremes]:
+    """Return the extremes of some columns in a file, as far as the manifest has them."""
+    from pyiceberg.conversions import from_bytes
+
+    found, types = {}, schema.as_arrow()
+    for field in schema.fields:
+        k, kind = field.field_id, types.field(field.name).type
+        if field.name not in names or not field.field_type.is_primitive or pa.types.is_floating(kind):
+            continue
+        least, largest = ((bounds or {}).get(k) for bounds in (file.lower_bounds, file.upper_bounds))
+        n_missing = (file.null_value_counts or {}).get(k)
+        if least is not None and largest is not None:
+            with suppress(pa.ArrowException, TypeError, ValueError):
+                bounds = [pa.scalar(from_bytes(field.field_type, one), kind) for one in (least, largest)]
+                found[field.name] = Extremes(bounds[0], bounds[1], n_missing != 0)
+        elif n_missing is not None and n_missing == file.record_count:
+            found[field.name] = Extremes(None, None, True)
+    return found
+
+
+def _read_iceberg(part: Any, *, scan: _IcebergScan, types: pa.Schema, columns: list[str] | None = None) -> pd.DataFrame:
+    if isinstance(part, ParquetPart):
+        return read_part(part, names=types.names, types=types, columns=columns)
+    return read_iceberg_file(part, scan=scan, columns=columns)
+
+
+def _read_iceberg_in_order(
+    parts: Sequence[Any], *, read: Callable[..., pd.DataFrame], types: pa.Schema, columns: list[str], most_bytes: int
+) -> Iterator[pd.DataFrame]:
+    for by_groups, some in groupby(parts, key=lambda part: isinstance(part, ParquetPart)):
+        if by_groups:
+            yield from read_in_order(list(some), names=types.names, types=types, columns=columns, most_bytes=most_bytes)
+        else:
+            yield from (read(part, columns=columns) for part in some)
 
 
 def _iceberg_tasks(scan: Any) -> list[Any]:
@@ -293,8 +400,8 @@ def _check_size(io: Any, file: Any, most: int) -> None:
     if size > most:
         raise DataError(
             f"{shown(file.file_path)} has {size / 2**20:.1f} MiB, which is more than memory_limit allows "
-            f"({most / 2**20:.1f} MiB), and files of Iceberg tables are read as a whole: rewrite the table with a smaller "
-            "write.target-file-size-bytes, or raise the limit"
+            f"({most / 2**20:.1f} MiB), and it is read as a whole, because it has deleted rows, or the table has another "
+            "schema now: rewrite the table with a smaller write.target-file-size-bytes, or raise the limit"
         )
 
 

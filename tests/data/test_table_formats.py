@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from distributed import Client
 
@@ -20,6 +21,7 @@ import dboost
 from dboost.cli import main
 from dboost.data import parquet, table_formats
 from dboost.data.paths import open_path, open_source
+from dboost.data.row_filter import RowFilter
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.object_store import served
 
@@ -321,7 +323,9 @@ def test_scans_of_an_iceberg_table(iceberg: Any) -> None:
     assert len(lazy) == n_rows, "the snapshot was fixed when the table was opened"
     with pytest.raises(dboost.DataError, match=r"the scan of the Iceberg table lake.rows has limit=3"):
         open_path(iceberg.scan(limit=3))
-    with pytest.raises(dboost.DataError, match=r"more than memory_limit allows .* read as a whole"):
+    with iceberg.update_schema() as update:
+        update.rename_column("town", "city")
+    with pytest.raises(dboost.DataError, match=r"more than memory_limit allows .* read as a whole, because .* another schema"):
         open_source(iceberg, most_bytes=10)
     iceberg.delete()
     with pytest.raises(dboost.DataError, match=r"the Iceberg table lake\.rows has no rows"):
@@ -330,6 +334,63 @@ def test_scans_of_an_iceberg_table(iceberg: Any) -> None:
     with pytest.raises(dboost.DataError, match=r"has the files of the Iceberg table .*load it with pyiceberg"):
         open_path(folder)
     assert pyiceberg.__version__
+
+
+def texts(frame: pd.DataFrame) -> list[list[str]]:
+    """Return the values, without regard to whether text is a dictionary."""
+    return [list(map(str, row)) for row in frame.itertuples(index=False)]
+
+
+def test_large_files_of_an_iceberg_table_are_read_by_row_groups(catalog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyiceberg import types as pyiceberg_types
+
+    arrow = pa.Table.from_pandas(rows(900).drop(columns="flag"), preserve_index=False)
+    table = catalog.create_table("lake.large", arrow.schema, properties={"write.parquet.row-group-limit": "100"})
+    table.append(arrow[:450])
+    table.append(arrow[450:])
+    expected = open_path(table).compute()
+    assert len(open_source(table).parts) == 2
+    monkeypatch.setattr(table_formats, "SMALL_BYTES", 0)
+    monkeypatch.setattr(parquet, "PARTITION_BYTES", 12_000)
+    by_groups, divided = open_source(table), open_source(table, most_bytes=1000)
+    assert 4 <= len(by_groups.parts) <= 10 and len(divided.parts) > 30
+    for source in (by_groups, divided):
+        assert texts(source.lazy().compute()) == texts(expected)
+        assert list(source.lazy()[["y"]].compute()) == ["y"]
+    in_order = pd.concat(divided.partitions(["town", "y"]), ignore_index=True)
+    assert texts(in_order) == texts(expected[["town", "y"]])
+    # A column that the files do not have is missing; a renamed one, and one of the same name, are read by pyiceberg.
+    with table.update_schema() as update:
+        update.add_column("more", pyiceberg_types.LongType())
+    more = open_source(table, most_bytes=1000)
+    assert len(more.parts) > 30 and more.lazy()["more"].compute().isna().all()
+    with table.update_schema() as update:
+        update.delete_column("a")
+    with table.update_schema() as update:
+        update.add_column("a", pyiceberg_types.DoubleType())
+    again = open_source(table, most_bytes=100_000)
+    assert len(again.parts) == 2 and again.lazy()["a"].compute().isna().all()
+
+
+def test_a_filter_leaves_out_files_of_an_iceberg_table(catalog: Any) -> None:
+    arrow = pa.Table.from_pandas(rows(300).drop(columns="flag"), preserve_index=False)
+    days = [arrow.append_column("day", pa.array([day] * 300)) for day in range(5)]
+    table = catalog.create_table("lake.days", days[0].schema)
+    for day in days:
+        table.append(day)
+    read: list[str] = []
+    real = table_formats.read_footers
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_formats, "read_footers", lambda files, **how: read.extend(files) or real(files, **how))
+        for predicate, n_files in ((pc.field("day") >= 3, 2), (pc.field("day").isin([1]), 1), (pc.field("day") > 9, 0)):
+            read.clear()
+            found = open_source(table, row_filter=RowFilter(predicate))
+            assert len(read) == n_files == len(found.parts)
+            assert len(found.lazy()) == 300 * n_files
+    expected = dboost.fit(pa.concat_tables(days[3:]), "y", **OPTIONS)
+    assert dboost.fit(table, "y", filter=pc.field("day") >= 3, **OPTIONS).sha256 == expected.sha256
+    missing = open_source(table, row_filter=RowFilter(pc.field("count").is_null() & (pc.field("day") == 0)))
+    assert len(missing.lazy()) == rows(300)["count"].isna().sum()
 
 
 def test_delete_files_of_an_iceberg_table(iceberg: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
