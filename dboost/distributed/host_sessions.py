@@ -24,8 +24,8 @@ Rows that are not handed over:
 **Losses.** Partitions of a trainer that is lost are read again by other workers and handed over in the same way. A worker that
 has handed its rows over has none to lose. Workers that join beside a trainer get no rows (`joined_workers`).
 
-**The exchange** is one call to the sessions. Rows travel as slices of histograms do (`feature_exchange`), in messages of at
-most `PART_ROWS` rows; a session that waits for those of a lost one gives up in the same way. What was received counts only once
+**The exchange** is one call to the sessions. Rows travel as slices of histograms do (`feature_exchange`), in messages of
+about `PART_BYTES`; a session that waits for those of a lost one gives up in the same way. What was received counts only once
 the client has said so (`Session.accept`), so a call that failed is repeated with other sessions.
 """
 
@@ -38,8 +38,8 @@ from dboost.distributed.messages import OK
 from dboost.session.calls import SessionPlace, SessionRef, pack_round, unpack
 from dboost.session.session import Session
 
-#: Largest number of rows in a message.
-PART_ROWS = 2**20
+#: Bytes of rows in a message, about.
+PART_BYTES = 64 * 2**20
 
 
 class Member(NamedTuple):
@@ -63,7 +63,8 @@ class HandOver(NamedTuple):
 def choose_trainers(members: Mapping[SessionRef, Member], turn: int) -> dict[SessionRef, SessionRef]:
     """Return for each session that takes part the trainer that gets its rows; the trainers get their own.
 
-    turn : number of the fit: fits at the same time have different trainers if several have room.
+    turn : number of a fit among others at the same time, which have different trainers if several have room; 0 for a fit that
+    is alone: then the fits of a client have the same trainer, which has loaded its kernels.
     """
     groups: dict[Any, list[SessionRef]] = {}
     for ref, member in sorted(members.items()):
@@ -84,10 +85,12 @@ def hand_overs(
     n_threads: Mapping[str, int],
     hosts: Mapping[str, str | None],
     n_fits: int,
+    row_bytes: int,
 ) -> dict[SessionRef, HandOver]:
     """Return what each session does, as far as there is something to do.
 
-    n_threads, hosts : of the usable workers of the fit, by address; n_fits : number of fits on the cluster.
+    n_threads, hosts : of the usable workers of the fit, by address; n_fits : number of fits on the cluster; row_bytes : of an
+    encoded row.
     """
     found: dict[SessionRef, HandOver] = {}
     for trainer in sorted(set(trainers.values())):
@@ -98,7 +101,7 @@ def hand_overs(
         n = max(min(together // n_fits, len(place.processors)), own)
         if len(group) == 1 and n == own:
             continue
-        n_parts = {ref: -(-max(members[ref].n_rows, 1) // PART_ROWS) for ref in group}
+        n_parts = {ref: max(-(-members[ref].n_rows * row_bytes // PART_BYTES), 1) for ref in group}
         if len(set(trainers.values())) > 1 or len(trainers) < len(members):  # the trainer has a shard for each thread
             n_parts = {ref: max(n_parts[ref], -(-n // len(group))) for ref in group}
         given = [n_parts[ref] for ref in group if ref != trainer]

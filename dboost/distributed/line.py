@@ -33,6 +33,8 @@ from typing import Any
 import numpy as np
 
 _HEADER = struct.Struct("<QBBQ")
+#: Largest buffer for messages that is kept for the next one.
+_KEPT_BYTES = 32 * 2**20
 #: Messages up to this size are copied, so that one system call sends them.
 _JOINED_BYTES = 64 * 1024
 _ALIGNMENT = 16
@@ -207,6 +209,8 @@ class Line:
             pieces.append(body[at : at + n])
             at += n + _padding(n)
         self._in_header, self._n_received, self._view = True, 0, memoryview(self._header)
+        if len(self._body) > _KEPT_BYTES:
+            self._body = np.empty(0, np.uint8)  # the message has it
         return Message(number, kind, pieces[0], pieces[1:])
 
     def shut_down(self) -> None:

@@ -35,6 +35,7 @@ from dboost.distributed.sample_exchange import choose_owners
 from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature
 from dboost.session.calls import BuildSpec, PartitionStats, SessionRef
+from dboost.session.encoded_rows import row_bytes
 from dboost.session.session import ByPartitions, Result, Session, name_of
 
 _log = logging.getLogger("dboost")
@@ -307,8 +308,9 @@ class PartitionedTable:
                 for entry, place in places
                 if entry.batch == batch
             }
-            trainers = choose_trainers(members, self.connection.number)
-            orders = hand_overs(trainers, members, n_threads, hosts, self.connection.n_fits)
+            n_fits = self.connection.n_fits
+            trainers = choose_trainers(members, self.connection.number if n_fits > 1 else 0)
+            orders = hand_overs(trainers, members, n_threads, hosts, n_fits, row_bytes(spec.shard))
             if orders:
                 self.connection.ask_each({ref: (batch, spec, order) for ref, order in orders.items()}, Session.hand_over)
             self._trainers |= set(trainers.values())

@@ -397,6 +397,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
                     self.slice(fit, session, message.number, stage, sender, bytes(message.buffers[0]))
                 else:
                     line.send(message.number, *self.answer(relay, fit, session, message))
+                del message  # it may be large, and the next one may not come soon
         except OSError:
             pass  # the reducer notices it, too
         finally:

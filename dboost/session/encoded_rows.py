@@ -31,6 +31,11 @@ class EncodedRows(NamedTuple):
         return int(self.fields["raw"].shape[-1])
 
 
+def row_bytes(spec: ShardSpec) -> int:
+    """Return the bytes of an encoded row."""
+    return sum(field.n_bytes(1) for group in spec.start_groups() for field in group.fields)
+
+
 class HandedRows(NamedTuple):
     """What a session sends at a time of the rows of a batch."""
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dboost
-from dboost.distributed import cluster_calls
+from dboost.distributed import cluster_calls, line
 from dboost.distributed.line import Line, LineClosed, packed
 from dboost.distributed.messages import LostWorkers
 from dboost.distributed.worker_calls import FitCalls
@@ -82,6 +82,18 @@ def test_arrays_travel_without_a_copy_in_the_pickle(lines: tuple[Line, Line]) ->
     assert (message.number, n_rows, seconds) == (7, 5, 0.25)
     assert (answer.histograms == histograms).all() and answer.histograms.dtype == np.int32
     assert np.shares_memory(answer.histograms, np.frombuffer(message.buffers[0], np.uint8))
+
+
+def test_a_line_keeps_no_large_buffer(lines: tuple[Line, Line], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be idle until the end of the fit."""
+    monkeypatch.setattr(line, "_KEPT_BYTES", 5000)
+    here, there = lines
+    for size, is_kept in ((4000, True), (8000, False), (100, True)):
+        content = np.arange(size, dtype=np.uint8).tobytes()
+        here.send(1, 2, content)
+        message = there.receive()
+        assert bytes(message.content) == content
+        assert np.shares_memory(there._body, np.frombuffer(message.content, np.uint8)) is is_kept
 
 
 def test_a_closed_end_is_noticed(lines: tuple[Line, Line]) -> None:

@@ -95,7 +95,7 @@ def orders_of(
 ) -> dict[SessionRef, HandOver]:
     """Return the orders of members with so many threads each. more : workers of the host without rows."""
     workers = {ref.worker: n_threads for ref in members} | {f"idle {k}": n_threads for k in range(more)}
-    return hand_overs(choose_trainers(members, 0), members, workers, dict.fromkeys(workers, "one"), n_fits)
+    return hand_overs(choose_trainers(members, 0), members, workers, dict.fromkeys(workers, "one"), n_fits, 44)
 
 
 def test_threads_of_a_trainer() -> None:
@@ -112,7 +112,7 @@ def test_threads_of_a_trainer() -> None:
 
 
 def test_messages_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_sessions, "PART_ROWS", 10)
+    monkeypatch.setattr(host_sessions, "PART_BYTES", 440)
     members = {ref: member(n) for ref, n in zip(WORKERS, (5, 10, 21, 0, 11), strict=True)}
     orders = orders_of(members)
     assert [orders[ref].n_parts for ref in WORKERS] == [1, 1, 3, 1, 2]
@@ -126,13 +126,13 @@ def test_messages_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     target=st.sampled_from(["y", "z", "t"]),
     cuts=st.lists(st.integers(0, 2400), max_size=7),
     weighted=st.booleans(),
-    part_rows=st.sampled_from([2**20, 301]),
+    part_bytes=st.sampled_from([2**20, 9000]),
     seed=st.integers(0, 2**32 - 1),
     loss=st.sampled_from(["auto", "huber"]),
 )
 @examples(8)
 def test_however_the_rows_are_divided(
-    client: Client, target: str, cuts: list[int], weighted: bool, part_rows: int, seed: int, loss: str
+    client: Client, target: str, cuts: list[int], weighted: bool, part_bytes: int, seed: int, loss: str
 ) -> None:
     """Some partitions are empty or have no row of positive weight."""
     frame = FRAME.copy()
@@ -140,7 +140,7 @@ def test_however_the_rows_are_divided(
     options: dict[str, Any] = {"random_state": seed, "subsample": 0.7, "sample_weight": "w" if weighted else None}
     options["loss"] = loss if target == "y" else "auto"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_sessions, "PART_ROWS", part_rows)
+        patch.setattr(host_sessions, "PART_BYTES", part_bytes)
         assert_one_session(fitted(divided(frame, cuts), target, client=client, **options), fitted(frame, target, **options))
 
 
@@ -235,15 +235,17 @@ def test_givers_keep_nothing(client: Client) -> None:
     assert held == [(0, own, 0), (0, own, 0), (len(FRAME), max(threads, own), 0)]
 
 
-def test_trainers_take_turns(client: Client) -> None:
+@pytest.mark.parametrize("n_fits", [1, 2])
+def test_trainers_of_fits_at_the_same_time_take_turns(client: Client, monkeypatch: pytest.MonkeyPatch, n_fits: int) -> None:
     used: set[str] = set()
+    monkeypatch.setattr(Connection, "n_fits", property(lambda _: n_fits, lambda *_: None), raising=False)
 
     def look(_: dboost.Iteration) -> None:
         used.update(worker for worker, n in client.run(held_rows).items() if n)
 
     for _ in range(3):
         fitted(divided(FRAME, [800, 1600]), client=client, max_iter=1, callbacks=[look])
-    assert len(used) == 3
+    assert len(used) == (1 if n_fits == 1 else 3), "a fit that is alone is where the kernels are loaded"
 
 
 @pytest.mark.parametrize(
