@@ -36,7 +36,7 @@ from dboost.training.auto_iterations import FRACTION, check_refit, hold_out, ref
 from dboost.training.callbacks import Callback
 from dboost.training.dataset_rows import lease_of
 from dboost.training.fit import LocalTable, SessionRows, interruptible_reading
-from dboost.training.plan import FitRequest, check_group, checked_callbacks
+from dboost.training.plan import FitRequest, check_group, checked_callbacks, has_out_of_bag
 from dboost.training.prepared_dataset import (
     PreparedDataset,
     describe,
@@ -245,7 +245,8 @@ def fit(
     if group is not None and validation_fraction is None:
         check_group(request.parameters)
     has_sets = eval_set is not None or validation_fraction is not None
-    if eval_metric is not None and not has_sets and request.parameters.arcbites is None:  # arcbites hold rows out
+    has_scores = has_sets or request.parameters.arcbites is not None or has_out_of_bag(request.parameters)
+    if eval_metric is not None and not has_scores:  # arcbites hold rows out
         warn("eval_metric has no effect without an eval_set")
     if refit is not False:
         check_refit(refit, request, stops=request.parameters.early_stopping_rounds is not None)

@@ -43,6 +43,23 @@ from dboost.peer_names import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+GBDT, FOREST = "gbdt", "forest"
+#: The loss of classes in a forest.
+BRIER = "half_brier_score"
+#: The parameters of a forest that are not given.
+FOREST_DEFAULTS: dict[str, Any] = {
+    "learning_rate": 1.0,
+    "l2_regularization": 0.0,
+    "subsample": 0.632,
+    "max_features": "auto",
+    "max_leaf_nodes": None,
+    "min_samples_leaf": 1,
+    "min_hessian": 0.0,
+    "multi_strategy": "multi_output_tree",
+}
+#: Parameters of the steps of boosting, which a forest does not take, with the values that state what it does.
+_OF_STEPS = {"learning_rate": 1.0, "criterion": "newton", "step": "leaf", "max_delta_step": None, "influence_trimming": None}
+
 CYCLIC, RANDOM, ADAPTIVE = "cyclic", "random", "adaptive"
 ORDERS = (RANDOM, CYCLIC, ADAPTIVE)
 #: Number of bites when neither it nor a memory limit is given.
@@ -366,13 +383,29 @@ def _checked_levels(given: Any) -> Any:
 _LEVEL = Number(above=0.0, below=1.0, optional=True)
 
 
+def _checked_boosting(given: Any) -> Any:
+    hint = "; a random forest is 'forest'" if given in ("rf", "random_forest") else ""
+    if given not in (GBDT, FOREST):
+        raise ParameterError(f"boosting={given!r} must be one of {GBDT!r}, {FOREST!r}{hint}")
+    return given
+
+
+def _checked_share(given: Any) -> Any:
+    """Return a value of `max_features`: a share of the features, "sqrt" or "auto"."""
+    if isinstance(given, str):
+        if given not in ("sqrt", "auto"):
+            raise ParameterError(f"max_features={given!r} must be a share of the features, 'sqrt' or 'auto'")
+        return given
+    return Number(above=0.0, most=1.0).checked("max_features", given)
+
+
 def _parameter(default: Any, values: Integer | Number | Choice | Special, meaning: str) -> Any:
     """Return the field of a parameter: its default, its values, and what it means."""
     return field(default=default, metadata={"values": values, "meaning": meaning})
 
 
 #: Parameters that a model stores only if they differ from the default, so that models without them keep their bytes.
-_STORED_IF_SET = ("multi_strategy",)
+_STORED_IF_SET = ("boosting", "multi_strategy")
 
 
 @dataclass(frozen=True)
@@ -381,8 +414,16 @@ class Parameters:
         "auto",
         Special("str, a custom dboost.losses.Loss, or a list of these", _checked_loss),
         '"squared_error", "absolute_error", "quantile", "huber", "expectile", "poisson", "gamma" or "tweedie" for regression, '
-        '"log_loss" or "exponential" (two classes only) for classification; "auto": log_loss for truth values, text, '
-        "categories and zeros and ones, else squared_error.",
+        '"log_loss" or "exponential" (two classes only) for classification, "half_brier_score" for classes in a forest; '
+        '"auto": log_loss (in a forest half_brier_score) for truth values, text, categories and zeros and ones, '
+        "else squared_error.",
+    )
+    boosting: str = _parameter(
+        GBDT,
+        Special('{"gbdt", "forest"}', _checked_boosting),
+        "Gradient boosting, or a random forest: independent trees, whose means are averaged. A forest has other defaults: "
+        '`subsample` 0.632, `max_features` "auto", `max_leaf_nodes` None, `min_samples_leaf` 1, `min_hessian` and '
+        '`l2_regularization` 0, `multi_strategy` "multi_output_tree", no `learning_rate`.',
     )
     quantile: Any = _parameter(
         None,
@@ -425,8 +466,11 @@ class Parameters:
         "α: the rows of least influence (second derivative) are left out of a tree, as many as have at most this share of the "
         "total influence. For the log loss only.",
     )
-    max_features: float = _parameter(
-        1.0, Number(above=0.0, most=1.0), "Share of the features that are candidates for a split, sampled for every node."
+    max_features: Any = _parameter(
+        1.0,
+        Special('float > 0 and <= 1, "sqrt" or "auto"', _checked_share),
+        'Share of the features that are candidates for a split, sampled for every node; "sqrt": the square root of their '
+        'number; "auto": all, in a forest the square root for classes and a third for numbers.',
     )
     monotonic_cst: Any = _parameter(
         None,
@@ -509,9 +553,13 @@ class Parameters:
                 raise ParameterError(f"loss={loss!r} needs the level: {name}=0.9, say")
         for one in fields(self):
             object.__setattr__(self, one.name, one.metadata["values"].checked(one.name, getattr(self, one.name)))
+        if self.is_forest:
+            self._check_forest()
+        elif self.loss == BRIER:
+            raise ParameterError(f"loss={BRIER!r} is for boosting='forest': boosting takes 'log_loss' for classes")
         if self.monotonic_cst is not None and self.step != "leaf":
             raise ParameterError("monotonic_cst needs step='leaf', since other steps move all leaves at once")
-        if self.multi_strategy == "multi_output_tree":
+        if self.multi_strategy == "multi_output_tree" and not self.is_forest:
             for name, value in (("step", "leaf"), ("influence_trimming", None), ("monotonic_cst", None)):
                 if getattr(self, name) != value:
                     raise ParameterError(
@@ -520,6 +568,41 @@ class Parameters:
                     )
         if self.split_proposal == "exact" and self.max_bins != 255:
             raise ParameterError(f"max_bins={self.max_bins} has no effect with split_proposal='exact': leave it out")
+
+    def _check_forest(self) -> None:
+        """Raise a ParameterError for parameters that a forest does not take."""
+        for name, value in _OF_STEPS.items():
+            given = getattr(self, name)
+            if given != value:
+                raise ParameterError(f"{name}={given!r} is for boosting: the trees of a forest are averaged, leave it out")
+        if self.multi_strategy != "multi_output_tree":
+            raise ParameterError(
+                f"multi_strategy={self.multi_strategy!r} is for boosting: a forest has one tree for all classes, whose shares "
+                "in a leaf add up to 1, so leave it out"
+            )
+        if self.arcbites is not None:
+            raise ParameterError("a forest does not take arcbites: its trees grow from samples of all rows, see subsample")
+        if self.loss not in ("auto", "squared_error", BRIER):
+            raise ParameterError(
+                f"loss={self.loss_name!r} is for boosting: a forest averages means, so leave it out, or give 'squared_error' "
+                f"for numbers or {BRIER!r} for classes"
+            )
+
+    @property
+    def is_forest(self) -> bool:
+        """Whether trees are averaged, not added up."""
+        return self.boosting == FOREST
+
+    def with_features(self, n_features: int, *, is_classification: bool) -> Parameters:
+        """Return the parameters with the share of the features in place of the names of `max_features`."""
+        wanted = self.max_features
+        if wanted == "auto":
+            wanted = 1.0 if not self.is_forest else "sqrt" if is_classification else 1 / 3
+        if wanted == "sqrt":
+            wanted = max(math.isqrt(n_features), 1) / n_features
+            if math.ceil(wanted * n_features) > max(math.isqrt(n_features), 1):  # rounded up
+                wanted = math.nextafter(wanted, 0.0)
+        return replace(self, max_features=float(wanted))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the parameters as JSON types, for the model file."""
@@ -550,6 +633,7 @@ class Parameters:
 class TreeParameters(TypedDict, total=False):
     """The keywords that set `Parameters` other than `loss` and `random_state`, and `SHOWN_ALIASES`, for type checkers."""
 
+    boosting: str
     quantile: float | Sequence[float] | None
     huber_alpha: float
     expectile: float | None
@@ -567,7 +651,7 @@ class TreeParameters(TypedDict, total=False):
     min_split_gain: float | None
     subsample: float
     influence_trimming: float | None
-    max_features: float
+    max_features: float | str
     monotonic_cst: Mapping[str, int] | Sequence[int] | None
     interaction_cst: Sequence[Sequence[str | int]] | str | None
     max_delta_step: float | None
@@ -732,6 +816,8 @@ def make_parameters(given: dict[str, Any]) -> Parameters:
     for name in given:
         if name not in known:
             raise ParameterError(f"unknown parameter {name!r}{explanation(name, known)}")
+    if given.get("boosting") == FOREST:
+        given = FOREST_DEFAULTS | given
     return Parameters(**{name: _plain(value) for name, value in given.items()})
 
 

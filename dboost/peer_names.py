@@ -109,7 +109,7 @@ PREDICTION_ALIASES = _aliases(
 #: Names of properties that dboost always has, with the values that state them.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tree_method": ("hist", "auto"), "device": ("cpu",), "device_type": ("cpu",), "task_type": ("CPU",), "booster": ("gbtree",),
-    "boosting_type": ("gbdt", "Plain"), "boosting": ("gbdt",), "enable_categorical": (True,), "use_missing": (True,),
+    "boosting_type": ("gbdt", "Plain"), "enable_categorical": (True,), "use_missing": (True,),
     "zero_as_missing": (False,), "deterministic": (True,), "linear_tree": (False,), "num_parallel_tree": (1,),
     "sampling_method": ("uniform",), "validate_parameters": (True,),
     "validate_features": (True,), "scale_pos_weight": (1,), "is_unbalance": (False,), "colsample_bytree": (1,),
@@ -130,7 +130,8 @@ _PROGRESS = "give progress=True or False"
 _EVAL = "give eval_set: (X, y), (X, y, weight), or a dict of these by name"
 _GAIN = "dboost's gains are half of those of XGBoost and LightGBM"
 _OFFSET = "offset is added to the best constant, in fit and in predict"
-_GBDT = "dboost has no DART, random forests, linear trees or gradient-based sampling: leave it out"
+_GBDT = "dboost has no DART, linear trees or gradient-based sampling: leave it out"
+_FOREST = "give boosting='forest' for a random forest"
 _DETERMINISTIC = "a dboost model depends only on data, parameters and random_state"
 _RANKING = "dboost has no losses for ranking: leave it out"
 _SURVIVAL = "dboost has no losses for survival times: leave it out"
@@ -181,12 +182,13 @@ HINTS = _hints({
     f"give min_gain: {_GAIN}, so min_gain_to_split=2 is min_gain=1": "min_gain_to_split",
     f"give offset: {_OFFSET}": "init_score base_margin baseline base_score boost_from_average init",
     _GBDT:
-        "booster boosting boosting_type boost num_parallel_tree sampling_method data_sample_strategy bootstrap_type "
+        "booster boost sampling_method data_sample_strategy bootstrap_type "
         "bagging_temperature linear_tree linear_trees linear_lambda rate_drop drop_rate skip_drop max_drop uniform_drop "
         "one_drop drop_seed sample_type normalize_type xgboost_dart_mode top_rate other_rate extra_trees extra_tree "
         "feature_selector updater process_type refresh_leaf langevin diffusion_temperature posterior_sampling "
         "tree_grow_policy mvs_reg sampling_unit approx_on_full_history fold_len_multiplier fold_permutation_block "
         "boost_from_model score_function random_strength",
+    _FOREST: "boosting_type num_parallel_tree bootstrap max_samples",
     _DETERMINISTIC: "deterministic seed_per_iteration has_time",
     _RANKING:
         "query qid query_id group_id subgroup_id pairs eval_at lambdarank_truncation_level lambdarank_norm label_gain "
@@ -329,11 +331,13 @@ MODULE = _hints({
     "give the table itself to dboost.fit, or dboost.prepare bins it once for many fits":
         "DMatrix QuantileDMatrix ExtMemQuantileDMatrix DaskDMatrix DaskQuantileDMatrix Pool DataIter Sequence",
     "use DBoostClassifier":
-        "XGBClassifier XGBRFClassifier DaskXGBClassifier LGBMClassifier DaskLGBMClassifier CatBoostClassifier "
+        "XGBClassifier DaskXGBClassifier LGBMClassifier DaskLGBMClassifier CatBoostClassifier "
         "HistGradientBoostingClassifier GradientBoostingClassifier DBClassifier DBoostingClassifier",
     "use DBoostRegressor":
-        "XGBRegressor XGBRFRegressor DaskXGBRegressor LGBMRegressor DaskLGBMRegressor CatBoostRegressor "
+        "XGBRegressor DaskXGBRegressor LGBMRegressor DaskLGBMRegressor CatBoostRegressor "
         "HistGradientBoostingRegressor GradientBoostingRegressor DBRegressor DBoostingRegressor",
+    "use DBoostClassifier(boosting='forest')": "XGBRFClassifier DaskXGBRFClassifier RandomForestClassifier",
+    "use DBoostRegressor(boosting='forest')": "XGBRFRegressor DaskXGBRFRegressor RandomForestRegressor",
     "use DBoostClassifier or DBoostRegressor": "XGBModel LGBMModel CatBoost",
     "dboost has no losses for ranking": "XGBRanker LGBMRanker DaskXGBRanker DaskLGBMRanker CatBoostRanker DBoostRanker",
     "call dboost.load(path)": "load_model",

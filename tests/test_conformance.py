@@ -44,7 +44,7 @@ CELLS = {place: _cells(place) for place in EVERYWHERE}
 IN_SESSIONS = {
     "sample_weight", "offset", "classes", "subsample", "influence_trimming", "quantiles", "loss=huber", "own loss", "eval_set",
     "continued", "arcbites", "step=line_search", "criterion=gradient", "validation_fraction", "statistic of all rows",
-    "several targets", "one tree for all outputs",
+    "several targets", "one tree for all outputs", "forest", "forest, continued",
 }  # fmt: skip
 #: Calls of sessions beside those of every fit, and what the reducer does for all of them.
 CALLS = {
@@ -58,6 +58,7 @@ CALLS = {
     "split_proposal=exact",
     "arcbites",
     "one tree for all outputs",
+    "forest",
 }
 #: What reading, storing and moving rows depends on.
 ROWS = {"sample_weight", "offset", "classes", "several targets", "eval_set", "arcbites", "many columns"}
@@ -78,9 +79,11 @@ OWN_CODE: dict[str, set[str]] = {
         "arcbites",
         "validation_fraction",
         "one tree for all outputs",
+        "forest",
+        "forest, continued",
     },
-    "prepared": ROWS | {"continued"},
-    "prepared, streamed": ROWS | {"continued", "quantiles"},
+    "prepared": ROWS | {"continued", "forest, continued"},
+    "prepared, streamed": ROWS | {"continued", "quantiles", "forest"},
     "saved start": {"continued", "one tree for all outputs"},
     "cluster": set().union(*(fixed.kinds for fixed in CASES.values())),
     "messages": CALLS,
@@ -91,7 +94,7 @@ OWN_CODE: dict[str, set[str]] = {
     "cluster, streamed": IN_SESSIONS,
     "cluster, prepared": ROWS,
     "cluster, prepared in files": ROWS,
-    "cluster, killed": {"eval_set", "continued", "one tree for all outputs"},
+    "cluster, killed": {"eval_set", "continued", "one tree for all outputs", "forest"},
     "published": ROWS - {"arcbites"},
     "removed worker": IN_SESSIONS | {"split_proposal=tree", "early_stopping_rounds"},
 }

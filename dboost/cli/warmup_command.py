@@ -118,4 +118,5 @@ def losses() -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
         name: (amount, {}) for name in ("absolute_error", "huber", "poisson", "gamma", "tweedie")
     }
     levels = {"quantile": (amount, {"quantile": 0.9}), "expectile": (amount, {"expectile": 0.9})}
-    return found | levels | {"exponential": (amount > 1, {})}
+    found |= levels | {"exponential": (amount > 1, {})}
+    return found | {"half_brier_score": (np.digitize(amount, [1.0, 2.0]), {"boosting": "forest"})}

@@ -12,7 +12,7 @@ from dboost.booster import Booster
 from dboost.errors import ParameterError
 from dboost.estimators.constructor import EstimatorParameters, accepts_names_of_fits, constructor, documented
 from dboost.estimators.estimator import BaseGradientBoosting, Range, as_targets
-from dboost.params import accepts_names_of_predictions, accepts_peer_names, is_for_classes
+from dboost.params import FOREST, accepts_names_of_predictions, accepts_peer_names, is_for_classes
 
 
 @documented
@@ -22,7 +22,8 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
     Parameters
     ----------
     loss : str or dboost.losses.Loss
-        "log_loss" (the same as "auto", the default), or "exponential" for two classes.
+        "log_loss" (the same as "auto", the default), or "exponential" for two classes; of a forest "half_brier_score", which is
+        "auto" there.
     class_weight : dict or "balanced", optional
         Weights of classes, which are multiplied with the rows' weights. "balanced": inversely proportional to the numbers of
         rows. Default: 1.
@@ -57,11 +58,12 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
         from dboost.losses import auto_loss  # imports compiled kernels, which constructing an estimator does not need
 
         if isinstance(self.loss, str) and self.loss == "auto":
-            return auto_loss(True)
+            return auto_loss(True, of_forest=self.boosting == FOREST)
         if is_for_classes(self.loss):
             return self.loss
         raise ParameterError(
-            f"loss={self.loss!r}: a classifier is trained with 'log_loss' (or 'auto', the same) or 'exponential'"
+            f"loss={self.loss!r}: a classifier is trained with 'log_loss' (or 'auto', the same) or 'exponential', and a "
+            "forest with 'auto'"
         )
 
     @accepts_names_of_fits

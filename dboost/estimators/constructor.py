@@ -209,6 +209,8 @@ _ATTRIBUTES = """\
         Scores before the first tree and after each iteration, larger is better. Empty without scoring.
     feature_importances_ : float64[n_features]
         Reduction of the loss by the splits on each feature, in the order of the columns; the sum is 1, or 0 without splits.
+    oob_score_ : float
+        Of a forest: R², or the accuracy, of the predictions of the training rows by the trees that did not draw them.
     is_categorical_ : bool[n_features] or None
     n_features_in_ : int
     feature_names_in_ : array of str

@@ -44,13 +44,21 @@ from dboost.estimators.model_access import ModelAccess
 from dboost.estimators.validation import EarlyStoppingPolicy
 from dboost.input_data import input_of
 from dboost.model.ensemble import Ensemble
-from dboost.params import Parameters, accepts_names_of_predictions, accepts_peer_names, available_threads, canonical
+from dboost.params import (
+    FOREST,
+    FOREST_DEFAULTS,
+    Parameters,
+    accepts_names_of_predictions,
+    accepts_peer_names,
+    available_threads,
+    canonical,
+)
 from dboost.peer_names import with_our_names
 from dboost.session.row_samples import HELD_OUT, WATCHED
 from dboost.session.warm_start import WarmStart, check_options
 from dboost.training.auto_iterations import MOST_ITERATIONS, check_refit, is_auto, refitted, with_auto_iterations
 from dboost.training.callbacks import Callback, Iteration
-from dboost.training.plan import FitRequest, checked_callbacks
+from dboost.training.plan import FitRequest, checked_callbacks, has_out_of_bag
 
 try:
     from sklearn.callback import CallbackSupportMixin, with_callbacks
@@ -372,6 +380,9 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         auto = is_auto(settings["max_iter"])
         policy = EarlyStoppingPolicy(self, seeds.split, validation_set=list(sets)[-1] if sets else None, is_auto=auto)
         learning = {field.name: settings[field.name] for field in fields(Parameters)}
+        if settings["boosting"] == FOREST:  # a default of boosting counts as not given
+            defaults = {field.name: field.default for field in fields(Parameters)}
+            learning = {n: value for n, value in learning.items() if n not in FOREST_DEFAULTS or value != defaults[n]}
         if auto:
             if not sets and settings["validation_fraction"] is None:
                 raise ParameterError('max_iter="auto" needs validation rows: give validation_fraction, X_val or eval_set')
@@ -401,7 +412,8 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         fitted = rows.fit(request)
         if settings["refit"] and policy.stops:
             fitted = refitted(rows.fit, replace(request, callbacks=checked_callbacks(settings["callbacks"])), fitted)
-        if settings["eval_metric"] is not None and not sets and not policy.stops:
+        is_scored = sets or policy.stops or has_out_of_bag(request.parameters)
+        if settings["eval_metric"] is not None and not is_scored:
             warn("eval_metric has no effect without an eval_set and without early stopping")
         if start.model is None:
             before = fitted.before

@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dboost.booster import Booster, load
 from dboost.peer_names import unknown_attribute
-from dboost.training.history import NOT_SCORES
+from dboost.training.history import NOT_SCORES, OUT_OF_BAG
 
 
 class ModelAccess:
@@ -76,6 +76,21 @@ class ModelAccess:
     def feature_importances_(self) -> np.ndarray:
         """Share of each feature in the reduction of the loss by all splits: float64[n_features]."""
         return self.get_booster().feature_importances_
+
+    @property
+    def oob_score_(self) -> float:
+        """Score of a forest on the training rows by the trees that did not draw them: R², or the accuracy.
+
+        Raises
+        ------
+        AttributeError
+            If the model is no forest, its trees drew all rows, or `eval_metric` did not name this score.
+        """
+        booster = self.get_booster()
+        name = f"{OUT_OF_BAG}_{'r2' if booster.classes_ is None else 'accuracy'}"
+        if not booster.n_iter_ or name not in booster.ensemble.metrics:
+            raise AttributeError(f"the model has no {name}: it is no forest, or it was not evaluated by this score")
+        return booster.ensemble.metrics[name][booster.n_iter_ - 1]
 
     @property
     def best_iteration_(self) -> int | None:

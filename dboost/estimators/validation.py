@@ -24,6 +24,7 @@ from dboost.errors import DataError, ParameterError
 from dboost.metrics.metric import MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, FlatEnsemble
+from dboost.params import FOREST
 from dboost.session.row_samples import HELD_OUT, WATCHED, Draw, in_proportion
 from dboost.session.target import Target
 from dboost.training.auto_iterations import ROUNDS, n_held_out
@@ -80,7 +81,9 @@ class EarlyStoppingPolicy:
         weight = _class_weight(counts, target, getattr(settings, "class_weight", None))
         n_rows = sum(counts)
         own_rule = settings.early_stopping_rounds is not None and not self.is_auto
-        by_score = n_rows > MANY_ROWS if settings.early_stopping == "auto" else bool(settings.early_stopping)
+        by_score = bool(settings.early_stopping)
+        if settings.early_stopping == "auto":
+            by_score = n_rows > MANY_ROWS and settings.boosting != FOREST
         by_score = self.is_auto or (by_score and not own_rule)
         self.stops = by_score or own_rule
 

@@ -304,7 +304,7 @@ class Traversal:
 
     def __init__(self, ensemble: Ensemble) -> None:
         check_counts(ensemble, "averaging over the training rows", "give data to partial_dependence")
-        self._ensemble = ensemble.expanded()
+        self._ensemble = ensemble.summed().expanded()
 
     @cached_property
     def _paths(self) -> list[list[Path]]:

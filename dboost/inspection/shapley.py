@@ -329,7 +329,7 @@ def _points(longest: int) -> np.ndarray:
 def expected_value(ensemble: Ensemble) -> np.ndarray:
     """Return the path-dependent raw score without any known feature: float64[n_outputs]."""
     check_counts(ensemble, "the expected value", "take the mean of predict(background, raw_score=True)")
-    ensemble = ensemble.expanded()
+    ensemble = ensemble.summed().expanded()
     expected = np.array(ensemble.baseline, np.float64)
     for t, tree in enumerate(ensemble.trees):
         expected[ensemble.outputs_of(t)] += sum(path.value * path.shares.prod() for path in paths_of(tree))
@@ -351,7 +351,7 @@ class Shapley:
     def __init__(self, ensemble: Ensemble, background: np.ndarray | None, interactions: bool, n_threads: int | None) -> None:
         if background is None:
             check_counts(ensemble, "the path-dependent Shapley value", "give a background")
-        self._ensemble, self._background, self._interactions = ensemble.expanded(), background, interactions
+        self._ensemble, self._background, self._interactions = ensemble.summed().expanded(), background, interactions
         self._n_threads = n_threads
 
     def __getstate__(self) -> dict[str, Any]:

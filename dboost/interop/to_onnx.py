@@ -45,7 +45,7 @@ def to_onnx(ensemble: Ensemble, loss: Loss) -> onnx.ModelProto:
     except ImportError as error:
         raise MissingExtraError("onnx is not installed; it comes with the extra: pip install 'dboost[export]'") from error
     response, factor = response_of(loss, ensemble.n_outputs, "ONNX")
-    ensemble = ensemble.expanded()
+    ensemble = ensemble.summed().expanded()
     tables = _Tables(helper)
     for i, tree in enumerate(ensemble.trees):
         tables.add(tree, i, ensemble.outputs_of(i).start, ensemble.features)
@@ -102,6 +102,8 @@ def _add_classes(helper: Any, nodes: list[Any], constants: list[Any], ensemble: 
 
     if response == "softmax":
         nodes.append(helper.make_node("Softmax", [score], ["probabilities"], axis=1))
+    elif ensemble.n_outputs > 1:
+        nodes.append(helper.make_node("Identity", [score], ["probabilities"]))
     else:
         constants.append(helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0]))
         nodes += [

@@ -39,7 +39,7 @@ def to_treelite(ensemble: Ensemble, loss: Loss) -> treelite.Model:
     except ImportError as error:
         raise MissingExtraError("treelite is not installed; it comes with the extra: pip install 'dboost[export]'") from error
     response, factor = response_of(loss, ensemble.n_outputs, "treelite")
-    ensemble = ensemble.expanded()
+    ensemble = ensemble.summed().expanded()
     n_outputs, n_trees = ensemble.n_outputs, max(len(ensemble.trees), ensemble.n_outputs)
     task = {"softmax": "kMultiClf", "sigmoid": "kBinaryClf"}.get(response, "kRegressor")
     builder = ModelBuilder(

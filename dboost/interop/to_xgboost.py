@@ -54,6 +54,7 @@ def dumps(ensemble: Ensemble, loss: Loss) -> bytes:
         If the loss has a link that XGBoost does not have.
     """
     response, factor = response_of(loss, ensemble.n_outputs, "XGBoost")
+    ensemble = ensemble.summed()
     if not ensemble.trees or any(codes is not None for tree in ensemble.trees for codes in tree.categories):
         ensemble = ensemble.expanded()
     features, n_outputs = ensemble.features, ensemble.n_outputs

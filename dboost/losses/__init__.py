@@ -7,6 +7,7 @@ from typing import Any
 
 from dboost.errors import ParameterError
 from dboost.losses.base import Loss, custom_from_dict, register
+from dboost.losses.brier import BrierOfClasses, HalfBrier
 from dboost.losses.classification import Exponential, LogLoss, SoftmaxLogLoss
 from dboost.losses.deviance import Gamma, Poisson, SquaredError, Tweedie
 from dboost.losses.expectile import Expectile
@@ -25,14 +26,17 @@ BUILT_IN: tuple[type[Loss], ...] = (
     Tweedie,
     LogLoss,
     Exponential,
+    HalfBrier,
 )
 
 __all__ = [
     "BUILT_IN",
     "AbsoluteError",
+    "BrierOfClasses",
     "Expectile",
     "Exponential",
     "Gamma",
+    "HalfBrier",
     "Huber",
     "LogLoss",
     "Loss",
@@ -52,9 +56,11 @@ __all__ = [
 ]
 
 
-def auto_loss(is_class: bool) -> str:
+def auto_loss(is_class: bool, *, of_forest: bool = False) -> str:
     """Return the name of the loss that "auto" stands for."""
-    return LogLoss.name if is_class else SquaredError.name
+    if not is_class:
+        return SquaredError.name
+    return HalfBrier.name if of_forest else LogLoss.name
 
 
 def by_name(name: str, n_classes: int = 2, **options: Any) -> Loss:
@@ -90,7 +96,7 @@ def from_dict(stored: dict[str, Any], given: Loss | Sequence[Loss] | None = None
 
 def is_custom(loss: Loss) -> bool:
     """Return whether a loss is the user's, not one of dboost's."""
-    return not isinstance(loss, (*BUILT_IN, SoftmaxLogLoss, PerOutput))
+    return not isinstance(loss, (*BUILT_IN, SoftmaxLogLoss, PerOutput, BrierOfClasses))
 
 
 def keywords_of(loss: Loss) -> dict[str, Any]:

@@ -152,6 +152,10 @@ class Loss:
     #: Form of `inverse_link`, for exports: "identity", "exp", "sigmoid" or "softmax" of the raw score times `response_factor`.
     response: ClassVar[str] = "identity"
     response_factor: ClassVar[float] = 1.0
+    #: Whether raw scores are probabilities, to which no offset can be added.
+    scores_are_probabilities: ClassVar[bool] = False
+    #: Of two classes: the raw score at which they are equally probable.
+    even_score: ClassVar[float] = 0.0
     #: Number of raw scores per row. With several, `raw` of all methods, gradients, Hessians and predictions have the shape
     #: [n_outputs, n].
     n_outputs: int = 1
@@ -336,6 +340,10 @@ class Loss:
 
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         """Return d²L/dF² of each row."""
+        raise NotImplementedError
+
+    def log_losses(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        """Return the log loss of each row's probabilities, of losses for classes that have it among their `own_metrics`."""
         raise NotImplementedError
 
     def link(self, prediction: np.ndarray) -> np.ndarray:

@@ -323,6 +323,9 @@ class Exponential(Loss):
         e = exp(-2.0 * np.abs(raw))
         return np.where(raw >= 0, 1.0, e) / (1.0 + e)
 
+    def log_losses(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return LogLoss().value(y, 2.0 * raw)
+
     def best_constant(self, mean: float) -> float:
         mean = min(max(mean, 1e-300), 1.0 - 2.0**-53)
         return 0.5 * (math.log(mean) - math.log1p(-mean))

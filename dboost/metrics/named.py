@@ -50,7 +50,7 @@ import numpy as np
 from dboost.display import number
 from dboost.errors import DataError, ParameterError
 from dboost.exact import ExactSum, total
-from dboost.losses import Gamma, LogLoss, Loss, Poisson
+from dboost.losses import Gamma, Loss, Poisson
 from dboost.metrics.metric import LossMagnitude, Metric, MetricReduction, RowsOf, ScoredRows, of_function, prediction_of
 
 #: Names of the metrics, with and without @k.
@@ -332,7 +332,9 @@ def _class_weights(rows: ScoredRows) -> np.ndarray:
 
 
 def _predicted_class(rows: ScoredRows) -> np.ndarray:
-    return (rows.raw > 0).astype(np.int64) if rows.loss.n_outputs == 1 else rows.raw.argmax(axis=0)
+    if rows.loss.n_outputs > 1:
+        return rows.raw.argmax(axis=0)
+    return (rows.raw > rows.loss.even_score).astype(np.int64)
 
 
 def _confusion(rows: ScoredRows) -> np.ndarray:
@@ -445,8 +447,8 @@ def _accuracy(rows: ScoredRows) -> np.ndarray:
 
 
 def _log_loss(rows: ScoredRows) -> np.ndarray:
-    """Return the log loss of exponential-loss scores, which are half the log odds."""
-    return LogLoss().value(rows.target, 2.0 * rows.raw)
+    """Return the log loss of the probabilities, of losses with another one."""
+    return rows.loss.log_losses(rows.target, rows.raw)
 
 
 def _twice_the_loss(rows: ScoredRows) -> np.ndarray:

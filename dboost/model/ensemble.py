@@ -5,6 +5,9 @@ one output for regression and two classes, and one per class for K > 2 classes. 
 iteration has one tree per output, in class order; or one for each output, and an iteration is one tree. Code that is not hot
 reads an `expanded` model, whose trees have one value per leaf. Ensembles and trees are immutable.
 
+The raw score of a random forest is ``baseline[k]`` plus the *mean* of these values over the iterations that predict, so a part
+of a forest is a forest. Code that needs a sum of trees reads a `summed` model.
+
 Nodes are numbered in depth-first order with the left child directly after its parent. The numbering depends on the shape of
 the tree only, not on the order in which it was grown, and the leaves are 0, 1, 2, … from left to right.
 
@@ -91,6 +94,8 @@ class Ensemble:
     width: int = 1
     #: Margins of the intervals of predictions; None before `Booster.calibrate`.
     calibration: Calibration | None = None
+    #: Whether the values of the trees are averaged, as in a random forest, not added up.
+    averages: bool = False
 
     @property
     def n_outputs(self) -> int:
@@ -124,6 +129,13 @@ class Ensemble:
             for k in range(self.width)
         ]
         return replace(self, trees=tuple(trees), width=1)
+
+    def summed(self) -> Ensemble:
+        """Return the model as a sum of trees: of a forest of T iterations the trees with values divided by T."""
+        if not self.averages:
+            return self
+        trees = tuple(replace(tree, value=tree.value / self.n_iterations) for tree in self.trees)
+        return replace(self, trees=trees, averages=False)
 
     @property
     def outputs(self) -> Outputs:
@@ -430,6 +442,14 @@ def to_frame(ensemble: Ensemble) -> pd.DataFrame:
     )
 
 
+def averaged(start: np.ndarray, sums: np.ndarray, n_trees: int | np.ndarray) -> np.ndarray:
+    """Return the raw scores of a forest: the start scores plus the mean of the values of each output's trees.
+
+    start, sums : float64, of one shape or such that NumPy broadcasts them; n_trees : number of trees in each sum.
+    """
+    return start + sums / np.maximum(n_trees, 1)
+
+
 #: Number of rows × trees per thread from which on a thread saves time.
 WORTH_A_THREAD = 100_000
 
@@ -462,12 +482,24 @@ class FlatEnsemble:
         -------
         float64[n, n_outputs]
         """
+        first, last = iterations or (0, self._ensemble.n_iterations)
         scores = self._start_scores(len(matrix))
         self.add_to(scores, matrix, iterations, n_threads)
-        return scores
+        return self._finished(scores, last - first)
+
+    @property
+    def averages(self) -> bool:
+        """See `Ensemble.averages`."""
+        return self._ensemble.averages
 
     def _start_scores(self, n_rows: int) -> np.ndarray:
-        return np.tile(np.asarray(self._ensemble.baseline, np.float64), (n_rows, 1))
+        """Return what trees are added to: the baseline, or 0 if their values are averaged."""
+        start = np.asarray(self._ensemble.baseline, np.float64)
+        return np.tile(0.0 * start if self.averages else start, (n_rows, 1))
+
+    def _finished(self, scores: np.ndarray, n_iterations: int) -> np.ndarray:
+        """Return raw scores, given the start scores with the trees of so many iterations."""
+        return averaged(self._ensemble.baseline, scores, n_iterations) if self.averages else scores
 
     def staged_raw_scores(self, blocks: FeatureBlocks, n_threads: int | None = None) -> Iterator[np.ndarray]:
         """Yield raw scores after one iteration, after two, …; each adds one iteration's trees to the previous scores.
@@ -483,7 +515,7 @@ class FlatEnsemble:
             for rows, block in blocks:
                 for stage, iteration in zip(stages, iterations, strict=True):
                     self.add_to(scores[rows], block, (iteration, iteration + 1), n_threads)
-                    stage[rows] = scores[rows]
+                    stage[rows] = self._finished(scores[rows], iteration + 1)
             yield from stages
 
     def add_to(

@@ -88,9 +88,8 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
     InvalidModel
         Naming the invalid value.
     """
-    entries = _mapping(
-        {"width": 1, "calibration": None} | _mapping(content, "the content"), "the content", Ensemble.__dataclass_fields__
-    )
+    defaults = {"width": 1, "averages": False, "calibration": None}
+    entries = _mapping(defaults | _mapping(content, "the content"), "the content", Ensemble.__dataclass_fields__)
     features, edges = parse_columns(entries["features"], entries["edges"])
     _check(type(entries["named"]) is bool, "named is neither true nor false")
     baseline = _floats(entries["baseline"], "baseline")
@@ -102,6 +101,7 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
         _check(len(baseline) == (1 if len(classes) == 2 else len(classes)), "classes and baseline do not fit")
     width = entries["width"]
     _check(type(width) is int and width in (1, len(baseline)), "width is neither 1 nor the number of outputs")
+    _check(type(entries["averages"]) is bool, "averages is neither true nor false")
     trees = tuple(_tree(tree, number, features, width) for number, tree in enumerate(_sequence(entries["trees"], "trees")))
     check_trees(trees, features, width)
     n_trees, of_iteration = len(trees) if n_trees is None else n_trees, len(baseline) // width
@@ -128,6 +128,7 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
         best_iteration=best,
         width=width,
         calibration=_calibration(entries["calibration"], classes is not None),
+        averages=entries["averages"],
     )
 
 
@@ -483,7 +484,7 @@ def _nodes(value: Any, features: tuple[Feature, ...], width: int) -> Tree:
 
 
 #: Highest version of the format; files of a higher one are refused. Version 2 has trees with several values per leaf, version 3
-#: margins of intervals; models without these are written in the version below.
+#: margins of intervals and forests, whose trees are averaged; models without these are written in the version below.
 VERSION = 3
 
 _MAGIC = b"dboost arrays, version "
@@ -620,7 +621,9 @@ def load(path: str | os.PathLike[str]) -> Ensemble:
 
 def _version(ensemble: Ensemble) -> int:
     """Return the lowest version of the format that has all parts of a model."""
-    return 3 if ensemble.calibration is not None else 1 if ensemble.width == 1 else 2
+    if ensemble.calibration is not None or ensemble.averages:
+        return 3
+    return 1 if ensemble.width == 1 else 2
 
 
 def _sha256(content: bytes) -> str:
@@ -644,6 +647,7 @@ def _content(ensemble: Ensemble) -> bytes:
         "classes_dtype": _line(ensemble.classes_dtype),
         "baseline": _line(_numbers(ensemble.baseline)),
         **({} if ensemble.width == 1 else {"width": _line(ensemble.width)}),
+        **({"averages": _line(True)} if ensemble.averages else {}),
         "best_iteration": _line(ensemble.best_iteration),
         **({} if ensemble.calibration is None else {"calibration": _line(_sorted(ensemble.calibration.to_dict()))}),
         "named": _line(ensemble.named),

@@ -17,7 +17,7 @@ import numpy as np
 from dboost._lazy_import import pd
 from dboost.errors import DataError, InputTypeError
 from dboost.kernels.predict import predict_rows
-from dboost.model.ensemble import Ensemble, Range, traversal_forest
+from dboost.model.ensemble import Ensemble, Range, averaged, traversal_forest
 from dboost.schema import NUMBERS, TEXT, TRUTH_VALUES, Feature
 
 #: Types of values that have the kind of the levels of a feature; NumPy's other integers and floats are numbers, too.
@@ -57,6 +57,9 @@ class RowPredictor:
         self._forest = traversal_forest(ensemble.trees, ensemble.features)
         self._trees = ensemble.trees_in(iterations)
         self._baseline = np.asarray(ensemble.baseline, np.float64)[None]
+        #: Number of iterations whose values are averaged; None if they are added up.
+        self._n_averaged = iterations[1] - iterations[0] if ensemble.averages else None
+        self._start = self._baseline if self._n_averaged is None else np.zeros_like(self._baseline)
         self._finish, self._predict, self._origin = finish, predict, origin
         self._width = len(ensemble.features)
         self._names = [feature.name for feature in ensemble.features]
@@ -78,10 +81,12 @@ class RowPredictor:
         is_row = matrix.ndim == 1
         if is_row:
             matrix = matrix.reshape(1, -1)
-            scores = self._baseline.copy()
+            scores = self._start.copy()
         else:
-            scores = self._baseline.repeat(len(matrix), axis=0)
+            scores = self._start.repeat(len(matrix), axis=0)
         predict_rows(self._forest, matrix, self._trees, scores)
+        if self._n_averaged is not None:
+            scores = averaged(self._baseline, scores, self._n_averaged)
         if offset is not None:
             scores += _checked(offset, len(matrix))[:, None]
         values = self._finish(scores)

@@ -25,7 +25,7 @@ from dboost.session.warm_start import WarmStart
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.shard_spec import ShardSpec
 from dboost.shards.statistics import Statistic
-from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+from dboost.trees.tree_task import GradientStats, GrownTree, Sample, TreeRoutes, TreeTask
 
 if TYPE_CHECKING:
     from dboost.data.row_metadata import DataIssue
@@ -51,7 +51,7 @@ class BuildSpec:
     budget: Budget | None = None  # bytes that the fit may add to the memory of each process
     n_bites: int | None = None  # number of arcbites times `ArcBites.parts`; None without arcbites
     n_together: int = 1  # `ArcBites.parts`: number of stored parts that form a bite
-    seed: int = 0  # seed of the division into arcbites
+    seed: int = 0  # seed of the division into arcbites, and of the samples of a forest
     #: Whether rows may be stored in files without a `memory_limit`; False if trees propose their own bins.
     may_stream: bool = False
     #: Whether one session has all rows: they are one shard for all of its threads, so that it can grow whole trees.
@@ -63,6 +63,7 @@ class BuildSpec:
     #: its threads allow.
     n_growing: int | None = None
     unit: float = 1.0  # of targets and raw scores in shards, see `training.leaf_values.TargetStats`
+    subsample: float = 1.0  # of the trees of a forest, see `shards.tree_means`
     #: The model whose leaf values are estimated again: rows keep their raw values instead of codes, see `refit_rows`.
     given: Ensemble | None = None
 
@@ -89,6 +90,37 @@ class BuildSpec:
                     raise
                 return None
         return limit
+
+    def sample_of(self, iteration: int) -> Sample | None:
+        """Return the sample of the trees of a forest's iteration, counted from 1 over all fits; None for all rows."""
+        stored = self.warm_start.parameters_of(iteration)
+        subsample, seed = (self.subsample, self.seed) if stored is None else (stored["subsample"], stored["random_state"])
+        return Sample.of(subsample, seed, iteration)
+
+    def earlier_iterations(self) -> tuple[int, list[tuple[TreeDelta, ...]]]:
+        """Return the number of the first iteration that the model of the fit has grown from the same rows, and the trees of it
+        and those after it.
+
+        Raises
+        ------
+        ParameterError
+            If the bins of the rows are not those of the trees.
+        """
+        model, first = self.warm_start.model, self.warm_start.n_of_other_rows
+        if model is None:
+            return first + 1, []
+        k = model.trees_per_iteration
+        found: list[TreeDelta] = []
+        for t in range(first * k, len(model.trees)):
+            tree = model.trees[t]
+            routes = TreeRoutes.of_tree(tree, self.binning)
+            if routes is None:
+                raise ParameterError(
+                    "the forest to continue was grown with other bins, so its out-of-bag predictions are unknown: leave "
+                    "max_bins and random_state as they were"
+                )
+            found.append(TreeDelta(routes, tree.value[tree.feature < 0].T / self.unit, model.outputs_of(t).start))
+        return first + 1, [tuple(found[i : i + k]) for i in range(0, len(found), k)]
 
     def in_unit(self, values: np.ndarray) -> np.ndarray:
         """Return targets or raw scores as shards have them."""

@@ -32,7 +32,7 @@ from dboost.losses import Loss
 from dboost.losses.base import loss_scores
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
-from dboost.model.ensemble import FlatEnsemble
+from dboost.model.ensemble import FlatEnsemble, averaged
 from dboost.session.calls import BuildSpec
 from dboost.session.memory import Budget
 from dboost.session.target import encode_chunk
@@ -120,9 +120,15 @@ class EvalRows:
                 weight = None if self.weight is None else self.weight[at : at + n]
             raw = np.repeat(baseline[:, None], n, axis=1)
             raw += 0.0 if offset is None else offset
+            of_trees = {}
             if flat is not None:
-                add_block(raw, flat, matrix_of(piece.chunk), (0, warm_start.n_before), n_threads)
-            yield {
+                block = matrix_of(piece.chunk)
+                add_block(raw, flat, block, (0, warm_start.n_before), n_threads)
+                if spec.shard.averages:
+                    sums = np.zeros((n, len(raw)))
+                    flat.add_to(sums, block, (0, warm_start.n_before), n_threads)
+                    of_trees = {"tree_sum": sums.T}
+            yield of_trees | {
                 "narrow": piece.codes.narrow,
                 "wide": piece.codes.wide,
                 "target": y[..., piece.rows],
@@ -159,6 +165,8 @@ class EvalSet:
     batch : str
     owned : list of (int, int)
         Partition and number of rows of each run of consecutive rows of one partition.
+    n_before : int, optional
+        If trees are averaged, the number of iterations of the model that is continued.
 
     Attributes
     ----------
@@ -181,11 +189,16 @@ class EvalSet:
         block: np.ndarray | None = None,
         batch: str = "",
         owned: Sequence[tuple[int, int]] = (),
+        n_before: int | None = None,
     ) -> None:
         self.store, self.loss, self.batch, self.owned = store, loss, batch, owned
         self._layout, self._size, self._team, self._block = layout, size, team, block
         self._row_of = code_rows(layout)
         self.n_trees, self.n_saved, self.n_cuts = 0, -1, -1
+        #: Number of trees of each output that are averaged, besides those that `add` has added; None if trees are added up.
+        self._n_before = n_before
+        self._width = 1  # values per leaf
+        self._sums = "raw" if n_before is None else "tree_sum"
 
     @property
     def n_rows(self) -> int:
@@ -195,11 +208,13 @@ class EvalSet:
         """Add a grown tree's leaf values to the raw scores of its outputs, the first of which is `output`; see `TreeDelta`."""
 
         def work(thread: int) -> None:
-            for fields, first, last, _ in self._share(thread, ["narrow", "wide", "raw"], ["raw"]):
+            for fields, first, last, _ in self._share(thread, ["narrow", "wide", self._sums], [self._sums]):
                 codes = BinnedColumns(fields["narrow"], fields["wide"], self._row_of)
-                add_grown_tree(codes, self._layout, grown, values, scores_of(fields["raw"], values, output), first, last)
+                to = scores_of(fields[self._sums], values, output)
+                add_grown_tree(codes, self._layout, grown, values, to, first, last)
 
         self._team.run(work)
+        self._width = 1 if values.ndim == 1 else len(values)
         self.n_trees += 1
 
     def _share(self, thread: int, reads: Sequence[str], writes: Sequence[str] = ()) -> Iterator[RowRange]:
@@ -213,9 +228,10 @@ class EvalSet:
 
         def work(thread: int) -> list[Any] | None:
             chunks: list[Any] | None = None
-            for fields, *_ in self._share(thread, ["target", "raw", "weight"]):
+            names = ["target", *dict.fromkeys(("raw", self._sums)), "weight"]
+            for fields, *_ in self._share(thread, names):
                 # Statistics of users' metrics may be views of the rows, and the next block overwrites the buffers.
-                scored = self._scored({name: fields[name].copy("K") for name in ("target", "raw", "weight") if name in fields})
+                scored = self._scored({name: fields[name].copy("K") for name in names if name in fields})
                 of_block = [metric.chunk(scored) for metric in metrics]
                 chunks = of_block if chunks is None else _merged(metrics, chunks, of_block)
             return chunks
@@ -224,9 +240,10 @@ class EvalSet:
         return reduce(lambda a, b: _merged(metrics, a, b), of_threads)
 
     def _scored(self, fields: dict[str, np.ndarray]) -> ScoredRows:
-        return ScoredRows(
-            fields["target"], loss_scores(fields["raw"]), fields.get("weight"), self.loss, self._size, block=self._block
-        )
+        raw = fields["raw"]
+        if self._n_before is not None:
+            raw = averaged(raw, fields["tree_sum"], self._n_before + self.n_trees * self._width // len(raw))
+        return ScoredRows(fields["target"], loss_scores(raw), fields.get("weight"), self.loss, self._size, block=self._block)
 
     def save_state(self) -> None:
         """Save the current raw scores."""
@@ -288,13 +305,18 @@ def _merged(metrics: Sequence[MetricReduction], a: list[Any], b: list[Any]) -> l
     return [metric.merge(x, y) for metric, x, y in zip(metrics, a, b, strict=True)]
 
 
+def _n_averaged(spec: BuildSpec) -> int | None:
+    """Return the number of iterations of the model that is continued if trees are averaged, else None."""
+    return spec.warm_start.n_before if spec.shard.averages else None
+
+
 def eval_fields(shard: ShardSpec, weighted: bool) -> tuple[FieldGroup, FieldGroup]:
     """Return the fields of an evaluation set. shard : of the training rows."""
     codes, outputs = empty_binned_columns(shard.layout, 0), (shard.n_outputs,)
     narrow, wide = Field("narrow", "<u1", (len(codes.narrow),)), Field("wide", "<u2", (len(codes.wide),))
     rows = [narrow, target_field(shard.n_targets), wide]
     rows += [Field("weight", "<f8")] if weighted else []
-    state = [Field("raw", "<f8", outputs), Field("saved", "<f8", outputs)]
+    state = [Field("raw", "<f8", outputs), Field("tree_sum" if shard.averages else "saved", "<f8", outputs)]
     return FieldGroup("eval-rows", rows, sealed=True), FieldGroup("eval-scores", state, sealed=False)
 
 
@@ -376,7 +398,13 @@ class SessionEvalSets:
             raise
         size = spec.loss_magnitude(max_weight, n_rows) if size is None else size
         owned = [(number, n) for number, n in zip(rows.table.numbers, counts, strict=True) if n]
-        self._append(name, EvalSet(store, layout, spec.target.loss, size, self._team, block=block, batch=batch, owned=owned))
+        self._append(
+            name,
+            EvalSet(
+                store, layout, spec.target.loss, size, self._team,
+                block=block, batch=batch, owned=owned, n_before=_n_averaged(spec),
+            ),
+        )  # fmt: skip
 
     def _append(self, name: str, part: EvalSet) -> None:
         if name not in self._parts:
@@ -393,7 +421,10 @@ class SessionEvalSets:
         store = RowStore(eval_fields(spec.shard, "weight" in rows.fields), [n_rows])
         store.append(n_rows, rows.fields)
         layout, loss = spec.shard.layout, spec.target.loss
-        part = EvalSet(store, layout, loss, rows.size, self._team, block=rows.block, batch=batch, owned=rows.owned)
+        part = EvalSet(
+            store, layout, loss, rows.size, self._team,
+            block=rows.block, batch=batch, owned=rows.owned, n_before=_n_averaged(spec),
+        )  # fmt: skip
         self._append(rows.name, part)
 
     def use_team(self, team: Team) -> None:

@@ -26,12 +26,14 @@ from dboost.session.memory import Budget, blocks_that_stay, nodes_per_pass
 from dboost.session.thread_team import Team
 from dboost.session.whole_tree_grower import WholeTreeGrower
 from dboost.shards.apply_trees import add_iterations, leaves_of
+from dboost.shards.shard import Shard
 from dboost.shards.shard_blocks import ShardBlocks
 from dboost.shards.shard_grower import ShardGrower
 from dboost.shards.statistics import Statistic
 from dboost.shards.streamed_grower import StreamedGrower
+from dboost.shards.tree_means import SUMS, ValuesOf, add_values, rows_out_of_bag, values_of_leaves, values_of_trees
 from dboost.trees.grower import RoundHistograms, RoundRequest
-from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+from dboost.trees.tree_task import GradientStats, GrownTree, Sample, TreeTask
 
 GivenLeaves = Callable[[np.ndarray, int], np.ndarray]
 
@@ -45,8 +47,8 @@ class ShardRunner:
         Of one batch.
     batch : str
     spec : BuildSpec
-    past : ReplayState
-        What has been trained before.
+    past : ReplayState or None
+        What has been trained before; None if the state of the rows includes it.
     team : Team, optional
         Threads that share the work on rows in memory, and grow whole trees if these are all rows of the fit.
     given_leaves : callable, optional
@@ -65,15 +67,17 @@ class ShardRunner:
         rows: ShardBlocks,
         batch: str,
         spec: BuildSpec,
-        past: ReplayState,
+        past: ReplayState | None,
         team: Team | None = None,
         given_leaves: GivenLeaves | None = None,
     ) -> None:
         self.rows, self.batch, self.applied = rows, batch, -1
         self.stats: GradientStats | None = None
         self._spec, self._team, self._given_leaves = spec, team, given_leaves
+        self._n_added = spec.warm_start.n_before  # iterations of a forest in the sums of the rows
         self._whole = None if team is None else WholeTreeGrower(rows.shard, team, rows.shared)
-        self._replay(past)
+        if past is not None:
+            self._replay(past)
 
     @property
     def n_rows(self) -> int:
@@ -92,8 +96,11 @@ class ShardRunner:
         for iteration, values in enumerate(past.given_values):
             self.assign_leaves(iteration)
             self.advance_rows(past.terms, values)
+        if self._spec.shard.averages:
+            self._replay_forest(past)
         # The scores of a bite already include the iterations before the visit.
         missed = past.iterations if past.visit is None else past.iterations[past.visit.n_kept :]
+        missed = () if self._spec.shard.averages else missed
         if missed or past.pending:
             for shard in self.rows.walk(["tiles", "raw", "leaf"], ["raw", "leaf"]):
                 for of in shard.ranges():
@@ -117,8 +124,51 @@ class ShardRunner:
             shard.leaf[:] = self._given_leaves(shard.fields["values"], iteration)
 
     def advance_rows(self, terms: tuple, values: np.ndarray) -> None:
-        """Add leaf values to the scores, recompute the gradients, and store their statistics."""
+        """Add leaf values to the scores, recompute the gradients, and store their statistics.
+
+        The scores of a forest stay those at the start, and so do the gradients: values are added to the sums of
+        `shards.tree_means` instead.
+        """
+        if self._spec.shard.averages:
+            direction = terms if isinstance(terms, ProjectedTerms) else None
+            if self.applied >= 0 and not (direction is not None and direction.keeps_gradients):
+                self._add_to_means(values)
+            if self.stats is not None and direction is None:
+                return
+            values = np.zeros_like(values)
         self.stats = (self._whole or self.rows).advance_rows(terms, values)
+
+    def _add_to_means(self, values: np.ndarray) -> None:
+        """Add the leaf values of a forest's last trees to the sums of the rows that they did not draw."""
+        self._route_excluded()
+        self._n_added += 1
+        sample = self._spec.sample_of(self._n_added)
+        drawn_by = ["draw_id"] if self._spec.shard.grouped else []
+        for shard in self.rows.walk([*SUMS, "leaf", *drawn_by], SUMS):
+            self._add_values(shard, sample, values_of_leaves(shard, values))
+
+    def _replay_forest(self, past: ReplayState) -> None:
+        """Add the trees of a forest so far to the sums of the rows that they did not draw."""
+        first, earlier = self._spec.earlier_iterations()
+        iterations = [*earlier, *past.iterations]
+        self._n_added += len(past.iterations)
+        drawn_by = ["draw_id"] if self._spec.shard.grouped else []
+        if iterations:
+            for shard in self.rows.walk([*SUMS, "tiles", *drawn_by], SUMS):
+                for iteration, trees in enumerate(iterations, first):
+                    self._add_values(shard, self._spec.sample_of(iteration), values_of_trees(shard, trees))
+
+    def _add_values(self, shard: Shard, sample: Sample | None, values_of: ValuesOf) -> None:
+        is_out, team = rows_out_of_bag(shard, sample), self._team
+
+        def work(thread: int) -> None:
+            for of in shard.ranges(thread, 1 if team is None else team.n_threads):
+                add_values(shard, is_out, values_of, *of)
+
+        if team is None:
+            work(0)
+        else:
+            team.run(work)
 
     def map_ranges(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the statistic of ranges that together are all rows."""
@@ -162,10 +212,8 @@ class ShardRunner:
         self._release()
         found = []
         for rows in parts:
-            runner = ShardRunner(
-                rows, self.batch, self._spec, ReplayState(), self._team if n == 1 else None, self._given_leaves
-            )
-            runner.applied = self.applied
+            runner = ShardRunner(rows, self.batch, self._spec, None, self._team if n == 1 else None, self._given_leaves)
+            runner.applied, runner._n_added = self.applied, self._n_added
             found.append(runner)
         return found
 

@@ -354,8 +354,10 @@ def scan_targets(table: Table) -> list[TargetScan]:
 _LIKE_CLASSES = range(3, 51)
 
 
-def _tell_choice(loss: Loss, classes: tuple[Level, ...] | None, values: np.ndarray, dtype: str, name: str) -> None:
-    """Log which loss "auto" stands for, and warn if the target may be meant otherwise."""
+def _tell_choice(
+    loss: Loss, classes: tuple[Level, ...] | None, values: np.ndarray, dtype: str, name: str, of_classes: str
+) -> None:
+    """Log which loss "auto" stands for, and warn if the target may be meant otherwise. of_classes : the loss for classes."""
     n = len(values) if classes is None else len(classes)
     kind = f"{n} classes" if loss.is_classification else "numbers"
     _log.info("loss='auto' is %r: the target holds %s", loss.name, kind)
@@ -364,7 +366,7 @@ def _tell_choice(loss: Loss, classes: tuple[Level, ...] | None, values: np.ndarr
 
         how = hint(name, classes, is_column=name != "target")
         if how:
-            warn(f"the target holds text and is taken as {n} classes: give loss='log_loss' to say so{how}")
+            warn(f"the target holds text and is taken as {n} classes: give loss={of_classes!r} to say so{how}")
         return
     if loss.is_classification:
         return
@@ -374,7 +376,7 @@ def _tell_choice(loss: Loss, classes: tuple[Level, ...] | None, values: np.ndarr
         if n == 2:
             two = " and ".join(map(number, values))
             what = f"the target holds two different numbers, {two}, which are taken as numbers"
-        warn(f"{what}: give loss='squared_error' to say so, or loss='log_loss' if they are classes")
+        warn(f"{what}: give loss='squared_error' to say so, or loss={of_classes!r} if they are classes")
     elif values.tolist() in ([0.0], [1.0]):
         warn(
             f"the target is {number(values[0])} in all rows and is taken as a number: give loss='squared_error' to say so; if "
@@ -435,7 +437,9 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters, given: An
         dtype = levels_dtype(classes)
     is_auto, loss_name, name = parameters.loss_name == "auto", parameters.loss_name, name_of_target(given)
     if is_auto:
-        loss_name = auto_loss(classes is not None or scan.is_bool or values.tolist() == [0.0, 1.0])
+        loss_name = auto_loss(
+            classes is not None or scan.is_bool or values.tolist() == [0.0, 1.0], of_forest=parameters.is_forest
+        )
     if scan.n_columns > 1 and _is_for_each(parameters.loss):
         names = names_of_targets(given, scan.n_columns)
         if is_auto:
@@ -445,7 +449,7 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters, given: An
     loss = loss_for(parameters, loss_name)
     loss.check_columns(scan.n_columns)
     if is_auto:
-        _tell_choice(loss, classes, values, dtype, name)
+        _tell_choice(loss, classes, values, dtype, name, auto_loss(True, of_forest=parameters.is_forest))
     if not loss.is_classification:
         if classes is not None:
             from dboost.data.numbers_as_text import hint

@@ -14,7 +14,7 @@ as an uninterrupted fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from dboost.data.sparse import has_sparse
 from dboost.errors import DataError, ParameterError
 from dboost.losses import Loss, from_dict, keywords_of
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range, widen
+from dboost.params import FOREST
 from dboost.schema import Feature
 from dboost.session.target import Target
 
@@ -88,6 +89,26 @@ class WarmStart:
         """Number of iterations in the first scores."""
         return 0 if self.model is None else self.model.n_iterations
 
+    @property
+    def n_of_other_rows(self) -> int:
+        """Number of iterations that were grown from other rows than those of the fit, by the records of the model."""
+        if self.is_new_source or self.model is None:
+            return self.n_earlier
+        first, sources = self.n_earlier, self.model.sources
+        for source in sources[::-1]:
+            if source.get("data_digest") != sources[-1].get("data_digest"):
+                break
+            first = min(first, source["first_iteration"] - 1)
+        return first
+
+    def parameters_of(self, iteration: int) -> Mapping[str, Any] | None:
+        """Return the stored parameters of an iteration, counted from 1, of an earlier fit; None if it belongs to this fit."""
+        if self.model is None or iteration > self.n_earlier:
+            return None
+        of = (source for source in self.model.sources if source["first_iteration"] <= iteration <= source["last_iteration"])
+        found: Mapping[str, Any] = next(of)["parameters"]
+        return found
+
     def last_iteration(self, max_iter: int) -> int:
         """Return the number of the last iteration, without early stopping."""
         return max_iter + self.n_earlier if self.is_new_source else max_iter
@@ -108,6 +129,8 @@ def keywords_for(model: Ensemble, given: dict[str, Any], custom_loss: Loss | Seq
     """
     if model.width > 1:
         given = {"multi_strategy": "multi_output_tree"} | given
+    if model.averages:
+        given = {"boosting": FOREST} | given
     if given.get("loss", "auto") != "auto":
         return given
     of_model = keywords_of(from_dict(model.loss, custom_loss))
@@ -238,7 +261,12 @@ def add_trees(
 
 
 def add_block(scores: np.ndarray, flat: FlatEnsemble, block: np.ndarray, iterations: Range, n_threads: int) -> None:
-    """Add the trees of a range of iterations to the raw scores (float64[n_outputs, n]) of the rows of a matrix, in place."""
+    """Add the trees of a range of iterations to the raw scores (float64[n_outputs, n]) of the rows of a matrix, in place.
+
+    The trees of a forest are averaged: raw scores stay those without them.
+    """
+    if flat.averages:
+        return
     of_rows = np.ascontiguousarray(scores.T)
     flat.add_to(of_rows, block, iterations, n_threads)
     scores[:] = of_rows.T

@@ -52,6 +52,7 @@ class ShardSpec:
     compacts_target: bool = False
     target_type: str = "<f8"  # of rows in memory
     grouped: bool = False  # whether samples of rows take whole groups, so that rows have a `draw_id`
+    averages: bool = False  # whether trees are averaged, not added up: rows have sums of their own, see `shards.tree_means`
     speculates: bool = True  # whether nodes may be split that are not part of the finished tree
 
     @property
@@ -116,7 +117,11 @@ class ShardSpec:
             fields.append(Field("loss_hessian", "<f4", outputs))
         if self.grouped:
             fields.append(Field("draw_id", "<i8"))
-        return fields
+        return [*fields, *self.sum_fields()]
+
+    def sum_fields(self) -> list[Field]:
+        """Return the sums of the trees of a forest by row, and their number."""
+        return [Field("tree_sum", "<f8", (self.n_outputs,)), Field("n_trees", "<i4")] if self.averages else []
 
     def constant_state(self, weight: np.ndarray | None, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """Return the fields of the state that follow from the weights (float64[n]) and stay constant; shape : of raw scores."""

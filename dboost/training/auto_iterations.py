@@ -22,6 +22,7 @@ import numpy as np
 
 from dboost.errors import ParameterError
 from dboost.model.ensemble import Ensemble
+from dboost.params import FOREST
 from dboost.session.row_samples import Draw, in_proportion
 from dboost.session.target import Target
 from dboost.training.fit_result import FitResult
@@ -45,6 +46,11 @@ def with_auto_iterations(learning: Mapping[str, Any], *, has_rule: bool) -> dict
     """
     if not is_auto(learning.get("max_iter")):
         return dict(learning)
+    if learning.get("boosting") == FOREST:
+        raise ParameterError(
+            "max_iter='auto' is for boosting: more trees do not make a forest worse, so give their number, and "
+            "early_stopping_rounds to stop when out-of-bag predictions do not improve"
+        )
     rate, rounds = learning.get("learning_rate"), learning.get("early_stopping_rounds")
     n_rates = len(rate) if isinstance(rate, Sequence) and not isinstance(rate, str) else MOST_ITERATIONS
     found = {**learning, "max_iter": min(n_rates, MOST_ITERATIONS), "learning_rate": RATE if rate is None else rate}

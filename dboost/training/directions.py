@@ -17,6 +17,9 @@ Directions have length 1, so that independent outputs of constant Hessian keep i
 a number to all scores of a row changes nothing, and have length √K: their entries are about ±1, and Hessians are those of two
 classes, for which limits such as `min_hessian` are meant.
 
+The trees of a random forest have no later trees that divide what they leave together, and a node whose classes have equal signs
+would never be split. Their directions are hashed numbers of about a normal distribution, none of which are equal.
+
 A direction depends on the seed, the number of the iteration and the gradients at the present scores, and on nothing of earlier
 iterations: a fit that is continued or resumed has the directions of one that was not interrupted.
 """
@@ -29,6 +32,9 @@ import numpy as np
 
 from dboost.trees.tree_task import DIRECTIONS, derive_seed
 
+#: Numbers in a sum that is about normal.
+_PARTS = 6
+
 
 class Directions:
     """The directions of a fit.
@@ -39,24 +45,32 @@ class Directions:
     of_classes : bool
         See `Loss.has_classes`.
     seed : int
+    of_forest : bool, default False
+        Whether the trees are those of a random forest.
     """
 
-    def __init__(self, n_outputs: int, of_classes: bool, seed: int) -> None:
-        self._n_outputs, self.of_classes, self._seed = n_outputs, of_classes, seed
+    def __init__(self, n_outputs: int, of_classes: bool, seed: int, *, of_forest: bool = False) -> None:
+        self._n_outputs, self.of_classes, self._seed, self._of_forest = n_outputs, of_classes, seed, of_forest
 
-    @staticmethod
-    def is_refined(iteration: int) -> bool:
+    def is_refined(self, iteration: int) -> bool:
         """Whether the direction of an iteration (from 1) is refined by the gradients."""
-        return iteration % 2 == 0
+        return iteration % 2 == 0 and not self._of_forest
 
     def drawn(self, iteration: int) -> np.ndarray:
-        """Return the signs of an iteration as a direction: float32[n_outputs]."""
+        """Return the signs of an iteration, or the numbers of a forest's, as a direction: float32[n_outputs]."""
+        if self._of_forest:
+            return self._scaled([self._number(iteration, k) for k in range(self._n_outputs)])
         for attempt in range(64):
             hashes = (derive_seed(self._seed, DIRECTIONS, iteration, attempt, k) for k in range(self._n_outputs))
             signs = [1.0 if one >> 63 else -1.0 for one in hashes]
             if not self.of_classes or len(set(signs)) == 2:  # equal signs are no direction of classes
                 break
         return self._scaled(signs)
+
+    def _number(self, iteration: int, k: int) -> float:
+        """Return a sum of hashed numbers between -0.5 and 0.5, which is about normal and the same on every machine."""
+        hashes = (derive_seed(self._seed, DIRECTIONS, iteration, part, k) for part in range(_PARTS))
+        return sum((one >> 11) * 2.0**-53 - 0.5 for one in hashes)
 
     def refined(self, products: np.ndarray) -> np.ndarray | None:
         """Return the direction of Σ_i w_i g_i (g_i · z) (float64[n_outputs]); None if all of them are 0."""

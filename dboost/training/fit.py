@@ -26,7 +26,7 @@ import numpy as np
 from dboost.data import Table
 from dboost.data.binning import Binning, Sample, columns_at_once, distinct_values, exact_binning, propose_together
 from dboost.data.eval_tables import EvalTable
-from dboost.errors import DBoostError, FitInterrupted, warn
+from dboost.errors import DBoostError, FitInterrupted, ParameterError, warn
 from dboost.losses import Loss
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import find_metrics
@@ -59,6 +59,7 @@ from dboost.training.callbacks import Callback
 from dboost.training.direct_calls import DirectCalls, log_rows_in_files
 from dboost.training.engine import Engine
 from dboost.training.fit_result import OBSERVERS, FitResult
+from dboost.training.history import OUT_OF_BAG
 from dboost.training.leaf_values import Sizes, sizes_of, target_stats
 from dboost.training.loop import BoostingLoop, assemble
 from dboost.training.plan import (
@@ -66,10 +67,12 @@ from dboost.training.plan import (
     FitRequest,
     RowsDescription,
     ValidationPlan,
+    check_boosting,
     check_columns,
     check_whole_groups,
     check_width,
     fine_bins_of,
+    has_out_of_bag,
     held_out_rows_of,
     make_plan,
     needs_test_set,
@@ -118,6 +121,8 @@ def _prepare(
 ) -> tuple[FitPlan, Engine, EvalSets | None]:
     """Read the data; return the plan, an engine with the encoded rows, and the evaluation sets."""
     progress = request.progress
+    if request.warm_start.model is not None:
+        check_boosting(request.warm_start.model, request.parameters)
     progress.phase("reading the data")
     features = rows.load()
     warm_start = request.warm_start
@@ -126,7 +131,12 @@ def _prepare(
     target = rows.learn_target()
     if warm_start.model is not None:
         check_continues(warm_start.model, features, target)
+    if target.loss.parts and request.parameters.is_forest:
+        raise ParameterError("a forest has one target: fit a forest for each, or leave boosting out")
+    if target.loss.scores_are_probabilities and request.roles.get("offset") is not None:
+        raise ParameterError("offset is added to raw scores, and those of a forest of classes are probabilities: leave it out")
     parameters = request.parameters.with_loss(target.loss.name)
+    parameters = parameters.with_features(len(features), is_classification=target.classes is not None)
     if warm_start.model is not None:
         check_width(warm_start.model, parameters, target.loss)
     if target.loss.n_outputs >= _MANY_OUTPUTS and width_of(parameters, target.loss) == 1:
@@ -137,12 +147,14 @@ def _prepare(
     validation, chosen = rows.assign(target, ensemble_so_far)
     has_eval_sets = bool(chosen or request.eval_sets)
     metrics: list[MetricReduction] = []
-    if has_eval_sets or request.eval_metric is not None or request.checkpoint is not None:  # which stores their names
+    is_scored = has_eval_sets or request.eval_metric is not None or parameters.is_forest
+    if is_scored or request.checkpoint is not None:  # which stores their names
         metrics = find_metrics(request.eval_metric, target.loss)
     stopping = stopping_rule(parameters, validation.early_stopping, request, metrics)
     metrics = with_own_metrics(metrics, validation.metrics)
     if has_eval_sets:
-        check_columns([*chosen, *(one.name for one in request.eval_sets)], [metric.name for metric in metrics])
+        names = [*chosen, *(one.name for one in request.eval_sets), *([OUT_OF_BAG] if has_out_of_bag(parameters) else [])]
+        check_columns(names, [metric.name for metric in metrics])
     if request.checkpoint is not None:
         settings = requested(parameters, request, metrics, stopping)
         warm_start = request.checkpoint.resume(warm_start, features, target, parameters, settings)

@@ -75,6 +75,11 @@ def refit_leaves(
     DataError
         When the data do not match the model, or scores diverge.
     """
+    if model.averages:
+        raise ParameterError(
+            "leaf values of a forest are means of the rows that its trees have drawn: fit a forest to the new rows, or "
+            "continue this one with start_from"
+        )
     parameters = parameters_of(model, custom_loss)
     start = WarmStart(replace(model, trees=()), is_new_source=True)  # raw scores start at the model's baseline
     loading = replace(parameters[0], early_stopping_rounds=None, arcbites=None)

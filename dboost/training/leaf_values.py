@@ -222,6 +222,8 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False, sizes: Sizes 
         raise DataError("the targets (or their weights) are so large that their sum is infinite; scale them down")
     if loss.target_range == "non-negative" and not means[0] > 0 and not continues:
         raise DataError(f"loss={loss.name!r} requires non-negative y and sum(y) > 0: all targets are 0")
+    if sizes.has_offset and loss.scores_are_probabilities and not continues:
+        raise ParameterError("offset is added to raw scores, and those of a forest of classes are probabilities: leave it out")
     has_offset = sizes.has_offset and loss.uses_offset
     if sizes.has_offset and not loss.uses_offset and not continues:
         warn(

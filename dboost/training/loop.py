@@ -20,24 +20,28 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dboost.errors import DataError, DBoostError, ParameterError, warn
 from dboost.exact import EXACT_SUM, FINE, unit_for
+from dboost.metrics.metric import LossMagnitude
+from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.session.calls import EvalSets
 from dboost.session.warm_start import WarmStart
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import fine_bin_hessians
+from dboost.shards.tree_means import metric_chunks
 from dboost.training.callbacks import Callback, Iteration, Progress, checked_rate
 from dboost.training.checkpoint import describe_data, merged_fingerprint
 from dboost.training.directions import Directions
 from dboost.training.engine import Engine
-from dboost.training.history import appended, metrics_of, of_model
+from dboost.training.history import OUT_OF_BAG, appended, metrics_of, of_model
 from dboost.training.leaf_values import LeafEstimator, in_units_of
-from dboost.training.plan import FitPlan
+from dboost.training.plan import FitPlan, has_out_of_bag
 from dboost.trees.bin_proposal import BinMerge
 from dboost.trees.tree_task import (
     FEATURES,
@@ -124,7 +128,8 @@ class BoostingLoop:
             counted = int(self.target_stats.total_weight), 1.0
         directions = None
         if plan.shard.width > 1:
-            directions = Directions(self.loss.n_outputs, self.loss.has_classes, plan.learning.random_state)
+            seed, of_forest = plan.learning.random_state, plan.parameters.is_forest
+            directions = Directions(self.loss.n_outputs, self.loss.has_classes, seed, of_forest=of_forest)
         self.leaf_estimator = LeafEstimator(engine.advance, engine.map_shards, self.loss, self.parameters, *counted, directions)
         self.total_weight = self.target_stats.total_weight
         self.rate = plan.learning.learning_rate
@@ -193,7 +198,7 @@ class BoostingLoop:
                         f"start_from is a result of other data: {name} was {noted!r} at its end and is {value!r} now"
                     )
         if stopping is not None:
-            if self.warm_start.is_new_source:  # the best model may be the old one
+            if self.warm_start.is_new_source and stopping.column in before:  # the best model may be the old one
                 stopping.should_stop(self.warm_start.n_earlier, before)
             visit = 1
             for record in past:
@@ -223,7 +228,7 @@ class BoostingLoop:
 
     def state_of(self, stats: GradientStats) -> dict[str, float]:
         """Return the metrics, and the loss of the current training rows."""
-        return self._evaluate() | {"train_loss": self.loss_of(stats, self.n_done)}
+        return self._evaluate() | self._train_scores(stats, self.n_done)
 
     def iterate(self, stats: GradientStats, assemble: Assemble, progress: Progress, began: float | None = None) -> IterationEnd:
         """Run one iteration. began : start time in seconds (`time.perf_counter`), default now."""
@@ -247,7 +252,7 @@ class BoostingLoop:
         record |= self._evaluate()
         stats = self.stats = self.leaf_estimator.add_leaf_values(in_rows(values), iteration)
         measured = self.engine.report()
-        record["train_loss"] = self.loss_of(stats, iteration)
+        record |= self._train_scores(stats, iteration)
         if self.plan.request.learning_rates is not None or self._is_set_by_callback:
             record["learning_rate"] = self.rate
         record |= measured
@@ -405,6 +410,28 @@ class BoostingLoop:
 
     def _evaluate(self) -> dict[str, float]:
         return {} if self.eval_sets is None else self.eval_sets.evaluate(list(self.metrics))
+
+    def _train_scores(self, stats: GradientStats, iteration: int) -> dict[str, float]:
+        """Return the mean loss of the training rows; of a forest also metrics of their out-of-bag predictions."""
+        if not self.parameters.is_forest or iteration == self.warm_start.n_of_other_rows:  # no tree of these rows
+            return {"train_loss": self.loss_of(stats, iteration)}
+        plan = self.plan
+        metrics = [metric for metric in self.metrics if not (metric.wants_block or metric.wants_rows)]
+        metrics += find_metrics(None, plan.target.loss)
+        if plan.request.eval_metric is None:
+            metrics = [*find_metrics("r2" if plan.target.classes is None else "accuracy", plan.target.loss), *metrics]
+        by_name = {metric.name: metric for metric in metrics}
+        size = LossMagnitude(self.target_stats.magnitude, self.target_stats.spread, self.target_stats.max_weight, plan.n_rows)
+        specs = [metric.on_workers for metric in by_name.values()]
+        results = self.engine.map_shards(metric_chunks, specs, plan.target.loss, size, self.unit)
+        found = dict.fromkeys(by_name, math.nan)
+        if any(n for n, _ in results):
+            for metric, *chunks in zip(by_name.values(), *(chunks for n, chunks in results if n), strict=True):
+                found[metric.name] = metric.finish(reduce(metric.merge, chunks))
+        of_loss = {"train_loss": found[plan.target.loss.name]}
+        if not has_out_of_bag(self.parameters):
+            return of_loss
+        return {f"{OUT_OF_BAG}_{name}": value for name, value in found.items()} | of_loss
 
     def loss_of(self, stats: GradientStats, iteration: int) -> float:
         """Return the mean loss of the current training rows."""

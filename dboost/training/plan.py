@@ -51,7 +51,17 @@ from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import ALIASES, names_of
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
-from dboost.params import DEFAULT_BITES, DEFAULT_ROUNDS, ArcBites, EarlyStopping, Parameters, available_threads, make_parameters
+from dboost.params import (
+    DEFAULT_BITES,
+    DEFAULT_ROUNDS,
+    FOREST,
+    GBDT,
+    ArcBites,
+    EarlyStopping,
+    Parameters,
+    available_threads,
+    make_parameters,
+)
 from dboost.schema import Feature, Level
 from dboost.session.calls import BuildSpec
 from dboost.session.memory import Budget, TreeNeeds, check_proposal, format_bytes, histogram_bytes, resident_bytes
@@ -72,7 +82,7 @@ from dboost.session.warm_start import COLD_START, WarmStart, checked_source_name
 from dboost.shards.shard_spec import ShardSpec, plan_layout
 from dboost.training.callbacks import Callback, LearningRates, Progress, RecordOf, StoppingRule, schedule_of
 from dboost.training.checkpoint import Checkpoint, checkpoint_in
-from dboost.training.history import NOT_SCORES
+from dboost.training.history import NOT_SCORES, OUT_OF_BAG
 from dboost.training.leaf_values import Sizes, TargetStats
 from dboost.trees.bin_proposal import FINE_BINS_PER_BIN
 from dboost.trees.tree_task import ANY_ORDER, BEST_FIRST, DEPTH_WISE, HOLD_OUT, FeatureConstraints, GrowthPolicy, derive_seed
@@ -136,6 +146,18 @@ def needs_test_set(parameters: Parameters, plan: ValidationPlan, sets: Sequence[
 def draws_rows(parameters: Parameters) -> bool:
     """Whether trees grow from samples of rows."""
     return parameters.subsample < 1 or parameters.arcbites is not None
+
+
+def check_boosting(model: Ensemble, parameters: Parameters) -> None:
+    """Raise a ParameterError if a forest is to be continued with boosting, or a boosted model with a forest."""
+    if model.averages != parameters.is_forest:
+        kind, boosting = ("a forest", FOREST) if model.averages else ("a boosted model", GBDT)
+        raise ParameterError(f"the model to continue is {kind}: give boosting={boosting!r}")
+
+
+def has_out_of_bag(parameters: Parameters) -> bool:
+    """Whether the history has metrics of the predictions of training rows by the trees that did not draw them."""
+    return parameters.is_forest and parameters.subsample < 1
 
 
 def check_group(parameters: Parameters) -> None:
@@ -508,6 +530,8 @@ class FitRequest:
             raise ParameterError("arcbites do not go together with a warm start: leave one of them out")
         if self.budget is not None:
             check_proposal(self.parameters)
+        if self.parameters.is_forest and self.learning_rates is not None:
+            raise ParameterError("learning_rate is for boosting: the trees of a forest are averaged, leave it out")
 
 
 @dataclass(frozen=True, eq=False)
@@ -593,6 +617,7 @@ class FitPlan:
             edges=self.binning.edges if self.parameters.split_proposal == "global" else (),
             parameters=self.parameters.to_dict(),
             width=self.shard.width,
+            averages=self.parameters.is_forest,
         )
 
     def build_spec(self, starts: dict[int, int]) -> BuildSpec:
@@ -613,6 +638,7 @@ class FitPlan:
             may_stream=self.parameters.split_proposal == "global",
             n_growing=None if self.request.fold is None else self.request.fold.n_growing,
             unit=self.stats.unit,
+            subsample=self.parameters.subsample,
         )
 
 
@@ -646,7 +672,7 @@ def make_plan(
         n_bins = np.where(binning.is_categorical, layout.n_bins, np.minimum(layout.n_bins, parameters.max_bins))
         bin_layout = plan_layout(n_bins, binning.is_categorical)
     learning = parameters
-    if warm_start.damps and stats.unexplained is not None:
+    if warm_start.damps and stats.unexplained is not None and not parameters.is_forest:
         learning = with_damped_steps(parameters, stats.unexplained)
     # Trees grow with weights in place of Hessians; the Hessians are kept for leaf values.
     weights_as_hessian = parameters.criterion == "gradient" and not loss.constant_hessian
@@ -669,6 +695,7 @@ def make_plan(
         n_channels=precision.n_channels,
         loss_unit=stats.loss_unit,
         speculates=policy.order != ANY_ORDER,
+        averages=parameters.is_forest,
         compacts_target=all(_is_compiled(one) for one in loss.parts or (loss,)),
         grouped=rows.grouped and draws_rows(parameters),
     )
@@ -763,7 +790,8 @@ def stopping_rule(
         if rounds is None:
             return None
         asked = EarlyStopping(rounds) if request.early_stopping is None else request.early_stopping
-        names = [one.name for one in request.eval_sets]
+        names = [OUT_OF_BAG] if has_out_of_bag(parameters) else []
+        names += [one.name for one in request.eval_sets]
         if request.validation_fraction is not None or not names:
             names.append(HELD_OUT)
         eval_set = names[-1] if asked.eval_set is None else asked.eval_set
@@ -844,7 +872,7 @@ def _check_early_stopping(request: FitRequest) -> None:
     """Raise ParameterError for early stopping without an evaluation set and without held-out rows."""
     parameters = request.parameters
     holds_out = request.fold is not None or request.validation_fraction is not None
-    holds_out = holds_out or (parameters.arcbites is not None and parameters.arcbites.is_watched)
+    holds_out = holds_out or (parameters.arcbites is not None and parameters.arcbites.is_watched) or has_out_of_bag(parameters)
     if parameters.early_stopping_rounds is not None and not request.eval_sets and not holds_out:
         raise ParameterError("early_stopping_rounds needs an eval_set, or validation_fraction")
 

@@ -444,6 +444,40 @@ class TreeRoutes(NamedTuple):
         nodes = np.array([array[:n] for array in grown.nodes[:5]], np.int32)
         return cls(nodes, grown.leaf_of[:n].astype(np.int32), grown.n_leaves, CategorySets.of(grown, is_categorical))
 
+    @classmethod
+    def of_tree(cls, tree: Tree, binning: Binning) -> TreeRoutes | None:
+        """Return the routes of a finished tree among the bins of its features; None if it has thresholds that are no edges."""
+        n, n_bins = tree.n_nodes, binning.n_bins
+        nodes, leaf_of, sets = np.full((5, n), -1, np.int32), np.zeros(n, np.int32), {}
+        nodes[1:3] = nodes[4] = 0
+        leaves: np.ndarray = np.cumsum(tree.feature < 0) - 1
+        pending, n_placed = [(0, 0)], 1  # a node and its place; children are placed side by side
+        while pending:
+            node, at = pending.pop()
+            feature = int(tree.feature[node])
+            if feature < 0:
+                leaf_of[at] = leaves[node]
+                continue
+            edges, codes, split_bin = binning.edges[feature], tree.categories[node], 0
+            if edges is None:
+                assert codes is not None
+                sets[at] = codes
+            else:
+                threshold = float(tree.threshold[node])
+                split_bin = int(np.searchsorted(edges, threshold))
+                if threshold < math.inf and (split_bin == len(edges) or edges[split_bin] != threshold):
+                    return None
+            nodes[:4, at] = feature, split_bin, tree.missing_left[node], n_placed
+            nodes[4, n_placed : n_placed + 2] = nodes[4, at] + 1
+            pending += [(int(tree.left[node]), n_placed), (int(tree.right[node]), n_placed + 1)]
+            n_placed += 2
+        goes_left = np.zeros((len(sets), int(n_bins.max()) + 1), np.uint8)
+        places = sorted(sets)
+        for row, at in zip(goes_left, places, strict=True):
+            row[sets[at]] = 1
+        bits = np.packbits(goes_left, axis=1)
+        return cls(nodes, leaf_of, tree.n_leaves, CategorySets(np.array(places, np.int32), bits, goes_left.shape[1]))
+
     def restore(self) -> GrownTree:
         """Return the tree, without sums and row counts."""
         n = self.nodes.shape[1]

@@ -69,6 +69,8 @@ class Fixed:
             found.add("own loss")
             if self.options["loss"].statistic is not None:
                 found.add("statistic of all rows")
+        if self.options.get("boosting") == "forest":
+            found |= {"forest", "forest, continued"} if self.first is not None else {"forest"}
         if isinstance(self.target, list):
             found.add("several targets")
         if self.first is not None:
@@ -127,6 +129,19 @@ CASES |= {
         (", arcbites", {"arcbites": dboost.ArcBites(2, None, 2), "subsample": 0.7}),
     )
 }
+FOREST: dict[str, Any] = {"boosting": "forest", "max_leaf_nodes": 12}
+CASES |= {
+    f"forest, {name}": Fixed(target, FOREST | options)
+    for name, target, options in (
+        ("numbers", "y", {"eval_set": HELD_OUT, "offset": "o"}),
+        ("weights", "y", {"sample_weight": "v", "max_features": "sqrt", "subsample": 0.4, "early_stopping_rounds": 2}),
+        ("all rows", "y", {"sample_weight": "w", "subsample": 1.0, "max_leaf_nodes": 40}),
+        ("2 classes", "late", {"eval_set": HELD_OUT, "eval_metric": ["roc_auc", "log_loss"], "sample_weight": "w"}),
+        ("3 classes", "grade", {"eval_set": HELD_OUT}),
+    )
+}
+CASES["forest, continued"] = Fixed("y", FOREST | {"eval_set": HELD_OUT}, FOREST | {"random_state": 3}, LATER)
+CASES["forest of classes, continued"] = Fixed("level", FOREST | {"max_iter": 3}, FOREST | {"loss": "half_brier_score"}, LATER)
 CASES["learning rates"] = Fixed("y", {"learning_rate": [0.5, 0.3, 0.2, 0.1, 0.1, 0.05]})
 CASES["own loss with a statistic"] = Fixed("tails", {"loss": PseudoHuber(), "sample_weight": "v", "eval_set": HELD_OUT})
 CASES |= {

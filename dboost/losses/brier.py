@@ -1,0 +1,157 @@
+"""Half the Brier score: squared error of the probabilities of classes, for random forests.
+
+With F_k the probability of class k: L = ½ Σ_k (F_k - [y = k])². Its minimiser over some rows is the share of each class among
+them, so a leaf has these shares as values, and a split that lowers the loss most is one that lowers the Gini impurity most: at
+the minimum the sum over n rows is ½ n Σ_k p_k (1 - p_k). The mean of the trees' probabilities is a probability, so raw scores
+are predictions (L. Breiman, J. Friedman, R. Olshen, C. Stone, "Classification and Regression Trees", 1984, section 4.3; G.
+Brier, "Verification of forecasts expressed in terms of probability", 1950).
+
+The start scores, from which the sums of gradients count, are rounded to 20 bits, and rounding errors beyond 0 and 1 are removed
+from predictions.
+
+Of two classes there is one score, the probability of the second one, and L = ½ (F - y)², which is squared error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dboost.exact import ExactSum
+from dboost.kernels.exp_log import log
+from dboost.losses.base import Loss, SumUnits
+from dboost.losses.deviance import SquaredErrorTerms
+from dboost.losses.gradient_pass import output_terms, overloads
+
+
+class BrierTerms(NamedTuple):
+    """The loss has no parameters: the number of classes is that of the arrays' rows."""
+
+    unused: float = 0.0
+
+
+@overloads(output_terms)
+def _brier_terms(loss, y, raw, gradient, hessian, first, value, scratch):
+    if getattr(loss, "instance_class", None) is BrierTerms:
+
+        def terms(loss, y, raw, gradient, hessian, first, value, scratch):
+            n, last = y.size, first + y.size
+            for i in range(n):
+                value[i] = 0.0
+            for k in range(len(raw)):
+                score, g, h = raw[k, first:last], gradient[k, first:last], hessian[k, first:last]
+                for i in range(n):
+                    difference = score[i] - (1.0 if y[i] == k else 0.0)
+                    g[i] = np.float32(difference)
+                    value[i] += 0.5 * difference * difference
+                for i in range(h.size):
+                    h[i] = np.float32(1)
+
+        return terms
+
+
+def _rounded(mean: Any) -> Any:
+    """Return probabilities whose differences from 0 and 1 are exact in 32 bits: then leaf values are exact shares."""
+    return np.rint(np.multiply(mean, 2.0**20)) * 2.0**-20
+
+
+def _log(probability: np.ndarray) -> np.ndarray:
+    """Return logarithms; as in scikit-learn a probability counts as at least 2**-52, since those of leaves are often 0."""
+    return log(np.maximum(probability, 2.0**-52))
+
+
+class HalfBrier(Loss):
+    """Half the Brier score of two classes; the raw score is the probability of the second one."""
+
+    name = "half_brier_score"
+    own_metrics = ("log_loss",)
+    constant_hessian = True
+    is_classification = True
+    uses_offset = False
+    scores_are_probabilities = True
+    even_score = 0.5
+
+    def terms(self) -> SquaredErrorTerms:
+        return SquaredErrorTerms()
+
+    def for_classes(self, n_classes: int) -> Loss:
+        return BrierOfClasses(n_classes) if n_classes > 2 else self
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return 0.5 * (y - raw) ** 2
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return raw - y
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.ones_like(raw)
+
+    def log_losses(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return -_log(np.where(y == 1, raw, 1.0 - raw))
+
+    def best_constant(self, mean: float) -> float:
+        return _rounded(mean)
+
+    def finish(self, raw: np.ndarray) -> np.ndarray:
+        return super().finish(np.clip(raw, 0.0, 1.0))
+
+    def magnitude(self, mean: float, largest: float) -> float:
+        return 1.0
+
+
+class BrierOfClasses(Loss):
+    """Half the Brier score of three or more classes, which are numbered 0, 1, 2, …; raw scores are their probabilities."""
+
+    name = "half_brier_score"
+    own_metrics = ("log_loss",)
+    constant_hessian = True
+    is_classification = True
+    uses_offset = False
+    scores_are_probabilities = True
+    is_monotonic = False
+
+    def __init__(self, n_classes: int) -> None:
+        self.n_outputs = n_classes
+
+    def terms(self) -> BrierTerms:
+        return BrierTerms()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "n_classes": self.n_outputs}
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        differences = self.gradient(y, raw)
+        total = np.zeros(raw.shape[1])
+        for of_class in differences:  # in the order of the compiled function
+            total += 0.5 * of_class * of_class
+        return total
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return raw - (y == np.arange(len(raw))[:, None])
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.ones_like(raw)
+
+    def log_losses(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return -_log(raw[y.astype(np.int64), np.arange(len(y))])
+
+    def finish(self, raw: np.ndarray) -> np.ndarray:
+        probability = np.maximum(raw, 0.0)
+        return probability / probability.sum(axis=1, keepdims=True)
+
+    def magnitude(self, mean: float, largest: float) -> float:
+        return 1.0
+
+    def target_spread(self, mean: float, lowest: float, highest: float) -> float:
+        return 1.0
+
+    def target_sums(self, y: np.ndarray, weight: np.ndarray | None, units: SumUnits) -> list[ExactSum]:
+        """Return the weight of each class."""
+        if weight is None:
+            counts = np.bincount(y.astype(np.int64), minlength=self.n_outputs)
+            return [ExactSum(units.weight, int(count * units.weight)) for count in counts]
+        return [ExactSum.of(weight[y == k], units.weight) for k in range(self.n_outputs)]
+
+    def best_constants(self, means: np.ndarray) -> np.ndarray:
+        return _rounded(means)
