@@ -180,9 +180,14 @@ class Stream:
                 if sum(one.nbytes for one in waiting) >= n_bytes:
                     yield pa.Table.from_batches(waiting)
                     waiting = []
+                    if self.most_bytes is not None:
+                        pa.default_memory_pool().release_unused()  # what decoding has freed
             del batch
         if waiting:
             yield pa.Table.from_batches(waiting)
+            waiting = []
+        if self.most_bytes is not None:
+            pa.default_memory_pool().release_unused()
 
 
 def stream_of(data: Any, most_bytes: int | None = None, row_filter: RowFilter | None = None) -> Stream:
