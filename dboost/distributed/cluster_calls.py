@@ -70,6 +70,7 @@ class ClusterCalls:
         self._joined: JoinedWorkers | None = None
         #: Whether a round may be a pass over files; then a round opens as many leaves as the tree may have.
         self.streams = False
+        self.trees_per_pass = 1  # trees that may grow in the same passes over files
         self._bytes_read = 0
 
     def past(self) -> ReplayState:
@@ -155,13 +156,15 @@ class ClusterCalls:
         """Return how many trees may grow at the same time.
 
         Each needs records of the rows in the sessions, and histograms in the scheduler's process. Trees with bins of their own
-        grow alone, because a shard has one set of bins; so do trees over files, each of which has its own passes.
+        grow alone, because a shard has one set of bins. Trees over files need no records, but histograms in the sessions.
         """
-        if self.streams or any(task.bin_merge is not None for task in tasks):
+        if any(task.bin_merge is not None for task in tasks):
             return 1
-        of_rows = BYTES_PER_ROW * max(self._training.rows_of_sessions().values())
+        of_rows = 0 if self.streams else BYTES_PER_ROW * max(self._training.rows_of_sessions().values())
         of_histograms = 16 * int(self.layout.offset[-1]) * 2 * tasks[0].policy.max_leaves
         most = max(self._tree_bytes // max(of_rows, of_histograms), 1)
+        if self.streams:
+            most = min(most, self.trees_per_pass)
         n_groups = -(-len(tasks) // most)
         return -(-len(tasks) // n_groups)
 

@@ -313,6 +313,7 @@ class ClusterTable:
             n_in_files = sum(one.in_files for one in places)
             log_rows_in_files(n_in_files, spec)
             calls.streams = n_in_files > 0 and spec.n_bites is None
+            calls.trees_per_pass = min(one.trees_per_pass for one in places)
             n_held = min(one.most_in_memory for one in places)
             if calls.streams and n_held:
                 # Workers whose memory holds all rows; they get partitions when they join (see `rebalance`).

@@ -314,6 +314,7 @@ class RowPlaces(NamedTuple):
 
     in_files: int  # rows of a batch in files
     most_in_memory: int  # rows that the session would keep in memory, of any batch, if its memory has a limit
+    trees_per_pass: int = 1  # trees that may grow in the same passes over files
 
 
 class SessionPlace(NamedTuple):

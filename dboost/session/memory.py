@@ -333,14 +333,24 @@ def nodes_per_pass(spec: ShardSpec, n_bytes: int, n_threads: int) -> int:
     return int(min(max((n_bytes - kept) // each, 1), max(spec.max_leaves, 1)))
 
 
-def blocks_that_stay(store: RowStore, spec: ShardSpec, n_bytes: int, width: int, n_threads: int) -> int:
-    """Return how many blocks of each thread may stay in memory, in addition to the histograms of `width` nodes."""
+def tree_bytes(spec: ShardSpec, width: int, n_threads: int) -> int:
+    """Return the bytes of the histograms of a tree that grows over files, with `width` nodes opened in one pass."""
     layout = spec.layout
-    if sum(file.stride * file.n_blocks for file in store.files) < WORTH_KEEPING:
-        return 0
     histogram_bytes = 8 * spec.n_channels * int(layout.offset[-1])
     # `kept`: summed histograms of all opened nodes, twice while the buffer grows. `each`: a node in one pass, threads and sum.
     kept = 2 * histogram_bytes * spec.max_leaves * (MOST_OPENED if spec.speculates else 1)
     each = n_threads * (histogram_bytes + 8 * int(layout.start[-1])) + 2 * histogram_bytes
-    spare = n_bytes - kept - width * each
+    return kept + width * each
+
+
+def trees_per_pass(spec: ShardSpec, n_bytes: int, width: int, n_threads: int) -> int:
+    """Return how many trees of an iteration may grow in the same passes, with `n_bytes` of memory for histograms."""
+    return min(max(n_bytes // tree_bytes(spec, width, n_threads), 1), spec.n_trees)
+
+
+def blocks_that_stay(store: RowStore, spec: ShardSpec, n_bytes: int, width: int, n_threads: int) -> int:
+    """Return how many blocks of each thread may stay in memory, in addition to the histograms of `width` nodes."""
+    if sum(file.stride * file.n_blocks for file in store.files) < WORTH_KEEPING:
+        return 0
+    spare = n_bytes - tree_bytes(spec, width, n_threads)
     return max(spare, 0) // (n_threads * sum(file.stride for file in store.files))

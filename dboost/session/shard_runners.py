@@ -12,17 +12,17 @@ another session has now. Both give the same sums as an uninterrupted fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dboost.losses.projection import ProjectedTerms
 from dboost.session.batch_rows import StartingRows
 from dboost.session.calls import BuildSpec, ReplayState
-from dboost.session.memory import Budget, blocks_that_stay, nodes_per_pass
+from dboost.session.memory import Budget, blocks_that_stay, nodes_per_pass, tree_bytes, trees_per_pass
 from dboost.session.thread_team import Team
 from dboost.session.whole_tree_grower import WholeTreeGrower
 from dboost.shards.apply_trees import add_iterations, leaves_of
@@ -34,6 +34,14 @@ from dboost.shards.streamed_grower import StreamedGrower
 from dboost.shards.tree_means import SUMS, ValuesOf, add_values, rows_out_of_bag, values_of_leaves, values_of_trees
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import GradientStats, GrownTree, Sample, TreeTask
+
+
+class PassWidth(NamedTuple):
+    """What memory allows in one pass over files."""
+
+    n_leaves: int  # that may be opened in each tree
+    n_trees: int  # that may grow
+
 
 GivenLeaves = Callable[[np.ndarray, int], np.ndarray]
 
@@ -183,6 +191,11 @@ class ShardRunner:
         self._route_excluded()
         self.grower.begin(tasks)
 
+    def begin_round(self, requests: Mapping[int, RoundRequest]) -> None:
+        """Announce the requests of a round by output, so that a pass over files serves several of them."""
+        if isinstance(self.grower, StreamedGrower):
+            self.grower.begin_round(requests)
+
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
         """Return the histograms and row counts of a round of one tree, valid until the next round."""
         return self.grower.sum_histograms(output, request)
@@ -248,27 +261,32 @@ def streamed_runners(
     team: Team,
     limit: Budget,
     is_alone: bool,
-) -> tuple[list[ShardRunner], int]:
-    """Write a batch to files; return one runner for each thread of a team, and how many leaves a pass over them may open.
+) -> tuple[list[ShardRunner], PassWidth]:
+    """Write a batch to files; return one runner for each thread of a team, and what a pass over them may do.
 
     is_alone : whether the session has no other rows; then some blocks may stay in memory.
     """
     n_rows = rows.n_kept
     if not n_rows:
-        return [], 1
+        return [], PassWidth(1, spec.shard.n_trees)
     memory = limit.histograms(spec.shard, n_rows, team.n_threads)
     store, ids = rows.write(spec, root)
     try:
         n_runners = min(team.n_threads, store.n_blocks)
         n_leaves = spec.leaves_per_pass or nodes_per_pass(spec.shard, memory, n_runners)
-        n_staying = 0
+        n_staying, spare = 0, memory - limit.reserve
+        n_trees = trees_per_pass(spec.shard, spare, n_leaves, n_runners)
         if is_alone:
-            n_staying = blocks_that_stay(store, spec.shard, memory - limit.reserve, n_leaves, n_runners)
+            spare -= (n_trees - 1) * tree_bytes(spec.shard, n_leaves, n_runners)
+            n_staying = blocks_that_stay(store, spec.shard, spare, n_leaves, n_runners)
         shares = [
-            ShardBlocks(store, spec.shard, ids, k, n_runners, n_staying=n_staying, halted=lambda: team.is_halted)
+            ShardBlocks(
+                store, spec.shard, ids, k, n_runners,
+                n_staying=n_staying, trees_per_pass=n_trees, halted=lambda: team.is_halted,
+            )
             for k in range(n_runners)
-        ]
-        return team.map(lambda share: ShardRunner(share, batch, spec, past), shares), n_leaves
+        ]  # fmt: skip
+        return team.map(lambda share: ShardRunner(share, batch, spec, past), shares), PassWidth(n_leaves, n_trees)
     except BaseException:
         store.close()
         raise

@@ -58,7 +58,7 @@ from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
 from dboost.session.proposal import divided
 from dboost.session.refit_rows import rows_with_values
 from dboost.session.session import Result
-from dboost.session.shard_runners import ShardRunner, streamed_runners
+from dboost.session.shard_runners import PassWidth, ShardRunner, streamed_runners
 from dboost.session.thread_team import Team, is_small, team_for
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.arcbite_rows import Bite, joined_rows, shard_of_bite
@@ -95,8 +95,8 @@ class WorkerSession:
         Largest round number that a call had.
     exchange : SliceExchange or None
         Which sessions add up which features, if slices of histograms are exchanged.
-    leaves_per_pass : int
-        Number of leaves that a round may split, if it is a pass over files.
+    pass_width : PassWidth
+        What a round may do, if it is a pass over files.
     """
 
     def __init__(
@@ -127,7 +127,12 @@ class WorkerSession:
         self._narrow = np.empty(0, np.int32)  # receives the histograms of a round for sending
         self._bites: SessionBites | None = None
         self._whole_team: Team | None = None  # see `_team_of_all`
-        self.leaves_per_pass = 1
+        self.pass_width = PassWidth(1, 1)
+
+    @property
+    def n_threads(self) -> int:
+        """Number of threads for this fit."""
+        return self._n_threads
 
     @cached_property
     def _team(self) -> Team:
@@ -336,7 +341,7 @@ class WorkerSession:
             check_rows_in_memory(n_kept if spec.is_whole else -(-n_kept // n_threads))  # of a shard
             self._add_in_memory(rows.shards(spec), batch, spec, past, n_kept)
         else:
-            runners, self.leaves_per_pass = streamed_runners(
+            runners, self.pass_width = streamed_runners(
                 rows, batch, spec, past, root=self._folder, team=self._team, limit=limit, is_alone=not self._runners
             )
             self._runners += runners
@@ -373,7 +378,7 @@ class WorkerSession:
         budget = None if spec is None else spec.budget or self._spare
         if spec is not None and budget is not None:
             most = budget.most_rows(spec.shard, self._n_threads)
-        return RowPlaces(in_files, most)
+        return RowPlaces(in_files, most, self.pass_width.n_trees)
 
     def keep_only(self, batch: str, numbers: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions, which another session has now."""
@@ -490,6 +495,11 @@ class WorkerSession:
         """Begin trees that grow in rounds; they replace all earlier ones."""
         self._each(lambda runner: runner.begin(tasks))
 
+    def begin_round(self, requests: Mapping[int, RoundRequest]) -> None:
+        """Announce the requests of a round by output; `sum_histograms` answers them."""
+        for runner in self._runners:
+            runner.begin_round(requests)
+
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
         """Return the histograms of a round of one tree. They are valid until the next call; the session must have rows."""
         return reduce(RoundHistograms.merge, self._each(lambda runner: runner.sum_histograms(output, request)))
@@ -504,6 +514,7 @@ class WorkerSession:
         started = time.perf_counter()
         if tasks:
             self.begin_trees(tasks)
+        self.begin_round(requests)
         results: dict[int, RoundHistograms] = {}
         free = self._narrow_for(requests) if self._runners else self._narrow
         for output, request in requests.items() if self._runners else ():

@@ -52,6 +52,8 @@ class ShardBlocks:
         Number of the share, and of shares, see `RowStore.walk`. A store in memory has one share.
     n_staying : int, default 0
         Number of blocks of files that are resident in memory.
+    trees_per_pass : int, default 1
+        Largest number of trees, of different outputs, for which there are histograms in memory during a pass over files.
     halted : callable
         Called between blocks of files; returns whether to stop.
     segments : RowSegments, optional
@@ -76,12 +78,13 @@ class ShardBlocks:
         n_threads: int = 1,
         *,
         n_staying: int = 0,
+        trees_per_pass: int = 1,
         halted: Callable[[], bool] = lambda: False,
         segments: RowSegments | None = None,
         shared: SharedCodes | None = None,
     ) -> None:
         self.store, self.spec, self._halted, self._n_staying = store, spec, halted, n_staying
-        self.shared = shared
+        self.shared, self.trees_per_pass = shared, trees_per_pass
         self._ids = RowIds(np.array([[0, store.n_rows]])) if ids is None else ids
         self._share = thread, n_threads
         self.bytes_read = 0
@@ -205,7 +208,7 @@ class ShardBlocks:
         store = self.store.subset(
             [n], lambda some: kept[some.start - self.first : some.start - self.first + some.n_rows], *self._share
         )
-        return ShardBlocks(store, self.spec, ids, n_staying=n_staying, halted=self._halted)
+        return ShardBlocks(store, self.spec, ids, n_staying=n_staying, trees_per_pass=self.trees_per_pass, halted=self._halted)
 
     def _apart(self, rows: np.ndarray, row_ids: np.ndarray) -> ShardBlocks:
         """Return some of the rows of a shard that shares codes (int64[n], with their global ids), without the others."""

@@ -47,7 +47,7 @@ class DirectCalls:
 
     @cached_property
     def _rounds(self) -> TreeRounds:
-        return TreeRounds()
+        return TreeRounds(self._session.n_threads)
 
     def switch_bite(self, visit: BiteVisit, iterations: Sequence[Sequence[TreeDelta]], applied: int) -> None:
         """See `Calls`."""
@@ -61,22 +61,26 @@ class DirectCalls:
         return stats
 
     def grow_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        """See `Calls`. Trees grow one after the other, when they are requested."""
+        """See `Calls`. Trees grow when they are requested; over files, some of them together."""
         trees = self._session.whole_trees(tasks)
-        return map(self._grow_in_rounds, tasks) if trees is None else trees
+        return self._grow_in_rounds(tasks) if trees is None else trees
 
-    def _grow_in_rounds(self, task: TreeTask) -> GrownTree:
-        n_leaves = self._session.leaves_per_pass
-        order = GrowOrder((task,), self._layout, self._is_identity_bin_map, self._session.n_rows, n_leaves)
-        return self._rounds.grow_trees(self, order)[0]
+    def _grow_in_rounds(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        n_leaves, n_trees = self._session.pass_width
+        for first in range(0, len(tasks), n_trees):
+            some = tuple(tasks[first : first + n_trees])
+            order = GrowOrder(some, self._layout, self._is_identity_bin_map, self._session.n_rows, n_leaves)
+            yield from self._rounds.grow_trees(self, order)
 
     def begin_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> Callable[[], RoundSumsAndSplits]:
-        """See `RoundCalls`; of one tree at a time."""
+        """See `RoundCalls`."""
 
         def run() -> RoundSumsAndSplits:
             if tasks:
                 self._session.begin_trees(tasks)
-            return {output: self._session.sum_histograms(output, request) for output, (request, _) in rounds.items()}, None
+            requests = {output: request for output, (request, _) in rounds.items()}
+            self._session.begin_round(requests)
+            return {output: self._session.sum_histograms(output, request) for output, request in requests.items()}, None
 
         return run
 

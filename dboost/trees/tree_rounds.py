@@ -68,9 +68,12 @@ class TreeRounds:
     """Grows the trees of a fit in rounds. Keeps the memory of histograms from one tree to the next.
 
     Trees that share rounds are searched in parallel, because the shards wait meanwhile.
+
+    n_threads : number of threads that search; default: one for each processor.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, n_threads: int | None = None) -> None:
+        self._n_threads = n_threads or os.cpu_count() or 1
         self._split_finders: list[SplitFinder] = []
         self._threads: ThreadPoolExecutor | None = None
 
@@ -129,10 +132,10 @@ class TreeRounds:
         def search(output: int) -> BestSplits:
             return finders[output].find_best_splits(rounds[output][1], sums[output].histograms)
 
-        if len(rounds) == 1:
+        if len(rounds) == 1 or self._n_threads == 1:
             return map(search, rounds)
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(min(len(finders), os.cpu_count() or 1), "dboost-search")
+            self._threads = ThreadPoolExecutor(min(len(finders), self._n_threads), "dboost-search")
         return self._threads.map(search, rounds)
 
     def _new_finders(self, order: GrowOrder) -> dict[int, SplitFinder]:

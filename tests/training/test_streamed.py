@@ -23,6 +23,7 @@ from dboost.session import memory, shard_runners
 from dboost.session.memory import Budget, parse_memory_limit
 from dboost.shards import shard_spec
 from dboost.shards.shard_spec import ShardSpec
+from dboost.storage.block_file import BlockFile
 from dboost.storage.row_store import RowStore
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
@@ -83,6 +84,73 @@ def test_blocks_that_stay(folder: Path, monkeypatch: pytest.MonkeyPatch, n_stayi
     ((most, taken),) = found
     assert 0.5 * most < taken < most < 0.75 * 64 * 2**20
     assert list(folder.iterdir()) == []
+
+
+def _count_codes(patch: pytest.MonkeyPatch, counted: list[int]) -> None:
+    """Add the bytes of codes that fits read from now on to a list, and put their size in front."""
+    read = BlockFile.read
+
+    def noted(file: BlockFile, *arguments: Any, **options: Any) -> int:
+        n_bytes = read(file, *arguments, **options)
+        if file.path.name == "codes":
+            counted[0] = file.stride * file.n_blocks
+            counted.append(n_bytes)
+        return n_bytes
+
+    patch.setattr(BlockFile, "read", noted)
+
+
+@pytest.mark.parametrize(("n_together", "most"), [(1, 12.0), (2, 8.0), (None, 4.0)])
+def test_trees_of_an_iteration_share_passes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, n_together: int | None, most: float
+) -> None:
+    """Codes are read once for all trees that grow at the same time, as many as the limit allows."""
+    rng, n_iterations, n_classes = np.random.default_rng(0), 3, 4
+    X = rng.normal(size=(3000, 6))
+    target = np.argmax(X[:, :n_classes] + np.sin(X[:, 2:]) + rng.gumbel(size=(3000, n_classes)), axis=1)
+    allowed: list[int] = []
+    if n_together is None:
+        compute = memory.trees_per_pass
+
+        def noted(*arguments: Any) -> int:
+            allowed.append(compute(*arguments))
+            return allowed[-1]
+
+        monkeypatch.setattr(shard_runners, "trees_per_pass", noted)
+    else:
+        monkeypatch.setattr(shard_runners, "trees_per_pass", lambda *_: n_together)
+    counted = [0]
+    with monkeypatch.context() as patch:
+        _count_codes(patch, counted)
+        streamed = dboost.fit(X, target, loss="log_loss", max_iter=n_iterations, memory_limit="256MiB", n_threads=2)
+    per_tree = sum(counted[1:]) / counted[0] / (n_iterations * n_classes)
+    assert per_tree <= most
+    assert n_together is not None or (allowed == [n_classes] and per_tree > 1.0)
+    assert n_together != 1 or per_tree > 4.0
+    assert saved(streamed) == saved(dboost.fit(X, target, loss="log_loss", max_iter=n_iterations))
+
+
+@examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    n=st.integers(60, 400),
+    block=st.sampled_from([16, 64, 1024]),
+    n_threads=st.integers(1, 3),
+    n_together=st.integers(1, 4),
+    n_staying=st.integers(0, 2),
+    options=st.sampled_from([{}, {"subsample": 0.6}, {"sample_weight": "w"}, {"max_depth": 3, "max_leaf_nodes": None}]),
+)
+def test_however_trees_share_passes(
+    folder: Path, n: int, block: int, n_threads: int, n_together: int, n_staying: int, options: dict[str, Any]
+) -> None:
+    frame = mixed_frame(n, seed=n)
+    settings: dict[str, Any] = {"features": NUMERIC, "max_iter": 2, "max_leaf_nodes": 6, "min_samples_leaf": 3} | options
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_spec, "BLOCK_ROWS", block)
+        patch.setattr(shard_runners, "trees_per_pass", lambda *_: n_together)
+        patch.setattr(shard_runners, "blocks_that_stay", lambda *_: n_staying)
+        kept = dboost.fit(frame, "grade", **settings)
+        streamed = dboost.fit(frame, "grade", n_threads=n_threads, memory_limit=LIMIT, **settings)
+    assert saved(kept) == saved(streamed)
 
 
 def test_small_tables_are_left_to_the_system(folder: Path) -> None:
