@@ -24,6 +24,7 @@ from benchmarks import (
     loading,
     overlap,
     page,
+    passes,
     peers,
     profile,
     race,
@@ -200,6 +201,18 @@ def test_trimming(capsys: pytest.CaptureFixture[str]) -> None:
     trimming.main(["--rows", "4000", "--features", "6", "--trees", "12", "--threads", "1"])
     drawn = capsys.readouterr().out
     assert "11…12" in drawn and "100.0%" in drawn
+
+
+@pytest.mark.slow
+def test_passes_over_files_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    passes.main(["--rows", "20000", "--trees", "1", "--classes", "3", "--rate", "2000"])
+    rows = [
+        line.split() for line in capsys.readouterr().out.splitlines() if "all" in line or "cached" in line or "MB/s" in line
+    ]
+    alone, together, slow_alone, slow_together = rows
+    assert [alone[1], together[1], slow_together[1]] == ["1", "all", "all"]
+    assert float(together[3]) < 0.7 * float(alone[3]) and float(slow_alone[4]) == float(alone[3])
+    assert len({row[-1] for row in rows}) == 1, "another model"
 
 
 @pytest.mark.slow
