@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 import numpy as np
 from sklearn.base import ClassifierMixin
+from sklearn.utils import Tags
 
 from dboost.booster import Booster
 from dboost.errors import ParameterError
@@ -33,7 +34,8 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
     ----------
     {attributes}
     classes_ : array
-        In the order of the columns of `predict_proba`.
+        In the order of the columns of `predict_proba`; of several labels (a y of zeros and ones with a column for each) the
+        numbers of the labels.
 
     Examples
     --------
@@ -92,7 +94,12 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
 
     def _set_model(self, booster: Booster) -> None:
         super()._set_model(booster)
-        self.classes_ = booster.classes_
+        self.classes_ = np.arange(self.n_outputs_) if booster.classes_ is None else booster.classes_
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
 
     @accepts_names_of_predictions
     def predict_proba(self, X: Any, *, iteration_range: Range | None = None, offset: Any = None) -> Any:
@@ -100,7 +107,7 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
 
         Returns
         -------
-        array (n, n_classes), or a lazy Dask collection for one
+        array (n, n_classes), or of labels (n, n_labels): the probability that each is 1; a lazy Dask collection for one
         """
         return self._predict_with(X, "predict_proba", iteration_range=iteration_range, offset=offset)
 
@@ -114,7 +121,8 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
 
         Returns
         -------
-        array (n,) of the second class's log odds for two classes, else (n, n_classes), or a lazy Dask collection
+        array (n,) of the second class's log odds for two classes, else (n, n_classes) or (n, n_labels), or a lazy Dask
+        collection
         """
         return self._predict_with(X, "predict", raw_score=True, iteration_range=iteration_range)
 

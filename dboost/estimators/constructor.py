@@ -202,6 +202,8 @@ _RUNNING = """\
 _ATTRIBUTES = """\
     booster_ : Booster
         The model; without early stopping that of `dboost.fit` with the same parameters.
+    n_outputs_ : int
+        Number of predictions per row.
     n_iter_ : int
         Iterations in the model; `booster_.history` also has those that early stopping dropped.
     do_early_stopping_ : bool

@@ -516,12 +516,13 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         """Set the attributes that depend on the model."""
         self.booster_ = booster
         self.n_iter_ = booster.n_iter_
+        self.n_outputs_ = len(booster.outputs.prediction_columns or (None,))
         categorical = np.array([feature.is_categorical for feature in booster.features])
         self.is_categorical_ = categorical if categorical.any() else None
 
     def _set_loaded(self, booster: Booster) -> None:
         is_for_classes = isinstance(self, ClassifierMixin)
-        if (booster.classes_ is not None) != is_for_classes:
+        if booster.outputs.is_classification != is_for_classes:
             raise ParameterError(
                 f"the model is one for {'numbers' if is_for_classes else 'classes'}: "
                 f"load it into a {'DBoostRegressor' if is_for_classes else 'DBoostClassifier'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sklearn.base import RegressorMixin
+from sklearn.utils import Tags
 
 from dboost.errors import ParameterError
 from dboost.estimators.constructor import accepts_names_of_fits, documented
@@ -20,7 +21,7 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
     ----------
     loss : str or dboost.losses.Loss
         "squared_error" (the same as "auto", the default), "absolute_error", "quantile", "huber", "expectile",
-        "poisson", "gamma" or "tweedie".
+        "poisson", "gamma" or "tweedie". With several targets (a y of several columns) also a list of one for each.
     {parameters}
 
     Attributes
@@ -33,6 +34,11 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
     >>> model = DBoostRegressor(max_iter=200, early_stopping=True)
     >>> model.fit(X, y).predict(X)                                  # doctest: +SKIP
     """
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
 
     @accepts_names_of_fits
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:

@@ -123,6 +123,8 @@ class EarlyStoppingPolicy:
 
 def _class_weight(counts: Sequence[int], target: Target, class_weight: Any) -> np.ndarray | None:
     """Weights of the classes, float64[n_classes], or None; "balanced" counts rows with positive weight."""
+    if class_weight is not None and target.loss.parts:
+        raise ParameterError("class_weight is for one target of classes: with several labels, give sample_weight")
     if class_weight is None or target.classes is None:
         return None
     if isinstance(class_weight, str) and class_weight == "balanced":

@@ -289,7 +289,7 @@ def partial_dependence(
         values = values - np.nanmean(values, axis=1, keepdims=True)
     frame = _tidy(ensemble, on, values, numbers, counts if kind == "conditional" else None)
     deciles = {axis.feature.name: axis.deciles.tolist() for axis in on if axis.deciles is not None}
-    shown = [column for column in frame.columns if column not in TAKEN]
+    shown = [column for column in frame.columns if column not in (*TAKEN, ensemble.outputs.axis)]
     frame.attrs = {"kind": kind, "scale": scale, "centred": centred, "deciles": deciles, "features": shown}
     return frame
 
@@ -446,6 +446,7 @@ def _tidy(
 ) -> pd.DataFrame:
     """One row of the result per (row,) point and class. values : float64[n_rows or 1, n_points, n_outputs]."""
     n_rows, n_points, n_outputs = values.shape
+    taken = (*TAKEN, ensemble.outputs.axis)
     columns: dict[str, Any] = {}
     if numbers is not None:
         columns["row"] = np.repeat(numbers, n_points * n_outputs)
@@ -454,11 +455,11 @@ def _tidy(
         name = axis.feature.name
         inner //= len(axis.values)
         of_point = np.tile(np.repeat(axis.shown, inner), n_points // (inner * len(axis.values)))
-        columns[f"feature {name}" if name in TAKEN else name] = np.tile(np.repeat(of_point, n_outputs), n_rows)
+        columns[f"feature {name}" if name in taken else name] = np.tile(np.repeat(of_point, n_outputs), n_rows)
     if n_outputs > 1:
         classes = np.empty(n_outputs, object)
         classes[:] = ensemble.outputs.names
-        columns["class"] = np.tile(classes, n_rows * n_points)
+        columns[ensemble.outputs.axis] = np.tile(classes, n_rows * n_points)
     columns["value"] = values.ravel()
     if counts is not None:
         columns["count"] = np.repeat(counts, n_outputs)
@@ -486,7 +487,7 @@ def additivity(ensemble: Ensemble, data: Any, features: Any, max_rows: int, weig
             "multiplicative": _correlation(raw[:, k], part[:, k] * other[:, k], weight),
             "h": _root_share(left_over, _centred(raw[:, k], weight)),
         }
-    frame = pd.DataFrame(table).rename_axis(columns="class")
+    frame = pd.DataFrame(table).rename_axis(columns=ensemble.outputs.axis)
     return frame if ensemble.n_outputs > 1 else frame.iloc[:, 0].rename("additivity")
 
 
@@ -503,16 +504,16 @@ def interaction_strength(
     traverse = Traversal(ensemble)
     alone = {j: _centred(traverse([j], block), weight) for j in chosen}
     on_one_path = traverse.pairs
-    names, rows = [feature.name for feature in ensemble.features], []
+    names, rows, axis = [feature.name for feature in ensemble.features], [], ensemble.outputs.axis
     for i, j in combinations(chosen, 2):
         # Features that share no path in any tree are additive, up to rounding.
         together = _centred(traverse([i, j], block), weight) if {i, j} in on_one_path else alone[i] + alone[j]
         left_over = together - alone[i] - alone[j] if {i, j} in on_one_path else np.zeros_like(together)
         for k, of_class in enumerate(ensemble.outputs.names):
             h = _root_share(left_over[:, k], together[:, k])
-            rows.append({"feature_1": names[i], "feature_2": names[j], "class": of_class, "h": h})
+            rows.append({"feature_1": names[i], "feature_2": names[j], axis: of_class, "h": h})
     frame = pd.DataFrame(rows).sort_values("h", ascending=False, kind="stable", ignore_index=True)
-    return frame if ensemble.n_outputs > 1 else frame.drop(columns="class")
+    return frame if ensemble.n_outputs > 1 else frame.drop(columns=axis)
 
 
 def _rows(data: Any, ensemble: Ensemble, max_rows: int, weight: Any) -> tuple[np.ndarray, np.ndarray | None]:

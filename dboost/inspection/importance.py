@@ -71,7 +71,7 @@ def importance(
     if kind not in KINDS:
         hint = f"; {kind!r} is called {_OF_PEERS[kind]!r} here" if kind in _OF_PEERS else ""
         raise ParameterError(f"kind={kind!r} must be one of {', '.join(map(repr, KINDS))}, or 'permutation'{hint}")
-    if per_class and ensemble.outputs.labels is None:
+    if per_class and ensemble.n_outputs == 1 and ensemble.outputs.labels is None:
         raise ParameterError("there is no importance per class: the model predicts numbers")
     if kind == "cover":
         check_counts(ensemble, "importance of kind 'cover'", "choose another kind")
@@ -85,7 +85,7 @@ def importance(
     order = np.argsort(-mean, kind="stable")
     table = pd.DataFrame(_relative(total), index=names, columns=ensemble.outputs.names).iloc[order]
     table.attrs = {"kind": kind, "unit": total.max(axis=0).tolist()}
-    return table.rename_axis(index="feature", columns="class")
+    return table.rename_axis(index="feature", columns=ensemble.outputs.axis)
 
 
 def _totals(ensemble: Ensemble, kind: str) -> np.ndarray:

@@ -74,8 +74,9 @@ class InitialRows:
     rows: AllRows  # with their offsets, or zero, as raw scores
     means: np.ndarray  # weighted means of `Loss.target_sums`
     has_offset: bool  # whether there are offsets that have an effect, see `Loss.uses_offset`
-    #: Given a constant to begin at, returns the one that minimizes the loss if it is added to all offsets, by Newton's method.
-    search: Callable[[float], float]
+    #: Given constants to begin at (float64[n_outputs]), returns those that minimize the loss if they are added to all offsets:
+    #: by Newton's method, one output after the other.
+    search: Callable[[np.ndarray], np.ndarray]
 
 
 class RowStatistic:
@@ -103,6 +104,9 @@ class Loss:
     A custom loss defines `value`, `gradient` and `hessian` (arrays in, arrays out, with respect to the raw score) and, if
     predictions are not raw scores, `link` and `inverse_link`; see `losses.base`. With ``is_classification = True`` its
     targets are 0 and 1, and `inverse_link` returns the probability of 1.
+
+    A loss of K outputs says ``n_outputs = K`` and may name them in `output_names`. Its raw scores, derivatives and predictions
+    are float64[K, n]; the Hessian of an output is the second derivative by its own score.
 
     Examples
     --------
@@ -161,8 +165,9 @@ class Loss:
     n_outputs: int = 1
     #: The losses of the outputs alone, if they are independent (`per_output.PerOutput`): this loss is their mean.
     parts: tuple[Loss, ...] = ()
-    #: Names of the outputs of such a loss, and the target column of each.
+    #: Names of several outputs; default: their numbers from 0.
     output_names: tuple[str, ...] = ()
+    #: The target column of each of the `parts`.
     columns: tuple[int, ...] = ()
     #: Whether the raw scores are those of classes, of which each row has one: gradients are p - [class] with probabilities p,
     #: and second derivatives along a direction c are variances of c under p. Otherwise the scores of a row are independent.
@@ -276,7 +281,7 @@ class Loss:
         """Return the constant raw scores of least loss: float64[n_outputs]."""
         best = self.best_constants(rows.means)
         if best is None or rows.has_offset:
-            best = np.array([rows.search(0.0 if best is None else float(best[0]))])
+            best = rows.search(np.zeros(self.n_outputs) if best is None else best)
         return best
 
     def target_spread(self, mean: float, lowest: float, highest: float) -> float:
@@ -285,7 +290,7 @@ class Loss:
 
     def steepest(self, mean: float, lowest: float, highest: float) -> float:
         """Return about the largest gradient at the best constant, if it depends on the size of the targets; else 1."""
-        if self.is_classification or len(self.target_columns) > 1:
+        if self.is_classification or len(self.target_columns) > 1 or self.n_outputs > 1:
             return 1.0
         with np.errstate(all="ignore"):
             at = np.nan_to_num(self.link(np.array([mean, mean])), posinf=0.0, neginf=0.0)
@@ -407,7 +412,7 @@ def custom_from_dict(stored: dict[str, Any]) -> Loss:
         When no class of that name is known.
     """
     state = dict(stored)
-    name = state.pop("name")
+    name, _ = state.pop("name"), state.pop("outputs", None)
     if name not in _KNOWN:
         raise ParameterError(
             f"the model was trained with the loss {name!r}, which is not known here: call dboost.losses.register with its "
@@ -432,11 +437,12 @@ def custom_to_dict(loss: Loss) -> dict[str, Any]:
                 f"loss {loss.name!r} cannot be stored in a model: its attribute {name!r} is a {type(value).__name__}, not a "
                 "number, text or a list of these"
             )
-    return {"name": loss.name} | vars(loss)
+    names = {"outputs": list(loss.output_names)} if loss.output_names else {}
+    return {"name": loss.name} | names | vars(loss)
 
 
 def call_custom(loss: Loss, what: str, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
-    """Call a method of a custom loss for some rows: float64[n].
+    """Call a method of a custom loss for some rows: float64[n], derivatives in the shape of the raw scores.
 
     Raises
     ------
@@ -447,9 +453,10 @@ def call_custom(loss: Loss, what: str, y: np.ndarray, raw: np.ndarray) -> np.nda
     y, raw = y.view(), raw.view()
     y.flags.writeable = raw.flags.writeable = False
     result = getattr(loss, what)(y, raw)
-    if np.shape(result) != raw.shape:
-        n = len(raw)
-        raise ParameterError(f"{what} of loss {loss.name!r} returned shape {np.shape(result)} for {n} rows, not ({n},)")
+    n = raw.shape[-1]
+    shape = (n,) if what == "value" else raw.shape
+    if np.shape(result) != shape:
+        raise ParameterError(f"{what} of loss {loss.name!r} returned shape {np.shape(result)} for {n} rows, not {shape}")
     return np.asarray(result, np.float64)
 
 
@@ -457,20 +464,48 @@ def call_custom(loss: Loss, what: str, y: np.ndarray, raw: np.ndarray) -> np.nda
 def check_derivatives(loss: Loss, y: np.ndarray) -> str | None:
     """Return what is wrong with a custom loss, tested on some targets of the training data; None when nothing is."""
     y = y[..., :N_CHECKED]
-    rng, n = np.random.default_rng(0), int(y.shape[-1])
-    raw = rng.normal(size=n) * 2.0
-    best = np.asarray(loss.link(loss.target_location(y)), np.float64)
-    near = best + rng.normal(size=n)
-    raw = np.where((np.arange(n) % 2 == 0) & np.isfinite(near), near, raw)
-    far = np.nan_to_num(np.maximum(np.abs(raw - best), 1.0), nan=1.0)
-    longer, shorter = 1e-5 * np.maximum(np.abs(raw), 1.0), np.maximum(1e-5 * far, 8.0 * np.spacing(np.abs(raw)))
+    rng, n, k = np.random.default_rng(0), int(y.shape[-1]), loss.n_outputs
+    if k == 1:
+        raw = rng.normal(size=n) * 2.0
+        best = np.asarray(loss.link(loss.target_location(y)), np.float64)
+        near = best + rng.normal(size=n)
+        raw = np.where((np.arange(n) % 2 == 0) & np.isfinite(near), near, raw)
+    else:  # what the scores of several outputs mean is known to the loss only
+        raw, best = rng.normal(size=(k, n)) * 2.0, np.zeros((k, n))
+    for output in range(k):
+        wrong = _wrong_derivative(loss, y, np.atleast_2d(raw), np.atleast_2d(best)[output], output)
+        if wrong is not None:
+            return wrong
+    prediction = np.asarray(loss.inverse_link(raw), np.float64)
+    if prediction.shape != raw.shape:
+        return f"inverse_link of loss {loss.name!r} returned shape {prediction.shape} for raw scores of shape {raw.shape}"
+    again = np.asarray(loss.inverse_link(loss.link(prediction)), np.float64)
+    if not np.allclose(again, prediction, rtol=1e-6, atol=1e-9, equal_nan=True):
+        return f"link and inverse_link of loss {loss.name!r} are not inverse to each other"
+    return None
+
+
+def _wrong_derivative(loss: Loss, y: np.ndarray, raw: np.ndarray, best: np.ndarray, output: int) -> str | None:
+    """Return what is wrong with the derivatives by the raw score of one output. raw : float64[n_outputs, n]."""
+    of_output = raw[output]
+    far = np.nan_to_num(np.maximum(np.abs(of_output - best), 1.0), nan=1.0)
+    longer = 1e-5 * np.maximum(np.abs(of_output), 1.0)
+    shorter = np.maximum(1e-5 * far, 8.0 * np.spacing(np.abs(of_output)))
+    what = "" if len(raw) == 1 else f" of output {output}"
+
+    def called(method: str, scores: np.ndarray) -> np.ndarray:
+        moved = raw.copy()
+        moved[output] = scores
+        found = call_custom(loss, method, y, loss_scores(moved))
+        return found if found.ndim == 1 else found[output]
+
     methods = [("gradient", "value")] + [("hessian", "gradient")] * loss.exact_hessian
     for derivative, function in methods:
-        derivatives = call_custom(loss, derivative, y, raw)
-        agrees = np.zeros(n, bool)
+        derivatives = called(derivative, of_output)
+        agrees = np.zeros(len(of_output), bool)
         for step in (shorter, longer):
-            high, low = raw + step, raw - step
-            above, below = call_custom(loss, function, y, high), call_custom(loss, function, y, low)
+            high, low = of_output + step, of_output - step
+            above, below = called(function, high), called(function, low)
             quotient = (above - below) / (high - low)
             noise = 1e-13 * np.maximum(np.abs(above), np.abs(below)) / step
             agrees |= np.abs(derivatives - quotient) <= 1e-4 * (np.abs(quotient) + np.median(np.abs(quotient))) + noise + 1e-9
@@ -478,20 +513,18 @@ def check_derivatives(loss: Loss, y: np.ndarray) -> str | None:
         if is_wrong.sum() > (1 - _AGREEING_SHARE) * (agrees | is_wrong).sum():
             i = int(np.argmax(is_wrong))
             return (
-                f"{derivative} of loss {loss.name!r} is not the derivative of its {function} by the raw score: for "
-                f"y={_shown(y, i)} and raw={raw[i]:g} it says {derivatives[i]:g}, the difference quotient {quotient[i]:g}"
+                f"{derivative}{what} of loss {loss.name!r} is not the derivative of its {function} by the raw score: for "
+                f"y={_shown(y, i)} and raw={_shown(loss_scores(raw), i)} it says {derivatives[i]:g}, the difference quotient "
+                f"{quotient[i]:g}"
             )
-    hessian = call_custom(loss, "hessian", y, raw)
+    hessian = called("hessian", of_output)
     if (hessian < 0).any():
         i = int(np.argmin(hessian))
         return (
-            f"hessian of loss {loss.name!r} is {hessian[i]:g} for y={_shown(y, i)} and raw={raw[i]:g}, which must not be below "
-            "0; a stand-in is allowed if the class says exact_hessian = False"
+            f"hessian{what} of loss {loss.name!r} is {hessian[i]:g} for y={_shown(y, i)} and "
+            f"raw={_shown(loss_scores(raw), i)}, which must not be below 0; a "
+            "stand-in is allowed if the class says exact_hessian = False"
         )
-    prediction = np.asarray(loss.inverse_link(raw), np.float64)
-    again = np.asarray(loss.inverse_link(loss.link(prediction)), np.float64)
-    if not np.allclose(again, prediction, rtol=1e-6, atol=1e-9, equal_nan=True):
-        return f"link and inverse_link of loss {loss.name!r} are not inverse to each other"
     return None
 
 

@@ -56,7 +56,7 @@ class Expectile(Loss):
         self.level = expectile
 
     def start(self, rows: InitialRows) -> np.ndarray:
-        return np.array([rows.search(0.0 if rows.has_offset else float(rows.means[0]))])
+        return rows.search(np.array([0.0 if rows.has_offset else float(rows.means[0])]))
 
     def terms(self) -> ExpectileTerms:
         return ExpectileTerms(2.0 * self.level, 2.0 * (1.0 - self.level))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dboost.kernels import or_empty
 from dboost.kernels.outputs import BLOCK, project_gradients
 from dboost.losses.gradient_pass import GradientRows
 
@@ -31,6 +32,9 @@ def project(
 
     gradient, hessian : float32[n], written; the latter is empty if it is constant.
     """
+    if not terms.of_classes:  # then no target is read, and several targets have another type
+        none = (or_empty(None, dtype) for dtype in ("float64", "float32", "uint8"))
+        rows = rows._replace(**dict(zip(("target", "single_target", "byte_target"), none, strict=True)))
     maxima = np.zeros(2, np.int32)
     project_gradients(
         rows,

@@ -109,12 +109,10 @@ class MetricReduction:
 
     def values(self, eval_set: str, statistic: Any) -> dict[str, float]:
         """Return the metric of an evaluation set, and its values for single outputs, by column of the history."""
-        column = f"{eval_set}_{self.name}"
-        found = {column: self.finish(statistic)}
+        found = [self.finish(statistic)]
         if self.outputs:
-            of_outputs = zip(self.outputs, statistic, strict=True)
-            found |= {f"{column} of {name}": metric.finish(of_output) for (name, metric), of_output in of_outputs}
-        return found
+            found += [metric.finish(of_output) for (_, metric), of_output in zip(self.outputs, statistic, strict=True)]
+        return dict(zip(self.columns(eval_set), found, strict=True))
 
     @property
     def on_workers(self) -> Any:

@@ -582,8 +582,13 @@ def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
     """
     if loss.parts:
         return _without_twins(_metrics_of_outputs(wanted, loss))
-    if len(loss.target_columns) > 1 and any(spec != loss.name for spec in _specs(wanted, loss.name)):
-        raise ParameterError(f"eval_metric: loss={loss.name!r} has several target columns, so its only metric is {loss.name!r}")
+    several = "target columns" if len(loss.target_columns) > 1 else "outputs"
+    has_one = len(loss.target_columns) == 1 and (loss.n_outputs == 1 or loss.is_classification)
+    if not has_one and any(isinstance(spec, str) and spec != loss.name for spec in _specs(wanted, loss.name)):
+        raise ParameterError(
+            f"eval_metric: loss={loss.name!r} has several {several}, so its only metric with a name is {loss.name!r}: give a "
+            "function of y, prediction and weight, or a dboost.metrics.Metric"
+        )
     own = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss)
     others = _NUMBERS if not loss.is_classification else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES
     known = {metric.name: metric for metric in (own, *(_OF_LOSSES[name] for name in loss.own_metrics), *others)}

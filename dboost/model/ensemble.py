@@ -425,7 +425,7 @@ def to_frame(ensemble: Ensemble) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "iteration": tree_of_node // ensemble.n_outputs + 1,
-            "class": classes[tree_of_node % ensemble.n_outputs],
+            ensemble.outputs.axis: classes[tree_of_node % ensemble.n_outputs],
             "node": np.concatenate([np.empty(0, np.int64), *map(np.arange, sizes)]),
             "depth": np.concatenate([np.empty(0, np.int64), *(tree.depths for tree in trees)]),
             "feature": names[joined("feature", np.int64)].tolist(),

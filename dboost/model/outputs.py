@@ -76,6 +76,11 @@ class Outputs:
         return None
 
     @property
+    def is_classification(self) -> bool:
+        """Whether the model predicts classes or labels."""
+        return self.labels is not None
+
+    @property
     def axis(self) -> str:
         """What the outputs are, for the column of frames that has their names."""
         return "class"
@@ -226,7 +231,7 @@ class SeveralOutputs(Outputs):
 
     @property
     def kind(self) -> str:
-        return f"{self.n} {'labels' if self._are_labels else 'outputs'}"
+        return f"{self.n} {'labels' if self.is_classification else 'outputs'}"
 
     @property
     def names(self) -> list[Any]:
@@ -247,19 +252,19 @@ class SeveralOutputs(Outputs):
 
     @property
     def dtype(self) -> np.dtype:
-        return np.dtype(np.int64 if self._are_labels else np.float64)
+        return np.dtype(np.int64 if self.is_classification else np.float64)
 
     @property
-    def _are_labels(self) -> bool:
+    def is_classification(self) -> bool:
         """Whether every output is a label, 0 or 1."""
         return "losses" in self.stored_loss and all(part.is_classification for part in self.loss.parts)
 
     def require_probabilities(self) -> None:
-        if not self._are_labels:
+        if not self.is_classification:
             super().require_probabilities()
 
     def require_classes(self) -> np.ndarray:
-        if self._are_labels:
+        if self.is_classification:
             raise ParameterError(
                 f"the model has {self.n} labels ({', '.join(self.columns)}), each of which is 0 or 1, and no classes that "
                 "exclude each other: fit a model for one of them"

@@ -421,10 +421,11 @@ class Shard:
         if output not in self._of_outputs:
             fields = {name: self.fields[name] for name in ("weight", "repeat_count") if name in self.fields}
             fields["target"] = one_target(self.fields["target"], column)
-            for name in ("raw", "leaf", "gradient", "hessian", "loss_hessian"):
+            for name in ("raw", "gradient", "hessian", "loss_hessian"):
                 if name in self.fields:
                     fields[name] = self.fields[name][output : output + 1]
-            self._of_outputs[output] = Shard(fields, self.spec)
+            fields["leaf"] = self.leaf[output : output + 1]
+            self._of_outputs[output] = Shard(fields, self.spec if self.spec.width == 1 else replace(self.spec, width=1))
         return self._of_outputs[output]
 
     @cached_property

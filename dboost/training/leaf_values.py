@@ -242,7 +242,7 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False, sizes: Sizes 
     spread = loss.target_spread(mean, sizes.lowest, sizes.highest)
     magnitude = None if has_offset else loss.magnitude(mean, spread)
     if magnitude is None:
-        largest = ask(_largest_loss, loss, baseline[0])
+        largest = ask(_largest_loss, loss, baseline)
         magnitude, spread = (max(of) for of in zip(*largest, strict=True))
         magnitude, spread = max(magnitude, 1e-200), max(spread, LEAST_SPREAD)
         if continues:  # all rows may have a small loss at first
@@ -365,7 +365,27 @@ def _smoothed(means: np.ndarray, weights: float) -> np.ndarray:
 def _best_constants(loss: Loss, ask: Ask, means: np.ndarray, has_offset: bool, counted: tuple[int, float]) -> np.ndarray:
     """Return the raw scores of least loss over all rows, float64[n_outputs]; means : as in `Loss.best_constants`."""
     rows = _rows_at(ask, np.zeros(loss.n_outputs), *counted)
-    return loss.start(InitialRows(rows, means, has_offset, lambda start: minimize_convex(partial(_slopes, ask, loss), start)))
+    return loss.start(InitialRows(rows, means, has_offset, partial(_searched, ask, loss)))
+
+
+#: How often the constants of several outputs are searched one after the other.
+_MOST_CYCLES = 30
+
+
+def _searched(ask: Ask, loss: Loss, start: np.ndarray) -> np.ndarray:
+    """Return the constants of least loss, see `InitialRows.search`."""
+    at = np.array(start, np.float64)
+
+    def slopes(value: float, output: int) -> tuple[float, float]:
+        return _slopes(ask, loss, np.where(np.arange(len(at)) == output, value, at), output)
+
+    for _ in range(_MOST_CYCLES if len(at) > 1 else 1):
+        before = at.copy()
+        for k in range(len(at)):
+            at[k] = minimize_convex(partial(slopes, output=k), float(at[k]))
+        if (np.abs(at - before) <= 1e-10 * np.maximum(np.abs(at), 1.0)).all():
+            break
+    return at
 
 
 def _check_derivatives(loss: Loss, ask: Ask) -> None:
@@ -393,23 +413,24 @@ def _of_part(rows: RowRoles, at: np.ndarray, part: Callable[..., Any], *argument
     return part(PartOfRows(rows.numbers, _raw_scores(rows, at), rows.weight), *arguments)
 
 
-def _slopes(ask: Ask, loss: Loss, at: float) -> tuple[float, float]:
-    """Return first and second derivative of the total weighted loss with respect to a constant added to all offsets."""
-    slope, curvature = map(merged_float, zip(*ask(_derivatives, loss, at), strict=True))
+def _slopes(ask: Ask, loss: Loss, at: np.ndarray, output: int) -> tuple[float, float]:
+    """Return first and second derivative of the total weighted loss with respect to the constant that is added to all offsets,
+    of one output. at : float64[n_outputs], the constants."""
+    slope, curvature = map(merged_float, zip(*ask(_derivatives, loss, at, output), strict=True))
     return slope, curvature
 
 
-def _derivatives(rows: RowRoles, loss: Loss, at: float) -> tuple[int | None, int | None]:
-    y, raw = rows.numbers, _raw_scores(rows, np.array([at]))[0]
+def _derivatives(rows: RowRoles, loss: Loss, at: np.ndarray, output: int) -> tuple[int | None, int | None]:
     with np.errstate(over="ignore", invalid="ignore"):
-        return total(_weighted(loss.gradient(y, raw), rows)), total(_weighted(loss.hessian(y, raw), rows))
+        gradient, hessian = loss.slopes(output, rows.numbers, _raw_scores(rows, at))
+        return total(_weighted(gradient, rows)), total(_weighted(hessian, rows))
 
 
-def _largest_loss(rows: RowRoles, loss: Loss, at: float) -> tuple[float, float]:
+def _largest_loss(rows: RowRoles, loss: Loss, at: np.ndarray) -> tuple[float, float]:
     """Return the largest loss, and the largest distance between target and prediction."""
     if not rows.n_rows:
         return 0.0, 0.0
-    y, raw = rows.numbers, _raw_scores(rows, np.array([at]))[0]
+    y, raw = rows.numbers, loss_scores(_raw_scores(rows, at))
     with np.errstate(over="ignore", invalid="ignore"):
         largest = np.abs(loss.inverse_link(raw) - loss.target_location(y)).max()
         return float(np.abs(loss.value(y, raw)).max()), float(largest)

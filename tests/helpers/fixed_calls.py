@@ -17,7 +17,7 @@ from benchmarks.fixed_fits import CONTINUED, FEATURES, FRAME, HELD_OUT, LATER, R
 from dboost import Booster
 from dboost.booster import as_booster
 from tests.helpers.fits import cut, saved
-from tests.helpers.outside_losses import Interval, PseudoHuber, intervals
+from tests.helpers.outside_losses import Interval, NormalOfUser, PseudoHuber, intervals
 from tests.helpers.places import Call, seeded
 
 DEFAULTS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 10, "n_threads": 1, "progress": False}
@@ -53,7 +53,7 @@ class Fixed:
         if self.first is None:
             return None
         n_trees = {} if self.refits else {"max_iter": 3}
-        frame = FRAME if isinstance(self.target, str) else _with_bounds(FRAME)
+        frame = _with_bounds(FRAME) if "lower" in self.target else FRAME
         return dboost.fit(frame, self.target, **DEFAULTS | {"features": FEATURES} | n_trees | self.first)
 
     @property
@@ -65,7 +65,9 @@ class Fixed:
         found |= values & {"loss=huber", "split_proposal=tree", "split_proposal=node"}
         if values & {"loss=absolute_error", "loss=quantile"}:
             found.add("quantiles")
-        if not isinstance(self.options.get("loss", "auto"), str):
+        if isinstance(self.options.get("loss"), list):
+            found |= {"quantiles", "loss=huber"}
+        elif not isinstance(self.options.get("loss", "auto"), str):
             found.add("own loss")
             if self.options["loss"].statistic is not None:
                 found.add("statistic of all rows")
@@ -172,6 +174,27 @@ CASES |= {
         ("trimmed", "exact", "late", {"influence_trimming": 0.2, "learning_rate": 0.5}),
     )
 }
+
+
+def _with_labels(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(large=(frame["tails"] > 0).astype(int), evening=frame["late"].astype(int))
+
+
+CASES |= {
+    f"targets, {name}": Fixed(target, options, frame=_with_labels(FRAME))
+    for name, target, options in (
+        ("squared error", ["y", "tails"], {"loss": "squared_error", "sample_weight": "w", "eval_set": HELD_OUT}),
+        ("labels", ["large", "evening"], {"loss": "log_loss", "subsample": 0.7, "eval_set": _with_labels(HELD_OUT)}),
+        ("quantiles", ["tails", "y"], {"loss": "quantile", "quantile": 0.8, "sample_weight": "v"}),
+        ("several losses", ["tails", "y", "large"], {"loss": ["huber", "squared_error", "log_loss"], "eval_metric": None}),
+        ("arcbites", ["y", "tails"], {"arcbites": dboost.ArcBites(2, None, 2), "eval_set": HELD_OUT}),
+        ("held-out rows", ["y", "tails"], {"validation_fraction": 0.2, "early_stopping_rounds": 2, "eval_metric": "rmse"}),
+        ("one tree", ["y", "tails"], {"multi_strategy": "multi_output_tree", "sample_weight": "w"}),
+    )
+}
+CASES["targets, own loss"] = Fixed("tails", {"loss": NormalOfUser(), "sample_weight": "w", "eval_set": HELD_OUT})
+CASES["targets, continued"] = Fixed(["y", "tails"], {"sample_weight": "w"}, {}, LATER)
+CASES["targets, refitted"] = Fixed(["y", "tails"], {"decay": 0.3}, {"loss": "absolute_error"}, LATER, refits=True)
 
 
 _ONE_TREE = {"loss": "log_loss", "multi_strategy": "multi_output_tree"}

@@ -1,5 +1,5 @@
 """Losses that are defined outside the package, against the interface of `dboost.losses.base`: one whose gradients depend on a
-statistic of all rows, and one of two target columns.
+statistic of all rows, one of two target columns, and one of two outputs.
 
 **PseudoHuber** s² (√(1 + (u / s)²) - 1) of u = F - y, where s is the mean of |u| over all rows after the last trees.
 
@@ -7,6 +7,9 @@ statistic of all rows, and one of two target columns.
 logistic function, a = lower - F and b = upper - F, the probability is σ(b) - σ(a), and its negative logarithm
 log(1 + e^a) + log(1 + e^-b) - log(1 - e^(a - b)), which is accurate for scores of any size. The gradient is
 1 - σ(b) - σ(a), the Hessian σ'(b) + σ'(a) with σ' = σ (1 - σ). One of the bounds may be infinite: the value is censored.
+
+**NormalOfUser**: the negative log density of a normal distribution up to a constant, with two outputs, its mean m and the
+logarithm s of its scale: s + ½ z² with z = (y - m) e^-s. The gradients are -z e^-s and 1 - z², the Hessians e^-2s and 2 z².
 """
 
 from __future__ import annotations
@@ -87,6 +90,24 @@ class Interval(Loss):
     def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         p, q = _logistic(y[1] - raw), _logistic(y[0] - raw)
         return p * (1.0 - p) + q * (1.0 - q)
+
+
+class NormalOfUser(Loss):
+    """See the module."""
+
+    n_outputs = 2
+    output_names = ("mean", "log_scale")
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return raw[1] + 0.5 * ((y - raw[0]) * np.exp(-raw[1])) ** 2
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        z = (y - raw[0]) * np.exp(-raw[1])
+        return np.stack([-z * np.exp(-raw[1]), 1.0 - z**2])
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        z = (y - raw[0]) * np.exp(-raw[1])
+        return np.stack([np.exp(-2.0 * raw[1]), 2.0 * z**2])
 
 
 def _logistic(x: np.ndarray) -> np.ndarray:

@@ -138,5 +138,7 @@ def test_other_targets_are_refused(number: int) -> None:
 
 
 def test_other_metrics_are_refused_with_several_targets() -> None:
-    with pytest.raises(ParameterError, match="loss='Interval' has several target columns, so its only metric is 'Interval'"):
+    with pytest.raises(
+        ParameterError, match="loss='Interval' has several target columns, so its only metric with a name is 'Interval'"
+    ):
         dboost.fit(FRAME, TARGETS, loss=Interval(), eval_set=FRAME, eval_metric="rmse")

@@ -45,7 +45,7 @@ def plot_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax:
                     label=canvas.key(canvas.short(name)),
                     **style,
                 )
-            canvas.legend_beside(ax, "class")
+            canvas.legend_beside(ax, by_class.columns.name)
         elif len(shown):
             for i, value in enumerate(shown.to_numpy().tolist()):
                 canvas.note(ax, f"{value:.0f}".replace("-", "−"), (max(value, 0), i), (3, 0), color=GREY)
@@ -74,7 +74,7 @@ def plot_partial_dependence(ensemble: Ensemble, table: pd.DataFrame, ax: Any) ->
         if table.attrs["kind"] == "individual":
             raise ParameterError("individual curves are drawn for one feature: ask for two of them one after the other")
         numeric = [_is_numeric(table[name]) for name in names]
-        if all(numeric) and "class" not in table:
+        if all(numeric) and _axis(table) is None:
             ax = canvas.axes_for(ax, height=3.7)
             _surface(ax, table, names, label)
             ax.set_title(f"{_kind_title(table)} on {' and '.join(canvas.short(_user_name(name), 20) for name in names)}")
@@ -111,9 +111,17 @@ def _is_numeric(column: pd.Series) -> bool:
 
 
 def _by_class(table: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
-    if "class" not in table:
+    axis = _axis(table)
+    if axis is None:
         return [(None, table)]
-    return [(name, table[table["class"] == name]) for name in table["class"].unique()]
+    return [(name, table[table[axis] == name]) for name in table[axis].unique()]
+
+
+def _axis(table: pd.DataFrame) -> str | None:
+    """The column with the names of the model's outputs, see `Outputs.axis`; None of a single output."""
+    return next(
+        (name for name in ("class", "output", "quantile") if name in table and name not in table.attrs["features"]), None
+    )
 
 
 def _curve(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = True) -> None:
@@ -139,7 +147,7 @@ def _curve(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = T
     ax.grid(axis="y")
     if legend and ax.get_legend_handles_labels()[0]:
         if len(groups) > 1:
-            canvas.legend_beside(ax, "class\n(dots: missing)" if table[name].isna().any() else "class")
+            canvas.legend_beside(ax, f"{_axis(table)}\n(dots: missing)" if table[name].isna().any() else str(_axis(table)))
         else:
             ax.legend(loc="best")
 
@@ -182,7 +190,7 @@ def _bars(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = Tr
     ax.margins(x=0.06)
     canvas.bars(ax)
     if len(groups) > 1 and legend:
-        canvas.legend_beside(ax, "class")
+        canvas.legend_beside(ax, str(_axis(table)))
 
 
 def _missing(level: Any) -> bool:
