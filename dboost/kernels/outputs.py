@@ -96,16 +96,16 @@ def project_gradients(rows, direction, of_classes, first_row, last_row, scratch,
 
 
 @kernel
-def sum_products(gradient, along, weight, repeat_count, first, last, unit, largest, sums):
+def sum_products(gradient, along, weight, repeat_count, first, last, units, bounds, sums):
     """Add up the products of each output's gradient and the gradient along a direction, Σ_i g_ik s_i / w_i, over rows
     first…last-1.
 
     gradient : float32[n_outputs, n]; along : float32[n]; weight : float64[n] that gradients are multiplied by, empty for 1;
-    repeat_count : uint8[n], how often a row counts, empty for once; unit : products are multiplied by it before they are
-    clipped to ±largest and rounded; sums : float64[n_outputs], integers, added to.
+    repeat_count : uint8[n], how often a row counts, empty for once; units, bounds : float64[n_outputs], products are multiplied
+    by a unit, clipped to ± a bound, and rounded; sums : float64[n_outputs], integers, added to.
     """
     for k in range(gradient.shape[0]):
-        g = gradient[k]
+        g, unit, largest = gradient[k], units[k], bounds[k]
         total = 0.0
         for i in range(first, last):
             product = np.float64(g[i]) * np.float64(along[i]) * unit

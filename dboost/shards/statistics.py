@@ -230,11 +230,11 @@ def _output_totals(shard: Shard, first: int, last: int, subset: RowSubset, n_lea
 output_totals = Statistic(_output_totals, np.add)
 
 
-def _gradient_products(shard: Shard, first: int, last: int, unit: float, largest: float) -> np.ndarray:
-    """Return the sums of Σ_i g_ik s_i / w_i, see `kernels.outputs.sum_products`: float64[n_outputs], integers in this unit."""
+def _gradient_products(shard: Shard, first: int, last: int, units: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Return the sums Σ_i g_ik s_i / w_i, see `kernels.outputs.sum_products`: float64[n_outputs], integers in these units."""
     sums = np.zeros(shard.n_outputs)
     weight, repeat_count = or_empty(shard.weight, "float64"), or_empty(shard.repeat_count, "uint8")
-    sum_products(shard.gradient, shard.split_arrays(0)[0], weight, repeat_count, first, last, unit, largest, sums)
+    sum_products(shard.gradient, shard.split_arrays(0)[0], weight, repeat_count, first, last, units, bounds, sums)
     return sums
 
 

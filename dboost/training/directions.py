@@ -13,15 +13,17 @@ Two kinds of directions take turns:
 * in even iterations the signs z, refined by one power step with the Gram matrix of the gradients, c = Σ_i w_i g_i (g_i · z):
   mostly what the gradients have in common (Halko, Martinsson & Tropp 2011, algorithm 4.3 with q = 1). The K sums are exact.
 
-Directions have length 1, so that independent outputs of constant Hessian keep it. Those of classes are centred, because adding
-a number to all scores of a row changes nothing, and have length √K: their entries are about ±1, and Hessians are those of two
-classes, for which limits such as `min_hessian` are meant.
+Directions have length 1, so that independent outputs of constant Hessian keep it. The gradient of each of them is divided by
+its root mean square at the initial scores, so that targets in any unit count alike: c = D z, and c = D² Σ_i w_i g_i (g_i · D z)
+with a diagonal matrix D. Directions of classes are centred, because adding a number to all scores of a row changes nothing, and
+have length √K: their entries are about ±1, and Hessians are those of two classes, for which limits such as `min_hessian` are
+meant.
 
 The trees of a random forest have no later trees that divide what they leave together, and a node whose classes have equal signs
 would never be split. Their directions are hashed numbers of about a normal distribution, none of which are equal.
 
-A direction depends on the seed, the number of the iteration and the gradients at the present scores, and on nothing of earlier
-iterations: a fit that is continued or resumed has the directions of one that was not interrupted.
+A direction depends on the seed, the number of the iteration, and the gradients at the initial and the present scores, and on
+nothing of earlier iterations: a fit that is continued or resumed has the directions of one that was not interrupted.
 """
 
 from __future__ import annotations
@@ -45,12 +47,17 @@ class Directions:
     of_classes : bool
         See `Loss.has_classes`.
     seed : int
+    scales : float64[n_outputs], optional
+        Factors of the outputs' gradients. Default: 1 each.
     of_forest : bool, default False
         Whether the trees are those of a random forest.
     """
 
-    def __init__(self, n_outputs: int, of_classes: bool, seed: int, *, of_forest: bool = False) -> None:
+    def __init__(
+        self, n_outputs: int, of_classes: bool, seed: int, scales: np.ndarray | None = None, *, of_forest: bool = False
+    ) -> None:
         self._n_outputs, self.of_classes, self._seed, self._of_forest = n_outputs, of_classes, seed, of_forest
+        self._scales = [1.0] * n_outputs if scales is None else scales.tolist()
 
     def is_refined(self, iteration: int) -> bool:
         """Whether the direction of an iteration (from 1) is refined by the gradients."""
@@ -59,13 +66,13 @@ class Directions:
     def drawn(self, iteration: int) -> np.ndarray:
         """Return the signs of an iteration, or the numbers of a forest's, as a direction: float32[n_outputs]."""
         if self._of_forest:
-            return self._scaled([self._number(iteration, k) for k in range(self._n_outputs)])
+            return self._of_length([scale * self._number(iteration, k) for k, scale in enumerate(self._scales)])
         for attempt in range(64):
             hashes = (derive_seed(self._seed, DIRECTIONS, iteration, attempt, k) for k in range(self._n_outputs))
             signs = [1.0 if one >> 63 else -1.0 for one in hashes]
             if not self.of_classes or len(set(signs)) == 2:  # equal signs are no direction of classes
                 break
-        return self._scaled(signs)
+        return self._of_length([scale * sign for scale, sign in zip(self._scales, signs, strict=True)])
 
     def _number(self, iteration: int, k: int) -> float:
         """Return a sum of hashed numbers between -0.5 and 0.5, which is about normal and the same on every machine."""
@@ -73,11 +80,13 @@ class Directions:
         return sum((one >> 11) * 2.0**-53 - 0.5 for one in hashes)
 
     def refined(self, products: np.ndarray) -> np.ndarray | None:
-        """Return the direction of Σ_i w_i g_i (g_i · z) (float64[n_outputs]); None if all of them are 0."""
-        largest = float(np.abs(products).max())
-        return self._scaled((products / largest).tolist()) if 0 < largest < math.inf else None
+        """Return the direction that follows from Σ_i w_i g_i (g_i · c) (float64[n_outputs]) for the drawn direction c; None if
+        all of them are 0."""
+        scaled = products * np.array(self._scales) ** 2
+        largest = float(np.abs(scaled).max())
+        return self._of_length((scaled / largest).tolist()) if 0 < largest < math.inf else None
 
-    def _scaled(self, direction: list[float]) -> np.ndarray:
+    def _of_length(self, direction: list[float]) -> np.ndarray:
         n = len(direction)
         if self.of_classes:
             mean = math.fsum(direction) / n

@@ -60,7 +60,7 @@ from dboost.training.direct_calls import DirectCalls, log_rows_in_files
 from dboost.training.engine import Engine
 from dboost.training.fit_result import OBSERVERS, FitResult
 from dboost.training.history import OUT_OF_BAG
-from dboost.training.leaf_values import Sizes, sizes_of, target_stats
+from dboost.training.leaf_values import Sizes, output_scales, sizes_of, target_stats
 from dboost.training.loop import BoostingLoop, assemble
 from dboost.training.plan import (
     FitPlan,
@@ -170,6 +170,8 @@ def _prepare(
     if plan.shard.grouped and plan.parameters.arcbites is not None:
         seed, n_bites = plan.parameters.random_state, plan.parameters.arcbites.n_parts
         plan = replace(plan, bites=reduce(np.logical_or, rows.map_rows(bites_with_rows, seed, n_bites)))
+    if plan.shard.width > 1 and not plan.target.loss.has_classes:
+        plan = replace(plan, output_scales=output_scales(plan.target.loss, rows.map_rows, stats.baseline))
     model_file.check(plan.empty)  # now rather than after hours of training
     engine = rows.build(plan, chosen)
     clock.lap("bin")

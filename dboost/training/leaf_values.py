@@ -388,6 +388,27 @@ def _searched(ask: Ask, loss: Loss, start: np.ndarray) -> np.ndarray:
     return at
 
 
+def output_scales(loss: Loss, ask: Ask, baseline: np.ndarray) -> np.ndarray:
+    """Return the reciprocals of the outputs' root mean square gradients at the initial scores, up to a common factor:
+    float64[n_outputs]; 1 for an output whose gradients are all 0.
+
+    baseline : as of `TargetStats`.
+    """
+    squares = np.array([merged_float(of) for of in zip(*ask(_gradient_squares, loss, baseline), strict=True)])
+    known = np.isfinite(squares) & (squares > 0)
+    largest = squares[known].max(initial=0.0)
+    return np.array(
+        [min(math.sqrt(largest / one), 1e30) if ok else 1.0 for one, ok in zip(squares.tolist(), known, strict=True)]
+    )
+
+
+def _gradient_squares(rows: RowRoles, loss: Loss, at: np.ndarray) -> list[int | None]:
+    """Return Σ w g² of each output with raw scores offset + `at` (float64[n_outputs]), exactly."""
+    with np.errstate(all="ignore"):
+        gradient = loss.gradient(rows.numbers, loss_scores(_raw_scores(rows, at)))
+        return [total(_weighted(of_output * of_output, rows)) for of_output in gradient]
+
+
 def _check_derivatives(loss: Loss, ask: Ask) -> None:
     """Make a custom loss known; raise a ParameterError if its derivatives are wrong."""
     messages = [message for message in ask(_check_loss, loss) if message is not None]
@@ -555,9 +576,9 @@ class LeafEstimator:
         """Return Σ_i w_i g_i (g_i · c) for the direction c that the gradients are projected on: float64[n_outputs]."""
         assert stats.max_split is not None
         # Gradients include the weights. Of rows of small weights, products that are larger than the bound are clipped.
-        bound = float(stats.max_gradient.max()) * float(stats.max_split[0]) / self._rows.max_weight
-        unit = unit_for(bound, self._rows.n_rows, spare_bits=_SPARE_BITS)
-        return self._merged(gradient_products, unit, 2.0**_SPARE_BITS * bound * unit)
+        bounds = stats.max_gradient * (float(stats.max_split[0]) / self._rows.max_weight)
+        units = np.array([unit_for(bound, self._rows.n_rows, spare_bits=_SPARE_BITS) for bound in bounds.tolist()])
+        return self._merged(gradient_products, units, 2.0**_SPARE_BITS * bounds * units) / units
 
     def output_sums(self, n_leaves: int, subset: RowSubset) -> np.ndarray:
         """Return the sums of gradients and second derivatives of all outputs by leaf of the tree grown last, by the rows of its

@@ -569,6 +569,7 @@ class FitPlan:
     stopping: StoppingRule | None
     warm_start: WarmStart
     reference: ReferenceSample | None  # rows that the model's summary of the data is computed from
+    output_scales: np.ndarray | None = None  # float64[n_outputs], see `training.directions`; None for classes
     bites: np.ndarray | None = None  # bool[n_bites]: which stored bites have rows; None unless bites have whole groups
 
     @property

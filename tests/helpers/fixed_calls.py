@@ -66,7 +66,8 @@ class Fixed:
         if values & {"loss=absolute_error", "loss=quantile"}:
             found.add("quantiles")
         if isinstance(self.options.get("loss"), list):
-            found |= {"quantiles", "loss=huber"}
+            kinds = {"absolute_error": "quantiles", "quantile": "quantiles", "huber": "loss=huber"}
+            found |= {kinds[loss] for loss in self.options["loss"] if loss in kinds}
         elif not isinstance(self.options.get("loss", "auto"), str):
             found.add("own loss")
             if self.options["loss"].statistic is not None:
@@ -212,6 +213,13 @@ CASES |= {
         ("arcbites", "level", {"arcbites": dboost.ArcBites(2, None, 2), "eval_set": HELD_OUT}),
         ("proposal tree", "grade", {"split_proposal": "tree", "max_bins": 12, "l1_regularization": 0.5}),
         ("proposal node", "grade", {"split_proposal": "node", "max_bins": 12}),
+    )
+}
+CASES |= {
+    f"one tree, {name}": Fixed(targets, {"multi_strategy": "multi_output_tree"} | options)
+    for name, targets, options in (
+        ("two targets", ["y", "tails"], {"loss": "squared_error", "sample_weight": "w", "eval_set": HELD_OUT}),
+        ("two losses", ["count", "y"], {"loss": ["poisson", "squared_error"], "sample_weight": "v", "subsample": 0.7}),
     )
 }
 CASES["one tree, continued"] = Fixed("level", {"sample_weight": "v"}, _ONE_TREE, LATER)

@@ -112,6 +112,80 @@ def test_a_model_is_that_of_the_twin(n_classes: int, weights: str | None) -> Non
     np.testing.assert_allclose(model.predict(X[:50], raw_score=True), expected, rtol=1e-12)
 
 
+class TwinOfTargets(Twin):
+    """The same for squared errors of several targets."""
+
+    def __init__(self, model: Booster, X: np.ndarray, Y: np.ndarray, w: np.ndarray, iteration: int) -> None:
+        raw = np.array(naive_trees.raw_scores(model.ensemble, X.tolist(), iteration - 1))
+        first = model.ensemble.baseline - Y
+        scales = 1 / np.sqrt((w[:, None] * first**2).sum(axis=0))
+        self.gradient, self.hessian = (raw - Y) * w[:, None], np.repeat(w[:, None], Y.shape[1], axis=1)
+        c = scales * np.sign(Directions(Y.shape[1], False, 0).drawn(iteration))
+        if iteration % 2 == 0:
+            c = scales**2 * (self.gradient * (self.gradient @ c / w)[:, None]).sum(axis=0)
+        self.g, self.h = self.gradient @ (c / np.linalg.norm(c)), w
+
+
+@pytest.mark.parametrize("weights", [None, "whole", "fractions"])
+def test_a_model_of_targets_is_that_of_the_twin(weights: str | None) -> None:
+    rng = np.random.default_rng(8)
+    X, _ = table(500, 3)
+    Z = np.nan_to_num(X, nan=1.0)
+    Y = np.column_stack([Z[:, 0] + Z[:, 1], 1e-3 * np.sin(Z[:, 2]), 500 * Z[:, 3] * Z[:, 0]]) + rng.normal(size=(500, 3)) * [
+        1,
+        1e-4,
+        50,
+    ]
+    w = np.ones(500) if weights is None else rng.integers(1, 5, 500) * 1.0 if weights == "whole" else rng.random(500) + 1.0
+    given = None if weights is None else w
+    model = dboost.fit(X, Y, sample_weight=given, multi_strategy="multi_output_tree", max_iter=4, max_leaf_nodes=6, n_threads=1)
+    assert model.ensemble.width == 3 and len(model.ensemble.trees) == 4
+    used = set()
+    for iteration, tree in enumerate(model.ensemble.trees, 1):
+        twin = TwinOfTargets(model, X, Y, w, iteration)
+        rows_of = {0: np.arange(len(X))}
+        for node in range(tree.n_nodes):
+            rows = rows_of[node]
+            step = -0.1 * twin.gradient[rows].sum(axis=0) / (w[rows].sum() + 1.0)
+            np.testing.assert_allclose(tree.value[node] / Y.std(axis=0), step / Y.std(axis=0), atol=1e-5)
+            np.testing.assert_allclose(tree.cover[node], w[rows].sum(), rtol=1e-6)
+            if tree.feature[node] >= 0:
+                left = goes_left(tree, node, X[rows])
+                rows_of[tree.left[node]], rows_of[tree.right[node]] = rows[left], rows[~left]
+                used.add(int(tree.feature[node]))
+                gained = twin.gain(rows, left)
+                assert gained >= twin.best_gain(X, rows) * 0.99
+    assert used == {0, 1, 2, 3}
+
+
+def test_the_unit_of_a_target_does_not_matter() -> None:
+    X, _ = table(3000, 3)
+    Z = np.nan_to_num(X, nan=1.0)
+    Y = (
+        np.column_stack([Z[:, 0] * Z[:, 1], np.sin(3 * Z[:, 2]), Z[:, 3] > 1])
+        + np.random.default_rng(0).normal(size=(3000, 3)) / 5
+    )
+    errors = []
+    for units in ([1.0, 1.0, 1.0], [1e5, 1.0, 1e-5]):
+        model = dboost.fit(X, Y * units, multi_strategy="multi_output_tree", max_iter=40, n_threads=1)
+        errors.append(np.sqrt(((np.asarray(model.predict(X)) / units - Y) ** 2).mean(axis=0)))
+    np.testing.assert_allclose(errors[0], errors[1], rtol=0.03)
+    assert (errors[0] < 0.5 * Y.std(axis=0)).all()
+
+
+def test_labels_and_losses_of_several_targets() -> None:
+    X, y = table(800, 4)
+    labels = (y[:, None] == np.arange(4)).astype(int)
+    labels[::5, 0] = 1
+    model = dboost.fit(X, labels, loss="log_loss", multi_strategy="multi_output_tree", max_iter=10)
+    assert model.ensemble.width == 4
+    assert model.history["train_loss"].is_monotonic_decreasing
+    mixed = np.column_stack([y, np.random.default_rng(0).poisson(1 + y)]).astype(float)
+    assert dboost.fit(X, mixed, loss=["squared_error", "poisson"], multi_strategy="multi_output_tree").ensemble.width == 2
+    with pytest.raises(ParameterError, match="are no Newton steps"):
+        dboost.fit(X, mixed, loss="absolute_error", multi_strategy="multi_output_tree")
+
+
 def rows_of(gradient: np.ndarray, hessian: np.ndarray, y: np.ndarray, w: np.ndarray, times: np.ndarray) -> GradientRows:
     none = np.empty(0)
     return GradientRows(
@@ -152,7 +226,7 @@ def test_projected_derivatives(of_classes: bool, weighted: str) -> None:
 
     sums = np.zeros(k)
     for first, last in ((0, 999), (999, n)):
-        sum_products(gradient, split[0], weight, times, first, last, 2.0**30, np.inf, sums)
+        sum_products(gradient, split[0], weight, times, first, last, np.full(k, 2.0**30), np.full(k, np.inf), sums)
     counted = times.astype(float) if len(times) else 1 / w
     np.testing.assert_allclose(sums / 2.0**30, (gradient.astype(float) * split[0] * counted).sum(axis=1), rtol=1e-6, atol=1e-6)
     assert (sums == np.rint(sums)).all()
@@ -180,6 +254,10 @@ def test_directions(n_classes: int) -> None:
     products = np.arange(n_classes) ** 2.0
     np.testing.assert_allclose(plain.refined(products), products / np.linalg.norm(products), rtol=1e-6)
     assert plain.refined(np.zeros(n_classes)) is None
+    scales = np.arange(1.0, n_classes + 1)
+    scaled = Directions(n_classes, False, 5, scales)
+    np.testing.assert_allclose(np.abs(scaled.drawn(3)), scales / np.linalg.norm(scales), rtol=1e-6)
+    np.testing.assert_allclose(scaled.refined(1 / scales), scales / np.linalg.norm(scales), rtol=1e-6)
     assert (Directions(n_classes, True, 6).drawn(1) != of_classes.drawn(1)).any() or n_classes < 20
 
 
