@@ -170,8 +170,9 @@ def _prepare(
     if plan.shard.grouped and plan.parameters.arcbites is not None:
         seed, n_bites = plan.parameters.random_state, plan.parameters.arcbites.n_parts
         plan = replace(plan, bites=reduce(np.logical_or, rows.map_rows(bites_with_rows, seed, n_bites)))
-    if plan.shard.width > 1 and not plan.target.loss.has_classes:
-        plan = replace(plan, output_scales=output_scales(plan.target.loss, rows.map_rows, stats.baseline))
+    loss = plan.target.loss
+    if plan.shard.width > 1 and (loss.parts or not loss.is_classification):  # targets have their own units, classes one
+        plan = replace(plan, output_scales=output_scales(loss, rows.map_rows, stats.baseline))
     model_file.check(plan.empty)  # now rather than after hours of training
     engine = rows.build(plan, chosen)
     clock.lap("bin")
