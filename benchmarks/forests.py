@@ -52,7 +52,7 @@ def _result(table: RealTable, predicted: Any, probabilities: Any, seconds: float
 
 def dboost_forest(train: RealTable, test: RealTable, n_trees: int, **parameters: Any) -> Result:
     kind = dboost.DBoostClassifier if train.is_classification else dboost.DBoostRegressor
-    model = kind(boosting="forest", max_iter=n_trees, n_jobs=1, **parameters)
+    model = kind(boosting="forest", max_iter=n_trees, n_jobs=1, random_state=0, **parameters)
     began = time.process_time()
     model.fit(train.X, train.y)
     seconds = time.process_time() - began

@@ -31,6 +31,8 @@ from dboost.trees.tree_task import GradientStats, GrownTree, TreeRoutes, TreeTas
 
 #: Bytes that trees which grow at the same time may use in a process, if the fit has no `memory_limit`.
 _TREE_BYTES = 128 * 2**20
+#: Largest number of leaves that a round opens.
+_MOST_PER_ROUND = 512
 
 
 class ClusterCalls:
@@ -237,5 +239,8 @@ def rounds_in_flight(connection: Connection, workers: Iterable[str]) -> int:
 
 
 def leaves_per_round(max_leaves: int) -> int:
-    """Return the number of leaves opened per round: a tree of 31 leaves takes about ten rounds, with few unused leaves."""
-    return max(6, max_leaves // 8)
+    """Return the number of leaves opened per round: a tree of 31 leaves takes about ten rounds, with few unused leaves.
+
+    The deep trees of forests, which may have as many leaves as rows, take more rounds: each leaf has a histogram.
+    """
+    return max(6, min(max_leaves // 8, _MOST_PER_ROUND))
