@@ -29,9 +29,11 @@ from dboost.shards.apply_trees import add_iterations, leaves_of
 from dboost.shards.shard import Shard
 from dboost.shards.shard_blocks import ShardBlocks
 from dboost.shards.shard_grower import ShardGrower
+from dboost.shards.shard_spec import ShardSpec
 from dboost.shards.statistics import Statistic
 from dboost.shards.streamed_grower import StreamedGrower
 from dboost.shards.tree_means import SUMS, ValuesOf, add_values, rows_out_of_bag, values_of_leaves, values_of_trees
+from dboost.storage.row_store import RowStore
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import GradientStats, GrownTree, Sample, TreeTask
 
@@ -251,6 +253,26 @@ def _share(stays: Callable[[np.ndarray], np.ndarray], k: int, n: int, row_ids: n
     return kept & (np.cumsum(kept) * n // (kept.sum() + 1) == k)
 
 
+def _divide(
+    store: RowStore, spec: ShardSpec, n_bytes: int, n_leaves: int, n_threads: int, *, is_alone: bool
+) -> tuple[int, int]:
+    """Return how many trees grow in the same passes, and how many blocks of each thread stay in memory.
+
+    Both take memory and save reads: the choice is the one for which a tree reads the fewest bytes in a pass.
+    """
+    of_tree = tree_bytes(spec, n_leaves, n_threads)
+    codes = store.files[0].stride / store.block_rows
+    state = 4 * (1 + (not spec.constant_hessian)) + np.dtype(spec.leaf_type).itemsize
+    found = []
+    for n in range(1, trees_per_pass(spec, n_bytes, n_leaves, n_threads) + 1):
+        n_staying = blocks_that_stay(store, spec, n_bytes - (n - 1) * of_tree, n_leaves, n_threads) if is_alone else 0
+        streamed = max(store.n_blocks - n_staying * n_threads, 0)
+        n_passes = -(-spec.n_trees // n)
+        found.append((streamed * (codes * n_passes / spec.n_trees + state), -n, n_staying))
+    _, n_trees, n_staying = min(found)
+    return -n_trees, n_staying
+
+
 def streamed_runners(
     rows: StartingRows,
     batch: str,
@@ -274,11 +296,7 @@ def streamed_runners(
     try:
         n_runners = min(team.n_threads, store.n_blocks)
         n_leaves = spec.leaves_per_pass or nodes_per_pass(spec.shard, memory, n_runners)
-        n_staying, spare = 0, memory - limit.reserve
-        n_trees = trees_per_pass(spec.shard, spare, n_leaves, n_runners)
-        if is_alone:
-            spare -= (n_trees - 1) * tree_bytes(spec.shard, n_leaves, n_runners)
-            n_staying = blocks_that_stay(store, spec.shard, spare, n_leaves, n_runners)
+        n_trees, n_staying = _divide(store, spec.shard, memory - limit.reserve, n_leaves, n_runners, is_alone=is_alone)
         shares = [
             ShardBlocks(
                 store, spec.shard, ids, k, n_runners,
