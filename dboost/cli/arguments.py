@@ -152,15 +152,22 @@ def _inspect(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="print one JSON object instead of tables, without shortening")
     command.add_argument("--html", metavar="FILE", type=path_text, help="write a report: one page that needs nothing else")
     command.add_argument("--data", metavar="DATA", type=path_text, help="rows to look at for --dependence and --html")
-    command.add_argument("--target", metavar="COL", help="the target of --data (for --html) or of --drift")
+    command.add_argument("--target", metavar="COL", type=target_text, help="the target of --data (for --html) or of --drift")
     command.add_argument("--weight", metavar="COL", help="what the rows of --data count for, in --dependence and --html")
     return command
+
+
+def target_text(given: str) -> str | list[str]:
+    """Return the target that an option names: a column, or several, whose names are joined by commas."""
+    return given.split(",") if "," in given else given
 
 
 def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command = _command(commands, "prepare", "Read and bin a table once, for many fits.")
     command.add_argument("data", metavar="DATA", type=path_text, help=DATA)
-    command.add_argument("--target", metavar="COL", required=True, help="the column to predict")
+    command.add_argument(
+        "--target", metavar="COL", type=target_text, required=True, help="the column to predict, or several: a,b"
+    )
     _filter(command)
     _skip(command)
     _group(command)
@@ -246,7 +253,8 @@ def _warmup(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def _rows(command: argparse.ArgumentParser) -> None:
     """Add DATA and --target of a command that takes a table or a prepared data set; see `data_arguments`."""
     command.add_argument("data", metavar="DATA", type=path_text, help=f"{DATA}; or a folder of dboost prepare")
-    command.add_argument("--target", metavar="COL", help="the column to predict; a folder of dboost prepare has one")
+    does = "the column to predict, or several: a,b; a folder of dboost prepare has one"
+    command.add_argument("--target", metavar="COL", type=target_text, help=does)
     _filter(command)
     _skip(command)
     _group(command)

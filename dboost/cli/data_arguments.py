@@ -74,29 +74,38 @@ def with_target(arguments: argparse.Namespace, data: Any, client: Any = None, *,
     row_filter = None if arguments.filter is None or of else RowFilter(filter_of(arguments.filter))
     source = open_with_text(data, row_filter=row_filter)  # of CSV files: every block has the same types then
     frame = (open_source(data, row_filter=row_filter) if source is None else source).lazy()
-    if arguments.target not in frame.columns:
+    targets = _names(arguments.target)
+    if not {*targets} <= {*frame.columns}:
         return data  # reading it raises the error
-    counts = frame[[arguments.target]].map_partitions(_without_target, arguments.target, meta=(None, np.int64)).sum()
+    counts = frame[targets].map_partitions(_without_target, targets, meta=(None, np.int64)).sum()
     count = int(counts.compute() if client is None else client.compute(counts).result())
     if not count:
         return data
     if not arguments.quiet:
         print(f"{count:,} row{'' if count == 1 else 's'}{of} without a target {'was' if count == 1 else 'were'} left out")
-    return frame.map_partitions(_rows_with_target, arguments.target, meta=frame._meta)
+    return frame.map_partitions(_rows_with_target, targets, meta=frame._meta)
 
 
-def _is_missing(frame: pd.DataFrame, target: str) -> np.ndarray:
-    column = frame[target]
-    missing = column.isna().to_numpy(bool)
-    return missing | (column != column).fillna(True).to_numpy(bool)  # Arrow's columns have NaN beside null
+def _names(target: str | list[str] | None) -> list[str]:
+    """Return the names of the target's columns."""
+    return [target] if isinstance(target, str) else target or []
 
 
-def _without_target(frame: pd.DataFrame, target: str) -> pd.Series:
-    return pd.Series([_is_missing(frame, target).sum()])
+def _is_missing(frame: pd.DataFrame, targets: list[str]) -> np.ndarray:
+    """Return the rows without one of the targets: bool[n]."""
+    missing = np.zeros(len(frame), bool)
+    for column in (frame[target] for target in targets):
+        missing |= column.isna().to_numpy(bool)
+        missing |= (column != column).fillna(True).to_numpy(bool)  # Arrow's columns have NaN beside null
+    return missing
 
 
-def _rows_with_target(frame: pd.DataFrame, target: str) -> pd.DataFrame:
-    return frame[~_is_missing(frame, target)]
+def _without_target(frame: pd.DataFrame, targets: list[str]) -> pd.Series:
+    return pd.Series([_is_missing(frame, targets).sum()])
+
+
+def _rows_with_target(frame: pd.DataFrame, targets: list[str]) -> pd.DataFrame:
+    return frame[~_is_missing(frame, targets)]
 
 
 def features_left(arguments: argparse.Namespace, given: Mapping[str, Any]) -> list[str]:
@@ -118,7 +127,12 @@ def features_left(arguments: argparse.Namespace, given: Mapping[str, Any]) -> li
         if name not in columns:
             raise DataError(f"--drop: {arguments.data} has no column {name!r}{Names.of(columns).hint(name)}")
     roles = {given[role] for role in ROLES if isinstance(given.get(role), str)}
-    others = {arguments.target, *arguments.drop, *roles, *(fold_columns(arguments) if hasattr(arguments, "folds") else ())}
+    others = {
+        *_names(arguments.target),
+        *arguments.drop,
+        *roles,
+        *(fold_columns(arguments) if hasattr(arguments, "folds") else ()),
+    }
     return [name for name in columns if name not in others]
 
 

@@ -99,7 +99,7 @@ class FileBatch:
         return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def model_settings(target: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def model_settings(target: str | list[str], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides the model, beside the files and the continued model, as JSON types by name.
 
     parameters : keywords of `dboost.fit`. Aliases are replaced by what they stand for.

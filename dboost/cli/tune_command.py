@@ -282,7 +282,7 @@ def train_command(arguments: argparse.Namespace, fixed: dict[str, Any], best: op
     command = ["dboost", "train", arguments.data]
     parameters = fixed | best.params | {"max_iter": best.user_attrs["best_iteration"]}
     if arguments.target is not None:
-        command += ["--target", arguments.target]
+        command += ["--target", arguments.target if isinstance(arguments.target, str) else ",".join(arguments.target)]
     if arguments.group is not None and canonical(parameters).get("subsample", 1.0) < 1:  # otherwise only folds need it
         command += ["--group", arguments.group]
     for name, value in parameters.items():

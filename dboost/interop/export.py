@@ -65,6 +65,11 @@ def response_of(loss: Loss, n_outputs: int, to: str) -> tuple[str, float]:
             "softmax": lambda: np.exp(scaled) / np.exp(scaled).sum(axis=0, keepdims=True),
         }[loss.response]()
         found = np.asarray(loss.inverse_link(scores), np.float64)
+    if loss.parts and not np.array_equal(found, expected):
+        raise ParameterError(
+            f"a model of several targets is exported to {to} if its predictions are raw scores, which those of "
+            f"{', '.join(dict.fromkeys(part.name for part in loss.parts))} are not: export a model of each target"
+        )
     if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-9, atol=1e-12):
         raise ParameterError(
             f"a model of loss {loss.name!r} cannot be exported to {to}: its inverse_link is not the {loss.response!r} that its "

@@ -81,9 +81,11 @@ def to_onnx(ensemble: Ensemble, loss: Loss) -> onnx.ModelProto:
         if response != "identity":
             nodes.append(helper.make_node({"exp": "Exp", "sigmoid": "Sigmoid"}[response], [score], ["linked"]))
             score = "linked"
-        constants.append(helper.make_tensor("flat", TensorProto.INT64, [1], [-1]))
+        several = [ensemble.n_outputs] if ensemble.n_outputs > 1 else []
+        shape = [-1, *several]
+        constants.append(helper.make_tensor("flat", TensorProto.INT64, [len(shape)], shape))
         nodes.append(helper.make_node("Reshape", [score, "flat"], ["prediction"]))
-        outputs = [helper.make_tensor_value_info("prediction", TensorProto.FLOAT, ["rows"])]
+        outputs = [helper.make_tensor_value_info("prediction", TensorProto.FLOAT, ["rows", *several])]
     inputs = [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["rows", len(ensemble.features)])]
     model = helper.make_model(
         helper.make_graph(nodes, "dboost", inputs, outputs, constants),

@@ -10,6 +10,7 @@ import pytest
 
 import dboost
 from dboost import Booster, DataError, ParameterError
+from dboost.cli import main
 from dboost.losses import Loss, PerOutput, by_name, from_dict
 from dboost.model.ensemble import Tree
 
@@ -237,3 +238,28 @@ def test_two_levels_of_one_target() -> None:
     y, raw = RNG.normal(size=30), RNG.normal(size=(2, 30))
     np.testing.assert_array_equal(loss.gradient(y, raw), [part.gradient(y, raw[k]) for k, part in enumerate(loss.parts)])
     assert from_dict(loss.to_dict()).to_dict() == loss.to_dict() | {"targets": ["y"], "columns": [0, 0]}
+
+
+def test_the_command_line_takes_several_targets(tmp_path: Any) -> None:
+    data, model, found = (str(tmp_path / name) for name in ("rows.parquet", "model.json", "found.csv"))
+    frame = X.drop(columns="town").assign(**TARGETS)
+    frame.loc[5, "count"] = np.nan
+    frame.to_parquet(data)
+    common = ["--target", "price,count", "--skip-missing-target", "--set", "max_iter=3", "--drop", "far", "--output", model]
+    assert main(["train", data, *common]) == 0
+    assert main(["predict", model, data, "--output", found]) == 0
+    assert list(pd.read_csv(found)) == ["price", "count"]
+    assert dboost.load(model).outputs.names == ["price", "count"]
+
+
+def test_models_are_exported_if_predictions_are_raw_scores(tmp_path: Any) -> None:
+    numbers = X.drop(columns="town")
+    booster = dboost.fit(numbers, TARGETS, loss="huber", **OPTIONS)
+    xgboost = pytest.importorskip("xgboost")
+    booster.to_xgboost_json(tmp_path / "model.json")
+    found = xgboost.Booster(model_file=tmp_path / "model.json").predict(xgboost.DMatrix(numbers))
+    np.testing.assert_allclose(found, booster.predict(numbers), rtol=1e-4, atol=1e-3)
+    with pytest.raises(
+        ParameterError, match="if its predictions are raw scores, which those of log_loss are not: export a model"
+    ):
+        dboost.fit(numbers, LABELS, **OPTIONS).to_xgboost_json(tmp_path / "labels.json")
