@@ -37,7 +37,7 @@ ones, 2**-126, counts as if its exponent were smaller still: at most as much as 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -176,15 +176,15 @@ def rank_unit(max_weight: float, n_rows: int) -> float:
 class Window(NamedTuple):
     """Where quantiles are expected, and the passes that count numbers in buckets of equal width. Results do not depend on it.
 
-    low, high : the bounds. weights : callable, given the lower bounds of the first buckets and 1 / width (float64[n_groups], or
-    float64[1] for all groups), returns the weights by bucket, int64[n_groups, N_BUCKETS]; numbers outside are in the first and
-    the last one. collect : callable, given these and the first and the last of some buckets of each group (int64[n_groups, 2]),
-    returns their numbers: uint64[n, 3], group, key and weight; or None if there are more than `FEW`. n_rows : about how many
-    numbers there are.
+    low, high : the bounds, of all groups or of each (float64[n_groups]). weights : callable, given the lower bounds of the
+    first buckets and 1 / width (float64[n_groups], or float64[1] for all groups), returns the weights by bucket,
+    int64[n_groups, N_BUCKETS]; numbers outside are in the first and the last one. collect : callable, given these and the first
+    and the last of some buckets of each group (int64[n_groups, 2]), returns their numbers: uint64[n, 3], group, key and weight;
+    or None if there are more than `FEW`. n_rows : about how many numbers there are.
     """
 
-    low: float
-    high: float
+    low: float | np.ndarray
+    high: float | np.ndarray
     weights: Callable[[np.ndarray, np.ndarray], np.ndarray]
     collect: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray | None]
     n_rows: int
@@ -255,6 +255,17 @@ def _ranks(level: Fraction | Ranks, weights: np.ndarray) -> tuple[np.ndarray, np
     return np.array([n + (rest > 0) for n, rest in shares], np.int64), np.array([rest == 0 for _, rest in shares])
 
 
+def ranks_of(levels: Sequence[Fraction], n_groups: int) -> Ranks:
+    """Return the ranks of n_groups groups with the first level, then of as many with the second one, and so on."""
+
+    def ranks(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        of_levels = zip(levels, weights.reshape(-1, n_groups), strict=True)
+        needed, met = zip(*(_ranks(level, of_level) for level, of_level in of_levels), strict=True)
+        return np.concatenate(needed), np.concatenate(met)
+
+    return ranks
+
+
 def _in_window(
     window: Window, above: Callable[[np.ndarray], np.ndarray], level: Fraction | Ranks, n_groups: int
 ) -> np.ndarray | None:
@@ -264,7 +275,7 @@ def _in_window(
     """
     groups = np.arange(n_groups)
     low = np.full(n_groups, window.low)
-    scale = np.full(n_groups, N_BUCKETS / max(window.high - window.low, 1e-300))
+    scale = N_BUCKETS / np.maximum(np.full(n_groups, window.high) - low, 1e-300)
     for _ in range(_MOST_WINDOWS):
         if not (np.isfinite(low).all() and np.isfinite(scale).all()):
             return None

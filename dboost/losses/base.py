@@ -284,6 +284,10 @@ class Loss:
             best = rows.search(np.zeros(self.n_outputs) if best is None else best)
         return best
 
+    def starts(self, rows: AllRows) -> np.ndarray | None:
+        """Return the initial scores of all `parts` (float64[n_outputs]) if they are computed at once; else None."""
+        return None
+
     def target_spread(self, mean: float, lowest: float, highest: float) -> float:
         """Return the largest distance of a target from the mean, given the smallest and the largest one."""
         return max(mean - lowest, highest - mean)

@@ -155,7 +155,7 @@ class PerOutput(Loss):
             flaws.append(wrong if outside is None else wrong | outside)
         return flaws
 
-    def invalid_targets(self, y: np.ndarray) -> np.ndarray:
+    def invalid_targets(self, y: np.ndarray) -> np.ndarray | None:
         return np.any(self._flaws(y), axis=0)
 
     def refusal(self, y: np.ndarray) -> str:

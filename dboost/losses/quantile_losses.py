@@ -93,8 +93,8 @@ def residual_quantile(rows: AllRows, level: float) -> float:
     """Return the quantile of y - F over all rows."""
     unit = rank_unit(rows.max_weight, rows.n_rows)
     found = find_quantiles(
-        lambda *digits: rows.merged(_digits, np.add, False, unit, *digits),
-        lambda keys: rows.merged(_next, np.minimum, False, keys),
+        lambda *digits: rows.merged(residual_digits, np.add, False, unit, *digits),
+        lambda keys: rows.merged(next_residuals, np.minimum, False, keys),
         exact_level(level),
         1,
     )
@@ -120,8 +120,8 @@ class ResidualQuantile(RowStatistic):
             )
         return find_size(
             exact_level(self.level),
-            lambda *digits: rows.merged(_digits, np.add, True, unit, *digits),
-            lambda keys: rows.merged(_next, np.minimum, True, keys),
+            lambda *digits: rows.merged(residual_digits, np.add, True, unit, *digits),
+            lambda keys: rows.merged(next_residuals, np.minimum, True, keys),
             near,
         )
 
@@ -132,14 +132,14 @@ def _residuals(rows: PartOfRows, are_sizes: bool) -> Residuals:
     return Residuals(rows.target, rows.raw[0], or_empty(rows.weight, "float64"), ungrouped, are_sizes, all_rows, 0, n)
 
 
-def _digits(rows: PartOfRows, are_sizes: bool, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
+def residual_digits(rows: PartOfRows, are_sizes: bool, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
     """Return the weights of the residuals by the next byte of their rank keys: int64[1, 256], see `quantile_keys`."""
     counts = np.zeros((1, 256), np.int64)
     count_digits(_residuals(rows, are_sizes), prefix, shift, unit, counts)
     return counts
 
 
-def _next(rows: PartOfRows, are_sizes: bool, keys: np.ndarray) -> np.ndarray:
+def next_residuals(rows: PartOfRows, are_sizes: bool, keys: np.ndarray) -> np.ndarray:
     """Return the smallest rank key of a residual above this one: uint64[1]."""
     following = np.full(1, ~np.uint64(0))
     next_keys(_residuals(rows, are_sizes), keys, following)

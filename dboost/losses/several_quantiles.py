@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from dboost.losses.base import Loss
+from dboost.exact import exact_level, find_quantiles, rank_unit, ranks_of
+from dboost.losses.base import AllRows, Loss, PartOfRows
 from dboost.losses.per_output import PerOutput
-from dboost.losses.quantile_losses import Quantile
+from dboost.losses.quantile_losses import Quantile, next_residuals, residual_digits
 
 
 class Quantiles(PerOutput):
@@ -40,6 +41,18 @@ class Quantiles(PerOutput):
     def with_parts(self, parts: Sequence[Loss]) -> Quantiles:
         return Quantiles([part.level for part in parts])
 
+    def starts(self, rows: AllRows) -> np.ndarray:
+        unit = rank_unit(rows.max_weight, rows.n_rows)
+        return find_quantiles(
+            lambda *digits: rows.merged(_digits_of_levels, np.add, unit, *digits),
+            lambda keys: rows.merged(_next_of_levels, np.minimum, keys),
+            ranks_of(list(map(exact_level, self.levels)), 1),
+            self.n_outputs,
+        )
+
+    def invalid_targets(self, y: np.ndarray) -> None:
+        return None
+
     def ordered(self, raw: np.ndarray) -> np.ndarray:
         return np.sort(raw, axis=0)
 
@@ -48,6 +61,17 @@ class Quantiles(PerOutput):
 
     def link(self, prediction: np.ndarray) -> np.ndarray:
         return prediction
+
+
+def _digits_of_levels(rows: PartOfRows, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
+    """Return `residual_digits` of the scores of all levels: int64[n_levels, 256]."""
+    parts = enumerate(prefix.reshape(-1, 1))
+    return np.concatenate([residual_digits(rows.of_output(k, 0), False, unit, part, shift) for k, part in parts])
+
+
+def _next_of_levels(rows: PartOfRows, keys: np.ndarray) -> np.ndarray:
+    """Return `next_residuals` of the scores of all levels: uint64[n_levels]."""
+    return np.concatenate([next_residuals(rows.of_output(k, 0), False, part) for k, part in enumerate(keys.reshape(-1, 1))])
 
 
 def joined_losses(parts: Sequence[Loss], names: Sequence[str], targets: Any, columns: Any) -> PerOutput:

@@ -142,6 +142,67 @@ def _leaf_next(shard: Shard, first: int, last: int, subset: RowSubset, keys: np.
 leaf_next = Statistic(_leaf_next, np.minimum)
 
 
+# The same for all outputs of a tree with a value for each: groups are the leaves for output 0, then for output 1, and so on.
+
+
+def _level_digits(
+    shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, unit: float, prefix: np.ndarray, shift: np.uint64
+) -> np.ndarray:
+    """Return `leaf_digits` of all outputs: int64[n_outputs * n_leaves, 256]."""
+    parts = enumerate(prefix.reshape(-1, n_leaves))
+    return np.concatenate(
+        [_leaf_digits(shard, first, last, subset._replace(output=k), n_leaves, unit, part, shift) for k, part in parts]
+    )
+
+
+level_digits = Statistic(_level_digits, np.add)
+
+
+def _level_buckets(
+    shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, unit: float, low: np.ndarray, scale: np.ndarray
+) -> np.ndarray:
+    """Return `leaf_buckets` of all outputs: int64[n_outputs * n_leaves, N_BUCKETS]."""
+    found = []
+    for k in range(shard.n_outputs):
+        of_output = slice(k * n_leaves, (k + 1) * n_leaves) if len(low) > 1 else slice(None)
+        bounds = low[of_output], scale[of_output]
+        if all((of == of[0]).all() for of in bounds):
+            bounds = bounds[0][:1], bounds[1][:1]
+        found.append(_leaf_buckets(shard, first, last, subset._replace(output=k), n_leaves, unit, *bounds))
+    return np.concatenate(found)
+
+
+level_buckets = Statistic(_level_buckets, np.add)
+
+
+def _level_keys(
+    shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, unit: float, *buckets: np.ndarray
+) -> np.ndarray | None:
+    """Return `leaf_keys` of all outputs: uint64[n, 3], or None if there are too many."""
+    found: np.ndarray | None = np.empty((0, 3), np.uint64)
+    for k in range(shard.n_outputs):
+        of_output = (of[k * n_leaves : (k + 1) * n_leaves] for of in buckets)
+        keys = _leaf_keys(shard, first, last, subset._replace(output=k), unit, *of_output)
+        if keys is not None:
+            keys[:, 0] += np.uint64(k * n_leaves)
+        found = concatenated(found, keys)
+        if found is None:
+            break
+    return found
+
+
+level_keys = Statistic(_level_keys, concatenated)
+
+
+def _level_next(shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, keys: np.ndarray) -> np.ndarray:
+    """Return `leaf_next` of all outputs: uint64[n_outputs * n_leaves]."""
+    parts = enumerate(keys.reshape(-1, n_leaves))
+    return np.concatenate([_leaf_next(shard, first, last, subset._replace(output=k), part) for k, part in parts])
+
+
+level_next = Statistic(_level_next, np.minimum)
+
+
 def _leaf_clipped(
     shard: Shard, first: int, last: int, subset: RowSubset, centre: np.ndarray, bound: float, unit: float, weight_unit: float
 ) -> np.ndarray:

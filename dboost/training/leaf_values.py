@@ -46,6 +46,7 @@ from dboost.exact import (
     find_quantiles,
     merged_float,
     rank_unit,
+    ranks_of,
     total,
     unit_for,
 )
@@ -62,6 +63,10 @@ from dboost.shards.statistics import (
     leaf_digits,
     leaf_keys,
     leaf_next,
+    level_buckets,
+    level_digits,
+    level_keys,
+    level_next,
     line_slopes,
     loss_hessian_sums,
     of_parts,
@@ -192,12 +197,15 @@ class Sizes:
         )
 
 
-def target_stats(loss: Loss, ask: Ask, *, continues: bool = False, sizes: Sizes | None = None) -> TargetStats:
+def target_stats(
+    loss: Loss, ask: Ask, *, continues: bool = False, sizes: Sizes | None = None, start: np.ndarray | None = None
+) -> TargetStats:
     """Compute the statistics from targets, weights and offsets of all training rows.
 
     continues : whether a model is continued (default False). Then the offsets are its raw scores (used for a single output
     only), the baseline is unused and zero, and targets that determine no initial score are allowed.
-    sizes : merged from `sizes_of` all rows, default None: they are asked for.
+    sizes : merged from `sizes_of` all rows, default None: they are asked for. start : the initial score, default None: it is
+    computed.
 
     Raises
     ------
@@ -231,7 +239,9 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False, sizes: Sizes 
             "classes of a row, which changes no probability"
         )
     baseline = np.zeros(loss.n_outputs)
-    if not continues:
+    if start is not None:
+        baseline = start
+    elif not continues:
         smoothed = _smoothed(means, of_weights / mean_weight) if loss.is_classification else means
         baseline = _best_constants(loss, ask, smoothed, has_offset, (n, max_weight))
     if loss.statistic is not None:
@@ -263,10 +273,13 @@ def target_stats(loss: Loss, ask: Ask, *, continues: bool = False, sizes: Sizes 
 def _stats_of_parts(loss: Loss, ask: Ask, *, continues: bool, sizes: Sizes) -> TargetStats:
     """Return the statistics of a loss with `Loss.parts`: of each of them, and what follows for all together."""
     found: list[TargetStats] = []
+    n, max_weight = (int(sizes.n_counted), 1.0) if sizes.is_whole else (sizes.n_rows, sizes.max_weight)
+    starts = None if continues else loss.starts(_rows_at(ask, np.zeros(loss.n_outputs), n, max_weight))
     for output, (part, column, of_part) in enumerate(zip(loss.parts, loss.columns, sizes.parts, strict=True)):
         alone = partial(ask, _of_output, output, column)
         try:
-            found.append(target_stats(part, alone, continues=continues, sizes=of_part))
+            start = None if starts is None else starts[output : output + 1]
+            found.append(target_stats(part, alone, continues=continues, sizes=of_part, start=start))
         except DataError as error:
             raise DataError(f"target {loss.target_columns[column]!r}: {error}") from error
     first, loss = found[0], loss.with_parts([one.loss for one in found])
@@ -274,7 +287,6 @@ def _stats_of_parts(loss: Loss, ask: Ask, *, continues: bool, sizes: Sizes) -> T
     unit = max(one.unit for one in found)
     if not loss.scales_with_target or unit > min(one.unit for one in found) * 2.0**40:
         unit = 1.0
-    n, max_weight = (int(sizes.n_counted), 1.0) if sizes.is_whole else (sizes.n_rows, sizes.max_weight)
     magnitude = sum(one.magnitude for one in found)
     in_units = magnitude if unit == 1.0 else max(0.5 * sum((one.spread / unit) ** 2 for one in found), 1e-200)
     losses = None
@@ -588,8 +600,11 @@ class LeafEstimator:
         units = np.array([(unit_for(g, n), unit_for(h, n)) for g, h in largest])
         return self._merged(output_totals, subset, n_leaves, units) / units[:, None, :]
 
-    def values_of_outputs(self, sums: np.ndarray) -> np.ndarray:
+    def values_of_outputs(self, sums: np.ndarray, subset: RowSubset) -> np.ndarray:
         """Return the leaf values of a tree of all outputs: float64[n_outputs, n_leaves]. sums : those of `output_sums`."""
+        if self._loss.leaf_statistic != "newton":
+            steps = self._quantiles_of_outputs(sums.shape[1], subset)
+            return np.stack([bounded(of_output, self._parameters, self._loss) for of_output in steps])
         of_outputs = enumerate(sums)
         return np.stack([leaf_values(one, self._parameters, self._loss.of_output(k)) for k, one in of_outputs])
 
@@ -662,6 +677,29 @@ class LeafEstimator:
                 sums[:, 0] / unit, sums[:, 1] / weight_unit, out=np.zeros(len(sums)), where=sums[:, 1] > 0
             )
         return steps
+
+    def _quantiles_of_outputs(self, n_leaves: int, subset: RowSubset) -> np.ndarray:
+        """Return the quantiles of the leaves' residuals for the levels of all outputs at once: float64[n_outputs, n_leaves]."""
+        near, levels, n_rows = None, [exact_level(part.level) for part in self._loss.parts], self._rows.n_rows
+        last = [self._steps.get(output, np.zeros(1)) for output in range(len(levels))]
+        least, largest = (np.array([reach(of_output) for of_output in last]) for reach in (np.min, np.max))
+        if (largest > least).all():
+            near = Window(
+                np.repeat(2 * least - largest, n_leaves),
+                np.repeat(2 * largest - least, n_leaves),
+                lambda *buckets: self._merged(level_buckets, subset, n_leaves, self._rank_unit, *buckets),
+                lambda *buckets: self._merged(level_keys, subset, n_leaves, self._rank_unit, *buckets),
+                n_rows * len(levels),
+            )
+        found = find_quantiles(
+            lambda *digits: self._merged(level_digits, subset, n_leaves, self._rank_unit, *digits),
+            lambda keys: self._merged(level_next, subset, n_leaves, keys),
+            ranks_of(levels, n_leaves),
+            n_leaves * len(levels),
+            near,
+        ).reshape(len(levels), n_leaves)
+        self._steps = dict(enumerate(found))
+        return found
 
     def _multiplier(self, steps: np.ndarray, subset: RowSubset) -> float:
         """Return ρ = argmin Σ w L(y, F + ρ h(x)) for a tree h with the leaf values `steps`."""

@@ -362,7 +362,7 @@ class BoostingLoop:
             values = self.leaf_estimator.values(grown, task.row_subset)
         else:
             sums = self.leaf_estimator.output_sums(grown.n_leaves, task.row_subset)
-            values = self.leaf_estimator.values_of_outputs(sums)
+            values = self.leaf_estimator.values_of_outputs(sums, task.row_subset)
         if self.plan.direction is not None:
             within_bounds(values, grown, self.parameters.learning_rate * task.scales[1] / task.scales[0])
         if not np.isfinite(values).all():  # gradients of the absolute error are finite at any score

@@ -130,6 +130,8 @@ CASES |= {
     for name, options in (
         ("", {"sample_weight": "v", "eval_set": HELD_OUT, "early_stopping_rounds": 3}),
         (", arcbites", {"arcbites": dboost.ArcBites(2, None, 2), "subsample": 0.7}),
+        (", one tree", {"multi_strategy": "multi_output_tree", "sample_weight": "w", "eval_set": HELD_OUT}),
+        (", one tree, fractions", {"multi_strategy": "multi_output_tree", "sample_weight": "v", "subsample": 0.7}),
     )
 }
 FOREST: dict[str, Any] = {"boosting": "forest", "max_leaf_nodes": 12}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +197,47 @@ def test_what_there_is_not(model: dboost.Booster) -> None:
         model.plot_residuals(HELD_OUT, "y")
     with pytest.raises(ParameterError, match="one target of several"):
         dboost.fit(X, np.column_stack([Y, Y]), loss="quantile", quantile=LEVELS)
+
+
+@pytest.mark.parametrize("options", [{}, {"sample_weight": FRAME["w"].to_numpy()}])
+def test_leaf_values_of_one_tree_are_quantiles_of_the_residuals(options: dict[str, Any]) -> None:
+    """With one tree for all levels: compared with sorted residuals, rows of weight 2 twice."""
+    booster = fit(NINE, multi_strategy="multi_output_tree", max_iter=2, max_leaf_nodes=6, learning_rate=1.0, **options)
+    assert booster.ensemble.width == 9 and len(booster.ensemble.trees) == 2
+    weight = options.get("sample_weight", np.ones(len(Y))).astype(int)
+    for iteration in range(2):
+        before = np.asarray(booster.predict(X, raw_score=True, iteration_range=(0, iteration)))
+        leaf = booster.apply(X).iloc[:, iteration].to_numpy()
+        values = booster.ensemble.trees[iteration].value[booster.ensemble.trees[iteration].feature < 0]
+        for at in np.unique(leaf):
+            residuals = np.repeat(Y.to_numpy()[leaf == at, None] - before[leaf == at], weight[leaf == at], axis=0)
+            for k, level in enumerate(NINE):
+                ordered, share = np.sort(residuals[:, k]), Fraction(repr(level)) * len(residuals)
+                rank = math.ceil(share)
+                expected = (ordered[rank - 1] + ordered[rank]) / 2 if share == rank else ordered[rank - 1]
+                assert values[at, k] == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+def test_one_tree_for_all_levels() -> None:
+    """The same model for any partitioning, in files and when it is refitted; a lower loss than of separate trees."""
+    options: dict[str, Any] = {"loss": "quantile", "quantile": NINE, "max_iter": 8, "multi_strategy": "multi_output_tree"}
+    model = dboost.fit(X.assign(y=Y), "y", **options)
+    assert dboost.fit(dd.from_pandas(X.assign(y=Y), npartitions=4), "y", **options) == model
+    assert dboost.fit(X.assign(y=Y), "y", memory_limit="30MB", **options) == model
+    np.testing.assert_allclose(model.refit_leaves(X, Y).predict(X), model.predict(X), rtol=1e-12)
+    longer = dboost.fit(X.assign(y=Y), "y", max_iter=2, start_from=model)
+    assert longer.ensemble.width == 9 and (np.diff(longer.predict(X), axis=1) >= 0).all()
+    losses = []
+    for strategy in ("multi_output_tree", "one_output_per_tree"):
+        booster = dboost.fit(
+            made(4000, 8), "y", features=list("abcd"), loss="quantile", quantile=LEVELS, max_iter=80, max_leaf_nodes=15,
+            multi_strategy=strategy,
+        )  # fmt: skip
+        predicted = booster.predict(HELD_OUT)
+        losses.append(sum(mean_pinball_loss(HELD_OUT["y"], predicted[repr(q)], alpha=q) for q in LEVELS))
+    assert losses[0] < losses[1]
+    with pytest.raises(ParameterError, match="are no Newton steps; give multi_strategy='one_output_per_tree'"):
+        dboost.fit(X, np.column_stack([Y, Y]), loss="absolute_error", multi_strategy="multi_output_tree")
 
 
 def test_report(model: dboost.Booster, tmp_path: Path) -> None:
