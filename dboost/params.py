@@ -470,7 +470,7 @@ class Parameters:
         1.0,
         Special('float > 0 and <= 1, "sqrt" or "auto"', _checked_share),
         'Share of the features that are candidates for a split, sampled for every node; "sqrt": the square root of their '
-        'number; "auto": all, in a forest the square root for classes and a third for numbers.',
+        'number; "auto": all, in a forest the square root for classes and half for numbers.',
     )
     monotonic_cst: Any = _parameter(
         None,
@@ -597,7 +597,7 @@ class Parameters:
         """Return the parameters with the share of the features in place of the names of `max_features`."""
         wanted = self.max_features
         if wanted == "auto":
-            wanted = 1.0 if not self.is_forest else "sqrt" if is_classification else 1 / 3
+            wanted = 1.0 if not self.is_forest else "sqrt" if is_classification else 0.5
         if wanted == "sqrt":
             wanted = max(math.isqrt(n_features), 1) / n_features
             if math.ceil(wanted * n_features) > max(math.isqrt(n_features), 1):  # rounded up
