@@ -99,6 +99,7 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
         classes = parse_levels(classes, "classes")
         _check(len(classes) > 1, "there is but one class")
         _check(len(baseline) == (1 if len(classes) == 2 else len(classes)), "classes and baseline do not fit")
+    loss = _loss(entries["loss"], len(baseline), classes is not None)
     width = entries["width"]
     _check(type(width) is int and width in (1, len(baseline)), "width is neither 1 nor the number of outputs")
     _check(type(entries["averages"]) is bool, "averages is neither true nor false")
@@ -110,7 +111,6 @@ def parse_ensemble(content: Any, n_trees: int | None = None) -> Ensemble:
     _check(
         best is None or (type(best) is int and 0 <= best <= n_iterations), "best_iteration is not a number of its iterations"
     )
-    loss = _loss(entries["loss"], len(baseline), classes is not None)
     _shape(entries["parameters"], _PARAMETERS, "parameters")
     _check_sources(_sequence(entries["sources"], "sources"), len(features), len(baseline), n_iterations)
     return Ensemble(
