@@ -36,8 +36,6 @@ def project(
         none = (or_empty(None, dtype) for dtype in ("float64", "float32", "uint8"))
         rows = rows._replace(**dict(zip(("target", "single_target", "byte_target"), none, strict=True)))
     maxima = np.zeros(2, np.int32)
-    if not terms.of_classes:  # targets are not read, and those of several columns would be of another type
-        rows = rows._replace(target=np.empty(0), single_target=np.empty(0, np.float32), byte_target=np.empty(0, np.uint8))
     project_gradients(
         rows,
         terms.direction,
