@@ -251,7 +251,9 @@ def fit(
     if refit is not False:
         check_refit(refit, request, stops=request.parameters.early_stopping_rounds is not None)
     fitted = rows.fit(request)
-    return trained(refitted(rows.fit, request, fitted) if refit else fitted, request.parameters, model)
+    booster = trained(refitted(rows.fit, request, fitted) if refit else fitted, request.parameters, model)
+    booster.target_name = target if isinstance(target, str) else None
+    return booster
 
 
 async def fit_async(data: Any, target: Any = ..., *, callbacks: Callback | Sequence[Callback] = (), **keywords: Any) -> Booster:

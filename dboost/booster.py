@@ -117,6 +117,9 @@ class Booster:
         self._notes = dict(notes or {})
         self._custom_loss = loss
         self.timings = dict(timings or {})
+        #: Name of the target's column that the fit was given; None for other targets, and for models that were loaded: their
+        #: files do not contain it.
+        self.target_name: str | None = None
 
     # Attributes.
 
@@ -333,7 +336,7 @@ class Booster:
         self, data: Any, target: Any = None, *, coverage: float = 0.9, by: Any = None, sample_weight: Any = None,
         offset: Any = None, filter: Any = None, client: Any = None, n_threads: int | None = None,
     ) -> Self:  # fmt: skip
-        """Return the model with a margin for `predict_interval`, which rows that it has not been trained on determine.
+        """Set the margin for `predict_interval` by rows that the model has not been trained on, and return the model.
 
         The margin is the k-th smallest of the n rows' distances between target and prediction, k = ⌈(n + 1) · coverage⌉ (split
         conformal prediction). So the interval of a new row of the same population contains its target with a probability of at
@@ -342,8 +345,9 @@ class Booster:
         Parameters
         ----------
         data, target, sample_weight, offset
-            As in `dboost.fit`, with the model's columns. A `dboost.Dataset` has its own target, weights and offsets; the
-            thresholds of the model must be edges of its bins.
+            As in `dboost.fit`, with the model's columns. Default of the target: the column of this name that the model was
+            trained on, if it has not been loaded (`target_name`). A `dboost.Dataset` has its own target, weights and offsets;
+            the thresholds of the model must be edges of its bins.
         coverage : float, default 0.9
             Between 0 and 1, both excluded.
         by : str, optional
@@ -361,8 +365,8 @@ class Booster:
         Returns
         -------
         Booster
-            A new model; this one is unchanged. Its trees are the same. Models derived from it that predict other numbers
-            (`truncate`, `refit_leaves`, a continued fit) have no margin.
+            This model; its trees are the same. Models derived from it that predict other numbers (`truncate`, `refit_leaves`, a
+            continued fit) have no margin.
 
         Raises
         ------
@@ -378,17 +382,18 @@ class Booster:
 
         Examples
         --------
-        >>> booster = booster.calibrate(held_out, "price", coverage=0.9)        # doctest: +SKIP
+        >>> booster.calibrate(held_out, "price", coverage=0.9)                  # doctest: +SKIP
         >>> booster.predict_interval(new_rows)                                  # doctest: +SKIP
         """
         if isinstance(data, Dataset) or (isinstance(data, str | os.PathLike) and is_prepared(data)):
             given = {"target": target, "by": by, "sample_weight": sample_weight, "offset": offset, "filter": filter}
             return self._calibrated_on(data if isinstance(data, Dataset) else Dataset(data), coverage, client, given)
+        target = self.target_name if target is None else target
         if target is None:
             raise InputTypeError("the target is missing: give the name of a column, or one value per row")
         data = data if filter is None else filtered(data, filter, self.features)
         rows = calibration.GivenRows(data, target, sample_weight, offset)
-        return self.with_calibration(calibration.calibrated(self.ensemble, self.outputs, rows, coverage, by, client, n_threads))
+        return self.set_calibration(calibration.calibrated(self.ensemble, self.outputs, rows, coverage, by, client, n_threads))
 
     def _calibrated_on(self, data: Dataset, coverage: float, client: Any, given: dict[str, Any]) -> Self:
         """Return the model calibrated with the rows of a data set. given : arguments that a data set does not take."""
@@ -400,12 +405,20 @@ class Booster:
         y = encode_column(rows.targets(), Target(self.loss, None, None), lambda row: f"row {row} of those of positive weight")
         predicted = self.outputs.finish(rows.scores(self.ensemble))
         found = calibration.calibrated_by_predictions(self.outputs, y, predicted, rows.weights(), coverage)
-        return self.with_calibration(found)
+        return self.set_calibration(found)
+
+    def set_calibration(self, found: Calibration) -> Self:
+        """Set the margins of this model, which are part of its digest."""
+        self.ensemble = replace(self.ensemble, calibration=found)
+        vars(self).pop("sha256", None)
+        return self
 
     def with_calibration(self, found: Calibration | None) -> Self:
-        """Return the model with other margins for `predict_interval`, or without."""
+        """Return a copy of the model with other margins for `predict_interval`, or without."""
         ensemble = replace(self.ensemble, calibration=found)
-        return type(self)(ensemble, history=self._history, timings=self.timings, loss=self._custom_loss, notes=self._notes)
+        copy = type(self)(ensemble, history=self._history, timings=self.timings, loss=self._custom_loss, notes=self._notes)
+        copy.target_name = self.target_name
+        return copy
 
     @property
     def calibration(self) -> Calibration | None:

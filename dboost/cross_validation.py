@@ -111,7 +111,7 @@ class CVResult:
     weights: np.ndarray | None = None
 
     def calibrate(self, booster: Booster, coverage: float = 0.9) -> Booster:
-        """Return a model with a margin for `Booster.predict_interval` that follows from the held-out predictions.
+        """Set a model's margin for `Booster.predict_interval` by the held-out predictions, and return the model.
 
         All rows serve for training and for calibration: the margin is that of `Booster.calibrate` for the distances between the
         targets and the predictions of the models that have not been trained on them. It is put around the predictions of one
@@ -140,7 +140,7 @@ class CVResult:
         --------
         >>> result = dboost.cv(frame, "price", max_iter=300, early_stopping_rounds=20)           # doctest: +SKIP
         >>> booster = dboost.fit(frame, "price", max_iter=result.best_iteration)                 # doctest: +SKIP
-        >>> booster = result.calibrate(booster, coverage=0.9)                                    # doctest: +SKIP
+        >>> result.calibrate(booster, coverage=0.9)                                              # doctest: +SKIP
         """
         of_fold, learned = self.boosters[0], booster.loss.learned
         losses = [{k: v for k, v in one.ensemble.loss.items() if k not in learned} for one in (of_fold, booster)]
@@ -153,9 +153,7 @@ class CVResult:
         held_out = ~np.isnan(self.predictions.reshape(len(self.predictions), -1)).any(axis=1)
         weights = None if self.weights is None else self.weights[held_out]
         outputs, predicted = booster.outputs, self.predictions[held_out]
-        return booster.with_calibration(
-            calibrated_by_predictions(outputs, self.targets[held_out], predicted, weights, coverage)
-        )
+        return booster.set_calibration(calibrated_by_predictions(outputs, self.targets[held_out], predicted, weights, coverage))
 
     @property
     def n_iterations(self) -> int:

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise ParameterError("--interval is for numbers and --proba for classes: use one of them")
     if arguments.interval and booster.calibration is None:
         raise ParameterError(
-            f"--interval needs a model that Booster.calibrate has returned; {arguments.model} was not calibrated"
+            f"--interval needs a model that Booster.calibrate has given margins; {arguments.model} was not calibrated"
         )
     predict = booster.predict_proba if arguments.proba else booster.predict_interval if arguments.interval else booster.predict
     with cluster_at(arguments.scheduler, None) as client:

@@ -414,7 +414,7 @@ def test_intervals_are_written(here: Path, table: pd.DataFrame, capsys: pytest.C
     booster = dboost.fit(table[["a", "shop"]], table["price"], max_iter=3)
     booster.save("model.json")
     assert status_of("predict", "model.json", "parts", "--output", "out.parquet", "--interval") == 2
-    assert "--interval needs a model that Booster.calibrate has returned" in capsys.readouterr().err
+    assert "--interval needs a model that Booster.calibrate has given margins" in capsys.readouterr().err
     booster = booster.calibrate(table, "price", by="shop")
     booster.save("model.json")
     assert status_of("predict", "model.json", "parts", "--output", "out.parquet", "--interval", "--id", "shop") == 0

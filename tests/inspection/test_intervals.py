@@ -53,8 +53,19 @@ TRAIN, HELD_OUT, TEST = made(800, 0), made(900, 1), made(6000, 2)
 
 
 @pytest.fixture(scope="module")
-def model() -> dboost.Booster:
+def trained() -> dboost.Booster:
     return dboost.fit(TRAIN, "y", features=FEATURES, max_iter=15)
+
+
+@pytest.fixture
+def model(trained: dboost.Booster) -> dboost.Booster:
+    """The model, which a test may calibrate."""
+    return fresh(trained)
+
+
+def fresh(model: dboost.Booster) -> dboost.Booster:
+    """A copy without margins: `calibrate` changes the model that it is called for."""
+    return model.with_calibration(None)
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +89,10 @@ def share_inside(intervals: Any, targets: pd.Series) -> float:
 
 @pytest.mark.parametrize("coverage", [0.5, 0.8, 0.9, 0.95, 0.99])
 def test_the_margin_is_an_order_statistic(model: dboost.Booster, coverage: float) -> None:
-    found = model.calibrate(HELD_OUT, "y", coverage=coverage)
+    found = fresh(model).calibrate(HELD_OUT, "y", coverage=coverage)
     expected = naive(np.abs(HELD_OUT["y"] - model.predict(HELD_OUT)).to_numpy(), coverage)
     assert found.calibration == Calibration(coverage, len(HELD_OUT), expected)
-    assert model.calibration is None and found.n_iter_ == model.n_iter_ and found.history.equals(model.history)
+    assert found.n_iter_ == model.n_iter_ and found.history.equals(model.history)
     low, high = np.asarray(found.predict_interval(HELD_OUT)).T
     np.testing.assert_array_equal(low, model.predict(HELD_OUT) - expected)
     np.testing.assert_array_equal(high, model.predict(HELD_OUT) + expected)
@@ -125,30 +136,31 @@ def test_any_division_gives_the_naive_margins(
 
 def test_weights_that_compare_rows_have_no_scale(model: dboost.Booster) -> None:
     weights = np.random.default_rng(0).uniform(0.1, 1.0, len(HELD_OUT))
-    one, other = (model.calibrate(HELD_OUT, "y", sample_weight=weights * factor) for factor in (1.0, 2.0**-20))
+    one, other = (fresh(model).calibrate(HELD_OUT, "y", sample_weight=weights * factor) for factor in (1.0, 2.0**-20))
     assert one.calibration == other.calibration
     distance, n = np.abs(HELD_OUT["y"] - model.predict(HELD_OUT)).to_numpy(), len(HELD_OUT)
     order = np.argsort(distance)
     reached = np.cumsum(weights[order]) >= 0.9 * weights.sum() * (n + 1) / n
     assert one.calibration is not None and one.calibration.margin == distance[order][np.argmax(reached)]
-    equal = model.calibrate(HELD_OUT, "y", sample_weight=np.full(n, 1 / n))
-    assert equal.calibration == model.calibrate(HELD_OUT, "y").calibration
+    equal = fresh(model).calibrate(HELD_OUT, "y", sample_weight=np.full(n, 1 / n))
+    assert equal.calibration == fresh(model).calibrate(HELD_OUT, "y").calibration
 
 
 def test_rows_of_weight_zero_do_not_count(model: dboost.Booster) -> None:
     some = HELD_OUT[HELD_OUT["w"] > 0]
     repeated = some.loc[some.index.repeat(some["w"].astype(int))]
-    weighted, expected = model.calibrate(HELD_OUT, "y", sample_weight="w"), model.calibrate(repeated, "y")
-    assert weighted.calibration is not None and expected.calibration is not None
-    assert weighted.calibration.margin == expected.calibration.margin and weighted.calibration.rows == len(some)
+    weighted = fresh(model).calibrate(HELD_OUT, "y", sample_weight="w").calibration
+    expected = fresh(model).calibrate(repeated, "y").calibration
+    assert weighted is not None and expected is not None
+    assert weighted.margin == expected.margin and weighted.rows == len(some)
 
 
 @pytest.mark.parametrize(("coverage", "fewest"), [(0.9, 9), (0.95, 19), (0.5, 1), (0.99, 99)])
 def test_too_few_rows_are_an_error_with_the_number(model: dboost.Booster, coverage: float, fewest: int) -> None:
-    assert model.calibrate(HELD_OUT[:fewest], "y", coverage=coverage).calibration is not None
+    assert fresh(model).calibrate(HELD_OUT[:fewest], "y", coverage=coverage).calibration is not None
     if fewest > 1:
         with pytest.raises(DataError, match=rf"coverage={coverage} needs at least {fewest} rows .* have {fewest - 1}$"):
-            model.calibrate(HELD_OUT[: fewest - 1], "y", coverage=coverage)
+            fresh(model).calibrate(HELD_OUT[: fewest - 1], "y", coverage=coverage)
 
 
 # By groups.
@@ -156,7 +168,7 @@ def test_too_few_rows_are_an_error_with_the_number(model: dboost.Booster, covera
 
 @pytest.mark.parametrize("by", ["town", "month", "route"])
 def test_values_of_a_column_have_their_own_margins(model: dboost.Booster, by: str) -> None:
-    found = model.calibrate(HELD_OUT, "y", by=by)
+    found = fresh(model).calibrate(HELD_OUT, "y", by=by)
     margins = found.calibration
     assert margins is not None and margins.by == by
     distance = np.abs(HELD_OUT["y"] - model.predict(HELD_OUT))
@@ -171,7 +183,7 @@ def test_values_of_a_column_have_their_own_margins(model: dboost.Booster, by: st
 
 def test_unseen_and_missing_values_have_the_margin_of_all_rows(model: dboost.Booster) -> None:
     for by, unseen in (("town", "Ieper"), ("month", 12.0), ("month", np.inf), ("route", "east")):
-        found = model.calibrate(HELD_OUT, "y", by=by)
+        found = fresh(model).calibrate(HELD_OUT, "y", by=by)
         assert found.calibration is not None
         rows = TEST[:3].assign(**{by: [unseen, None, TEST[by][0]]})
         width = np.diff(found.predict_interval(rows), axis=1)[:, 0]
@@ -183,7 +195,7 @@ def test_values_with_too_few_rows_are_named(model: dboost.Booster) -> None:
     rare = HELD_OUT.assign(town=HELD_OUT["town"].where(np.arange(len(HELD_OUT)) > 4, "Brugge"))
     rare.loc[rare.index[:5], "route"] = "detour"
     with pytest.warns(UserWarning, match=r"by='route': 1 of 3 values have fewer than the 9 rows .*: 'detour'"):
-        found = model.calibrate(rare, "y", by="route")
+        found = fresh(model).calibrate(rare, "y", by="route")
     assert found.calibration is not None and found.calibration.levels == ("north", "south")
 
 
@@ -193,24 +205,24 @@ def test_by_of_other_kinds(model: dboost.Booster) -> None:
     kinds = {"int": np.arange(n) % 3, "bool": np.arange(n) % 2 > 0, "category": pd.Categorical(HELD_OUT["route"])}
     for name, values in kinds.items():
         frame = HELD_OUT.assign(kind=values)
-        found = model.calibrate(frame, "y", by="kind")
+        found = fresh(model).calibrate(frame, "y", by="kind")
         assert found.calibration is not None and len(found.calibration.levels) == len(pd.unique(values)), name
         widths = pd.Series(np.diff(found.predict_interval(frame), axis=1)[:, 0]).round(9)
         assert (widths.groupby(np.asarray(values)).nunique() == 1).all() and widths.nunique() == len(pd.unique(values))
     X = HELD_OUT[["x", "month"]].to_numpy()
     of_array = dboost.fit(X, HELD_OUT["y"], max_iter=3)
-    found = of_array.calibrate(X, HELD_OUT["y"], by="f1")
+    found = fresh(of_array).calibrate(X, HELD_OUT["y"], by="f1")
     assert found.calibration is not None and found.calibration.levels == (1.0, 2.0, 3.0)
     assert found.predict_interval(X).shape == (n, 2)
     with pytest.raises(ParameterError, match="no feature of the model, and arrays have no other columns"):
-        of_array.calibrate(X, HELD_OUT["y"], by="town")
+        fresh(of_array).calibrate(X, HELD_OUT["y"], by="town")
 
 
 def test_too_many_values(model: dboost.Booster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "MOST_LEVELS", 2)
-    assert model.calibrate(HELD_OUT, "y", by="route").calibration is not None
+    assert fresh(model).calibrate(HELD_OUT, "y", by="route").calibration is not None
     with pytest.raises(ParameterError, match="by='town' has more than 2 values"):
-        model.calibrate(HELD_OUT, "y", by="town")
+        fresh(model).calibrate(HELD_OUT, "y", by="town")
 
 
 # Kinds of data, and places.
@@ -218,7 +230,7 @@ def test_too_many_values(model: dboost.Booster, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("by", [None, "town", "month", "route"])
 def test_partitions_and_files(model: dboost.Booster, by: str | None, tmp_path: Path) -> None:
-    expected = model.calibrate(HELD_OUT, "y", by=by, sample_weight="w")
+    expected = fresh(model).calibrate(HELD_OUT, "y", by=by, sample_weight="w")
     intervals = expected.predict_interval(TEST)
     HELD_OUT[:500].to_parquet(tmp_path / "a.parquet")
     HELD_OUT[500:].to_parquet(tmp_path / "b.parquet")
@@ -227,7 +239,7 @@ def test_partitions_and_files(model: dboost.Booster, by: str | None, tmp_path: P
         dd.from_pandas(HELD_OUT, npartitions=1), with_empty, tmp_path, pl.from_pandas(HELD_OUT), pa.table(HELD_OUT),
         pl.from_pandas(HELD_OUT).lazy(),
     ):  # fmt: skip
-        assert model.calibrate(data, "y", by=by, sample_weight="w").calibration == expected.calibration
+        assert fresh(model).calibrate(data, "y", by=by, sample_weight="w").calibration == expected.calibration
     again = expected.predict_interval(dd.from_pandas(TEST, npartitions=3))
     assert list(again.columns) == ["lower", "upper"]
     pd.testing.assert_frame_equal(again.compute(), intervals)
@@ -238,48 +250,48 @@ def test_partitions_and_files(model: dboost.Booster, by: str | None, tmp_path: P
 def test_workers_give_the_margin_of_one_process(model: dboost.Booster, client: Client) -> None:
     lazy = dd.from_pandas(HELD_OUT, npartitions=7)
     for by in (None, "town", "route"):
-        expected = model.calibrate(HELD_OUT, "y", by=by).calibration
-        assert model.calibrate(lazy, "y", by=by, client=client).calibration == expected
-        assert model.calibrate(lazy, lazy["y"], by=by).calibration == expected
+        expected = fresh(model).calibrate(HELD_OUT, "y", by=by).calibration
+        assert fresh(model).calibrate(lazy, "y", by=by, client=client).calibration == expected
+        assert fresh(model).calibrate(lazy, lazy["y"], by=by).calibration == expected
 
 
 def test_dask_arrays_with_their_targets() -> None:
     X, y = HELD_OUT[["x", "month"]].to_numpy(), HELD_OUT["y"].to_numpy()
     model = dboost.fit(X, y, max_iter=5)
-    expected = model.calibrate(X, y).calibration
+    expected = fresh(model).calibrate(X, y).calibration
     lazy = da.from_array(X, chunks=(250, 2))
-    assert model.calibrate(lazy, da.from_array(y, chunks=250)).calibration == expected
+    assert fresh(model).calibrate(lazy, da.from_array(y, chunks=250)).calibration == expected
     with pytest.raises(DataError, match="target has 1 partitions, the data have 4"):
-        model.calibrate(lazy, da.from_array(y, chunks=-1))
+        fresh(model).calibrate(lazy, da.from_array(y, chunks=-1))
     with pytest.raises(InputTypeError, match="target must be the name of a column, or a Dask collection"):
-        model.calibrate(lazy, y)
+        fresh(model).calibrate(lazy, y)
 
 
 def test_prepared_rows(client: Client, tmp_path: Path) -> None:
     for weight in (None, "w"):
         with dboost.prepare(HELD_OUT, "y", features=FEATURES, sample_weight=weight, path=tmp_path / str(weight)) as data:
             model = dboost.fit(data, max_iter=5)
-            expected = model.calibrate(HELD_OUT, "y", sample_weight=weight).calibration
-            assert model.calibrate(data).calibration == expected
-            assert model.calibrate(data.path).calibration == expected
+            expected = fresh(model).calibrate(HELD_OUT, "y", sample_weight=weight).calibration
+            assert fresh(model).calibrate(data).calibration == expected
+            assert fresh(model).calibrate(data.path).calibration == expected
         lazy = dd.from_pandas(HELD_OUT, npartitions=4)
         with dboost.prepare(lazy, "y", features=FEATURES, sample_weight=weight, client=client) as on_workers:
-            assert model.calibrate(on_workers).calibration == expected
+            assert fresh(model).calibrate(on_workers).calibration == expected
     for name, value in (("by", "town"), ("target", "y"), ("sample_weight", "w")):
         with pytest.raises(ParameterError, match=f"{name} belongs to dboost.prepare or to a table"):
-            model.calibrate(tmp_path / "w", **{name: value})
+            fresh(model).calibrate(tmp_path / "w", **{name: value})
     with pytest.raises(ParameterError, match="calibrate: the model splits"):
         dboost.fit(made(300, 5), "y", features=FEATURES, max_iter=5).calibrate(tmp_path / "w")
 
 
 def test_filter_and_offset(model: dboost.Booster) -> None:
-    found = model.calibrate(HELD_OUT, "y", filter=pc.field("month") < 3)
-    assert found.calibration == model.calibrate(HELD_OUT[HELD_OUT["month"] < 3], "y").calibration
+    found = fresh(model).calibrate(HELD_OUT, "y", filter=pc.field("month") < 3)
+    assert found.calibration == fresh(model).calibrate(HELD_OUT[HELD_OUT["month"] < 3], "y").calibration
     assert len(found.predict_interval(TEST, filter=pc.field("month") < 3)) == (TEST["month"] < 3).sum()
     counts = HELD_OUT.assign(y=RNG.poisson(np.exp(HELD_OUT["x"] / 2) * 3), exposure=np.log(3.0))
     poisson = dboost.fit(counts, "y", features=FEATURES, loss="poisson", offset="exposure", max_iter=10)
     for by in (None, "route", "town"):
-        of_counts = poisson.calibrate(counts, "y", offset="exposure", by=by)
+        of_counts = fresh(poisson).calibrate(counts, "y", offset="exposure", by=by)
         bounds = of_counts.predict_interval(counts, offset="exposure")
         assert share_inside(bounds, counts["y"]) >= 0.9 and bounds["lower"].min() == 0.0
         middle = poisson.predict(counts, offset="exposure")
@@ -294,7 +306,7 @@ def test_filter_and_offset(model: dboost.Booster) -> None:
 def test_margins_are_part_of_the_model(model: dboost.Booster, tmp_path: Path) -> None:
     assert b'"version": 1,' in model_file.dumps(model.ensemble) and b"calibration" not in model_file.dumps(model.ensemble)
     for by in (None, "town", "month", "route"):
-        found = model.calibrate(HELD_OUT, "y", by=by)
+        found = fresh(model).calibrate(HELD_OUT, "y", by=by)
         for name in ("model.json", "model.dboost"):
             found.save(tmp_path / name)
             again = dboost.load(tmp_path / name)
@@ -302,11 +314,23 @@ def test_margins_are_part_of_the_model(model: dboost.Booster, tmp_path: Path) ->
         assert b'"version": 3,' in model_file.dumps(found.ensemble)
         assert pickle.loads(pickle.dumps(found)).calibration == found.calibration
         model_file.check(found.ensemble)
-    assert found.with_calibration(None) == model
+    assert fresh(found) == model
+
+
+def test_the_model_itself_gets_the_margin_and_knows_its_target(trained: dboost.Booster, model: dboost.Booster) -> None:
+    before = model.sha256
+    assert model.calibrate(HELD_OUT) is model and model.target_name == "y"
+    assert model.calibration == fresh(trained).calibrate(HELD_OUT, "y").calibration
+    assert model.sha256 != before == trained.sha256 and trained.calibration is None
+    assert len(model.predict_interval(TEST)) == len(TEST)
+    again = pickle.loads(pickle.dumps(model))
+    assert again == model and again.target_name is None
+    with pytest.raises(InputTypeError, match="the target is missing"):
+        again.calibrate(HELD_OUT)
 
 
 def test_models_that_predict_other_numbers_have_no_margins(model: dboost.Booster) -> None:
-    found = model.calibrate(HELD_OUT, "y")
+    found = fresh(model).calibrate(HELD_OUT, "y")
     assert found.truncate(model.n_iter_).calibration == found.calibration
     for other in (
         found[:3], found.refit_leaves(HELD_OUT, "y"), dboost.fit(HELD_OUT, "y", max_iter=2, start_from=found)
@@ -337,7 +361,7 @@ def test_invalid_margins_in_files_are_refused(model: dboost.Booster, change: dic
 
 
 def test_old_versions_cannot_have_margins(model: dboost.Booster) -> None:
-    data = model_file.dumps(model.calibrate(HELD_OUT, "y").ensemble)
+    data = model_file.dumps(fresh(model).calibrate(HELD_OUT, "y").ensemble)
     with pytest.raises(ModelFileError, match="it is a model of version 3, written as version 1"):
         model_file.loads(data.replace(b'"version": 3', b'"version": 1', 1))
 
@@ -345,25 +369,23 @@ def test_old_versions_cannot_have_margins(model: dboost.Booster) -> None:
 def test_classes_have_no_intervals() -> None:
     model = dboost.fit(TRAIN, TRAIN["y"] > 0, features=FEATURES, max_iter=2)
     with pytest.raises(ParameterError, match="no intervals: the model predicts classes"):
-        model.calibrate(HELD_OUT, HELD_OUT["y"] > 0)
+        fresh(model).calibrate(HELD_OUT, HELD_OUT["y"] > 0)
 
 
 def test_invalid_arguments(model: dboost.Booster) -> None:
     for coverage in (0, 1, 90, True, "0.9", None):
         with pytest.raises(ParameterError, match="must be a number between 0 and 1"):
-            model.calibrate(HELD_OUT, "y", coverage=coverage)  # type: ignore[arg-type]
-    with pytest.raises(InputTypeError, match="the target is missing"):
-        model.calibrate(HELD_OUT)
+            fresh(model).calibrate(HELD_OUT, "y", coverage=coverage)  # type: ignore[arg-type]
     with pytest.raises(InputTypeError, match="must be the name of a column"):
-        model.calibrate(HELD_OUT, "y", by=HELD_OUT["town"].to_numpy())
+        fresh(model).calibrate(HELD_OUT, "y", by=HELD_OUT["town"].to_numpy())
     with pytest.raises(DataError, match=r"partition 1: .*contains NaN"):
         lazy = dd.from_pandas(HELD_OUT.assign(y=HELD_OUT["y"].where(np.arange(len(HELD_OUT)) < 600)), npartitions=2)
-        model.calibrate(lazy, "y")
+        fresh(model).calibrate(lazy, "y")
     for data in (HELD_OUT, dd.from_pandas(HELD_OUT, npartitions=2)):
         with pytest.raises(DataError, match="no column 'rout'"):
-            model.calibrate(data, "y", by="rout")
+            fresh(model).calibrate(data, "y", by="rout")
     with pytest.raises(DataError, match="route"):
-        model.calibrate(HELD_OUT, "y", by="route").predict_interval(TEST.drop(columns="route"))
+        fresh(model).calibrate(HELD_OUT, "y", by="route").predict_interval(TEST.drop(columns="route"))
 
 
 # From cross-validation.
@@ -399,7 +421,7 @@ def test_margins_of_held_out_predictions() -> None:
 def test_the_plot_shows_the_share_of_targets_within(model: dboost.Booster) -> None:
     pytest.importorskip("matplotlib")
     for by, label in ((None, "middle of the interval"), ("town", "width of the interval")):
-        found = model.calibrate(HELD_OUT, "y", by=by)
+        found = fresh(model).calibrate(HELD_OUT, "y", by=by)
         ax = found.plot_coverage(dd.from_pandas(TEST, npartitions=3), "y", n_bins=3)
         line = ax.lines[1]
         assert ax.get_xlabel().startswith(label) and len(line.get_xdata()) == 3
@@ -420,7 +442,7 @@ def test_coverage_of_real_rows(loss: str) -> None:
         order = np.random.default_rng(seed).permutation(len(frame))
         train, held_out, test = (frame.iloc[rows] for rows in np.split(order, [8000, 13000]))
         model = dboost.fit(train, "price", features=list(table.X.columns), loss=loss, max_iter=30)
-        found = model.calibrate(held_out, "price", by="region").predict_interval(test)
+        found = fresh(model).calibrate(held_out, "price", by="region").predict_interval(test)
         inside = (found["lower"] <= test["price"]) & (test["price"] <= found["upper"])
         shares.append(inside.mean())
         of_regions.append(inside.groupby(test["region"]).mean())
