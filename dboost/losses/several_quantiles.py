@@ -78,6 +78,7 @@ def joined_losses(parts: Sequence[Loss], names: Sequence[str], targets: Any, col
     """Return the loss that consists of these, see `PerOutput`."""
     levels = [part.level for part in parts]
     are_levels = targets is not None and len(targets) == 1 and all(isinstance(part, Quantile) for part in parts)
-    if are_levels and levels == sorted(set(levels)):
+    found = PerOutput(parts, names, targets, columns)
+    if are_levels and levels == sorted(set(levels)) and Quantiles(levels).to_dict() == found.to_dict():
         return Quantiles(levels)
-    return PerOutput(parts, names, targets, columns)
+    return found

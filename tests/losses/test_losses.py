@@ -71,10 +71,10 @@ class Case:
         return getattr(self.loss, "n_outputs", 1)
 
     def rows(self, n: int, scale: float = 3.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Targets, and raw scores [n] or [n, n_outputs]."""
+        """Targets, and raw scores [n] or [n_outputs, n]."""
         rng = np.random.default_rng(seed)
         y = self.targets(rng, n).astype(np.float64)
-        raw = rng.normal(size=n if self.n_outputs == 1 else (n, self.n_outputs)) * scale
+        raw = rng.normal(size=n if self.n_outputs == 1 else (self.n_outputs, n)) * scale
         return y, raw
 
 
@@ -107,23 +107,23 @@ def terms_of(loss, y, raw, gradient, hessian, value, scratch):
 
 def kernel_terms(loss: Loss, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradient, Hessian and value of up to BLOCK rows as kernels see them, shaped like `raw`."""
-    assert len(raw) <= BLOCK
-    scores = np.ascontiguousarray(raw.reshape(len(raw), loss.n_outputs).T)
+    assert len(y) <= BLOCK
+    scores = np.ascontiguousarray(raw.reshape(loss.n_outputs, len(y)))
     gradient, hessian = np.empty((2, *scores.shape), np.float32)
-    value = np.empty(len(raw))
+    value = np.empty(len(y))
     terms_of(loss.terms(), y, scores, gradient, hessian, value, np.empty(BLOCK, np.float32))
-    return gradient.T.reshape(raw.shape), hessian.T.reshape(raw.shape), value
+    return gradient.reshape(raw.shape), hessian.reshape(raw.shape), value
 
 
 def derivative(function: Callable[[np.ndarray], np.ndarray], raw: np.ndarray, output: int) -> np.ndarray:
-    """d function / d raw[:, output] by a central difference, good to about 1e-9."""
+    """d function / d raw[output] by a central difference, good to about 1e-9."""
     step = np.zeros_like(raw)
-    step[... if raw.ndim == 1 else (slice(None), output)] = 1e-5
+    step[... if raw.ndim == 1 else output] = 1e-5
     return (function(raw + step) - function(raw - step)) / 2e-5
 
 
 def column(of: np.ndarray, output: int) -> np.ndarray:
-    return of if of.ndim == 1 else of[:, output]
+    return of if of.ndim == 1 else of[output]
 
 
 def test_a_loss_is_displayed_by_its_name_and_parameters() -> None:
@@ -175,12 +175,12 @@ def test_terms_of_a_row_do_not_depend_on_the_rows_beside_it(case: Case) -> None:
     y, raw = case.rows(67, seed=2)
     together = kernel_terms(case.loss, y, raw)
     for row in range(67):
-        alone = kernel_terms(case.loss, y[row : row + 1], raw[row : row + 1])
+        alone = kernel_terms(case.loss, y[row : row + 1], raw[..., row : row + 1])
         for a, b in zip(alone, together, strict=True):
-            assert a.tobytes() == np.ascontiguousarray(b[row : row + 1]).tobytes()
+            assert a.tobytes() == np.ascontiguousarray(b[..., row : row + 1]).tobytes()
     for first in (1, 3, 8):
-        for a, b in zip(kernel_terms(case.loss, y[first:], raw[first:]), together, strict=True):
-            assert np.array_equal(a, b[first:])
+        for a, b in zip(kernel_terms(case.loss, y[first:], raw[..., first:]), together, strict=True):
+            assert np.array_equal(a, b[..., first:])
 
 
 @EVERY
@@ -188,7 +188,7 @@ def test_terms_of_a_row_do_not_depend_on_the_rows_beside_it(case: Case) -> None:
 def test_extreme_scores_stay_finite(case: Case, share: float) -> None:
     y, _ = case.rows(100)
     far = case.far * share
-    raw = np.random.default_rng(0).choice([-far, 0.0, far], 100 if case.n_outputs == 1 else (100, case.n_outputs))
+    raw = np.random.default_rng(0).choice([-far, 0.0, far], 100 if case.n_outputs == 1 else (case.n_outputs, 100))
     for terms in (kernel_terms(case.loss, y, raw), [f(y, raw) for f in (case.loss.gradient, case.loss.hessian)]):
         assert all(np.isfinite(term).all() for term in terms)
     assert np.isfinite(case.loss.value(y, raw)).all()
@@ -208,7 +208,7 @@ def test_the_best_constant_is_the_minimum(case: Case, weighted: bool) -> None:
     assert constant.shape == (case.n_outputs,)
 
     def total(raw: np.ndarray) -> float:
-        rows = np.full(50, raw[0]) if case.n_outputs == 1 else np.tile(raw, (50, 1))
+        rows = np.full(50, raw[0]) if case.n_outputs == 1 else np.tile(raw[:, None], 50)
         return float(case.loss.value(y, rows) @ weight)
 
     at_best = total(constant)
@@ -226,10 +226,13 @@ def test_links_are_inverses(case: Case) -> None:
     _, raw = case.rows(100)
     loss, prediction = case.loss, case.loss.inverse_link(raw)
     assert loss.inverse_link(loss.link(prediction)) == pytest.approx(prediction, rel=1e-9)
+    if loss.scores_are_probabilities:
+        assert np.array_equal(prediction, raw)
+        return
     if loss.is_classification:
         assert ((prediction > 0) & (prediction < 1)).all()
     if case.n_outputs > 1:
-        assert prediction.sum(axis=1) == pytest.approx(np.ones(100))
+        assert prediction.sum(axis=0) == pytest.approx(np.ones(100))
     else:
         assert loss.link(prediction) == pytest.approx(raw, abs=1e-6)
 
@@ -251,7 +254,7 @@ def test_the_unit_of_loss_sums_fits_the_rows(case: Case) -> None:
     loss = case.loss
     start = case.start(y)
     magnitude, constant = start.magnitude, start.baseline
-    raw = np.full(1000, constant[0]) if case.n_outputs == 1 else np.tile(constant, (1000, 1))
+    raw = np.full(1000, constant[0]) if case.n_outputs == 1 else np.tile(constant[:, None], 1000)
     assert loss.value(y, raw).max() <= magnitude * 1.0001
     assert loss.value(y, raw).max() >= magnitude * 1e-3
 
@@ -277,7 +280,7 @@ def test_targets_in_fewer_bytes_change_nothing(case: Case, n: int, seed: int, cu
     smaller = y.astype(np.uint8 if loss.is_classification else np.float32)
     found = []
     for target in (smaller.astype(np.float64), smaller):
-        score = np.ascontiguousarray(raw.reshape(n, case.n_outputs).T)
+        score = raw.reshape(case.n_outputs, n).copy()
         gradient, hessian = np.empty(score.shape, np.float32), np.empty(score.shape, np.float32)
         rows = GradientRows(
             score, np.zeros(score.shape, np.uint8), *target_arrays(target), or_empty(None, "float64"), or_empty(None, "uint8"),
@@ -303,7 +306,7 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
     rng = np.random.default_rng(seed)
     y, raw = case.rows(n, seed=seed)
     weight = rng.exponential(size=n) if weighted else None
-    before = np.ascontiguousarray(raw.reshape(n, k).T)
+    before = raw.reshape(k, n)
     values = rng.normal(size=(k, 5))
     leaf = rng.integers(5, size=before.shape).astype(np.uint8)
     times = rng.integers(1, 4, n).astype(np.uint8) if weighted and not weigh else None
@@ -337,23 +340,23 @@ def test_the_pass_over_rows(case: Case, n: int, seed: int, weighted: bool, weigh
     taken = np.stack([values[j][leaf[j]] for j in range(k)])
     assert np.array_equal(score, before + taken)
     starts = range(0, n, BLOCK)
-    parts = [kernel_terms(loss, y[s : s + BLOCK], score.T[s : s + BLOCK]) for s in starts]
-    g, h, value = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    parts = [kernel_terms(loss, y[s : s + BLOCK], score[:, s : s + BLOCK]) for s in starts]
+    g, h, value = (np.concatenate([part[i] for part in parts], axis=-1) for i in range(3))
     if weight is not None:
         w = weight.astype(np.float32) if weigh else np.ones(n, np.float32)
-        g, h, value = (g.T * w).T, (h.T * w).T, value * weight
-    assert np.array_equal(gradient.T, g)
-    assert np.array_equal(hessian.T, h)
-    assert np.array_equal(top, np.stack([np.abs(g).max(axis=0), h.max(axis=0)]))
+        g, h, value = g * w, h * w, value * weight
+    assert np.array_equal(gradient, g)
+    assert np.array_equal(hessian, h)
+    assert np.array_equal(top, np.stack([np.abs(g).max(axis=1), h.max(axis=1)]))
     total = ExactSum.of(value, loss_unit)
     assert (total.coarse, total.fine) == tuple(sums.tolist())
-    for of_output, by_digit in zip(h.T, influence, strict=True):
+    for of_output, by_digit in zip(h, influence, strict=True):
         bits = np.ascontiguousarray(of_output).view(np.int32)
         weights = (np.frexp(np.abs(of_output))[0] * 2**24).astype(np.int64) * (1 if times is None else times)
         normal = (bits >> 23 > 0) & (bits > 0)
         expected = np.bincount(bits[normal] >> 20, weights[normal], N_DIGITS)
         assert np.array_equal(by_digit[8:], expected[8:]), "digits below 8 are those of numbers below the normal ones"
-    first_digits = np.ascontiguousarray(h.T).view(np.int32) >> FIRST_SHIFT
+    first_digits = np.ascontiguousarray(h).view(np.int32) >> FIRST_SHIFT
     walked([(0, min(cut, n)), (min(cut, n), n)], first_digits[:, 0].copy())
     for j in range(k):
         assert near[j, : n_near[j]].tolist() == np.flatnonzero(first_digits[j] == first_digits[j, 0]).tolist()
