@@ -42,7 +42,7 @@ class Softmax(Loss):
 @pytest.fixture(autouse=True)
 def _losses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     known = losses.from_dict
-    monkeypatch.setattr(losses, "from_dict", lambda d: Softmax() if d["name"] == Softmax.name else known(d))
+    monkeypatch.setattr(losses, "from_dict", lambda d, given=None: Softmax() if d["name"] == Softmax.name else known(d, given))
     yield
 
 
