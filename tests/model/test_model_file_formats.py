@@ -195,7 +195,7 @@ def test_the_schema_says_what_is_written() -> None:
     for ensemble in (SMALL, BY_HAND, random_ensemble(3, n_outputs=3), fitted.ensemble):
         content = json.loads(model_file.dumps(ensemble))
         validator.validate(content)
-        assert set(schema["required"]) == set(content) == set(schema["properties"]) - {"width", "calibration"}
+        assert set(schema["required"]) == set(content) == set(schema["properties"]) - {"width", "calibration", "averages"}
     for margins in (Calibration(0.9, 20, 1.5), Calibration(0.9, 20, 1.5, "town", ("Gent", "Mons"), (1.0, 2.0))):
         validator.validate(json.loads(model_file.dumps(replace(SMALL, calibration=margins))))
     for change in ({"version": 99}, {"more": 1}, {"baseline": []}, {"classes": [None]}, {"trees": [{}]}):
