@@ -37,6 +37,7 @@ from dboost.data import CategoryColumn, Table, open_table
 from dboost.data.chunk import sort_key
 from dboost.data.labels import column_named
 from dboost.data.partition import as_frame, collected, is_lazy, is_source
+from dboost.display import number
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError, warn
 from dboost.exact import exact_level, find_quantiles, rank_unit
 from dboost.inspection.row_functions import call, lazy_pieces
@@ -200,7 +201,7 @@ class _Ranks:
         self._new_row = Fraction(self.unit) if counts_rows else Fraction(total, n)
         ranks = self.of_each(weights)
         if not self.is_reached[0]:
-            have = f"{n}" if total == n * self.unit or not counts_rows else f"a total weight of {total / self.unit:g}"
+            have = f"{n}" if total == n * self.unit or not counts_rows else f"a total weight of {number(total / self.unit)}"
             raise DataError(
                 f"coverage={float(self.coverage)} needs at least {self.fewest} rows to calibrate with, the data have {have}"
             )

@@ -13,7 +13,7 @@ import numpy as np
 from dboost import losses
 from dboost._lazy_import import pd
 from dboost.data.labels import Names
-from dboost.display import metric_name
+from dboost.display import metric_name, number
 from dboost.errors import DBoostError, ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, FAINT, GREY, VERMILION
@@ -159,7 +159,7 @@ def draw_coverage(rows: EvaluatedRows, bounds: np.ndarray, n_bins: int, ax: Any)
             ylim=(min(0.5, float(low.min())) - 0.02, 1.02),
         )
         total = float(np.average(is_inside, weights=weight))
-        ax.set_title(f"Coverage ({total:.1%} of the rows, asked for {100 * calibration.coverage:g} %)")
+        ax.set_title(f"Coverage ({total:.1%} of the rows, asked for {number(100 * calibration.coverage)} %)")
         ax.grid()
     return ax
 
