@@ -43,12 +43,17 @@ def runner(team: Team | None) -> ShardRunner:
     of = problem(1)
     codes, target = TABLE.stored(), np.zeros(N)
     fields = {"narrow": codes.narrow, "wide": codes.wide, "target": target, "raw": np.zeros((1, N))}
-    rows = rows_in_memory(fields, spec_of(TABLE.layout, max_leaves=8, n_channels=of.precision.n_channels))
+    of_rows = spec_of(TABLE.layout, max_leaves=8, n_channels=of.precision.n_channels)
+    rows = rows_in_memory(fields, of_rows)
     rows.shard.fill_tiles(0, N)
     rows.shard.gradient[:] = of.gradient
     assert rows.shard.hessian is not None
     rows.shard.hessian[:] = of.hessian
-    spec: Any = SimpleNamespace(are_of=lambda row_ids, partitions: (row_ids < N_KEPT) == (0 in partitions))
+    spec: Any = SimpleNamespace(
+        are_of=lambda row_ids, partitions: (row_ids < N_KEPT) == (0 in partitions),
+        shard=of_rows,
+        warm_start=SimpleNamespace(n_before=0),
+    )
     return ShardRunner(rows, "batch", spec, ReplayState(), team)
 
 
