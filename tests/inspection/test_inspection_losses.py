@@ -13,16 +13,21 @@ from dboost.losses import BUILT_IN
 from tests.helpers.fits import FEATURES, mixed_frame
 
 LOSSES = [loss.name for loss in BUILT_IN]
+CLASSES = {"log_loss", "exponential", "half_brier_score"}
+#: What a loss needs besides its name.
+NEEDED: dict[str, dict[str, Any]] = {
+    "quantile": {"quantile": 0.7}, "expectile": {"expectile": 0.7}, "half_brier_score": {"boosting": "forest"}
+}  # fmt: skip
 #: Losses whose raw score is the logarithm of the prediction.
 LOG_LINK = {"poisson", "gamma", "tweedie"}
 
 
 def fitted(loss: str) -> tuple[Any, Booster, str]:
     frame = mixed_frame(300)
-    target = "late" if loss in ("log_loss", "exponential") else "y"
+    target = "late" if loss in CLASSES else "y"
     if loss in LOG_LINK:
         frame["y"] = np.exp(frame["y"] / 2)
-    settings = {"quantile": 0.7} if loss == "quantile" else {}
+    settings = NEEDED.get(loss, {})
     return frame, dboost.fit(frame[[*FEATURES, target]], target, loss=loss, max_iter=8, min_samples_leaf=5, **settings), target
 
 
