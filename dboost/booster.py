@@ -696,7 +696,7 @@ class Booster:
         ParameterError
             For a model with monotonic constraints, or with trees that were added with another `step` than "leaf".
         DataError
-            If columns or target do not match the model.
+            If columns or target do not match the model, or a numeric feature holds an infinite value.
         """
         decay, threads = checked_decay(decay), available_threads(n_threads)
         rows = input_of(data, ... if target is None else target, sample_weight=sample_weight, offset=offset, client=client)

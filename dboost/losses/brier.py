@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dboost.exact import ExactSum
 from dboost.kernels.exp_log import log
-from dboost.losses.base import Loss, SumUnits
+from dboost.losses.base import Loss
+from dboost.losses.classification import LossOfClasses
 from dboost.losses.deviance import SquaredErrorTerms
 from dboost.losses.gradient_pass import output_terms, overloads
 
@@ -100,25 +100,16 @@ class HalfBrier(Loss):
         return 1.0
 
 
-class BrierOfClasses(Loss):
-    """Half the Brier score of three or more classes, which are numbered 0, 1, 2, …; raw scores are their probabilities."""
+class BrierOfClasses(LossOfClasses):
+    """Half the Brier score of three or more classes; raw scores are their probabilities."""
 
     name = "half_brier_score"
     own_metrics = ("log_loss",)
     constant_hessian = True
-    is_classification = True
-    uses_offset = False
     scores_are_probabilities = True
-    is_monotonic = False
-
-    def __init__(self, n_classes: int) -> None:
-        self.n_outputs = n_classes
 
     def terms(self) -> BrierTerms:
         return BrierTerms()
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "n_classes": self.n_outputs}
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         differences = self.gradient(y, raw)
@@ -142,16 +133,6 @@ class BrierOfClasses(Loss):
 
     def magnitude(self, mean: float, largest: float) -> float:
         return 1.0
-
-    def target_spread(self, mean: float, lowest: float, highest: float) -> float:
-        return 1.0
-
-    def target_sums(self, y: np.ndarray, weight: np.ndarray | None, units: SumUnits) -> list[ExactSum]:
-        """Return the weight of each class."""
-        if weight is None:
-            counts = np.bincount(y.astype(np.int64), minlength=self.n_outputs)
-            return [ExactSum(units.weight, int(count * units.weight)) for count in counts]
-        return [ExactSum.of(weight[y == k], units.weight) for k in range(self.n_outputs)]
 
     def best_constants(self, means: np.ndarray) -> np.ndarray:
         return _rounded(means)

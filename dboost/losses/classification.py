@@ -198,27 +198,45 @@ def _softmax_terms(loss, y, raw, gradient, hessian, first, value, scratch):
         return terms
 
 
-class SoftmaxLogLoss(Loss):
-    """Log loss of three or more classes, which are numbered 0, 1, 2, …"""
+class LossOfClasses(Loss):
+    """A loss of three or more classes, which are numbered 0, 1, 2, …, with a raw score for each."""
 
-    name = "log_loss"
-    can_trim = True
     is_classification = True
-    longest_step = 4.0
-    response = "softmax"
-    has_classes = True
     uses_offset = False
     is_monotonic = False
 
     def __init__(self, n_classes: int) -> None:
         self.n_outputs = n_classes
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "n_classes": self.n_outputs}
+
+    def target_spread(self, mean: float, lowest: float, highest: float) -> float:
+        return 1.0
+
+    def target_sums(self, y: np.ndarray, weight: np.ndarray | None, units: SumUnits) -> list[ExactSum]:
+        """Return the weight of each class."""
+        if weight is None:
+            counts = np.bincount(y.astype(np.int64), minlength=self.n_outputs)
+            return [ExactSum(units.weight, int(count * units.weight)) for count in counts]
+        return [ExactSum.of(weight[y == k], units.weight) for k in range(self.n_outputs)]
+
+
+class SoftmaxLogLoss(LossOfClasses):
+    """Log loss of three or more classes."""
+
+    name = "log_loss"
+    can_trim = True
+    longest_step = 4.0
+    response = "softmax"
+    has_classes = True
+
+    def __init__(self, n_classes: int) -> None:
+        super().__init__(n_classes)
         self.step_factor = (n_classes - 1) / n_classes
 
     def terms(self) -> SoftmaxTerms:
         return SoftmaxTerms()
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "n_classes": self.n_outputs}
 
     def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
         raw = raw.T
@@ -245,16 +263,6 @@ class SoftmaxLogLoss(Loss):
 
     def magnitude(self, mean: float, largest: float) -> float:
         return 64.0
-
-    def target_spread(self, mean: float, lowest: float, highest: float) -> float:
-        return 1.0
-
-    def target_sums(self, y: np.ndarray, weight: np.ndarray | None, units: SumUnits) -> list[ExactSum]:
-        """Return the weight of each class."""
-        if weight is None:
-            counts = np.bincount(y.astype(np.int64), minlength=self.n_outputs)
-            return [ExactSum(units.weight, int(count * units.weight)) for count in counts]
-        return [ExactSum.of(weight[y == k], units.weight) for k in range(self.n_outputs)]
 
     def best_constants(self, means: np.ndarray) -> np.ndarray:
         return log(np.maximum(means, 1e-300))  # there may be a class without rows

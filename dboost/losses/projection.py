@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dboost.kernels import or_empty
-from dboost.kernels.outputs import BLOCK, project_gradients
+from dboost.kernels.multi_output import BLOCK, project_gradients
 from dboost.losses.gradient_pass import GradientRows
 
 

@@ -312,7 +312,8 @@ def _are_quantiles(stored_loss: dict[str, Any]) -> bool:
     """Return whether the record of a loss is that of `losses.Quantiles`."""
     losses = stored_loss.get("losses", ())
     levels = [one.get("quantile") for one in losses if one["name"] == "quantile"]
-    return len(stored_loss.get("targets", ())) == 1 and 0 < len(levels) == len(losses) and levels == sorted(set(levels))
+    are_all = 0 < len(levels) == len(losses) and levels == sorted(set(levels))
+    return are_all and stored_loss.get("targets") == ["target"] and stored_loss["outputs"] == [repr(level) for level in levels]
 
 
 def outputs_of(n: int, stored_loss: dict[str, Any], classes: tuple[Level, ...] | None, classes_dtype: str | None) -> Outputs:

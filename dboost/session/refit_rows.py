@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from dboost.data.chunk import plain
-from dboost.data.table import kept_rows
+from dboost.data.table import Table, kept_rows
+from dboost.errors import DataError
 from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble
 from dboost.session.batch_rows import BatchRows
@@ -35,6 +36,7 @@ def rows_with_values(rows: BatchRows, spec: BuildSpec) -> Iterator[ShardBlocks]:
         roles, matrices = rows.range_of(k), list(chunk_matrices(table, k, kept_rows(table.roles(k).weight)))
         assert roles.offset is not None, "start scores"
         values = plain(matrices[0] if len(matrices) == 1 else np.concatenate(matrices))
+        _check_finite(table, k, values)
         fields = {
             "target": spec.in_unit(roles.numbers),
             "raw": np.ascontiguousarray(spec.in_unit(roles.offset)),
@@ -45,6 +47,16 @@ def rows_with_values(rows: BatchRows, spec: BuildSpec) -> Iterator[ShardBlocks]:
         group = FieldGroup("values", [Field("values", values.dtype.str, (), values.shape[1:])], sealed=True)
         store = RowStore([group, *spec.shard.groups(in_memory=True)[1:]], [n], arrays=fields)
         yield ShardBlocks(store, spec.shard, RowIds(np.array([[spec.starts[number], n]], np.int64)))
+
+
+def _check_finite(table: Table, k: int, values: np.ndarray) -> None:
+    """Raise a DataError, as a fit does, if a row of positive weight of chunk k has an infinite value."""
+    is_infinite = np.isinf(values)
+    if is_infinite.any():
+        kept = kept_rows(table.roles(k).weight)
+        row, feature = np.argwhere(is_infinite)[0].tolist()
+        where = table.place(sum(table.lengths[:k]) + (row if kept is None else int(kept[row])))
+        raise DataError(f"column {table.features[feature].name!r} holds an infinite value ({where})").at(where)
 
 
 def refit_shard_spec(model: Ensemble, loss: Loss, *, weighted: bool, loss_unit: float) -> ShardSpec:

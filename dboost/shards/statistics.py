@@ -33,7 +33,7 @@ import numpy as np
 from dboost.exact import FEW, concatenated, total
 from dboost.kernels import or_empty
 from dboost.kernels.bins import add_masses
-from dboost.kernels.outputs import sum_outputs, sum_products
+from dboost.kernels.multi_output import sum_outputs, sum_products
 from dboost.kernels.quantile_keys import (
     FIRST_SHIFT,
     N_BUCKETS,
@@ -292,7 +292,7 @@ output_totals = Statistic(_output_totals, np.add)
 
 
 def _gradient_products(shard: Shard, first: int, last: int, units: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Return the sums Σ_i g_ik s_i / w_i, see `kernels.outputs.sum_products`: float64[n_outputs], integers in these units."""
+    """Return the sums Σ_i g_ik s_i / w_i, see `sum_products`: float64[n_outputs], integers in these units."""
     sums = np.zeros(shard.n_outputs)
     weight, repeat_count = or_empty(shard.weight, "float64"), or_empty(shard.repeat_count, "uint8")
     sum_products(shard.gradient, shard.split_arrays(0)[0], weight, repeat_count, first, last, units, bounds, sums)

@@ -42,8 +42,9 @@ def why_no_split(loop: BoostingLoop) -> str | None:
     """
     parameters, given = loop.parameters, loop.plan.learning
     if not loop.has_gradients(above=0.0):
-        starts_apart = loop.warm_start.model is not None or loop.plan.request.roles.get("offset") is not None
-        if starts_apart or loop.target_stats.spread <= LEAST_SPREAD:
+        start = loop.warm_start
+        continues = start.n_earlier > 0 or (start.model is not None and not start.resumes)
+        if continues or loop.plan.request.roles.get("offset") is not None or loop.target_stats.spread <= LEAST_SPREAD:
             return None
     tasks = loop.next_tasks()
     trees = _searched(loop, tasks)

@@ -264,6 +264,37 @@ def test_gradients_that_are_zero_in_32_bits_are_named(loss: str) -> None:
         dboost.fit(np.arange(200.0)[:, None], 1e-100 * np.arange(1.0, 201.0), loss=loss, max_iter=2, progress=False)
 
 
+@pytest.mark.parametrize(
+    ("y", "options", "message"),
+    [
+        (1e-100 * np.arange(1.0, 201.0), {"loss": "poisson"}, "no gradient is above 1e-30"),
+        (1e-34 * np.arange(1.0, 201.0), {"loss": "poisson", "min_hessian": 0.0}, "no gradient is above 1e-30"),
+        (np.arange(200.0), {"min_samples_leaf": 150}, "min_samples_leaf=150 allows none"),
+        (np.full(200, 3.25), {}, None),
+    ],
+)
+def test_a_resumed_fit_tells_what_an_undisturbed_one_tells(
+    y: Any, options: dict[str, Any], message: str | None, tmp_path: Any
+) -> None:
+    def stop(now: dboost.Iteration) -> None:
+        if now.iteration == 2:
+            raise RuntimeError("stopped")
+
+    def resumed() -> dboost.Booster:
+        options_of_both = {"max_iter": 4, "progress": False, "checkpoint": tmp_path / "c", "checkpoint_every": 1} | options
+        with pytest.raises(RuntimeError, match="stopped"):
+            dboost.fit(rows, y, callbacks=[stop], **options_of_both)
+        return dboost.fit(rows, y, **options_of_both)
+
+    rows = np.arange(200.0)[:, None]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = resumed()
+    told = [str(one.message) for one in caught if "no tree" in str(one.message)]
+    assert [message in one for one in told] == ([] if message is None else [True])
+    assert found.n_iter_ == 4
+
+
 def test_offsets_that_fit_exactly_give_no_warning() -> None:
     y = np.arange(200.0)
     with warnings.catch_warnings():

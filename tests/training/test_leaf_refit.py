@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import dask.dataframe
 import numpy as np
+import pyarrow as pa
 import pytest
 from distributed import Client
 from sklearn.exceptions import NotFittedError
@@ -49,6 +51,21 @@ def test_the_own_data_give_the_own_values(target: str, options: dict[str, Any]) 
     for before, after in zip(old.ensemble.trees, again.ensemble.trees, strict=True):
         leaf = before.feature < 0
         np.testing.assert_allclose(after.value[leaf], before.value[leaf], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_infinite_features_are_refused_as_in_a_fit(client: Client, value: float) -> None:
+    """Of every kind of table, also in a column without splits: the model's summary of the rows could not be stored."""
+    old, weight = first("y", max_iter=1, max_leaf_nodes=2), (np.arange(len(NEW)) != 420) * 1.0
+    for name in (name for name in FEATURES if NEW[name].dtype == np.float64):
+        frame = NEW.assign(**{name: NEW[name].mask(weight == 0, value)})
+        lazy = dask.dataframe.from_pandas(frame, npartitions=2)
+        for rows, how in ((frame, {}), (pa.table(frame), {}), (lazy, {}), (lazy, {"client": client})):
+            where = "row 170 of partition 1" if rows is lazy else "row 420"
+            with pytest.raises(DataError, match=rf"^column '{name}' holds an infinite value \({where}\)$"):
+                old.refit_leaves(rows, "y", **how)
+        found, expected = (old.refit_leaves(one, "y", sample_weight=weight) for one in (frame, NEW))
+        assert saved(found) == saved(expected), "rows of weight zero may hold anything"
 
 
 def test_values_are_those_of_the_new_rows() -> None:

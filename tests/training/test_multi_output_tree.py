@@ -14,7 +14,7 @@ import pytest
 
 import dboost
 from dboost import Booster, DBoostClassifier, ParameterError
-from dboost.kernels.outputs import BLOCK, project_gradients, sum_outputs, sum_products
+from dboost.kernels.multi_output import BLOCK, project_gradients, sum_outputs, sum_products
 from dboost.losses.gradient_pass import GradientRows
 from dboost.model.ensemble import Tree
 from dboost.training.directions import Directions
