@@ -81,10 +81,12 @@ class Directions:
 
     def refined(self, products: np.ndarray) -> np.ndarray | None:
         """Return the direction that follows from Σ_i w_i g_i (g_i · c) (float64[n_outputs]) for the drawn direction c; None if
-        all of them are 0."""
+        there is none: all of them are 0, or, of classes, equal."""
         scaled = products * np.array(self._scales) ** 2
         largest = float(np.abs(scaled).max())
-        return self._of_length((scaled / largest).tolist()) if 0 < largest < math.inf else None
+        if not 0 < largest < math.inf or (self.of_classes and np.ptp(scaled) == 0):
+            return None
+        return self._of_length((scaled / largest).tolist())
 
     def _of_length(self, direction: list[float]) -> np.ndarray:
         n = len(direction)

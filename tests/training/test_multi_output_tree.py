@@ -254,6 +254,7 @@ def test_directions(n_classes: int) -> None:
     products = np.arange(n_classes) ** 2.0
     np.testing.assert_allclose(plain.refined(products), products / np.linalg.norm(products), rtol=1e-6)
     assert plain.refined(np.zeros(n_classes)) is None
+    assert of_classes.refined(np.ones(n_classes)) is None, "a number that is added to all scores changes nothing"
     scales = np.arange(1.0, n_classes + 1)
     scaled = Directions(n_classes, False, 5, scales)
     np.testing.assert_allclose(np.abs(scaled.drawn(3)), scales / np.linalg.norm(scales), rtol=1e-6)
