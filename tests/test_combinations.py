@@ -285,7 +285,8 @@ def check_place(case: Case, place: Place, expected: Outcome) -> None:
         is_class = type(found.error) is type(expected.error)
         if isinstance(found.error, Refused):
             is_class = found.error.status == (2 if isinstance(expected.error, MISTAKES) else 1)
-        is_named = case.draw.array is not None and case.form == "a frame"  # its columns have names, those of an array have none
+        # Columns of a frame have names, those of an array have none.
+        is_named = case.draw.array is not None and case.form is not None and case.form.endswith("frame")
         is_class = is_class or is_named
         words = [sentence(str(error)) for error in (found.error, expected.error)]
         is_same = case.draw.mistake in WORDED_BY_FORM or words[0] == words[1] or is_named

@@ -499,6 +499,8 @@ def drawn(number: int) -> Draw:
         earlier = "start_from"  # leaf refit has hardly a parameter
     watched = pick(["one", "two"]) if chance(35) else None
     if isinstance(mistake, str):
+        if careless:  # of two mistakes, places may find another one first
+            target = pick(SUITED[loss])
         # Rows of weight zero may hold anything in target and offset.
         weight = "any" if mistake.startswith("weight") else None
         offset = "any" if mistake.startswith("offset") else offset
