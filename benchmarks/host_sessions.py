@@ -4,8 +4,9 @@
 
 In every round the same persisted table is trained on in one process with as many threads as there are workers, on the workers
 with a session each, and on the workers with one session for their host. Medians over the rounds of: the seconds of the whole
-fit, those before the first iteration, the median and the shortest iteration, the processor time of an iteration in all
-processes; and their ratios to one process within the same round.
+fit, those before the first iteration, the median and the shortest iteration, the mean processor time of an iteration in all
+processes; and their ratios to one process within the same round. Linux adds up processor time at its clock's ticks of some
+milliseconds, so iterations of tiny tables may have none, and no ratio.
 
 All tables are divided among the workers (`dboost.single-worker-values: 0`), which have one thread each.
 """
@@ -16,7 +17,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import dask
@@ -63,11 +64,17 @@ def measure(workload: Workload, n_workers: int, n_rounds: int) -> dict[str, dict
                 whole = time.perf_counter() - began
                 seconds = booster.history["seconds"].to_numpy()
                 kept = 1000 * seconds[N_SKIPPED:]
-                used = float(np.median(np.diff(marks)[N_SKIPPED:]))
+                used = float(np.diff(marks)[N_SKIPPED:].mean())
                 values = (whole, whole - seconds.sum(), float(np.median(kept)), float(kept.min()), used)
                 for name, value in zip(MEASURES, values, strict=True):
                     found[way][name].append(value)
     return found
+
+
+def ratio(pairs: Iterable[tuple[float, float]]) -> str:
+    """Return the median ratio of the pairs whose second number is above zero."""
+    ratios = [a / b for a, b in pairs if b > 0]
+    return f"{statistics.median(ratios):.2f}×" if ratios else "–"
 
 
 def main(argv: Sequence[str] | None = None) -> dict[int, dict[str, dict[str, list[float]]]]:
@@ -97,8 +104,7 @@ def main(argv: Sequence[str] | None = None) -> dict[int, dict[str, dict[str, lis
             table.add_row(way, *(f"{statistics.median(values):.2f}" for values in measures.values()))
             pairs = {name: zip(values, alone[name], strict=True) for name, values in measures.items()}
             if way != "one process":
-                ratios = (f"{statistics.median(a / b for a, b in of):.2f}×" for of in pairs.values())
-                table.add_row("÷ one process", *ratios)
+                table.add_row("÷ one process", *(ratio(of) for of in pairs.values()))
         Console(width=110).print(table)
     return found
 
