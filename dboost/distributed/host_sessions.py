@@ -21,8 +21,10 @@ Rows that are not handed over:
 * folds that run at the same time, each on one worker where that is faster
 * evaluation sets that are tables of their own
 
-**Losses.** Partitions of a trainer that is lost are read again by other workers and handed over in the same way. A worker that
-has handed its rows over has none to lose. Workers that join beside a trainer get no rows (`joined_workers`).
+**Losses.** Partitions of a trainer that is lost are read again by other workers and handed over in the same way: to the trainer
+of their host if it has room for them, even if it has read none of them, else to a new one. So if the host of the lost trainer
+has other workers, one of them becomes its trainer, and no host has two. A worker that has handed its rows over has none to
+lose. Workers that join beside a trainer get no rows (`joined_workers`).
 
 **The exchange** is one call to the sessions. Rows travel as slices of histograms do (`feature_exchange`), in messages of
 about `PART_BYTES`; a session that waits for those of a lost one gives up in the same way. What was received counts only once
@@ -31,8 +33,8 @@ the client has said so (`Session.accept`), so a call that failed is repeated wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Hashable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from dboost.distributed.messages import OK
 from dboost.session.calls import SessionPlace, SessionRef, pack_round, unpack
@@ -41,6 +43,8 @@ from dboost.session.session import Session
 #: Bytes of rows in a message, about.
 PART_BYTES = 64 * 2**20
 
+Worker = TypeVar("Worker", bound=Hashable)
+
 
 class Member(NamedTuple):
     """A session whose rows may be handed over."""
@@ -48,35 +52,59 @@ class Member(NamedTuple):
     n_rows: int  # of the batch
     host: str | None  # None if it is not known
     place: SessionPlace
+    has_read: bool = True  # false for a trainer that has read nothing of the batch
 
 
 class HandOver(NamedTuple):
     """What a session does in an exchange."""
 
     trainer: SessionRef
-    n_parts: int  # messages that a session sends if it is not the trainer
+    n_parts: int  # messages that a session sends if it is not the trainer; 0 for a trainer that has read nothing
     n_threads: int  # of the trainer
     #: For the trainer: how many sessions send a first message, a second one, and so on.
     n_senders: tuple[int, ...] = ()
 
 
-def choose_trainers(members: Mapping[SessionRef, Member], turn: int) -> dict[SessionRef, SessionRef]:
+def by_host(places: Mapping[Worker, tuple[str | None, tuple[int, ...]]]) -> list[list[Worker]]:
+    """Return the workers of each host, sorted, without those whose host is not known.
+
+    places : name of the host, and the processors on which the worker's process may run.
+    """
+    groups: dict[tuple[str, tuple[int, ...]], list[Worker]] = {}
+    for worker, (host, processors) in sorted(places.items()):
+        if host is not None:
+            groups.setdefault((host, processors), []).append(worker)
+    return list(groups.values())
+
+
+def choose_trainers(
+    members: Mapping[SessionRef, Member], turn: int, trainers: Collection[SessionRef] = ()
+) -> dict[SessionRef, SessionRef]:
     """Return for each session that takes part the trainer that gets its rows; the trainers get their own.
 
     turn : number of a fit among others at the same time, which have different trainers if several have room; 0 for a fit that
     is alone: then the fits of a client have the same trainer, which has loaded its kernels.
+    trainers : the sessions that are trainers already; they remain it while they have room.
     """
-    groups: dict[Any, list[SessionRef]] = {}
-    for ref, member in sorted(members.items()):
-        if member.host is not None:
-            groups.setdefault((member.host, member.place.processors), []).append(ref)
-    trainers: dict[SessionRef, SessionRef] = {}
-    for group in groups.values():
-        n_rows = sum(members[ref].n_rows for ref in group)
+    found: dict[SessionRef, SessionRef] = {}
+    for group in by_host({ref: (member.host, member.place.processors) for ref, member in members.items()}):
+        readers = [ref for ref in group if members[ref].has_read]
+        n_rows = sum(members[ref].n_rows for ref in readers)
         roomy = [ref for ref in group if members[ref].place.most_rows >= n_rows]
-        if roomy and all(members[ref].place.most_rows >= members[ref].n_rows for ref in group):
-            trainers |= dict.fromkeys(group, roomy[turn % len(roomy)])
-    return trainers
+        candidates = [ref for ref in roomy if ref in trainers] or [ref for ref in roomy if ref in readers]
+        if readers and candidates and all(members[ref].place.most_rows >= members[ref].n_rows for ref in readers):
+            trainer = candidates[turn % len(candidates)]
+            found |= dict.fromkeys([*readers, trainer], trainer)
+    return found
+
+
+def n_threads_of_trainer(n_threads: Collection[int], n_processors: int, n_fits: int, own: int) -> int:
+    """Return the threads of a trainer.
+
+    n_threads : of the workers of its host; n_processors : of the host; n_fits : number of fits on the cluster; own : threads of
+    the trainer's worker.
+    """
+    return max(min(sum(n_threads) // n_fits, n_processors), own)
 
 
 def hand_overs(
@@ -86,24 +114,26 @@ def hand_overs(
     hosts: Mapping[str, str | None],
     n_fits: int,
     row_bytes: int,
+    is_whole: bool,
 ) -> dict[SessionRef, HandOver]:
     """Return what each session does, as far as there is something to do.
 
     n_threads, hosts : of the usable workers of the fit, by address; n_fits : number of fits on the cluster; row_bytes : of an
-    encoded row.
+    encoded row; is_whole : whether one session has all rows afterwards. Otherwise a trainer has a shard for each thread.
     """
     found: dict[SessionRef, HandOver] = {}
     for trainer in sorted(set(trainers.values())):
         group = [ref for ref in trainers if trainers[ref] == trainer]
         host, place = members[trainer].host, members[trainer].place
-        together = sum(n for worker, n in n_threads.items() if hosts.get(worker) == host)
+        together = [n for worker, n in n_threads.items() if hosts.get(worker) == host]
         own = n_threads.get(trainer.worker, 1)
-        n = max(min(together // n_fits, len(place.processors)), own)
+        n = n_threads_of_trainer(together, len(place.processors), n_fits, own)
         if len(group) == 1 and n == own:
             continue
-        n_parts = {ref: max(-(-members[ref].n_rows * row_bytes // PART_BYTES), 1) for ref in group}
-        if len(set(trainers.values())) > 1 or len(trainers) < len(members):  # the trainer has a shard for each thread
-            n_parts = {ref: max(n_parts[ref], -(-n // len(group))) for ref in group}
+        readers = [ref for ref in group if members[ref].has_read]
+        n_parts = dict.fromkeys(group, 0) | {ref: max(-(-members[ref].n_rows * row_bytes // PART_BYTES), 1) for ref in readers}
+        if not is_whole:
+            n_parts |= {ref: max(n_parts[ref], -(-n // len(readers))) for ref in readers}
         given = [n_parts[ref] for ref in group if ref != trainer]
         n_senders = tuple(sum(many > k for many in given) for k in range(max(given, default=0)))
         found |= {ref: HandOver(trainer, n_parts[ref], n) for ref in group}

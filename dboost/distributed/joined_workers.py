@@ -64,15 +64,15 @@ class JoinedWorkers:
         joined = {worker for worker in joined if worker[0] not in with_rows}
         # Arrays that the user gave for all rows would have to be sent again with every move.
         if joined and not table.source.whole and not table.has_single_worker:
-            owned = [(i, entry.ref.worker) for entry in table.worker_partitions for i in entry.numbers]
+            owned = [(i, entry.ref) for entry in table.worker_partitions for i in entry.numbers]
             self._receipts, self._batch = [], table.new_batch()
             self._reader = threading.Thread(target=self._read, args=(joined, owned), daemon=True)
             self._reader.start()
 
-    def _read(self, joined: set[tuple[str, str]], owned: list[tuple[int, str]]) -> None:
+    def _read(self, joined: set[tuple[str, str]], owned: list[tuple[int, SessionRef]]) -> None:
         """Read partitions on new workers, in a thread. After an error the rows stay with their owners.
 
-        owned : partitions and their owners.
+        owned : partitions and the sessions that have them.
         """
         try:
             new = self._usable(joined)
@@ -100,20 +100,22 @@ class JoinedWorkers:
         new = {address for address, _ in joined} & set(usable)
         return sorted(address for address in new if not self._table.has_trainer_beside(address))
 
-    def _choose_partitions(self, new: list[str], owned: list[tuple[int, str]]) -> list[int]:
+    def _choose_partitions(self, new: list[str], owned: list[tuple[int, SessionRef]]) -> list[int]:
         """Choose partitions for the new workers, about their mean number of rows, large partitions first.
 
-        No worker is reduced to less than half of the mean.
+        The rows of a trainer are those of all workers of its host. No session is reduced to less than half of the mean of its
+        workers.
         """
-        rows: dict[str, int] = {}
+        rows: dict[SessionRef, int] = {}
         for i, owner in owned:
             rows[owner] = rows.get(owner, 0) + self._table.lengths[i]
-        even = sum(rows.values()) / (len(rows) + len(new)) if new else 0.0
+        n_workers = {owner: len(self._table.workers_of(owner)) for owner in rows}
+        even = sum(rows.values()) / (sum(n_workers.values()) + len(new)) if new else 0.0
         capacity = even * len(new)
         numbers: list[int] = []
         for i, owner in sorted(owned, key=lambda pair: (-self._table.lengths[pair[0]], pair[0])):
             length = self._table.lengths[i]
-            if 0 < length <= capacity and rows[owner] - length >= 0.5 * even:
+            if 0 < length <= capacity and rows[owner] - length >= 0.5 * even * n_workers[owner]:
                 numbers.append(i)
                 rows[owner] -= length
                 capacity -= length

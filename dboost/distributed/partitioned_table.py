@@ -50,6 +50,7 @@ class WorkerPartitions:
     numbers: tuple[int, ...]
     stats: list[PartitionStats] = field(default_factory=list)  # of the sessions that have read the partitions
     stage: int = 0  # number of stages that have been completed
+    is_handed_over: bool = False  # whether the rows are those of a trainer, and it has received those of the others
 
 
 class Stage(NamedTuple):
@@ -301,22 +302,36 @@ class PartitionedTable:
         self.connection.usable(recent=True)
         n_threads = self.connection.n_threads
         hosts = {worker: self.connection.host_of(worker) for worker in n_threads}
-        for batch in sorted({entry.batch for entry in due}):
-            entries = {entry.ref: entry for entry in due if entry.batch == batch}
+        for batch in sorted({entry.batch for entry in due if not entry.is_handed_over}):
+            entries = {entry.ref: entry for entry in due if entry.batch == batch and not entry.is_handed_over}
             members = {
                 entry.ref: Member(sum(self.lengths[i] for i in entry.numbers), hosts.get(entry.ref.worker), place)
                 for entry, place in places
-                if entry.batch == batch
+                if entries.get(entry.ref) is entry
             }
+            # Trainers that have read nothing of the batch.
+            of_these = {member.host for member in members.values()}
+            trainers = self._trainers.intersection(self.sessions)
+            others = [ref for ref in trainers - set(members) if hosts.get(ref.worker) in of_these - {None}]
+            if others:
+                for ref, place in self.connection.ask(others, Session.place, batch, spec).items():
+                    members[ref] = Member(0, hosts[ref.worker], place, has_read=False)
             n_fits = self.connection.n_fits
-            trainers = choose_trainers(members, self.connection.number if n_fits > 1 else 0)
-            orders = hand_overs(trainers, members, n_threads, hosts, n_fits, row_bytes(spec.shard))
+            takers = choose_trainers(members, self.connection.number if n_fits > 1 else 0, trainers)
+            is_whole = len({takers.get(entry.ref, entry.ref) for entry in self.worker_partitions}) == 1
+            orders = hand_overs(takers, members, n_threads, hosts, n_fits, row_bytes(spec.shard), is_whole)
             if orders:
                 self.connection.ask_each({ref: (batch, spec, order) for ref, order in orders.items()}, Session.hand_over)
-            self._trainers |= set(trainers.values())
-            givers = [entries[ref] for ref, trainer in trainers.items() if ref != trainer]
+            self._trainers |= set(takers.values())
+            for ref, trainer in takers.items():
+                if trainer not in entries:
+                    entries[trainer] = WorkerPartitions(batch, trainer, (), stage=entries[ref].stage)
+                    self.worker_partitions.append(entries[trainer])
+                    due = [*due, entries[trainer]]
+                entries[trainer].is_handed_over = True
+            givers = [entries[ref] for ref, trainer in takers.items() if ref != trainer]
             for giver in givers:
-                taker = entries[trainers[giver.ref]]
+                taker = entries[takers[giver.ref]]
                 taker.numbers, taker.stats = tuple(sorted((*taker.numbers, *giver.numbers))), [*taker.stats, *giver.stats]
             self._keep_only(givers, set())
         self.worker_partitions = [entry for entry in self.worker_partitions if entry.numbers]
@@ -355,9 +370,6 @@ class PartitionedTable:
 
     def _balance(self, batch: str, owners: dict[int, SessionRef]) -> dict[int, SessionRef]:
         """Move partitions of a new batch to balance the workers; return the session of each partition."""
-        n_rows_of: dict[str, int] = {}
-        for entry in self.worker_partitions:
-            n_rows_of[entry.ref.worker] = n_rows_of.get(entry.ref.worker, 0) + sum(self.lengths[i] for i in entry.numbers)
         self.connection.usable(recent=True)
         n_threads = self.connection.n_threads
         addresses = {i: ref.worker for i, ref in owners.items()}
@@ -370,7 +382,8 @@ class PartitionedTable:
                     self.connection.progress.write(f"the {self.name}: a small table, so {where}")
             moves = {i: single for i, worker in addresses.items() if worker != single}
         elif n_threads:
-            moves = plan_moves(addresses, self.lengths, n_threads, n_rows_of, imbalance(self.source.is_persisted))
+            held = self._held_rows(n_threads)
+            moves = plan_moves(addresses, self.lengths, n_threads, held, imbalance(self.source.is_persisted))
         else:
             moves = {}
         calls: dict[str, list[tuple[int, SessionRef]]] = {}
@@ -389,6 +402,24 @@ class PartitionedTable:
             raise
         sessions = {ref.worker: ref for ref in takers}
         return owners | {i: sessions[taker] for i, taker in moves.items()}
+
+    def _held_rows(self, n_threads: Mapping[str, int]) -> dict[str, int]:
+        """Return the rows of each worker; those of a trainer count for all workers of its host, whose threads it uses."""
+        found = dict.fromkeys(n_threads, 0)
+        for entry in self.worker_partitions:
+            n_rows = sum(self.lengths[i] for i in entry.numbers)
+            sharing = self.workers_of(entry.ref) & set(n_threads)
+            together = sum(n_threads[worker] for worker in sharing)
+            for worker in sharing:
+                found[worker] += n_rows * n_threads[worker] // together
+        return found
+
+    def workers_of(self, ref: SessionRef) -> set[str]:
+        """Return the usable workers that a session trains for: those of its host if it is a trainer, else its own."""
+        if ref not in self._trainers:
+            return {ref.worker}
+        host = self.connection.host_of(ref.worker)
+        return {ref.worker} | {worker for worker in self.connection.n_threads if self.connection.host_of(worker) == host}
 
     def single_worker(self, n_threads: Mapping[str, int]) -> str | None:
         """Return the worker that gets all partitions of a small table (see `rebalance.is_for_one_worker`), else None.

@@ -257,11 +257,14 @@ class WorkerSession:
     def hand_over(self, batch: str, spec: BuildSpec, n_parts: int, n_threads: int | None) -> list[HandedRows]:
         """Encode a batch that is not built yet; return its rows and evaluation rows in `n_parts` messages.
 
+        n_parts : 0 for a session that receives the rows of the others, and has read none itself.
         n_threads : for the session that receives the rows of the others: the threads that it trains with. It returns none.
         """
         self._spec = spec
         self._received.pop(batch, None)
-        if batch not in self._encoded:
+        if not n_parts:
+            self._encoded.setdefault(batch, [])
+        elif batch not in self._encoded:
             rows = self.rows_of(batch)
             rows.drop_target()
             parts, self._owned[batch] = list(rows.encoded(spec, n_parts)), tuple(rows.table.numbers)

@@ -90,12 +90,28 @@ def test_processes_on_other_processors_are_other_hosts() -> None:
     assert {order.n_threads for order in orders_of(members).values()} == {2}
 
 
+def test_a_host_keeps_its_trainer() -> None:
+    """Also one that has read nothing of these rows, but only while it has room for them."""
+    a, b, c, d, e = WORKERS
+    members = {a: member(10), b: member(20), c: member(0)._replace(has_read=False), d: member(40, "two"), e: member(5, "two")}
+    assert choose_trainers(members, 1, {b}) == {a: b, b: b, d: e, e: e}
+    assert choose_trainers(members, 0, {c, e}) == {a: c, b: c, c: c, d: e, e: e}
+    full = members | {c: members[c]._replace(place=member(0, room=29).place)}
+    assert choose_trainers(full, 0, {c, e}) == {a: a, b: a, d: e, e: e}
+    alone = {a: member(10), c: members[c], d: member(0, "two")._replace(has_read=False)}
+    assert choose_trainers(alone, 0, {c, d}) == {a: c, c: c}
+    orders = hand_overs({a: c, c: c}, alone, {a.worker: 1, c.worker: 2}, {a.worker: "one", c.worker: "one"}, 1, 44, False)
+    assert orders == {a: HandOver(c, 3, 3), c: HandOver(c, 0, 3, (1, 1, 1))}, "a shard for each thread"
+
+
 def orders_of(
     members: dict[SessionRef, Member], n_threads: int = 1, more: int = 0, n_fits: int = 1
 ) -> dict[SessionRef, HandOver]:
     """Return the orders of members with so many threads each. more : workers of the host without rows."""
     workers = {ref.worker: n_threads for ref in members} | {f"idle {k}": n_threads for k in range(more)}
-    return hand_overs(choose_trainers(members, 0), members, workers, dict.fromkeys(workers, "one"), n_fits, 44)
+    takers = choose_trainers(members, 0)
+    is_whole = len({takers.get(ref, ref) for ref in members}) == 1
+    return hand_overs(takers, members, workers, dict.fromkeys(workers, "one"), n_fits, 44, is_whole)
 
 
 def test_threads_of_a_trainer() -> None:
@@ -328,6 +344,48 @@ def test_killed_trainers_and_givers(processes: Processes, two_hosts: Callable[[C
     assert there.sha256 == fitted(FRAME, "t", max_iter=9).sha256
     assert there.history["workers"].max() == hosts
     assert len(there.history.attrs["lost_workers"]) == 2, "that without rows is not one of them"
+
+
+def workers_with_rows(client: Client) -> dict[str, int]:
+    return {worker: n for worker, n in client.run(held_rows).items() if n}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"validation_fraction": 0.3, "early_stopping_rounds": 5}, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("n_killed", [1, 2])
+def test_hosts_keep_their_trainers_when_another_host_loses_one(
+    processes: Processes, two_hosts: Callable[[Client], list[str]], n_killed: int, options: dict[str, Any]
+) -> None:
+    """The trainer of one host is killed, or all of its workers; the other worker of this host becomes its trainer."""
+    processes.ensure_workers(4)
+    client = processes.client
+    two_hosts(client)
+    known = sorted(processes.addresses())
+    first, second = known[::2], known[1::2]
+    seen: list[dict[str, int]] = []
+
+    def look() -> None:
+        seen.append(workers_with_rows(client))
+
+    def strike() -> None:
+        look()
+        pids = processes.pids()
+        victims = sorted(second, key=lambda worker: worker not in seen[0])[:n_killed]
+        for worker in victims:
+            os.kill(pids[worker], signal.SIGKILL)
+        processes.wait_for(lambda: not processes.addresses() & set(victims))
+
+    lazy = divided(FRAME, [150 * k for k in range(1, 16)])
+    there = fitted(lazy, "t", client=client, max_iter=6, callbacks=[at(2, strike), at(5, look)], **options)
+    assert there.sha256 == fitted(FRAME, "t", max_iter=6, **options).sha256
+    before, after = seen
+    assert [len(before.keys() & host) for host in (set(first), set(second))] == [1, 1]
+    assert after.keys() & set(first) == before.keys() & set(first), "one trainer, the same"
+    assert after.keys() & set(second) == (set(second) - before.keys() if n_killed == 1 else set())
+    assert sum(after.values()) == sum(before.values())
+    if n_killed == 1:  # three threads are left, two of them on the first host
+        assert max(after.values()) < 0.8 * sum(after.values())
 
 
 def test_a_killed_giver_loses_nothing(processes: Processes) -> None:
