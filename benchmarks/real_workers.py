@@ -1,16 +1,19 @@
 """A fit on many real worker processes of this machine, two of which are killed: the same model, and what the processes use.
 
-    python -m benchmarks.real_workers [--workers 64] [--rows 100] [--trees 10] [--kills 2] [--quick] [--output FILE.json]
+    python -m benchmarks.real_workers [--workers 64] [--rows 100] [--trees 10] [--kills 2] [--one-session] [--quick]
+        [--output FILE.json]
 
 Scheduler and workers are forked from one process that has imported everything and loaded the kernels (`simulation.warm`), so
 that a worker needs little memory of its own, and little time to start. Dask's profiler, which wakes every worker a hundred
 times a second, is off. The table is small (`--rows` rows for each worker), so nearly all processor time is that of messages.
-All workers take part in every round (`dboost.single-worker-values: 0`, `dboost.session-per-host: false`).
+All workers take part in every round (`dboost.single-worker-values: 0`, `dboost.session-per-host: false`). With `--one-session`
+all of them hand their rows over to one (`dboost.session-per-host: true`), as by default.
 
-The first fit is undisturbed. In the second one, `--kills` workers are killed with SIGKILL, one after the other. Both models are
-compared with that of one process. For the scheduler (whose process has the reducer), the client and the workers the table has
-memory, threads, descriptors and sockets before the first fit, in the middle of it, and after both fits; further the processor
-time of a round, beside the same cluster in the simulation (`benchmarks.simulation`).
+Workers start in groups of `STEP`, while the system has `LEAST_FREE` bytes of memory left. The first fit is undisturbed. In the
+second one, `--kills` workers are killed with SIGKILL, one after the other, those with most rows first. The saved models are
+compared with that of one process, byte by byte. For the scheduler (whose process has the reducer), the client and the workers
+the table has memory, threads, descriptors and sockets before the first fit, in the middle of it, and after both fits; further
+the processor time of a round, beside the same cluster in the simulation (`benchmarks.simulation`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import json
 import os
 import signal
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +33,7 @@ import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+from distributed import Client
 from rich.console import Console
 from rich.table import Table
 
@@ -36,9 +41,11 @@ import dboost
 from benchmarks.simulation.__main__ import simulate
 from benchmarks.simulation.costs import measure
 from benchmarks.simulation.network import Network
-from tests.helpers.clusters import Processes, preload
+from tests.helpers.clusters import Processes, held_rows, preload
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False"}
+#: Workers that start together, and bytes of memory that stay available.
+STEP, LEAST_FREE = 16, 6 * 2**30
 OPTIONS: dict[str, Any] = {"loss": "log_loss", "min_samples_leaf": 1, "progress": False}
 
 
@@ -91,9 +98,9 @@ class Watch:
     pids : of the workers, by address; others : of other processes, by name.
     """
 
-    def __init__(self, pids: dict[str, int], others: dict[str, int], trees: int, kills: int) -> None:
-        self._pids, self._others, self._trees = pids, others, trees
-        self._kills = {trees // 2 + k: pid for k, pid in enumerate(sorted(pids.values())[:kills])}
+    def __init__(self, client: Client, pids: dict[str, int], others: dict[str, int], trees: int, kills: int) -> None:
+        self._client, self._pids, self._others, self._trees = client, pids, others, trees
+        self._kills = range(trees // 2, trees // 2 + kills)
         self.seen: list[dict[str, dict[str, float]]] = []
         self.seconds: list[float] = []
 
@@ -102,9 +109,9 @@ class Watch:
         print(f"iteration {now.iteration}: {self.seconds[-1]:.2f} s, {now.record['workers']} workers", flush=True)
         if now.iteration in (1, self._trees):
             self.seen.append(usages(self._pids, self._others))
-        victim = self._kills.pop(now.iteration, None)
-        if victim is not None:
-            os.kill(victim, signal.SIGKILL)
+        if now.iteration in self._kills:
+            held = self._client.run(held_rows)
+            os.kill(self._pids[max(sorted(held), key=held.__getitem__)], signal.SIGKILL)
 
     def cpu(self, process: str) -> float:
         """Return the processor seconds of a process from the second iteration on."""
@@ -122,22 +129,46 @@ def usages(pids: dict[str, int], others: dict[str, int]) -> dict[str, Any]:
     return found
 
 
-def run(n_workers: int, n_rows: int, trees: int, kills: int) -> dict[str, Any]:
+def available() -> int:
+    """Return the bytes of memory that the system can give to new processes."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return 1024 * int(fields["MemAvailable"].split()[0])
+
+
+def start(cluster: Processes, n_workers: int) -> None:
+    """Start workers in groups until there are so many; raise MemoryError if the system would have too little memory left."""
+    for n in range(STEP, n_workers + STEP, STEP):
+        if available() < LEAST_FREE:
+            raise MemoryError(f"{len(cluster.addresses())} workers leave {available() / 2**30:.1f} GiB of memory")
+        cluster.ensure_workers(min(n, n_workers))
+
+
+def saved(booster: dboost.Booster, folder: str) -> bytes:
+    """Return the bytes of a model's file."""
+    path = Path(folder) / "model.json"
+    booster.save(path)
+    return path.read_bytes()
+
+
+def run(n_workers: int, n_rows: int, trees: int, kills: int, one_session: bool = False) -> dict[str, Any]:
     """Fit twice on a new cluster; return usages, seconds and whether the models are those of one process."""
     frame = table_of(n_rows * n_workers)
     data = dd.from_pandas(frame, npartitions=n_workers)
     options = OPTIONS | {"max_iter": trees}
     preload("benchmarks.simulation.warm")
-    expected = dboost.fit(frame, "y", **options).sha256
     with (
-        dask.config.set({"dboost.single-worker-values": 0, "dboost.session-per-host": False}),
+        dask.config.set({"dboost.single-worker-values": 0, "dboost.session-per-host": one_session}),
         Processes(1, environment=ENVIRONMENT) as cluster,
+        tempfile.TemporaryDirectory() as folder,
     ):
+        expected = saved(dboost.fit(frame, "y", **options), folder)
         began = time.perf_counter()
-        for _ in range(n_workers - 1):
-            cluster.add_worker()
-        cluster.client.wait_for_workers(n_workers, timeout=60 + 5 * n_workers)
-        found: dict[str, Any] = {"workers": n_workers, "seconds until all have connected": time.perf_counter() - began}
+        start(cluster, n_workers)
+        found: dict[str, Any] = {
+            "workers": n_workers,
+            "one session": one_session,
+            "seconds until all have connected": time.perf_counter() - began,
+        }
         print(f"{n_workers} workers after {found['seconds until all have connected']:.1f} s", flush=True)
         client, pids = cluster.client, cluster.pids()
         others = {"scheduler": client.run_on_scheduler(os.getpid), "client": os.getpid()}
@@ -147,7 +178,7 @@ def run(n_workers: int, n_rows: int, trees: int, kills: int) -> dict[str, Any]:
         found["an idle worker, CPU ms a second"] = 1000 * idle / 2.0 / n_workers
         fits = []
         for n_killed in (0, kills):
-            watch = Watch(pids, others, trees, n_killed)
+            watch = Watch(client, pids, others, trees, n_killed)
             began = time.perf_counter()
             booster = dboost.fit(data, "y", client=client, callbacks=watch, **options)
             events = [event for _, event in client.get_events("dboost") if event["action"] == "tree"][1 - trees :]
@@ -155,12 +186,13 @@ def run(n_workers: int, n_rows: int, trees: int, kills: int) -> dict[str, Any]:
             fits.append({
                 "seconds": time.perf_counter() - began,
                 "seconds of an iteration": statistics.median(watch.seconds[1:]),
-                "identical": booster.sha256 == expected,
-                "workers at the end": int(booster.history["workers"].iloc[-1]),
+                "identical": saved(booster, folder) == expected,
+                "sessions": int(booster.history["workers"].max()),
+                "sessions at the end": int(booster.history["workers"].iloc[-1]),
                 "rounds of a tree": n_rounds / (trees - 1),
                 "owners": max(event["owners"] for event in events),
-                "scheduler, CPU ms a round": 1000 * watch.cpu("scheduler") / n_rounds,
-                "a worker, CPU ms a round": 1000 * watch.cpu("all workers") / n_rounds / n_workers,
+                "scheduler, CPU ms a round": 1000 * watch.cpu("scheduler") / max(n_rounds, 1),
+                "a worker, CPU ms a round": 1000 * watch.cpu("all workers") / max(n_rounds, 1) / n_workers,
                 "in the middle": watch.seen[0],
             })  # fmt: skip
         found["fits"] = fits
@@ -175,12 +207,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--rows", type=int, default=100, help="of each worker")
     parser.add_argument("--trees", type=int, default=10)
     parser.add_argument("--kills", type=int, default=2)
+    parser.add_argument("--one-session", action="store_true", help="all workers hand their rows over to one")
     parser.add_argument("--quick", action="store_true", help="few workers, to see that everything runs")
     parser.add_argument("--output", metavar="FILE.json")
     options = parser.parse_args(argv)
     if options.quick:
         options.workers, options.trees = 4, 6
-    found = run(options.workers, options.rows, options.trees, options.kills)
+    found = run(options.workers, options.rows, options.trees, options.kills, options.one_session)
     console = Console(width=120)
     table = Table(title=f"{options.workers} worker processes, load {os.getloadavg()[0]:.1f}")
     for column in ("when", "process", *Usage._fields):

@@ -32,7 +32,7 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "messages": (3, {"lines": False}),
     "relays": (6, {"fan-in": 2}),
     "slices": (6, {"fan-in": 2, "gather-bytes": "0B", "owner-bytes": "1B"}),
-    "one worker": (2, {"single-worker-values": 8_000_000}),
+    "one worker": (2, {"single-worker-values": 8_000_000, "session-per-host": True}),
     "one session": (3, {"session-per-host": True}),
     "files": (3, {}),
     "nannies": (3, {}),

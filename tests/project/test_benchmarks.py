@@ -580,13 +580,14 @@ def test_the_tables_of_other_pages_are_written_from_their_reports(folder: Path) 
 
 
 @pytest.mark.slow
-def test_real_workers_are_killed_and_counted(folder: Path) -> None:
+@pytest.mark.parametrize("one_session", [False, True])
+def test_real_workers_are_killed_and_counted(folder: Path, one_session: bool) -> None:
     """The model is that of one process, and the connections of a fit are closed after it."""
     output = folder / "real.json"
-    real_workers.main(["--quick", "--output", str(output)])
+    real_workers.main(["--quick", "--output", str(output), *["--one-session"] * one_session])
     found = json.loads(output.read_text())
     assert [fit["identical"] for fit in found["fits"]] == [True, True]
-    assert [fit["workers at the end"] for fit in found["fits"]] == [4, 2]
+    assert [fit["sessions at the end"] for fit in found["fits"]] == ([1, 1] if one_session else [4, 2])
     sockets = [seen["scheduler"]["sockets"] for seen in (found["before"], found["fits"][0]["in the middle"], found["after"])]
     assert sockets[1] > sockets[0] >= sockets[2]
 
