@@ -555,7 +555,7 @@ class Parameters:
             object.__setattr__(self, one.name, one.metadata["values"].checked(one.name, getattr(self, one.name)))
         if self.is_forest:
             self._check_forest()
-        elif self.loss == BRIER:
+        elif BRIER in self._losses:
             raise ParameterError(f"loss={BRIER!r} is for boosting='forest': boosting takes 'log_loss' for classes")
         if self.monotonic_cst is not None and self.step != "leaf":
             raise ParameterError("monotonic_cst needs step='leaf', since other steps move all leaves at once")
@@ -578,11 +578,11 @@ class Parameters:
         if self.multi_strategy != "multi_output_tree":
             raise ParameterError(
                 f"multi_strategy={self.multi_strategy!r} is for boosting: a forest has one tree for all classes, whose shares "
-                "in a leaf add up to 1, so leave it out"
+                "in a leaf add up to 1, or for all targets, so leave it out"
             )
         if self.arcbites is not None:
             raise ParameterError("a forest does not take arcbites: its trees grow from samples of all rows, see subsample")
-        if self.loss not in ("auto", "squared_error", BRIER):
+        if any(one not in ("auto", "squared_error", BRIER) for one in self._losses):
             raise ParameterError(
                 f"loss={self.loss_name!r} is for boosting: a forest averages means, so leave it out, or give 'squared_error' "
                 f"for numbers or {BRIER!r} for classes"

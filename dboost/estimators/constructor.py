@@ -213,6 +213,7 @@ _ATTRIBUTES = """\
         Reduction of the loss by the splits on each feature, in the order of the columns; the sum is 1, or 0 without splits.
     oob_score_ : float
         Of a forest: R², or the accuracy, of the predictions of the training rows by the trees that did not draw them.
+        Of several targets their mean.
     is_categorical_ : bool[n_features] or None
     n_features_in_ : int
     feature_names_in_ : array of str

@@ -79,7 +79,8 @@ class ModelAccess:
 
     @property
     def oob_score_(self) -> float:
-        """Score of a forest on the training rows by the trees that did not draw them: R², or the accuracy.
+        """Score of a forest on the training rows by the trees that did not draw them: R², or the accuracy; of
+        several targets the mean.
 
         Raises
         ------
@@ -87,7 +88,7 @@ class ModelAccess:
             If the model is no forest, its trees drew all rows, or `eval_metric` did not name this score.
         """
         booster = self.get_booster()
-        name = f"{OUT_OF_BAG}_{'r2' if booster.classes_ is None else 'accuracy'}"
+        name = f"{OUT_OF_BAG}_{'accuracy' if booster.outputs.is_classification else 'r2'}"
         if not booster.n_iter_ or name not in booster.ensemble.metrics:
             raise AttributeError(f"the model has no {name}: it is no forest, or it was not evaluated by this score")
         return booster.ensemble.metrics[name][booster.n_iter_ - 1]

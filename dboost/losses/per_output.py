@@ -97,6 +97,7 @@ class PerOutput(Loss):
         self.name = names.pop() if len(names) == 1 else "per_output"  # type: ignore[misc]
         for name in ("constant_hessian", "exact_hessian", "scales_with_target", "can_trim", "is_monotonic"):
             setattr(self, name, all(getattr(part, name) for part in self.parts))
+        self.scores_are_probabilities = any(part.scores_are_probabilities for part in self.parts)  # type: ignore[misc]
         if any(part.leaf_statistic != "newton" for part in self.parts):
             self.leaf_statistic = "quantile"  # type: ignore[misc]
         if any(part.statistic is not None for part in self.parts):

@@ -275,12 +275,12 @@ class SeveralOutputs(Outputs):
         found = self.linked(raw)
         for k, part in enumerate(self.loss.parts):
             if part.is_classification:
-                found[:, k] = raw[:, k] > 0
+                found[:, k] = raw[:, k] > part.even_score
         return np.ascontiguousarray(found, self.dtype)
 
     def probabilities(self, raw: np.ndarray) -> np.ndarray:
         self.require_probabilities()
-        return np.ascontiguousarray(self.linked(raw))
+        return np.ascontiguousarray(np.clip(self.linked(raw), 0.0, 1.0))  # means of leaves have rounding errors
 
     def means(self, raw: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(self.linked(raw))

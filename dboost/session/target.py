@@ -46,6 +46,12 @@ class Target:
         return None if self.classes is None else len(self.classes)
 
     @property
+    def is_classification(self) -> bool:
+        """Whether the target holds classes, or every one of several targets labels."""
+        parts = self.loss.parts
+        return self.classes is not None or (len(parts) > 0 and all(part.is_classification for part in parts))
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """What the columns of the target are."""
         return self.loss.target_columns
@@ -443,7 +449,7 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters, given: An
     if scan.n_columns > 1 and _is_for_each(parameters.loss):
         names = names_of_targets(given, scan.n_columns)
         if is_auto:
-            kind = "zeros and ones" if loss_name == "log_loss" else "numbers"
+            kind = "numbers" if loss_name == "squared_error" else "zeros and ones"
             _log.info("loss='auto' is %r for each of %d targets, which hold %s", loss_name, len(names), kind)
         return Target(loss_of_targets(parameters, names, loss_name), None, None)
     loss = loss_for(parameters, loss_name)

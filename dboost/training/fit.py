@@ -131,12 +131,10 @@ def _prepare(
     target = rows.learn_target()
     if warm_start.model is not None:
         check_continues(warm_start.model, features, target)
-    if target.loss.parts and request.parameters.is_forest:
-        raise ParameterError("a forest has one target: fit a forest for each, or leave boosting out")
     if target.loss.scores_are_probabilities and request.roles.get("offset") is not None:
         raise ParameterError("offset is added to raw scores, and those of a forest of classes are probabilities: leave it out")
     parameters = request.parameters.with_loss(target.loss.name)
-    parameters = parameters.with_features(len(features), is_classification=target.classes is not None)
+    parameters = parameters.with_features(len(features), is_classification=target.is_classification)
     if warm_start.model is not None:
         check_width(warm_start.model, parameters, target.loss)
     if target.loss.n_outputs >= _MANY_OUTPUTS and width_of(parameters, target.loss) == 1:

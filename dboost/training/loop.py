@@ -31,6 +31,7 @@ from dboost.metrics.metric import LossMagnitude
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.session.calls import EvalSets
+from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import fine_bin_hessians
@@ -420,19 +421,17 @@ class BoostingLoop:
         metrics = [metric for metric in self.metrics if not (metric.wants_block or metric.wants_rows)]
         metrics += find_metrics(None, plan.target.loss)
         if plan.request.eval_metric is None:
-            metrics = [*find_metrics("r2" if plan.target.classes is None else "accuracy", plan.target.loss), *metrics]
+            metrics = [*find_metrics(_score_of(plan.target), plan.target.loss), *metrics]
         by_name = {metric.name: metric for metric in metrics}
-        size = LossMagnitude(self.target_stats.magnitude, self.target_stats.spread, self.target_stats.max_weight, plan.n_rows)
+        size = LossMagnitude.of(self.target_stats.magnitudes, self.target_stats.max_weight, plan.n_rows)
         specs = [metric.on_workers for metric in by_name.values()]
         results = self.engine.map_shards(metric_chunks, specs, plan.target.loss, size, self.unit)
-        found = dict.fromkeys(by_name, math.nan)
+        found = {column: math.nan for metric in by_name.values() for column in metric.columns(OUT_OF_BAG)}
         if any(n for n, _ in results):
             for metric, *chunks in zip(by_name.values(), *(chunks for n, chunks in results if n), strict=True):
-                found[metric.name] = metric.finish(reduce(metric.merge, chunks))
-        of_loss = {"train_loss": found[plan.target.loss.name]}
-        if not has_out_of_bag(self.parameters):
-            return of_loss
-        return {f"{OUT_OF_BAG}_{name}": value for name, value in found.items()} | of_loss
+                found |= metric.values(OUT_OF_BAG, reduce(metric.merge, chunks))
+        of_loss = {"train_loss": found[f"{OUT_OF_BAG}_{plan.target.loss.name}"]}
+        return found | of_loss if has_out_of_bag(self.parameters) else of_loss
 
     def loss_of(self, stats: GradientStats, iteration: int) -> float:
         """Return the mean loss of the current training rows."""
@@ -490,6 +489,13 @@ class BoostingLoop:
             constraints,
             self.plan.direction,
         )
+
+
+def _score_of(target: Target) -> tuple[str, ...]:
+    """Return the score of out-of-bag predictions beside their loss; none if some targets are numbers and some labels."""
+    if any(part.is_classification for part in target.loss.parts) and not target.is_classification:
+        return ()
+    return ("accuracy",) if target.is_classification else ("r2",)
 
 
 _OTHER_METRIC = "give another metric, or an evaluation set for which it is defined (with rows of every class, say)"

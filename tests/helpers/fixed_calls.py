@@ -193,6 +193,8 @@ CASES |= {
         ("arcbites", ["y", "tails"], {"arcbites": dboost.ArcBites(2, None, 2), "eval_set": HELD_OUT}),
         ("held-out rows", ["y", "tails"], {"validation_fraction": 0.2, "early_stopping_rounds": 2, "eval_metric": "rmse"}),
         ("one tree", ["y", "tails"], {"multi_strategy": "multi_output_tree", "sample_weight": "w"}),
+        ("forest", ["y", "tails"], FOREST | {"sample_weight": "v", "eval_set": HELD_OUT, "early_stopping_rounds": 2}),
+        ("forest of labels", ["large", "evening"], FOREST | {"sample_weight": "w"}),
     )
 }
 CASES["targets, own loss"] = Fixed("tails", {"loss": NormalOfUser(), "sample_weight": "w", "eval_set": HELD_OUT})

@@ -229,10 +229,77 @@ def test_what_has_no_meaning_is_refused(given: dict[str, Any], message: str | No
         dboost.fit(X, Y, **FOREST | given)
 
 
-def test_several_targets_are_refused() -> None:
-    for targets in (np.c_[Y, -Y], np.c_[Y > 0, Y > 1]):
-        with pytest.raises(ParameterError, match="a forest has one target"):
-            dboost.fit(X, targets, **FOREST)
+TARGETS = np.c_[Y, 100.0 * np.cos(3 * np.nan_to_num(X[:, 2])), RNG.normal(size=N)]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_forest_of_several_targets_is_the_mean_of_leaf_means(weighted: bool) -> None:
+    weight = WEIGHT if weighted else np.ones(N)
+    booster = dboost.fit(X, TARGETS, sample_weight=weight if weighted else None, **FOREST)
+    prediction, out_of_bag = naive(booster, TARGETS, weight)
+    np.testing.assert_allclose(booster.predict(X), prediction, rtol=1e-5, atol=1e-4)
+    known = np.isfinite(out_of_bag[:, 0])
+    error = np.average((TARGETS - out_of_bag)[known] ** 2, axis=0, weights=weight[known])
+    spread = np.average(
+        (TARGETS[known] - np.average(TARGETS[known], axis=0, weights=weight[known])) ** 2, axis=0, weights=weight[known]
+    )
+    last = booster.history.iloc[-1]
+    for k in range(3):
+        assert last[f"oob_squared_error of {k}"] == pytest.approx(error[k] / 2, rel=1e-5)
+        assert last[f"oob_r2 of {k}"] == pytest.approx(1 - error[k] / spread[k], rel=1e-5)
+    assert last["oob_r2"] == pytest.approx(np.mean(1 - error / spread), rel=1e-5)
+    assert last["train_loss"] == last["oob_squared_error"] == pytest.approx(error.mean() / 2, rel=1e-5)
+    assert {len(tree.value[0]) for tree in booster.ensemble.trees} == {3}
+
+
+def test_a_forest_of_labels_is_the_mean_of_their_shares() -> None:
+    labels = TARGETS > [0.0, 50.0, 1.0]
+    booster = dboost.fit(X, labels, **FOREST)
+    assert booster.loss.name == "half_brier_score"
+    prediction, out_of_bag = naive(booster, labels.astype(np.float64), np.ones(N))
+    found = booster.predict_proba(X)
+    np.testing.assert_allclose(found, prediction, atol=1e-5)
+    assert found.min() >= 0.0
+    assert found.max() <= 1.0
+    np.testing.assert_array_equal(booster.predict(X), (found > 0.5).astype(int))
+    known, last = np.isfinite(out_of_bag[:, 0]), booster.history.iloc[-1]
+    right = ((out_of_bag > 0.5) == labels)[known].mean(axis=0)
+    assert last["oob_accuracy"] == pytest.approx(right.mean(), abs=8 / N), "up to ties"
+    assert last["oob_accuracy of 2"] == pytest.approx(right[2], abs=8 / N)
+    brier = ((out_of_bag - labels)[known] ** 2).mean() / 2
+    assert last["train_loss"] == last["oob_half_brier_score"] == pytest.approx(brier, rel=1e-5)
+    with pytest.raises(ParameterError, match="those of a forest of classes are probabilities"):
+        dboost.fit(X, labels, offset=WEIGHT, **FOREST)
+
+
+def test_targets_of_numbers_and_labels_share_a_forest() -> None:
+    both = np.c_[Y, Y > 0]
+    booster = dboost.fit(X, both, loss=["squared_error", "half_brier_score"], **FOREST)
+    prediction, _ = naive(booster, both, np.ones(N))
+    found = booster.predict(X)
+    np.testing.assert_allclose(found[:, 0], prediction[:, 0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found[:, 1], prediction[:, 1] > 0.5)
+    assert {"oob_per_output", "oob_per_output of 1"} < set(booster.history.columns), "no score is one of both"
+    with pytest.raises(ParameterError, match="loss='squared_error, log_loss' is for boosting"):
+        dboost.fit(X, both, loss=["squared_error", "log_loss"], **FOREST)
+    with pytest.raises(ParameterError, match="loss='half_brier_score' is for boosting='forest'"):
+        dboost.fit(X, both, loss=["squared_error", "half_brier_score"])
+
+
+def test_forests_of_several_targets_of_estimators_and_exports(tmp_path: Path) -> None:
+    numbers = DBoostRegressor(**FOREST).fit(X, TARGETS)
+    assert numbers.oob_score_ == numbers.booster_.history["oob_r2"].iloc[-1]
+    labels = DBoostClassifier(**FOREST).fit(X, TARGETS > 0)
+    assert labels.oob_score_ == labels.booster_.history["oob_accuracy"].iloc[-1]
+    assert labels.booster_.ensemble.parameters["max_features"] == 0.4, "two of five, as for classes"
+    more = dboost.fit(X, TARGETS, start_from=numbers.booster_, max_iter=4, progress=False)
+    assert more.n_iter_ == 12
+    numbers.booster_.save(tmp_path / "forest.dboost")
+    np.testing.assert_array_equal(dboost.load(tmp_path / "forest.dboost").predict(X), numbers.predict(X))
+    xgboost = pytest.importorskip("xgboost")
+    numbers.booster_.to_xgboost_json(tmp_path / "forest.json")
+    theirs = xgboost.Booster(model_file=tmp_path / "forest.json").predict(xgboost.DMatrix(X[:50]), validate_features=False)
+    np.testing.assert_allclose(theirs, numbers.predict(X[:50]), rtol=1e-4, atol=1e-3)
 
 
 def test_leaf_values_of_a_forest_are_not_estimated_again() -> None:
@@ -259,3 +326,23 @@ def test_forests_are_as_good_as_those_of_scikit_learn(name: str) -> None:
     difference = ours.losses - theirs.losses  # of each row: squared error, or 1 for a wrong class
     error = difference.std() / np.sqrt(len(difference))
     assert difference.mean() <= 2 * error, (ours.losses.mean(), theirs.losses.mean(), error)
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_forests_of_several_targets_are_as_good_as_those_of_scikit_learn() -> None:
+    """Within two standard errors of the difference: value, age and rooms of California's houses from the other columns."""
+    from sklearn.ensemble import RandomForestRegressor
+
+    table = load("california")
+    columns = ["longitude", "latitude", "total_bedrooms", "population", "median_income"]
+    targets = np.c_[table.y, table.X["housing_median_age"], table.X["total_rooms"] / table.X["households"]]
+    targets /= targets.std(axis=0)
+    order = np.random.default_rng(0).permutation(len(targets))
+    train, test, data = order[:6000], order[6000:12000], table.X[columns].to_numpy(np.float64)
+    ours = dboost.fit(data[train], targets[train], boosting="forest", max_iter=50, progress=False)
+    theirs = RandomForestRegressor(50, max_features=0.5, random_state=0).fit(data[train], targets[train])
+    losses = [((model.predict(data[test]) - targets[test]) ** 2).mean(axis=1) for model in (ours, theirs)]
+    difference = losses[0] - losses[1]
+    error = difference.std() / np.sqrt(len(difference))
+    assert difference.mean() <= 2 * error, (losses[0].mean(), losses[1].mean(), error)
