@@ -317,7 +317,7 @@ class RolesCheck:
 
     def of_targets(self, target: np.ndarray) -> str | None:
         """Return what is wrong with stored targets (float64[n], or [n_columns, n])."""
-        if self._target.n_columns > 1:  # what infinity means is up to the loss
+        if self._target.n_columns > 1 and not len(self._target.distinct):  # what infinity means is up to the loss
             return "a target is not a number" if np.isnan(target).any() else None
         if not np.isfinite(target).all():
             return "the target is not finite"

@@ -193,7 +193,7 @@ CASES |= {
         ("arcbites", ["y", "tails"], {"arcbites": dboost.ArcBites(2, None, 2), "eval_set": HELD_OUT}),
         ("held-out rows", ["y", "tails"], {"validation_fraction": 0.2, "early_stopping_rounds": 2, "eval_metric": "rmse"}),
         ("one tree", ["y", "tails"], {"multi_strategy": "multi_output_tree", "sample_weight": "w"}),
-        ("forest", ["y", "tails"], FOREST | {"sample_weight": "v", "eval_set": HELD_OUT, "early_stopping_rounds": 2}),
+        ("forest", ["y", "tails"], FOREST | {"sample_weight": "v", "eval_set": HELD_OUT}),
         ("forest of labels", ["large", "evening"], FOREST | {"sample_weight": "w"}),
     )
 }
