@@ -21,7 +21,7 @@ import numpy as np
 from dboost._lazy_import import late, pd
 from dboost.data import predict_through
 from dboost.data.partition import is_lazy, is_path
-from dboost.data.predict_io import filtered, predict_from, to_predict
+from dboost.data.predict_io import filtered, predict_from
 from dboost.data.predictor import FeatureBlocks, like_input
 from dboost.dataset import Dataset
 from dboost.errors import InputTypeError, ParameterError
@@ -275,7 +275,7 @@ class Booster:
         >>> booster.predict(frame)                                  # doctest: +SKIP
         >>> booster.predict("rows/*.parquet").compute()             # doctest: +SKIP
         """
-        X = X if filter is None else to_predict(X, filter, self.features)
+        X = X if filter is None else filtered(X, filter, self.features)
         return self._through(X, self._form(raw_score), iteration_range, n_threads, offset)
 
     @accepts_names_of_predictions
@@ -295,7 +295,7 @@ class Booster:
         ParameterError
             For a regression model.
         """
-        X = X if filter is None else to_predict(X, filter, self.features)
+        X = X if filter is None else filtered(X, filter, self.features)
         return self._through(X, self.outputs.form("probability"), iteration_range, n_threads, offset)
 
     def predictor(self, output: str = "prediction", iteration_range: Range | None = None) -> RowPredictor:
@@ -453,7 +453,7 @@ class Booster:
         --------
         >>> booster.predict_interval(frame)["lower"]                # doctest: +SKIP
         """
-        X = X if filter is None else to_predict(X, filter, self.features)
+        X = X if filter is None else filtered(X, filter, self.features)
         margins = self.calibration
         if margins is None:
             raise ParameterError(
@@ -1120,6 +1120,8 @@ class Booster:
         ParameterError
             If the model has not been calibrated.
         """
+        by = None if self.calibration is None else self.calibration.by
+        data = row_functions.rereadable_rows(data, self.ensemble, target, sample_weight, by)
         bounds = self.predict_interval(data)
         bounds = np.asarray(bounds.compute() if hasattr(bounds, "compute") else bounds, np.float64)
         rows = row_functions.EvaluatedRows(self.ensemble, data, target, sample_weight)

@@ -20,9 +20,11 @@ from dboost.booster import Booster, trained
 from dboost.data import CategoryColumn, Column
 from dboost.data.dask_collections import select
 from dboost.data.labels import Names, may_name_columns, names_of_table, with_named_constraints
-from dboost.data.partition import as_frame, is_lazy, is_path
+from dboost.data.partition import as_frame, is_lazy, is_path, is_stream
 from dboost.data.paths import open_path
 from dboost.data.predict_io import filtered
+from dboost.data.row_filter import RowFilter
+from dboost.data.sources import Stream, stream_of
 from dboost.dataset import Dataset
 from dboost.display import html_card, metric_name, number, with_spread
 from dboost.errors import DataError, InputTypeError, ParameterError
@@ -571,13 +573,17 @@ def _with_values(
     if not named:
         return division, options.features
     what = ", ".join(f"{name}={column!r}" for name, column in named.items())
-    if options.filter is not None:
+    if is_stream(data):
+        table: Any = stream_of(data, row_filter=None if options.filter is None else RowFilter(options.filter))
+        names = table.names if known else None
+    elif options.filter is not None:
         table = filtered(data, options.filter)
+        names = names_of_table(table)
     else:
         table = open_path(data, columns=()) if is_path(data) else data  # the fit checks the columns
-    if not hasattr(table, "columns") or not hasattr(table, "__getitem__"):
+        names = names_of_table(table)
+    if names is None:
         raise InputTypeError(f"{what} names a column, but the data have no columns: give one value per row")
-    names = names_of_table(table) or Names(())
     for name, column in named.items():
         if names.find(column) is None:
             raise ParameterError(f"the data have no column {column!r}, which was given as {name}{names.hint(column)}")
@@ -610,7 +616,13 @@ def _values_of(table: Any, names: Names, column: Any) -> np.ndarray:
     name = names.find(column)
     assert name is not None
     names.check_once([name])
-    frame = as_frame(_computed(select(table, (name,)) if is_lazy(table) else table))
+    if isinstance(table, Stream):
+        return np.concatenate([_column_of(some, name) for some in table.partitions([name])])
+    return _column_of(_computed(select(table, (name,)) if is_lazy(table) else table), name)
+
+
+def _column_of(table: Any, name: str) -> np.ndarray:
+    frame = as_frame(table)
     return np.asarray(frame.column(frame.names.index(name)))
 
 

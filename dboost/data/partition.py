@@ -122,6 +122,11 @@ def is_stream(data: Any) -> bool:
     return is_a(data, "pyarrow.dataset", "Scanner", "Dataset", "Fragment") or kind_of(data) in ("lazy", "stream")
 
 
+def in_parts(data: Any) -> bool:
+    """Return whether the rows of `data` are read part by part: by Dask's tasks (`is_source`), or as a stream."""
+    return is_source(data) or is_stream(data)
+
+
 def is_stored_table(data: Any) -> bool:
     """Return whether `data` is an object that stands for files: a `deltalake.DeltaTable`, a table or scan of pyiceberg, files
     that were added to one of these, or a dataset of pyarrow or one of its fragments. Imports none of these libraries."""
@@ -162,7 +167,10 @@ def kind_of(data: Any) -> Literal["dataframe", "series", "lazy", "stream"] | Non
 
 
 def collected(data: Any) -> Any:
-    """Return `data` in memory: compute lazy dataframes (polars, DuckDB, …), read Arrow streams into pyarrow Tables."""
+    """Return the values of a role in memory: compute lazy frames (polars, DuckDB, …), read Arrow streams into pyarrow Tables.
+
+    Rows are never collected: `as_frame`, which all functions of tables in memory call, refuses streams.
+    """
     if isinstance(data, np.ndarray):
         return data
     if is_a(data, "pyarrow.dataset", "Scanner", "Dataset", "Fragment"):
@@ -184,7 +192,7 @@ def as_frame(data: Any) -> Frame:
     Raises
     ------
     InputTypeError
-        If `data` is not a table: scalars, other objects.
+        If `data` is not a table: scalars, other objects; or a stream, which is read by `sources.stream_of` only.
     DataError
         If an array is not two-dimensional, or a column name repeats.
     """
@@ -196,18 +204,29 @@ def as_frame(data: Any) -> Frame:
         return Frame(Names(data.columns, data.index.names), True, len(data), lambda j: data.iloc[:, j])
     if is_sparse_matrix(data):
         return _frame_of_sparse(data)
-    data = collected(data)
-    if is_a(data, "pyarrow", "Table"):
+    if is_a(data, "pyarrow", "Table", "RecordBatch"):
         return Frame(Names(data.schema.names), True, data.num_rows, data.column)
-    kind = kind_of(data)
-    if kind == "dataframe":
+    if kind_of(data) == "dataframe":
         table = nw.from_native(data)
         labels = table.columns
         return Frame(Names(labels), True, len(table), lambda j: table.get_column(labels[j]).to_native())
+    if is_stream(data):
+        raise InputTypeError(
+            f"this needs a table in memory, and a {type(data).__name__} is a stream, which is read batch by batch: pass "
+            f"{_collecting(data)}"
+        )
     refusal = no_table(data)
     if refusal is not None:
         raise refusal
     return _frame_of_array(data)
+
+
+def _collecting(data: Any) -> str:
+    """Return the call that reads a stream into a table, for messages."""
+    for name in ("collect", "read_all", "to_table", "to_arrow_table"):
+        if hasattr(data, name):
+            return f"data.{name}()"
+    return "pyarrow.table(data)"
 
 
 def _frame_of_array(data: Any) -> Frame:

@@ -2,8 +2,8 @@
 
 `predict_through` applies a function to the feature blocks of a table (`data.predictor`); `predict_from` also passes the offset
 of each row, either values or the name of a column beside the features. A column works for every kind of table, values only for
-tables in memory. Predictions for Dask collections and files are lazy, see `data.dask_collections`; streams are predicted batch
-by batch, see `data.predict_stream`.
+tables in memory and streams. Predictions for Dask collections and files are lazy, see `data.dask_collections`; streams are
+predicted batch by batch, see `data.predict_stream`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dboost.data.labels import column_named
-from dboost.data.partition import as_frame, collected, is_path, is_source, is_stream, role_column
+from dboost.data.partition import as_frame, is_path, is_source, is_stream, role_column
 from dboost.data.predict_stream import predict_stream, stream_to_predict
 from dboost.data.predictor import Predictor, by_blocks, like_input
 from dboost.data.row_filter import RowFilter
@@ -78,16 +78,9 @@ def predict_through(
     return like_input(predictor.values(data), data, predictor.names)
 
 
-def to_predict(data: Any, predicate: Any, features: Sequence[Feature]) -> Any:
-    """Return the rows of a table of any kind that satisfy a predicate, as `predict_through` takes them; see `filtered`."""
-    if is_stream(data):
-        return stream_to_predict(data, RowFilter(predicate))
-    return filtered(data, predicate, features)
-
-
 def filtered(data: Any, predicate: Any, features: Sequence[Feature] | None = None) -> Any:
     """Return the rows of a table of any kind that satisfy a predicate (see `row_filter`): of Dask collections, paths and stored
-    tables as a lazy Dask frame, of others, also of streams, as a frame in memory.
+    tables as a lazy Dask frame, of streams as a `Stream`, of others as a frame in memory.
 
     features : of a model, as of `paths.open_path`.
     """
@@ -98,7 +91,7 @@ def filtered(data: Any, predicate: Any, features: Sequence[Feature] | None = Non
         if is_path(data):
             return paths.open_path(data, features, row_filter=row_filter)
         return dask_collections.filtered(data, row_filter)
-    return row_filter.rows_of(collected(data))
+    return stream_to_predict(data, row_filter) if is_stream(data) else row_filter.rows_of(data)
 
 
 class FromOffset(Protocol):
@@ -122,7 +115,7 @@ def predict_from(
     Parameters
     ----------
     offset : str or array
-        The name of a column, or one finite number for each row of a table in memory.
+        The name of a column, or one finite number for each row of a table in memory or of a stream.
 
     Raises
     ------
@@ -141,15 +134,37 @@ def predict_from(
         return predict_through(data, split, **about | {"features": (*features, Feature(name))})
     if is_source(data):
         raise InputTypeError("offset must be the name of a column when predicting from a Dask collection or a path")
-    data = collected(data.data if isinstance(data, Stream) else data)
     values = role_column(offset, "offset", None, None)
     assert isinstance(values, np.ndarray)
+    if isinstance(data, Stream) or is_stream(data):
+        given = _OffsetsInOrder(function, _finite(values, "offset"))
+        predictor = Predictor(given, features, named, None if names is None else tuple(names), np.dtype(dtype))
+        return predict_stream(data if isinstance(data, Stream) else stream_to_predict(data), predictor, given.check_end)
     n_rows = as_frame(data).n_rows
     if values.shape != (n_rows,):
         raise DataError(f"offset has the shape {values.shape}, but there are {n_rows} rows")
     values = _finite(values, "offset")
     found = by_blocks(lambda block, rows: function(block, offset=values[rows]), data, features, named)
     return like_input(np.asarray(found), data, None if names is None else tuple(names))
+
+
+class _OffsetsInOrder:
+    """A function of the feature blocks of a stream, which arrive in order, with the offsets of all its rows."""
+
+    def __init__(self, function: FromOffset, values: np.ndarray) -> None:
+        self._function, self._values, self._first = function, values, 0
+
+    def __call__(self, block: np.ndarray) -> np.ndarray:
+        some = self._values[self._first : self._first + len(block)]
+        self._first += len(block)
+        if len(some) < len(block):
+            raise DataError(f"offset has the shape {self._values.shape}, but there are at least {self._first} rows")
+        return self._function(block, offset=some)
+
+    def check_end(self) -> None:
+        """Raise a DataError if offsets are left."""
+        if self._first < len(self._values):
+            raise DataError(f"offset has the shape {self._values.shape}, but there are {self._first} rows")
 
 
 def _split(function: FromOffset, name: str, block: np.ndarray) -> np.ndarray:

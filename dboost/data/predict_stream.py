@@ -7,14 +7,14 @@ the predictions of all rows, in the kind of the library that reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from dboost._lazy_import import is_a, pa
-from dboost.data.partition import collected, columns_like
+from dboost.data.partition import columns_like
 from dboost.data.predictor import NAME, Predictor, like_input
 from dboost.data.row_filter import RowFilter
 from dboost.data.sources import Stream, stream_of
@@ -29,8 +29,10 @@ def stream_to_predict(data: Any, row_filter: RowFilter | None = None) -> Stream:
     return stream_of(data, _BATCH_BYTES, row_filter)
 
 
-def predict_stream(source: Stream, predictor: Predictor) -> Any:
+def predict_stream(source: Stream, predictor: Predictor, at_end: Callable[[], None] = lambda: None) -> Any:
     """Return the predictions of a stream, see above.
+
+    at_end : is called when all rows have been predicted.
 
     Raises
     ------
@@ -42,25 +44,35 @@ def predict_stream(source: Stream, predictor: Predictor) -> Any:
     except DBoostError as error:
         raise type(error)(f"predict: {error}") from None
     if is_a(source.data, "pyarrow", "RecordBatchReader"):
-        return _reader(source, columns, predictor)
+        return _reader(source, columns, predictor, at_end)
     kind: Any = None
     found: list[np.ndarray] = []
     for partition in source.partitions(columns):
         kind = partition[:0] if kind is None else kind
         found.append(predictor.values(partition))
         del partition
+    at_end()
     if kind is None:
-        kind = collected(source.data)  # without rows
-        found.append(predictor.values(kind))
+        return like_input(_of_no_rows(predictor), source.without_rows(), predictor.names)
     return like_input(np.concatenate(found), kind, predictor.names)
 
 
-def _reader(source: Stream, columns: list[str], predictor: Predictor) -> Any:
-    batches = (_batch(predictor.values(partition), predictor) for partition in source.partitions(columns))
+def _of_no_rows(predictor: Predictor) -> np.ndarray:
+    return np.empty(0 if predictor.names is None else (0, len(predictor.names)), predictor.dtype)
+
+
+def _reader(source: Stream, columns: list[str], predictor: Predictor, at_end: Callable[[], None]) -> Any:
+    def predicted() -> Iterator[Any]:
+        for partition in source.partitions(columns):
+            found = _batch(predictor.values(partition), predictor)
+            del partition
+            yield found
+        at_end()
+
+    batches = predicted()
     first = next(batches, None)
     if first is None:
-        shape = 0 if predictor.names is None else (0, len(predictor.names))
-        first = _batch(np.empty(shape, predictor.dtype), predictor)
+        first = _batch(_of_no_rows(predictor), predictor)
     return pa.RecordBatchReader.from_batches(first.schema, _of_type(first.schema, chain([first], batches)))
 
 

@@ -159,6 +159,10 @@ class Stream:
     most_bytes: int | None = None
     row_filter: RowFilter | None = None
 
+    def without_rows(self) -> Any:
+        """Return a table of the library that the partitions are of, without rows."""
+        return self.data.head(0).collect() if is_a(self.data, "polars", "LazyFrame") else pa.table({})
+
     def partitions(self, columns: Sequence[str]) -> Iterator[Any]:
         if self.row_filter is None:
             yield from self._partitions(columns)

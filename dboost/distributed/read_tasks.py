@@ -40,10 +40,10 @@ from dboost.data.partition import (
 from dboost.data.row_filter import RowFilter
 from dboost.data.sources import ReadCount, stream_of
 from dboost.data.sparse import is_sparse_matrix
+from dboost.data.stored_stream import PARTITION_BYTES, StoredStream
 from dboost.data.table import check_no_values, given_roles, separate_roles
 from dboost.distributed.connection import Connection, lost_client, submit
 from dboost.distributed.messages import READING, pack
-from dboost.distributed.stored_stream import PARTITION_BYTES, StoredStream
 from dboost.distributed.worker_plugin import here
 from dboost.errors import DataError, DBoostError, ParameterError, is_out_of_descriptors, out_of_descriptors
 from dboost.schema import Feature

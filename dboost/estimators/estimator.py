@@ -31,6 +31,7 @@ from dboost.booster import Booster, as_booster, trained
 from dboost.data.eval_tables import named_sets
 from dboost.data.labels import Names, names_of_table, with_named_constraints
 from dboost.data.partition import chosen_features, is_lazy, is_path, kind_of, no_table
+from dboost.data.predictor import NAME
 from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.estimators.constructor import (
@@ -568,7 +569,8 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         """
         names = names_of_table(X)
         is_other = not is_a(X, "dask.array", "Array") if is_lazy(X) else no_table(X) is not None
-        if is_path(X) or (names is None and is_other) or len(getattr(X, "shape", (0, 0))) != 2:
+        is_unknown = names is None and (is_other or kind_of(X) == "stream")
+        if is_path(X) or is_unknown or len(getattr(X, "shape", (0, 0))) != 2:
             return  # the model raises an error
         if names is None or not self.booster_.ensemble.named:
             validate_data(self, outline(X), reset=False, skip_check_array=True)
@@ -588,6 +590,9 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         check_is_fitted(self)
         self._check_features(X)
         prediction = getattr(self.booster_, method)(X, **arguments)
+        if is_a(prediction, "pyarrow", "RecordBatchReader"):  # of a stream that can be read once only
+            prediction = prediction.read_all().to_pandas()
+            prediction = prediction[NAME] if list(prediction) == [NAME] else prediction
         return prediction if is_lazy(X) or is_path(X) else np.asarray(prediction)
 
     def _staged_predict_with(self, X: Any, method: str, **arguments: Any) -> Iterator[Any]:

@@ -36,11 +36,11 @@ import numpy as np
 from dboost.data import CategoryColumn, Table, open_table
 from dboost.data.chunk import sort_key
 from dboost.data.labels import column_named
-from dboost.data.partition import as_frame, collected, is_lazy, is_source
+from dboost.data.partition import as_frame, is_lazy, is_source
 from dboost.display import number
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError, warn
 from dboost.exact import exact_level, find_quantiles, rank_unit
-from dboost.inspection.row_functions import call, lazy_pieces
+from dboost.inspection.row_functions import call, lazy_pieces, rereadable_rows
 from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import Residuals, count_digits
 from dboost.model.ensemble import Ensemble, FlatEnsemble
@@ -123,7 +123,9 @@ def calibrated(
     outputs.check_intervals()
     coverage, column = checked_coverage(coverage), _column_of(ensemble, rows.data, by)
     if not is_source(rows.data):
-        flat, data = FlatEnsemble(ensemble), collected(rows.data)
+        flat = FlatEnsemble(ensemble)
+        by = None if column is None or column.is_feature else column.feature.name
+        data = rereadable_rows(rows.data, ensemble, *rows.roles.values(), by)
         scored = _scores(outputs, flat, ensemble.features, column, data, rows.roles, available_threads(n_threads))
         return margins(merged_here([scored]), coverage, column)
     import dask

@@ -7,7 +7,7 @@ Other rows are counted in the same groups, partition by partition on the workers
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import partial, reduce
 from typing import Any
 
@@ -16,9 +16,8 @@ import numpy as np
 from dboost._lazy_import import pd
 from dboost.data import CategoryColumn, Table, open_table
 from dboost.data.labels import column_named
-from dboost.data.partition import as_frame, columns_like, is_source, is_stream
+from dboost.data.partition import as_frame, in_parts
 from dboost.data.roles import n_columns_of
-from dboost.data.sources import stream_of
 from dboost.data.table import values_of
 from dboost.errors import DataError, DBoostError, ParameterError
 from dboost.inspection.row_functions import on_partitions
@@ -42,18 +41,17 @@ def drift(ensemble: Ensemble, data: Any, target: Any = None, source: int | str =
             "continuing it on some data gives it one"
         )
     count = partial(_counted, FlatEnsemble(ensemble), ensemble, summary, target)
-    if is_source(data):
-        if target is not None and column_named(target, data) is None:
+    tallies: Iterable[Tallies]
+    if in_parts(data):
+        column = None if target is None else column_named(target, data)
+        if target is not None and column is None:
             raise ParameterError("drift: name the column of the target, where the data come in partitions")
-        tallies = on_partitions(count, data, ensemble, *([] if target is None else [target]))
-    elif is_stream(data):
-        tallies = _of_stream(count, data, ensemble, target)
+        tallies = on_partitions(count, data, ensemble, *([] if column is None else [column]))
     else:
         tallies = [count(data)]
-    found = [tally for tally in tallies if tally is not None]
-    if not found:
+    counted = reduce(_added, tallies, None)
+    if counted is None:
         raise DataError("drift: the data have no rows")
-    counted = reduce(_added, found)
     names = [feature.name for feature in ensemble.features]
     outputs = ["score"] if ensemble.n_outputs == 1 else [f"score of {name}" for name in ensemble.outputs.names]
     frame = pd.DataFrame(summary.compare(counted, names, outputs))
@@ -65,23 +63,9 @@ def drift(ensemble: Ensemble, data: Any, target: Any = None, source: int | str =
     return frame
 
 
-def _of_stream(count: Callable[..., Tallies], data: Any, ensemble: Ensemble, target: Any) -> list[Tallies]:
-    """Count a stream batch by batch."""
-    source = stream_of(data, _CHUNK_BYTES)
-    column = None if target is None else column_named(target, data)
-    if target is not None and column is None:
-        raise ParameterError("drift: name the column of the target, where the data come in batches")
-    columns = [str(name) for name in columns_like(source.names, True, ensemble.features, ensemble.named)]
-    columns += [] if column is None else [column]
-    total: Tallies = None
-    for part, batch in enumerate(source.partitions(columns)):
-        counted = count(batch, part)
-        total = counted if total is None or counted is None else _added(total, counted)
-        del batch
-    return [total]
-
-
-def _added(one: list[np.ndarray], other: list[np.ndarray]) -> list[np.ndarray]:
+def _added(one: Tallies, other: Tallies) -> Tallies:
+    if one is None or other is None:
+        return other if one is None else one
     return [a + b for a, b in zip(one, other, strict=True)]
 
 
@@ -112,7 +96,7 @@ def _of_table(flat: FlatEnsemble, ensemble: Ensemble, summary: Summary, target: 
         if summary.scores:  # the trees treat an unknown level as missing
             scores = flat.raw_scores(np.where(values >= n_levels, np.nan, values), n_threads=1)
         counted.append(summary.tally(values, scores, None if truth is None else truth[rows]))
-    return reduce(_added, counted)
+    return [sum(parts[1:], parts[0]) for parts in zip(*counted, strict=True)]
 
 
 def _target_of(table: Table, ensemble: Ensemble) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Rows of any data for interpretation: functions of rows, and rows with a known target.
 
 A function is applied to a table in memory at once (block by block if it is sparse), to Dask collections partition by
-partition. Partitions are processed by Dask's scheduler (on the cluster if there is a client), and only the function's result
-is returned. So statistics that are exact sums are the same for any partitioning, and a collection may be larger than memory.
+partition, to streams batch by batch. Partitions are processed by Dask's scheduler (on the cluster if there is a client), and
+only the function's result is returned. So statistics that are exact sums are the same for any partitioning, and a collection or
+a stream may be larger than memory. A stream that is read twice is stored in temporary files (`rereadable_rows`).
 
 Rows may have weights: the name of a column works for every kind of table, because the column is read as one more column of
 the block; an array of values works for tables in memory only.
@@ -12,7 +13,7 @@ the block; an array of values works for tables in memory only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -20,9 +21,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dboost.data import open_table
-from dboost.data.labels import column_named
-from dboost.data.partition import is_path, is_source
+from dboost.data.labels import column_named, may_name_columns
+from dboost.data.partition import columns_like, in_parts, is_path, is_stream
 from dboost.data.predictor import FeatureBlocks
+from dboost.data.sources import stream_of
+from dboost.data.stored_stream import rereadable
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.losses.base import loss_scores
 from dboost.metrics.metric import LossMagnitude, ScoredRows
@@ -33,6 +36,8 @@ from dboost.session.target import Target, encode_like
 from dboost.session.warm_start import row_matrices
 
 T = TypeVar("T")
+#: Bytes of a batch of a stream.
+_BATCH_BYTES = 32 * 2**20
 #: Number of a partition, and of the first row of a block in it.
 Key = tuple[int, int]
 
@@ -54,7 +59,7 @@ class Block:
 
 
 def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[Key, Block], T], weight: Any = None) -> list[T]:
-    """Return ``function(key, block)`` for every partition that has rows, in order; of sparse ones for blocks of their rows.
+    """Return ``function(key, block)`` for every partition or batch that has rows, in order; of sparse ones for blocks of rows.
 
     Parameters
     ----------
@@ -71,9 +76,9 @@ def over_blocks(data: Any, ensemble: Ensemble, function: Callable[[Key, Block], 
     DataError
         Naming the missing or unreadable column; for invalid weights; or if there are no rows.
     InputTypeError
-        For an array of weights with a Dask collection or a path, or a name of a column with an array.
+        For an array of weights with a Dask collection, a path or a stream, or a name of a column with an array.
     """
-    if is_source(data):
+    if in_parts(data):
         column = _column(weight, ensemble, data)
         others = () if column is None else (column,)
         features = *ensemble.features, *map(Feature, others)
@@ -125,8 +130,9 @@ def _some_rows(
     """Return the chosen rows, and their ascending positions, which follow from the number of all rows."""
     of_block: dict[Key, np.ndarray] = {}
     pick: Callable[[Key, Block], Block] = partial(_picked, of_block, slice(None) if columns is None else columns)
-    if is_source(data):
-        lengths = over_blocks(data, ensemble, _length)
+    data = rereadable_rows(data, ensemble, weight)
+    if in_parts(data):
+        lengths = over_blocks(data, ensemble, _length, weight)  # with the same columns, so that batches are the same
         numbers = choose(sum(length for _, length in lengths))
         start = 0
         for key, length in lengths:
@@ -178,8 +184,10 @@ def _column(weight: Any, ensemble: Ensemble, data: Any) -> str | None:
     """The name of the column of weights, or None."""
     name = column_named(weight, data)
     if name is None:
-        if weight is not None and is_source(data):
-            raise InputTypeError("sample_weight must be the name of a column when the rows are a Dask collection or a path")
+        if weight is not None and in_parts(data):
+            raise InputTypeError(
+                "sample_weight must be the name of a column when the rows are a Dask collection, a path or a stream"
+            )
         return None
     if not ensemble.named:
         raise InputTypeError(f"sample_weight={weight!r}: arrays have no names of columns, so give one number for each row")
@@ -232,7 +240,6 @@ def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any],
     import dask.array as da
 
     from dboost.data import dask_collections
-    from dboost.data.partition import columns_like
     from dboost.data.paths import open_path
 
     if is_path(data):
@@ -249,8 +256,10 @@ def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any],
     return pieces, [float("nan")] * len(pieces)
 
 
-def on_partitions(task: Callable[[Any, int], T], data: Any, ensemble: Ensemble, *others: str) -> list[T]:
-    """Return ``task(table, i)`` of each partition i of a Dask collection or of files. others : as of `lazy_pieces`."""
+def on_partitions(task: Callable[[Any, int], T], data: Any, ensemble: Ensemble, *others: str) -> Iterable[T]:
+    """Return ``task(table, i)`` of each partition i of a Dask collection, files or a stream. others : as of `lazy_pieces`."""
+    if is_stream(data):
+        return _on_batches(task, data, ensemble, others)
     import dask
 
     from dboost.config import without_graph_warning
@@ -260,6 +269,44 @@ def on_partitions(task: Callable[[Any, int], T], data: Any, ensemble: Ensemble, 
     # The model is part of the graph, so that Dask can send it again when a worker is lost; users cannot make it smaller.
     with without_graph_warning():
         return list(dask.compute(*(dask.delayed(call)(shared, piece, i) for i, piece in enumerate(pieces))))
+
+
+def _on_batches(task: Callable[[Any, int], T], data: Any, ensemble: Ensemble, others: Sequence[str]) -> Iterator[T]:
+    """Yield ``task(table, i)`` of each batch i of a stream, of which one is in memory at a time."""
+    source = stream_of(data, _BATCH_BYTES)
+    for i, batch in enumerate(source.partitions(_columns_of(source.names, ensemble, others))):
+        result = task(batch, i)
+        del batch
+        yield result
+
+
+def _columns_of(names: Sequence[str], ensemble: Ensemble, others: Sequence[str]) -> list[str]:
+    """Return the columns of a stream that are the model's features, and others."""
+    absent = [name for name in others if name not in names]
+    if absent:
+        raise DataError(f"the data have no column {absent[0]!r}")
+    features = columns_like(tuple(names), True, ensemble.features, ensemble.named, others)
+    return list(dict.fromkeys((*map(str, features), *others)))
+
+
+def rereadable_rows(data: Any, ensemble: Ensemble, *roles: Any) -> Any:
+    """Return data that can be read more than once: streams are stored in temporary files, with the columns that are used.
+
+    roles : of the rows, names of columns or values; None for those that the rows do not have.
+    """
+
+    def columns(names: Sequence[str]) -> list[str]:
+        return _columns_of(names, ensemble, [name for role in roles for name in _named(role, data, names)])
+
+    return rereadable(data, columns, "inspect")
+
+
+def _named(role: Any, data: Any, names: Sequence[str]) -> list[str]:
+    """Return the columns of a stream that a role means; none for values."""
+    name = column_named(role, data)
+    if name is not None:
+        return [name]
+    return role if may_name_columns(role) and set(role) <= set(names) else []
 
 
 def call(task: Callable[..., T], *arguments: Any) -> T:

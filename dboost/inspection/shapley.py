@@ -32,10 +32,10 @@ import numpy as np
 
 from dboost.data import feature_block, predict_through
 from dboost.data.chunk import plain_blocks
-from dboost.data.partition import is_source
+from dboost.data.partition import in_parts, is_source, is_stream
 from dboost.data.predictor import by_blocks
 from dboost.errors import MissingExtraError, ParameterError
-from dboost.inspection.row_functions import call, lazy_pieces
+from dboost.inspection.row_functions import call, lazy_pieces, on_partitions
 from dboost.kernels import shap as kernels
 from dboost.kernels.shap import Forest, attribute, attribute_paths, interact, interact_paths, new_scratch
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Tree, share_out
@@ -403,7 +403,7 @@ def shap_values(ensemble: Ensemble, data: Any, background: Any, interactions: bo
     """
     rows = None
     if background is not None:
-        if is_source(background):
+        if in_parts(background):
             raise ParameterError("the background must be a table in memory: compute a sample of some hundred rows")
         rows = feature_block(background, ensemble.features, ensemble.named, what="background")
         if not len(rows):
@@ -416,6 +416,10 @@ def shap_values(ensemble: Ensemble, data: Any, background: Any, interactions: bo
         return predict_through(data, function, features=ensemble.features, named=ensemble.named, names=names)
     if is_source(data):
         return _lazy_array(data, ensemble, function)
+    if is_stream(data):
+        values = partial(_values, function, ensemble.features, ensemble.named)
+        found = list(on_partitions(lambda batch, _: values(batch), data, ensemble))
+        return np.concatenate(found) if found else np.empty((0, *function.shape))
     return by_blocks(lambda block, _: function(block), data, ensemble.features, ensemble.named)
 
 
@@ -429,13 +433,13 @@ def explanation(ensemble: Ensemble, data: Any, background: Any, interactions: bo
     MissingExtraError
         If shap is not installed.
     ParameterError
-        For Dask collections and paths.
+        For Dask collections, paths and streams.
     """
     try:
         import shap
     except ImportError as error:
         raise MissingExtraError("shap.Explanation needs the library shap: pip install shap") from error
-    if is_source(data):
+    if in_parts(data):
         raise ParameterError("as_explanation=True needs rows in memory: compute them, or a sample of them")
     values = np.asarray(shap_values(ensemble, data, background, interactions, n_threads))
     block = np.asarray(feature_block(data, ensemble.features, ensemble.named), np.float64)

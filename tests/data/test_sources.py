@@ -19,14 +19,14 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.data import parquet, predict_stream
+from dboost.data import parquet, predict_stream, stored_stream
 from dboost.data.partition import is_stream
 from dboost.data.paths import open_source
 from dboost.data.predictor import Predictor
 from dboost.data.row_filter import RowFilter
 from dboost.data.sources import Parts, Stream, stream_of
-from dboost.distributed import read_tasks, stored_stream
-from dboost.inspection import drift
+from dboost.distributed import read_tasks
+from dboost.inspection import drift, row_functions
 from tests.helpers.clusters import Processes, at, threads_cluster
 
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "min_samples_leaf": 3, "progress": False}
@@ -544,11 +544,8 @@ def test_streams_are_predicted_batch_by_batch(
     for language in FILTERS:
         found = booster_of(frame).predict(STREAMS[kind](frame, tmp_path / language), filter=FILTERS[language]())
         found = found.read_all()["prediction"] if kind == "RecordBatchReader" else found
-        assert (
-            found.to_pylist()
-            if hasattr(found, "to_pylist")
-            else found.to_list() == booster_of(frame).predict(table_of(kept)).to_pylist()
-        )
+        found = found.to_pylist() if hasattr(found, "to_pylist") else found.to_list()
+        assert found == booster_of(frame).predict(table_of(kept)).to_pylist()
 
 
 def test_a_reader_is_read_while_its_predictions_are(small_batches: None) -> None:
@@ -588,6 +585,19 @@ def test_offsets_positions_and_no_rows_in_streams(small_batches: None) -> None:
     found = booster.predict(_reader(counts, Path()), offset="offset").read_all()
     assert found["prediction"].to_pylist() == expected
     assert booster.predict(_Exporter(table_of(counts)), offset=np.full(len(counts), 0.5)).to_pylist() == expected
+    each = np.linspace(0, 1, len(counts))
+    expected = booster.predict(table_of(counts), offset=each).to_pylist()
+    assert booster.predict(_reader(counts, Path()), offset=each).read_all()["prediction"].to_pylist() == expected
+    assert booster.predict(_polars(counts, Path()), offset=each).to_list() == expected
+    for wrong, message in ((each[:99], "there are at least"), (np.append(each, 0), "there are 4000 rows")):
+        with pytest.raises(dboost.DataError, match=rf"offset has the shape \({len(wrong)},\), but {message}"):
+            booster.predict(_polars(counts, Path()), offset=wrong)
+        with pytest.raises(dboost.DataError, match=rf"offset has the shape \({len(wrong)},\), but {message}"):
+            booster.predict(_reader(counts, Path()), offset=wrong).read_all()
+    kept = counts[counts["count"] < 9]
+    expected = booster.predict(table_of(kept), offset=each[: len(kept)]).to_pylist()
+    found = booster.predict(_reader(counts, Path()), offset=each[: len(kept)], filter=pc.field("count") < 9)
+    assert found.read_all()["prediction"].to_pylist() == expected
     by_position = dboost.fit(frame[["x0", "x1"]].to_numpy(), frame["y"].to_numpy(), **OPTIONS)
     stream = _Exporter(table_of(frame[["x0", "x1"]]))
     assert by_position.predict(stream).to_pylist() == by_position.predict(frame[["x0", "x1"]].to_numpy()).tolist()
@@ -603,7 +613,7 @@ def test_offsets_positions_and_no_rows_in_streams(small_batches: None) -> None:
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_drift_of_a_stream(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drift, "_CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(row_functions, "_BATCH_BYTES", 10_000)
     frame = frame_of()
     booster, other = booster_of(frame), frame.assign(x0=frame["x0"] + 1, town=frame["town"].replace("Ulm", "Bonn"))
     expected = booster.drift(other, "y")

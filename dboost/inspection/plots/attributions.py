@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from dboost.data.partition import is_stream
+from dboost.errors import ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, GREY, INK, VERMILION
 from dboost.inspection.row_functions import at_least_one, row_of, sample
@@ -21,6 +23,8 @@ _ALL_ROWS = int(np.iinfo(np.int64).max)
 def _attributions(ensemble: Ensemble, block: np.ndarray, output: Any, background: Any) -> tuple[np.ndarray, str]:
     """Shapley values of a block for one output, and the name of their unit."""
     k = ensemble.outputs.number_of(output)
+    if is_stream(background):
+        raise ParameterError("the background must be a table in memory: compute a sample of some hundred rows")
     rows = None if background is None else sample(background, ensemble, _ALL_ROWS)[1].block
     values = Shapley(ensemble, rows, False, None)(block)
     of_class = f" of {ensemble.outputs.names[k]}" if ensemble.n_outputs > 1 else ""

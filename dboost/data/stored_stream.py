@@ -1,30 +1,35 @@
-"""Streams of the client as partitions on a cluster.
+"""Rows of a stream in temporary files, so that they can be read more than once.
 
-Workers cannot read a stream, and a partition is read again after a worker was lost. So the client stores the rows, with the
-columns that are used, in temporary files, one a partition. It sends the workers some partitions at a time: neither the client
-nor the scheduler has more than `WAVE_BYTES` of them in memory. A stream of at most `SMALL_BYTES` is a table in memory.
+`rereadable` is for functions that read their data twice, such as explanations: a stream may be read once only.
+
+On a cluster workers cannot read a stream, and a partition is read again after a worker was lost. The client sends the workers
+some partitions at a time: neither the client nor the scheduler has more than `WAVE_BYTES` of them in memory.
+
+A stream of at most `SMALL_BYTES` is a table in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dboost._lazy_import import nw, pa
-from dboost.data.sources import Stream
-from dboost.errors import DataError, is_full, reason
+from dboost.data.labels import Names
+from dboost.data.partition import is_stream
+from dboost.data.sources import Stream, stream_of
+from dboost.errors import DataError, DBoostError, is_full, reason
 from dboost.storage.spool import PrivateDirectory
 
 #: Bytes of a partition.
 PARTITION_BYTES = 16 * 2**20
 #: Bytes of partitions that are sent at the same time.
 WAVE_BYTES = 128 * 2**20
-#: Bytes of a stream that is sent as a table in memory is.
+#: Bytes of a stream that is kept as a table in memory.
 SMALL_BYTES = 64 * 2**20
 
 
 class StoredStream:
-    """The partitions of a stream, read once, in order.
+    """The partitions of a stream, read once, in order. It is a stream itself, which can be read repeatedly.
 
     Parameters
     ----------
@@ -86,6 +91,12 @@ class StoredStream:
         with pa.OSFile(self._path(number)) as file:
             return pa.ipc.open_file(file).read_all()
 
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Return the rows as a stream of Arrow."""
+        first = self[0].schema
+        batches = (batch for k in range(len(self)) for batch in self[k].cast(first).to_batches())
+        return pa.RecordBatchReader.from_batches(first, batches).__arrow_c_stream__(requested_schema)
+
     def waves(self, numbers: Sequence[int]) -> Iterator[list[int]]:
         """Yield the numbers of partitions that are sent at the same time."""
         wave: list[int] = []
@@ -96,3 +107,24 @@ class StoredStream:
             wave.append(number)
         if wave:
             yield wave
+
+
+def rereadable(data: Any, columns: Callable[[Names], Sequence[str]], what: str) -> Any:
+    """Return data that can be read more than once: of a stream its rows with some columns, other data unchanged.
+
+    columns : returns the columns that are used, given all; what : is done with them, for messages.
+
+    Raises
+    ------
+    DataError
+        If a stream has no rows; if there is no space for it.
+    """
+    if not (isinstance(data, Stream) or is_stream(data)):
+        return data
+    source = data if isinstance(data, Stream) else stream_of(data, PARTITION_BYTES)
+    try:
+        stored = StoredStream(source, list(dict.fromkeys(columns(source.names))))
+    except DBoostError as error:
+        raise type(error)(f"{what}: {error}") from error
+    table = stored.table
+    return stored if table is None else table
