@@ -1,9 +1,9 @@
 """Every fit gives the same model, history and predictions at every place, to the last bit: `CASES` × `PLACES`.
 
-The reference is the case in the memory of this process, with one thread. The fast cells are chosen so that each place trains
-each kind of case that it may treat in its own way (`Fixed.kinds`), and that each case is trained somewhere; with the slow cells
-each place trains each kind of case. ``CONFORMANCE=all pytest -m "" tests/test_conformance.py`` runs the whole square, without
-cases that are of the same kinds as another one.
+The reference is the case in the memory of this process, with one thread. Cells are chosen as few as cover pairs of a place and
+a kind of case (`Fixed.kinds`): with the fast ones each place trains all `ROLES`, and each place of `THOROUGH` every kind; with
+the slow ones every place trains every kind, and each case is trained somewhere. ``CONFORMANCE=all pytest -m ""
+tests/test_conformance.py`` runs the whole square, without cases that are of the same kinds as another one.
 """
 
 from __future__ import annotations
@@ -40,84 +40,39 @@ def _cells(place: str) -> list[str]:
 CELLS = {place: _cells(place) for place in EVERYWHERE}
 
 
-#: What a session of a fit holds or computes.
-IN_SESSIONS = {
-    "sample_weight", "offset", "classes", "subsample", "influence_trimming", "quantiles", "loss=huber", "own loss", "eval_set",
-    "continued", "arcbites", "step=line_search", "criterion=gradient", "validation_fraction", "statistic of all rows",
-    "several targets", "one tree for all outputs", "forest", "forest, continued",
+#: What rows, scores or trees of a fit may carry: each place, fast or slow, is tested with all of it.
+ROLES = {
+    "sample_weight", "offset", "classes", "several targets", "eval_set", "arcbites", "continued", "quantiles", "subsample",
+    "one tree for all outputs", "forest",
 }  # fmt: skip
-#: Calls of sessions beside those of every fit, and what the reducer does for all of them.
-CALLS = {
-    "classes",
-    "refitted",
-    "quantiles",
-    "loss=huber",
-    "statistic of all rows",
-    "step=line_search",
-    "split_proposal=tree",
-    "split_proposal=exact",
-    "arcbites",
-    "one tree for all outputs",
-    "forest",
-}
-#: What reading, storing and moving rows depends on.
-ROWS = {"sample_weight", "offset", "classes", "several targets", "eval_set", "arcbites", "many columns"}
-#: The kinds of cases that places treat in their own way.
-OWN_CODE: dict[str, set[str]] = {
-    "here": ROWS | {"continued", "refitted"},
-    "threads": IN_SESSIONS | {"many columns", "split_proposal=tree", "split_proposal=node", "split_proposal=exact"},
-    "streamed": IN_SESSIONS | {"many columns", "monotonic_cst", "growth=depth_wise", "max_features"},
-    "killed": {
-        "quantiles",
-        "loss=huber",
-        "learning_rate",
-        "classes",
-        "subsample",
-        "influence_trimming",
-        "early_stopping_rounds",
-        "continued",
-        "arcbites",
-        "validation_fraction",
-        "one tree for all outputs",
-        "forest",
-        "forest, continued",
-    },
-    "prepared": ROWS | {"continued", "forest, continued"},
-    "prepared, streamed": ROWS | {"continued", "quantiles", "forest"},
-    "saved start": {"continued", "one tree for all outputs"},
-    "cluster": set().union(*(fixed.kinds for fixed in CASES.values())),
-    "messages": CALLS,
-    "relays": CALLS,
-    "slices": CALLS | {"many columns", "split_proposal=node", "interaction_cst", "monotonic_cst"},
-    "one worker": CALLS - {"refitted"} | {"eval_set", "influence_trimming", "subsample"},
-    "one session": IN_SESSIONS | {"many columns", "split_proposal=tree", "split_proposal=node"},
-    "cluster, streamed": IN_SESSIONS,
-    "cluster, prepared": ROWS,
-    "cluster, prepared in files": ROWS,
-    "cluster, killed": {"eval_set", "continued", "one tree for all outputs", "forest"},
-    "published": ROWS - {"arcbites"},
-    "removed worker": IN_SESSIONS | {"split_proposal=tree", "early_stopping_rounds"},
-}
+#: The places that train every kind of case in the fast cells: in memory, in files, and on workers.
+THOROUGH = ("threads", "streamed", "cluster")
+KINDS = set().union(*(fixed.kinds for fixed in CASES.values()))
 
 
 def _chosen(of_place: Callable[[str], set[str]], found: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return cells, by place and case, that with those found before have all these kinds of every place, and every case."""
+    """Return cells, by place and case, that with those found before have all these kinds of every place.
+
+    A cell that has the most of the missing kinds is taken next; of several such cells, one whose case is in no other cell.
+    """
     found = set(found)
-    new = set(CASES) - {name for _, name in found}
+    taken = {name for _, name in found}
     for place, names in CELLS.items():
         wanted = of_place(place) & set().union(*(CASES[name].kinds for name in names))
         missing = wanted.difference(*(CASES[name].kinds for where, name in found if where == place))
         while missing:
-            best = max(names, key=lambda name: (len(CASES[name].kinds & missing), name in new))
+            best = max(names, key=lambda name: (len(CASES[name].kinds & missing), name not in taken))
             found.add((place, best))
             missing -= CASES[best].kinds
-            new.discard(best)
-    return found | {("threads", name) for name in new}
+            taken.add(best)
+    return found
 
 
-FAST = _chosen(lambda place: OWN_CODE[place], set())
 SQUARE = {(place, name) for place, names in CELLS.items() for name in names}
-CHOSEN = SQUARE if os.environ.get("CONFORMANCE") == "all" else _chosen(lambda place: OWN_CODE["cluster"], FAST)
+FAST = _chosen(lambda place: KINDS if place in THOROUGH else ROLES, set())
+SLOW = _chosen(lambda place: KINDS, FAST)
+SLOW |= {("threads", name) for name in CASES.keys() - {name for _, name in SLOW}}
+CHOSEN = SQUARE if os.environ.get("CONFORMANCE") == "all" else SLOW
 
 
 @cache
