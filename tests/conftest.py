@@ -28,6 +28,14 @@ def pytest_configure(config: pytest.Config) -> None:
     kernels._NOTICE._is_printed = True
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before pytest leaves out what is slow."""
+    from tests.helpers.cells import mark_slow_cells
+
+    mark_slow_cells(items)
+
+
 def pytest_report_header(config: pytest.Config) -> str | None:
     from tests.helpers.real_data import FOLDER
 

@@ -378,6 +378,7 @@ def test_evaluation_rows_stop_the_training(here: Path, table: pd.DataFrame, caps
     assert f"{booster.n_iter_} iterations (the best of {booster.n_iter_ + 5})" in said
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("data", ["rows.parquet", "rows.csv", "parts", "parts/*.parquet"])
 def test_predictions_keep_the_order_of_rows(here: Path, table: pd.DataFrame, data: str) -> None:
     assert status_of(*TRAIN, "--set", "max_iter=3") == 0
@@ -425,6 +426,7 @@ def test_intervals_are_written(here: Path, table: pd.DataFrame, capsys: pytest.C
     assert "model of classes" in capsys.readouterr().err
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("kind", ["text", "bool", "numbers"])
 def test_partitions_without_rows_have_the_type_of_the_predictions(here: Path, table: pd.DataFrame, kind: str) -> None:
     target = {"text": table["grade"], "bool": table["grade"] == "low", "numbers": table["price"]}[kind]

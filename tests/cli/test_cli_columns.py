@@ -104,6 +104,7 @@ def test_a_column_beside_predictions_must_exist(table: str, frame: pd.DataFrame,
     assert not (tmp_path / "p.csv").exists()
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("ending", [".parquet", ".csv"])
 def test_rows_without_a_target_are_left_out_if_asked(
     ending: str, frame: pd.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

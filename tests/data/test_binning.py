@@ -201,6 +201,7 @@ ROUNDED = {
 }
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -361,6 +362,7 @@ def test_every_row_of_weight_zero_is_left_out() -> None:
     assert kept_rows(np.array([1.0, 0.0, 2.0])).tolist() == [0, 2]
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("shape", [(40_000, 3), (500, 1000), (3, 40_000)])
 def test_sampled_rows_of_a_matrix_are_turned_by_blocks(shape: tuple[int, int], order: str) -> None:

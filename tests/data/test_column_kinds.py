@@ -61,6 +61,7 @@ def comes_back(booster: dboost.Booster, folder: Path) -> bool:
     )
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize(("n_distinct", "dtype"), [(40, np.int64), (100, np.uint64), (N, np.int64), (N, np.uint64)])
 def test_integers_that_floats_cannot_tell_apart_are_one_value(
     n_distinct: int, dtype: type, client: Client, tmp_path: Path
@@ -188,6 +189,7 @@ MISSING: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.fast_cells(6)
 @pytest.mark.parametrize("kind", MISSING)
 @pytest.mark.parametrize("declared", [False, True])
 def test_a_model_predicts_what_it_was_trained_on_without_any_value(kind: str, declared: bool, tmp_path: Path) -> None:
@@ -369,6 +371,7 @@ def pieces() -> list[Any]:
     return [dask.delayed(OBJECTS.iloc[:300]), dask.delayed(OBJECTS.iloc[300:])]
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize(
     "make",
     [

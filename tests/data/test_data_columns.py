@@ -40,6 +40,7 @@ def test_whole_arrays_are_not_copied() -> None:
         assert np.shares_memory(view, arrow[name].chunk(0).to_numpy())
 
 
+@pytest.mark.fast_cells(8)
 @pytest.mark.parametrize(
     ("values", "dtype", "want"),
     [
@@ -221,6 +222,7 @@ def test_lists_keep_numbers_beside_text() -> None:
     assert open_table(mixed, [0, 1]).features == (Feature("f0", ("a", "b")), Feature("f1"))
 
 
+@pytest.mark.fast_cells(5)
 @pytest.mark.parametrize(("make", "digits"), [(pa.decimal32, 9), (pa.decimal64, 18), (pa.decimal128, 38), (pa.decimal256, 76)])
 @pytest.mark.parametrize("share", [-0.05, 0.0, 0.2, 0.5, 1.0])
 def test_decimals_are_the_nearest_floats(make: Any, digits: int, share: float) -> None:

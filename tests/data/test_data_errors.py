@@ -214,6 +214,7 @@ NO_TABLES: list[tuple[Callable[[], Any], str]] = [
 ]
 
 
+@pytest.mark.fast_cells(10)
 @pytest.mark.parametrize(("make", "message"), NO_TABLES, ids=[message[:40] for _, message in NO_TABLES])
 def test_what_is_no_table_is_named_with_the_call_that_makes_one(make: Callable[[], Any], message: str) -> None:
     for read_it in (

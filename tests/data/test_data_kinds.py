@@ -97,6 +97,7 @@ class Stream:
         return self.table.__arrow_c_stream__(schema)
 
 
+@pytest.mark.fast_cells(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_kinds_are_one(kind: str) -> None:
     with open_table(KINDS[kind](rows()), "y", sample_weight="w") as table:
@@ -212,6 +213,7 @@ def test_integer_labels_become_text() -> None:
         np.testing.assert_array_equal(table.target, [5, 6])
 
 
+@pytest.mark.fast_cells(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_evaluation_sets_of_all_kinds_have_the_columns_of_the_training_data(kind: str) -> None:
     frame = rows().assign(o=np.arange(N) / 50)

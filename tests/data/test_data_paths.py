@@ -59,6 +59,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize(
     "path",
     ["parquet", "parquet/*.parquet", "parquet/part-[0-3].parquet", "csv", "csv/*.csv", "gz", "gz/*.csv.gz", "csv/"],
@@ -230,6 +231,7 @@ def test_object_stores_come_through_fsspec(folder: Path) -> None:
         memory.rm("/bucket", recursive=True)
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("size", [11, 25, 64, 200, 10_000])
 def test_csv_is_cut_at_any_size(folder: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     rows().to_csv(folder / "whole.csv", index=False)
@@ -329,6 +331,7 @@ def csv_columns(draw: st.DrawFn) -> list[list[str]]:
     return columns
 
 
+@pytest.mark.slow
 @examples(100, deadline=None)
 @given(csv_columns(), st.lists(st.integers(8, 400), min_size=1, max_size=3), st.integers(1, 30))
 def test_kinds_of_csv_columns_do_not_depend_on_the_blocks(columns: list[list[str]], sizes: list[int], sample: int) -> None:
@@ -361,6 +364,7 @@ def mixed_csv(path: Path, n: int = 300) -> None:
     frame.to_csv(path, index=False)
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("declared", ["from_dtype", ["kind"]])
 def test_late_text_gives_the_same_model_for_every_division(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declared: Any
@@ -454,6 +458,7 @@ def test_only_folders_below_the_path_have_columns(tmp_path: Path, monkeypatch: p
     assert in_names(tmp_path, "date", "day", "site")[0] == {"date": "2024-05-01"} | days[0]
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -589,6 +594,7 @@ def replaced(file: Path, how: str) -> None:
     assert file.read_bytes() != before
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize("how", ["in place", "longer", "renamed", "same time", "removed"])
 @pytest.mark.parametrize("kind", ["csv", "gz", "parquet"])
 def test_files_replaced_after_they_were_listed(folder: Path, kind: str, how: str) -> None:

@@ -208,6 +208,7 @@ def test_links_are_not_followed(temporary: Path, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_several_processes_remove_and_make_at_once(temporary: Path) -> None:
     """No directory is removed while it is used, all stale ones are removed, and no process fails."""
     script = """

@@ -149,6 +149,7 @@ BITES = [
 ]
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.filterwarnings("ignore:no eval_set was given")
 @pytest.mark.parametrize("options", BITES)
 def test_bites_have_whole_groups(options: dict[str, Any], client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,6 +209,7 @@ def client() -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("form", ["table", "collection", "values", "column of values"])
 def test_workers(client: Client, expected: str, form: str) -> None:
     frame: Any = FRAME if form == "table" else cut(FRAME, [300, 301, 900])
@@ -246,6 +248,7 @@ def uses_of(result: dboost.CVResult) -> list[np.ndarray]:
     return [one.rows.uses for one in result.states]
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("group", ["g", "text"])
 @pytest.mark.parametrize("folds", [4, GroupKFold(4)])
 def test_folds_keep_groups_together(group: str, folds: Any) -> None:

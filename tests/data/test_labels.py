@@ -85,6 +85,7 @@ def trees(booster: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.fast_cells(5)
 @pytest.mark.parametrize(
     ("kind", "library"), [*((kind, "pandas") for kind in LABELS), ("tuples", "dask"), ("none", "dask"), ("mixed", "dask")]
 )
@@ -126,6 +127,7 @@ def test_labels_come_in_any_collection() -> None:
         assert [one.feature_names_in_.tolist() for one in found.boosters] == [["('a', 1)", "('a', 2)", "('b', 1)"]] * 2
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize("kind", LABELS)
 def test_interpretation_and_estimators_take_any_label(kind: str) -> None:
     plain, frame = (pd.DataFrame(values(), columns=labels) for labels in (list("abcdy"), LABELS[kind]))
@@ -214,6 +216,7 @@ def repeated_columns(library: str, folder: Path) -> Any:
     return {"pandas": frame, "arrow": table}.get(library, folder / f"rows.{library}")
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("library", ["pandas", "arrow", "dask", "parquet", "csv"])
 def test_columns_that_are_not_used_may_occur_more_than_once(library: str, tmp_path: Path) -> None:
     plain, data = pd.DataFrame(values()[:, [0, 1, 4]], columns=list("aby")), repeated_columns(library, tmp_path)

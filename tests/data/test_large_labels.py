@@ -39,6 +39,7 @@ def fit(data: Any, **options: Any) -> dboost.Booster:
     return dboost.fit(data, "y", max_iter=3, progress=False, min_samples_leaf=5, **options)
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("kind", LABELS)
 def test_categories_of_large_integers_are_exact(kind: str, tmp_path: Path) -> None:
     labels = LABELS[kind]
@@ -92,6 +93,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.fast_cells(7)
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("limit", [None, "64MiB"])
 def test_classes_that_would_be_merged_are_refused(case: str, limit: str | None) -> None:

@@ -109,6 +109,7 @@ def use_aligned(dtype: type) -> tuple[Any, ...]:
     return use(X.astype(dtype), y)
 
 
+@pytest.mark.fast_cells(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_layouts_are_one_model(kind: str) -> None:
     X, y = table()
@@ -166,6 +167,7 @@ def test_all_that_reads_rows(kind: str) -> None:
     assert signatures() == compiled
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("dtype", ["i1", ">i2", "<i4", ">i8", "u8", "?"])
 def test_integers(dtype: str) -> None:
     X = (np.random.default_rng(2).random((N, P)) * 2 if dtype == "?" else np.random.default_rng(2).random((N, P)) * 99).astype(
@@ -289,6 +291,7 @@ def peak(kind: str, limit: str | None) -> float:
         tracemalloc.stop()
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize(
     ("kind", "limit"),
     [

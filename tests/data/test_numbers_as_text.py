@@ -84,6 +84,7 @@ def evaluated(code: str, frame: Any) -> np.ndarray:
     return np.asarray(eval(code, {"pandas": pandas, "frame": frame}), np.float64)
 
 
+@pytest.mark.fast_cells(7)
 @pytest.mark.parametrize("name", NUMBERS)
 def test_the_code_of_the_message_converts_every_value(name: str) -> None:
     levels = levels_of(name)
@@ -100,6 +101,7 @@ def test_the_code_of_the_message_converts_every_value(name: str) -> None:
     np.testing.assert_allclose(evaluated(code, lazy), expected, rtol=1e-6)
 
 
+@pytest.mark.fast_cells(7)
 @pytest.mark.parametrize("name", sorted(set(NUMBERS) - {"thousands of India", "powers of a thousand"}))
 def test_other_values_become_missing(name: str) -> None:
     levels = levels_of(name) | {"?": np.nan, "n/a": np.nan, "call us": np.nan, "-": np.nan}
@@ -186,6 +188,7 @@ NAMES: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.fast_cells(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_names_are_not_reported(name: str) -> None:
     assert find(tuple(sorted(set(NAMES[name])))) is None

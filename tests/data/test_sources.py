@@ -160,6 +160,7 @@ PARTS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
 SOURCES = STREAMS | PARTS
 
 
+@pytest.mark.fast_cells(7)
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("limit", [None, "1MiB"])
 def test_the_same_rows_in_the_same_order_give_the_same_model(kind: str, limit: str | None, tmp_path: Path) -> None:
@@ -331,6 +332,7 @@ def is_kept(frame: pd.DataFrame) -> pd.Series:
     return (frame["count"] < 60) & (frame["town"] != "Ulm") & frame["town"].notna()
 
 
+@pytest.mark.fast_cells(8)
 @pytest.mark.parametrize("kind", SOURCES | OTHERS)
 @pytest.mark.parametrize("language", FILTERS)
 def test_a_filter_gives_the_model_of_the_rows_that_it_keeps(kind: str, language: str, tmp_path: Path) -> None:

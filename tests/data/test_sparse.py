@@ -231,6 +231,7 @@ def test_codes_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         dboost.fit(rows, np.arange(2000.0))
 
 
+@pytest.mark.slow
 def test_no_dense_copy() -> None:
     n, p = 20_000, 1_000
     rows = sp.random(n, p, 0.01, format="csr", random_state=0)

@@ -76,6 +76,7 @@ FORMS: dict[str, Callable[[Path], tuple[Any, Any]]] = {
 }
 
 
+@pytest.mark.fast_cells(6)
 @pytest.mark.parametrize("options", [ReadOptions(), ReadOptions(1, spool_roles=True, retain_bytes=0)], ids=["memory", "files"])
 @pytest.mark.parametrize("form", FORMS)
 def test_targets_arrive_from_every_source(form: str, options: ReadOptions, tmp_path: Path) -> None:

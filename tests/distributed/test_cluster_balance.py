@@ -111,6 +111,7 @@ def test_workers_that_are_leaving_are_left_alone() -> None:
     assert plan_moves({}, {}, {"a": 1}, {}, 1.2) == {}
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("what", ["numbers", "all roles", "text as target", "an array", "roles given apart"])
 def test_rows_on_one_worker_are_shared_out_before_training(client: Client, what: str) -> None:
     options: dict[str, Any] = {}

@@ -298,6 +298,7 @@ def test_nothing_is_left_when_a_data_set_is_closed(client: Client) -> None:
     until(lambda: not keys())
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("change", ["values", "target", "rows", "nothing"])
 @pytest.mark.parametrize("how", ["a column", "an array", "slices"])
 def test_a_source_that_has_changed_when_a_worker_is_lost_is_named(

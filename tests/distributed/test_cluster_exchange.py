@@ -107,6 +107,7 @@ def last_trees(client: Client) -> list[dict[str, Any]]:
     return [event for event in events if event["action"] == "tree" and event["fit"] == last]
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("fan_in", [2, 3, 6])
 def test_groups_follow_from_the_fan_in(client: Client, fan_in: int) -> None:
     target = "t"
@@ -129,6 +130,7 @@ def test_sessions_without_rows_take_part(client: Client) -> None:
         assert dboost.fit(data, "y", client=client, **OPTIONS).sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("how", ["TLS", "one thread each for two fits"])
 def test_the_model_is_the_same_however_sessions_are_called(how: str) -> None:
     with (
@@ -213,6 +215,7 @@ def test_a_check_ends_the_waiting_for_slices() -> None:
     assert not inbox._slices and not inbox._waits
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("lines", [True, False])
 @pytest.mark.parametrize("which", [0, 3, 6])
 def test_an_error_of_one_session_ends_the_waiting_of_the_others(

@@ -118,6 +118,7 @@ def test_a_worker_that_is_lost_while_it_reads_is_reported(
     assert last == "1 worker was lost during the fit, and the result is the same as without the loss"
 
 
+@pytest.mark.slow
 def test_a_fit_that_ends_while_a_new_worker_reads_says_nothing_of_it(
     cluster: Processes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -197,6 +198,7 @@ def test_a_worker_that_joins_is_given_rows(cluster: Processes, silent: float) ->
     cluster.client.retire_workers([newcomer])
 
 
+@pytest.mark.slow
 def test_a_partition_that_kills_its_workers_is_named(cluster: Processes) -> None:
     def deadly(frame: pd.DataFrame, partition_info: Any = None) -> pd.DataFrame:
         if partition_info and partition_info["number"] == 1:

@@ -220,6 +220,7 @@ def die_with_a_request_queued(dask_worker: Worker) -> None:
     WorkerSession.round_histograms = dying  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["y", pytest.param("t", marks=pytest.mark.slow)], ids=["one tree", "three classes"])
 def test_a_worker_dies_while_two_rounds_are_under_way(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both rounds are given up; the trees are grown again on the other workers, and the model is that of one process."""
@@ -267,6 +268,7 @@ def many_files() -> Iterator[None]:
     release_files()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [{}, pytest.param({"FAN_IN": "2", "GATHER_BYTES": "0", "OWNER_BYTES": "1000"}, marks=pytest.mark.slow)]
 )

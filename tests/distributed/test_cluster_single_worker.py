@@ -240,6 +240,7 @@ def processes() -> Iterator[Processes]:
         yield processes
 
 
+@pytest.mark.slow
 def test_a_worker_that_joins_gets_no_rows(processes: Processes) -> None:
     processes.ensure_workers(2)
     joined = threading.Event()

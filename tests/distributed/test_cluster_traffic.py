@@ -151,6 +151,7 @@ def own_size(data: Any) -> int:
     return pl.from_arrow(pa.Table.from_pandas(wide(), preserve_index=False)).estimated_size() + 12 * N
 
 
+@pytest.mark.fast_cells(6)
 @pytest.mark.parametrize("kind", tables())
 def test_rows_in_memory_travel_once(client: Client, sent: list[int], kind: str) -> None:
     data, y = tables()[kind], wide()["a"].to_numpy() ** 2

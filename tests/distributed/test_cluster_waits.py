@@ -276,6 +276,7 @@ def test_a_scheduler_that_is_killed() -> None:
             dboost.fit(frame, "y", max_iter=2, client=processes.client)
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize(("error", "told"), [("two arguments", "TwoArgumentsError: combined 1 2"), ("exit", "SystemExit: 3")])
 def test_errors_that_cannot_be_raised_in_the_client(one: Processes, error: str, told: str) -> None:
     before = one.pids()

@@ -54,6 +54,7 @@ def test_sizes(given: object, n_bytes: int) -> None:
         assert config.gather_bytes() == config.owner_bytes() == n_bytes
 
 
+@pytest.mark.fast_cells(12)
 @pytest.mark.parametrize(
     ("key", "given"),
     [

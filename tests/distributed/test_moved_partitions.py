@@ -144,6 +144,7 @@ WAYS: dict[str, tuple[list[Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.fast_cells(8)
 @pytest.mark.parametrize("most_bytes", [None, 16])
 @pytest.mark.parametrize("case", WAYS)
 def test_a_fingerprint_is_one_of_the_source_whichever_way_the_rows_came(case: str, most_bytes: int | None) -> None:

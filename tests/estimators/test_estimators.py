@@ -59,6 +59,7 @@ def test_the_kind_of_task_is_the_estimators() -> None:
         DBoostClassifier(loss="squared_error").fit(X, X[:, 0] > 3)
 
 
+@pytest.mark.fast_cells(20)
 @BOTH
 @pytest.mark.parametrize(
     ("argument", "value"),

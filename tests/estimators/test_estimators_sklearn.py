@@ -34,6 +34,7 @@ from dboost import DBoostClassifier, DBoostRegressor
 BOTH = pytest.mark.parametrize("Estimator", [DBoostRegressor, DBoostClassifier])
 
 
+@pytest.mark.fast_cells(64)
 @parametrize_with_checks(
     [
         DBoostRegressor(),

@@ -41,6 +41,7 @@ def split(y: np.ndarray, size: float | int, seed: int, stratify: bool) -> tuple[
     return np.setdiff1d(np.arange(len(y)), held), held
 
 
+@pytest.mark.fast_cells(3)
 @BOTH
 @pytest.mark.parametrize("size", [0.3, 120])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -80,6 +81,7 @@ def test_scores_are_those_of_the_model(Estimator: Any) -> None:
         np.testing.assert_allclose(model.validation_score_[0], -log_loss(y[held], np.tile(np.exp(base), (len(held), 1))))
 
 
+@pytest.mark.fast_cells(5)
 @BOTH
 @pytest.mark.parametrize("scoring", ["loss", None, "named", "callable"])
 @pytest.mark.parametrize("size", [0.25, None])

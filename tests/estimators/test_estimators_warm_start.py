@@ -42,6 +42,7 @@ def same(one: Any, other: Any) -> None:
     pd.testing.assert_frame_equal(*timeless, check_like=True)
 
 
+@pytest.mark.fast_cells(4)
 @BOTH
 @pytest.mark.parametrize("weighted", [False, True])
 def test_steps_make_the_model_of_one_go(Estimator: Any, weighted: bool) -> None:

@@ -100,6 +100,7 @@ def fitted(target: str, n: int = 300, **changed: Any) -> tuple[pd.DataFrame, Boo
     return frame, dboost.fit(frame[[*FEATURES, target]], target, max_iter=6, min_samples_leaf=10, **changed)
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("scale", ["raw", "prediction"])
 @pytest.mark.parametrize("target", ["y", "late", "grade"])
 def test_average_and_individual_by_hand(target: str, scale: str) -> None:
@@ -143,6 +144,7 @@ def test_conditional_means_by_hand() -> None:
     assert missing["value"].tolist() == pytest.approx([raw[frame["town"] == "Mons"].mean(), raw[frame["town"].isna()].mean()])
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("kind", ["average", "conditional", "individual"])
 def test_partitions_do_not_change_a_bit(kind: str) -> None:
     frame, booster = fitted("grade")

@@ -72,6 +72,7 @@ def of_numbers(values: np.ndarray) -> Distribution:
     return Distribution.of_numbers(present, len(values) - len(present), propose(present, None, GROUPS))
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("n", [20, 100, 1000])
 @pytest.mark.parametrize("values", [5, 10**9])
 def test_samples_of_one_population_do_not_drift(n: int, values: int) -> None:

@@ -31,6 +31,7 @@ def fitted(loss: str) -> tuple[Any, Booster, str]:
     return frame, dboost.fit(frame[[*FEATURES, target]], target, loss=loss, max_iter=8, min_samples_leaf=5, **settings), target
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_values_add_up_and_dependences_are_means_of_predictions(loss: str) -> None:
     frame, booster, target = fitted(loss)

@@ -73,6 +73,7 @@ DRAW = {
 }
 
 
+@pytest.mark.fast_cells(8)
 @pytest.mark.parametrize("target", [pytest.param("y", marks=pytest.mark.slow), "grade"])
 @pytest.mark.parametrize("what", DRAW)
 def test_every_picture_is_drawn_and_says_what_it_shows(what: str, target: str) -> None:

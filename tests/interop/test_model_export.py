@@ -169,6 +169,7 @@ LEVELS: dict[str, tuple[list[Any], bool]] = {
 }
 
 
+@pytest.mark.fast_cells(6)
 @pytest.mark.parametrize(("name", "named"), [*((name, True) for name in LEVELS), ("gap", False), ("beyond ASCII", False)])
 @pytest.mark.parametrize("with_text", [False, True])
 def test_xgboost_reads_or_rejects_the_categories_of_frames(name: str, with_text: bool, named: bool, tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ def test_xgboosts_other_boosters() -> None:
     np.testing.assert_allclose(dboost.from_xgboost(estimator).predict(plain), estimator.predict(plain), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.fast_cells(10)
 @pytest.mark.parametrize("base_score", [0.0, 0.2, 0.8, 1.0, 3.0])
 @pytest.mark.parametrize("objective", [*OBJECTIVES, "binary:logitraw"])
 def test_base_scores_of_xgboost(objective: str, base_score: float) -> None:

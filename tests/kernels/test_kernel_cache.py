@@ -127,6 +127,7 @@ print(eight_times(10), sum(twice.stats.cache_hits.values()))
 """
 
 
+@pytest.mark.slow
 @known_numba
 def test_cached_kernels_load_without_what_numba_compiles_with_and_new_kernels_use_them(copy: Path) -> None:
     (copy / "code" / "dboost" / "kernels" / "parts.py").write_text(PARTS)
@@ -301,6 +302,7 @@ def test_a_damaged_file_is_not_loaded_and_is_replaced(tmp_path: Path, damage: st
     assert file.read_bytes() == whole
 
 
+@pytest.mark.slow
 @known_numba
 def test_what_is_no_file_of_the_cache_is_compiled_again(copy: Path) -> None:
     assert use(copy) == (42, True)

@@ -41,6 +41,7 @@ def word(gradient: int, hessian: int, packing: Packing) -> int:
     return (gradient << packing.high) + (hessian << packing.low) + packing.one
 
 
+@pytest.mark.fast_cells(16)
 @PACKINGS
 @pytest.mark.parametrize("n_columns", range(1, 33))
 def test_one_tile(packing: Packing, n_columns: int) -> None:
@@ -209,6 +210,7 @@ def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int, p
     assert (words[0] == 99).all() and (packed_counts[0] == 77).all()
 
 
+@pytest.mark.fast_cells(6)
 @PACKINGS
 @pytest.mark.parametrize("sign", [-1, 1, 0])
 @pytest.mark.parametrize("n_bins", [[1], [3, 3, 3], [300], [20, 2, 2]], ids=str)

@@ -51,6 +51,7 @@ CASES = [
 ]
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("offset", [None, 0.5])
 def test_fields_that_are_none_cost_no_code(offset: float | None) -> None:
     compiled = njit(pipeline_class=KernelCompiler)(total)

@@ -52,6 +52,7 @@ def test_training_loss_is_that_of_the_predictions_and_falls(name: str) -> None:
     assert (np.diff(booster.history["train_loss"]) < 0).all()
 
 
+@pytest.mark.fast_cells(6)
 @EVERY
 @pytest.mark.parametrize("criterion", ["newton", "gradient"])
 def test_a_row_of_weight_n_is_n_rows(name: str, criterion: str) -> None:
@@ -65,6 +66,7 @@ def test_a_row_of_weight_n_is_n_rows(name: str, criterion: str) -> None:
     assert weighted.predict(X, raw_score=True) == pytest.approx(repeated.predict(X, raw_score=True), abs=1e-7)
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize(("name", "metric"), [("poisson", "mean_poisson_deviance"), ("gamma", "mean_gamma_deviance")])
 def test_beside_scikit_learn(name: str, metric: str) -> None:
     """The same greedy trees: predictions agree closely, although bins and rounding differ."""
@@ -247,6 +249,7 @@ def test_steps_are_bounded_where_the_raw_score_is_a_logarithm() -> None:
     assert booster.predict(side)[40:] == pytest.approx(np.full(N - 40, 1e-2), rel=0.01)
 
 
+@pytest.mark.fast_cells(6)
 @pytest.mark.parametrize("subsample", [1e-9, 1e-3])
 @pytest.mark.parametrize("loss", [*TARGET, "classes"])
 def test_iterations_that_no_row_takes_part_in_change_nothing(loss: str, subsample: float) -> None:

@@ -71,6 +71,7 @@ FITS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize("name", FITS)
 def test_each_target_is_trained_as_if_it_were_alone(name: str) -> None:
     loss, options = FITS[name]

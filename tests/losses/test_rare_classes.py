@@ -15,6 +15,7 @@ N = 60_000
 UNSAFE: dict[str, Any] = {"l2_regularization": 0.0, "min_hessian": 0.0}
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("settings", [{}, UNSAFE, UNSAFE | {"criterion": "gradient"}], ids=["safe", "newton", "gradient"])
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_a_class_of_one_row_in_ten_thousand(n_classes: int, settings: dict[str, Any]) -> None:

@@ -44,6 +44,7 @@ LARGEST = Metric("largest", lambda y, p, w: float(np.abs(y - p).max()), max, flo
 COUNTED = Metric("right", lambda y, p, w: np.array([((p > 0.5) == y).sum(), len(y)]), np.add, lambda s: s[0] / s[1], True)
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("target", ["y", "z", "t"])
 @pytest.mark.parametrize("limit", [None, "1MiB"])
 def test_a_function_of_all_rows(client: Client, target: str, limit: str | None) -> None:
@@ -76,6 +77,7 @@ class OfTheClient:
         raise TypeError("a function of the client does not travel")
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("values", [0, 10**9])  # many workers, and one for a small table
 def test_a_function_of_all_rows_stays_in_the_client(client: Client, values: int) -> None:
     train, held = only("y", TRAIN), only("y", HELD)

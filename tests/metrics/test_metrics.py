@@ -166,6 +166,7 @@ def test_metrics_do_not_depend_on_the_division(
     assert value(metric, whole, cuts) == value(metric, whole, [])
 
 
+@pytest.mark.fast_cells(6)
 @pytest.mark.parametrize("scale", [1e-8, 1e-3, 1e3, 1e8, 1e14])
 @pytest.mark.parametrize("name", OF_LOSS[0][1])
 def test_metrics_of_targets_of_any_scale(name: str, scale: float) -> None:

@@ -194,6 +194,7 @@ def client() -> Iterator[Client]:
 OPTIONS: dict[str, Any] = {"max_leaf_nodes": 7, "progress": False, "early_stopping_rounds": 3, "max_iter": 40}
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("loss", ["squared_error", "poisson", "log_loss"])
 def test_a_cluster_gives_the_same_bits(client: Client, loss: str) -> None:
     frame = a_table(900).drop(columns=["w", "t"])

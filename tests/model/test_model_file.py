@@ -177,6 +177,7 @@ def test_a_forgery_without_a_change_is_read() -> None:
     assert same(model_file.loads(forged(lambda entries: None)), BY_HAND)
 
 
+@pytest.mark.fast_cells(27)
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

@@ -106,6 +106,7 @@ def model(tmp_path: Path) -> str:
     return path
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("options", [(), ("--importance",), ("--dependence", "0")])
 def test_narrow_tables_split_no_number(model: str, options: tuple[str, ...]) -> None:
     if options[:1] == ("--dependence",):

@@ -114,6 +114,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.fast_cells(10)
 @pytest.mark.parametrize("free_pages", [0, 1, 3])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_writers_leave_nothing_and_name_the_remedy(small: Path, writer: str, free_pages: int) -> None:
@@ -144,6 +145,7 @@ COMMANDS: dict[str, str] = {
 }
 
 
+@pytest.mark.fast_cells(6)
 @pytest.mark.parametrize("free_pages", [0, 2])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_can_be_repeated(

@@ -115,6 +115,7 @@ def discrete(n: int, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
     return frame, (frame["a"] * frame["b"].fillna(7) + np.sin(frame["c"]) + rng.normal(size=n)).to_numpy()
 
 
+@pytest.mark.fast_cells(5)
 @pytest.mark.parametrize(
     "loss", ["squared_error", "absolute_error", "huber", "log_loss", "exponential", "poisson", "log_loss of 3"]
 )
@@ -298,6 +299,7 @@ def test_an_offset_is_part_of_the_scores() -> None:
     assert booster.history["eval_squared_error"].iloc[-1] < 0.1 * without.history["eval_squared_error"].iloc[-1]
 
 
+@pytest.mark.slow
 def test_bites_learn_what_all_rows_would_teach() -> None:
     rng = np.random.default_rng(0)
 

@@ -67,6 +67,7 @@ def killed_until_done(target: str, moments: set[int], folder: Path, **options: A
     raise AssertionError("the last fit died, too")
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize(("way", "target"), zip(WAYS, [*TARGETS, *TARGETS], strict=False))
 def test_killed_fits_resume(way: str, target: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"arcbites": WAYS[way], "sample_weight": "w", "subsample": 0.8}
@@ -88,6 +89,7 @@ def test_the_checkpoint_saves_work(tmp_path: Path) -> None:
     assert seen == [15, 16], "only the last visit is done again"
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_bites_go_on_from_a_model(target: str, client: Client, tmp_path: Path) -> None:
     old = dboost.fit(OLD, target, features=FEATURES, max_iter=4, source_name="old")

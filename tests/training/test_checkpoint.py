@@ -185,6 +185,7 @@ CHANGES: list[tuple[type[Exception], str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.fast_cells(5)
 @pytest.mark.parametrize(("kind", "message", "change"), CHANGES, ids=[message for _, message, _ in CHANGES])
 def test_another_fit_is_refused_by_what_differs(
     kind: type[Exception], message: str, change: dict[str, Any], tmp_path: Path
@@ -231,6 +232,7 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     )
 
 
+@pytest.mark.fast_cells(8)
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -433,6 +435,7 @@ def uninterrupted(**options: Any) -> bytes:
     return saved(fit(max_iter=60, subsample=0.7, eval_set={"held": HELD}, early_stopping_rounds=50, **options))
 
 
+@pytest.mark.slow
 def test_a_process_is_killed(tmp_path: Path) -> None:
     assert killed_until_done(tmp_path, [0.1]) == 1
     assert (tmp_path / "model.json").read_bytes() == uninterrupted()

@@ -43,6 +43,7 @@ def fit(y: Any, weight: Any = None, **options: Any) -> dboost.Booster:
 # Weights.
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize("total", [1.0, 1e-6, N / 2, N / 8])
 @pytest.mark.parametrize(("y", "loss"), [(Y, "squared_error"), (LABEL, "log_loss"), (np.exp(Y), "poisson")])
 def test_weights_below_one_compare_rows_only(y: Any, loss: str, total: float) -> None:
@@ -87,6 +88,7 @@ def test_refitted_leaves_have_the_same_units() -> None:
     assert np.ptp(refitted.predict(FRAME)) > 0.1
 
 
+@pytest.mark.slow
 def test_ada_boost_learns() -> None:
     model = AdaBoostClassifier(dboost.DBoostClassifier(max_iter=5, max_leaf_nodes=4), n_estimators=5, random_state=0)
     assert model.fit(X, LABEL).score(X, LABEL) > 0.93
@@ -116,6 +118,7 @@ def test_small_weights_give_the_same_model_everywhere(client: Client) -> None:
 # Targets of any scale.
 
 
+@pytest.mark.fast_cells(8)
 @pytest.mark.parametrize("exponent", [-700, -103, 103, 600])
 @pytest.mark.parametrize(
     "options",
@@ -149,6 +152,7 @@ def test_the_scale_of_the_target_is_that_of_the_model(options: dict[str, Any], e
     np.testing.assert_allclose(other.importance(), usual.importance(), rtol=1e-12)
 
 
+@pytest.mark.fast_cells(6)
 @pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-31, 1e20, 1e200, 1e305])
 @pytest.mark.parametrize("loss", ["squared_error", "huber", "absolute_error", "quantile"])
 def test_targets_of_every_scale_are_learned(loss: str, scale: float, tmp_path: Any) -> None:
@@ -192,6 +196,7 @@ def test_targets_of_every_scale_give_the_same_model_everywhere(client: Client) -
         assert dboost.fit(there, loss="huber", **FEW).sha256 == here.sha256
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("options", [{}, {"arcbites": {"n_bites": 2, "trees_per_visit": 2}}], ids=["all rows", "arcbites"])
 def test_targets_of_every_scale_are_streamed(options: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     table = FRAME.assign(y=Y * 1e-200)

@@ -68,6 +68,7 @@ def test_new_levels_are_appended_and_old_trees_take_them_for_missing() -> None:
     assert raw(new, rows).tobytes() != raw(new, rows.assign(town=None)).tobytes(), "the new trees know it"
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("loss", ["absolute_error", "huber", "quantile", "poisson", "exponential"])
 def test_losses_go_on(loss: str) -> None:
     target = "late" if loss == "exponential" else "y"

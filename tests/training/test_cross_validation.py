@@ -51,6 +51,7 @@ def trees(booster: dboost.Booster) -> pd.DataFrame:
     return booster.to_frame()
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("target", ["y", "z", "t"])
 @pytest.mark.parametrize("weight", [None, "w"])
 def test_a_fold_is_a_fit_on_its_rows(target: str, weight: str | None) -> None:
@@ -437,6 +438,7 @@ def assert_same(found: dboost.CVResult, expected: dboost.CVResult) -> None:
         assert one.history.drop(columns="seconds").equals(other.history.drop(columns="seconds"))
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("target", ["y", "z", "t"])
 @pytest.mark.parametrize(
     "more",
@@ -502,6 +504,7 @@ def test_the_first_scores_of_a_continuation_are_not_read_twice_by_early_stopping
     assert_same(dboost.cv(FRAME, "z", start_from=first, **options | more), expected)
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

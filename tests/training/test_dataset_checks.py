@@ -53,6 +53,7 @@ def tile(column: int, row: int, code: int) -> Callable[[dict[str, np.ndarray]], 
     return lambda views: views["tiles"].view(np.uint8)[0].__setitem__((row, column), code)
 
 
+@pytest.mark.fast_cells(9)
 @pytest.mark.parametrize(
     ("file", "change", "complaint"),
     [

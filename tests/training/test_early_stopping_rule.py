@@ -36,6 +36,7 @@ def waits(values: np.ndarray, rounds: int, delta: float = 0.0) -> int:
     return len(values)
 
 
+@pytest.mark.fast_cells(8)
 @pytest.mark.parametrize("metric", [None, "auc", "logloss", "roc_auc", "log_loss"])
 @pytest.mark.parametrize("eval_set", [None, "one", "two"])
 @pytest.mark.parametrize("delta", [0.0, 0.003])

@@ -295,6 +295,7 @@ EXTREMES: dict[str, Callable[[], dboost.Booster]] = {
 }
 
 
+@pytest.mark.fast_cells(8)
 @pytest.mark.parametrize("case", EXTREMES)
 @pytest.mark.filterwarnings("error", "ignore:no tree has a split")
 def test_extremes_are_no_mistakes(case: str) -> None:
@@ -333,6 +334,7 @@ MANY_CLASSES: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize("case", MANY_CLASSES)
 def test_a_target_of_many_values_is_refused_before_scores_are_allocated(case: str, tmp_path: Path) -> None:
     count = "more than 4,096" if case == "numbers" else "20,000"
@@ -353,6 +355,7 @@ def test_workers_refuse_a_target_of_many_values() -> None:
                 call()
 
 
+@pytest.mark.slow
 def test_identifiers_are_refused_after_the_first_rows() -> None:
     n = 1_000_000
     names = pa.array(np.arange(n)).cast(pa.string())
@@ -396,6 +399,7 @@ EXTREME: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.fast_cells(8)
 @pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "huber", "poisson", "tweedie"])
 @pytest.mark.parametrize("what", EXTREME)
 def test_numbers_too_large_for_floats_are_refused_or_harmless(what: str, loss: str, tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def as_kind(kind: str, frame: pd.DataFrame, target: str, folder: Path) -> tuple[
 KINDS = ["pandas, target apart", "polars", "arrow", "pandas of arrow", "dask", "parquet file", "parquet folder"]
 
 
+@pytest.mark.fast_cells(8)
 @pytest.mark.parametrize("kind", [*KINDS, "numpy", "numpy by columns", "dask array"])
 def test_every_kind_of_table_gives_the_same_model(kind: str, tmp_path: Path) -> None:
     frame = numeric("grade")
@@ -84,6 +85,7 @@ def test_every_kind_of_table_gives_the_same_model(kind: str, tmp_path: Path) -> 
     assert saved(fit(data, column), named=True) == expected
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_table_with_categories(kind: str, tmp_path: Path) -> None:
     frame = FRAME[[*FEATURES, "late"]]
@@ -167,6 +169,7 @@ def test_targets_of_weight_zero_shape_nothing() -> None:
         assert saved(fit(X, with_them, sample_weight=w)) == saved(expected)
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("min_samples_leaf", [1, 5])
 def test_weights_of_one_are_no_weights(target: str, min_samples_leaf: int) -> None:

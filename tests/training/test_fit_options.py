@@ -35,6 +35,7 @@ def splits_and_leaves(booster: dboost.Booster) -> tuple[pd.DataFrame, pd.DataFra
 # Shape of trees and leaves.
 
 
+@pytest.mark.fast_cells(5)
 @TARGETS
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("least", [1, 2, 30, 150])

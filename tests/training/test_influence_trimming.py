@@ -118,6 +118,7 @@ def fit(y: np.ndarray, **settings: Any) -> dboost.Booster:
     return dboost.fit(X, y, loss="log_loss", **{"max_iter": 30, "learning_rate": 0.3, "max_leaf_nodes": 8, **settings})
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("criterion", ["newton", "gradient"])
 @pytest.mark.parametrize("y", [TWO, THREE], ids=["two", "three"])
 def test_trimmed_rows_shape_neither_tree_nor_leaves(y: np.ndarray, criterion: str) -> None:

@@ -32,6 +32,7 @@ def first(target: str, **options: Any) -> dboost.Booster:
     return dboost.fit(frame, target, features=FEATURES, **{"max_iter": 8} | options)
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize(
     ("target", "options"),
     [

@@ -28,6 +28,7 @@ def rate_of(k: int) -> float:
     return RATES[k]
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("rates", [RATES, tuple(RATES), np.array(RATES), rate_of], ids=["list", "tuple", "array", "function"])
 @pytest.mark.parametrize("step", ["leaf", "line_search"])
 def test_each_iteration_has_its_rate(rates: Any, step: str) -> None:

@@ -173,6 +173,7 @@ def wave(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return X, y + rng.normal(size=n) / 3
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("loss", ["squared_error", "log_loss", "absolute_error", "poisson"])
 @pytest.mark.parametrize("growth", ["best_first", "depth_wise"])
 def test_predictions_are_monotonic(loss: str, growth: str) -> None:

@@ -123,6 +123,7 @@ MANY_COLUMNS = {
 }
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("kind", MANY_COLUMNS)
 @pytest.mark.parametrize("with_hessian", [False, True], ids=["constant Hessian", "Hessian"])
 def test_wide_tables(kind: str, with_hessian: bool) -> None:

@@ -116,6 +116,7 @@ def test_a_constant_step_adds_the_tree_as_it_is(name: str) -> None:
             assert (step[:, k] if name == "three" else step)[rows] == pytest.approx(-0.5 * mean, rel=1e-5, abs=1e-9)
 
 
+@pytest.mark.fast_cells(5)
 @pytest.mark.parametrize("criterion", ["newton", "gradient"])
 @pytest.mark.parametrize("name", list(TARGET))
 def test_a_line_search_finds_the_best_multiplier(name: str, criterion: str) -> None:
@@ -140,6 +141,7 @@ def test_a_line_search_finds_the_best_multiplier(name: str, criterion: str) -> N
         assert total(multiplier) <= min(total(multiplier * (1 + e)) for e in (-0.1, -1e-3, 1e-3, 0.1)) * (1 + 1e-12)
 
 
+@pytest.mark.fast_cells(5)
 @pytest.mark.parametrize("step", ["leaf", "line_search", "constant"])
 @pytest.mark.parametrize("name", ["absolute_error", "huber", "gamma", "log_loss", "three"])
 def test_losses_fall_and_are_those_of_the_predictions(name: str, step: str) -> None:
