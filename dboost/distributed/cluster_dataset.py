@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -137,6 +138,8 @@ class ClusterRows:
         return f"on {address_of(self.client)}" + (f" as {self.name!r}" if self.name is not None else "")
 
     def fit(self, request: FitRequest) -> FitResult:
+        if request.fold is not None:  # workers load folds at the same time
+            request = replace(request, fold=replace(request.fold, loading=nullcontext()))
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
             table = self._table(connection, request.budget, request.n_threads, request.n_at_once)
             return fit_over(connection, request, DatasetRows(table, request, self.data))

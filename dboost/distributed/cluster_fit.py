@@ -288,6 +288,7 @@ class ClusterTable:
 
     def hold_out_chosen(self, spec: BuildSpec, chosen: Chosen, *, with_block: bool) -> None:
         in_files: list[int] = []
+        spec = replace(spec, is_whole=self.partitions.is_whole)
         for name, (n_rows, max_weight) in chosen.items():
             arguments = name, spec, spec.loss_magnitude(max_weight, n_rows), with_block, True
             in_files = self.partitions.build(Session.hold_out, lambda arguments=arguments: arguments)  # type: ignore[misc]

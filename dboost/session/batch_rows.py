@@ -34,9 +34,10 @@ from dboost.session.row_samples import TRAIN, ChosenRows, FoldRows
 from dboost.session.target import Target, encode_chunk, encode_like
 from dboost.session.thread_team import is_small
 from dboost.session.warm_start import WarmStart, add_block, add_trees, chunk_matrices, matrix_of, starting_scores
+from dboost.shards.apply_trees import ConsecutiveCodes
 from dboost.shards.encode import distinct_of, encode_table, encoded_pieces, sampled
-from dboost.shards.shard import BinnedColumns, RowIds, tiles_of
-from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
+from dboost.shards.shard import BinnedColumns, RowIds, columns_among, tiles_of
+from dboost.shards.shard_blocks import ShardBlocks, compacted, rows_in_memory
 from dboost.shards.shard_spec import code_fields, rows_that_fit
 from dboost.shards.shared_codes import SharedCodes, shared_codes
 from dboost.storage.row_store import InFiles, RowStore
@@ -80,6 +81,7 @@ class BatchRows:
         self._source: PartitionBatch | Table | None = source
         self.chosen: dict[str, ChosenRows] | None = None
         self.fold: FoldRows | None = None
+        self._shared: dict[int, SharedCodes] = {}  # by share, until the rows are built
         self.y = np.empty(0)
         self.start_scores: np.ndarray | None = None
         if table.keeps_roles_apart:
@@ -135,8 +137,8 @@ class BatchRows:
         n_kept = self.n_kept
         is_one = spec.is_whole or is_small(n_kept, len(spec.binning.features))
         n_shards = 1 if is_one else self.n_threads
-        if self.fold is not None and self.table.is_binned and n_kept == int(np.count_nonzero(self.fold.uses == TRAIN)):
-            yield from self._shards_of_fold(spec, self.fold, n_shards)
+        if self._shares_codes:
+            yield from self._shards_of_fold(spec, n_shards)
             return
         for rows in self.encoded(spec, n_shards):
             yield rows_in_memory(rows.fields, spec.shard, RowIds(rows.ids))
@@ -170,43 +172,80 @@ class BatchRows:
                 fields["draw_id"] = draw_id
             yield EncodedRows(fields, np.array(ids.runs(kept_range.start, kept_range.stop), np.int64))
 
-    def _shards_of_fold(self, spec: BuildSpec, fold: FoldRows, n_shards: int) -> Iterator[ShardBlocks]:
-        """Yield the rows that a fold trains on, whose codes are shared with the other folds of its group.
-
-        fold : the uses and parts of all rows, in the order of the table.
-        """
-        table, n_rows, ids, before = self.table, self.table.n_rows, self.ids(spec), 0
-        assert fold.parts is not None
-        n_growing = spec.n_growing or self.n_threads // max(self.n_threads // spec.n_sharing, 1)
+    def _shards_of_fold(self, spec: BuildSpec, n_shards: int) -> Iterator[ShardBlocks]:
+        """Yield the rows that a fold trains on, whose codes are shared with the other folds of its group."""
+        fold, ids, before = self.fold, self.ids(spec), 0
+        assert fold is not None and fold.parts is not None
         for k in range(n_shards):
-            some = slice(n_rows * k // n_shards, n_rows * (k + 1) // n_shards)
-            parts = fold.parts[some]
-
-            def make(some: slice = some, parts: np.ndarray = parts) -> SharedCodes:
-                rows = None if n_shards == 1 else np.arange(some.start, some.stop)
-                codes = encode_table(table, spec.binning, spec.shard.layout, rows, self.n_threads)
-                return SharedCodes(codes, parts, spec.shard, n_growing, self.n_threads)
-
-            is_trained = fold.uses[some] == TRAIN
+            some = self._share_of(k, n_shards)
+            parts, is_trained = fold.parts[some], fold.uses[some] == TRAIN
             kept = some.start + np.flatnonzero(is_trained)
             kept_range = slice(before, before := before + len(kept))
-            shared = shared_codes((fold.group, tuple(table.numbers), k, n_shards), make) if len(kept) else None
-            if shared is None:
+            if not len(kept):
                 continue
+            shared = self._shared_codes(spec, k, n_shards)
             of_parts = np.bincount(parts[is_trained], minlength=int(parts.max()) + 1) > 0
             of_kept = RowIds(np.array(ids.runs(kept_range.start, kept_range.stop), np.int64))
             segments = shared.segments(of_parts, of_kept)
             with shared.building:  # one fold after the other, since this takes memory for a moment
-                raw = self._raw_scores(spec, kept, kept_range)
-                fields = {"target": spec.in_unit(self.y[..., kept]), "raw": spec.in_unit(raw)}
-                if spec.shard.weighted:
-                    fields["weight"] = np.ones(len(kept)) if table.weight is None else table.weight[kept]
-                if (draw_id := self._draw_id_of(spec, kept_range)) is not None:
-                    fields["draw_id"] = draw_id
-                fields = segments.in_order(fields)
-                del raw
+                fields = segments.in_order(self._fields_of_fold(spec, kept, kept_range))
+                if spec.shard.compacts_target:
+                    fields["target"] = compacted(fields["target"])
+                for name in {"target", "weight"} & fields.keys():
+                    fields[name] = shared.values(name, fields[name], of_parts)
             yield rows_in_memory(fields | shared.fields, spec.shard, segments=segments, shared=shared)
+        self._shared.clear()
         self.close_values()
+
+    def _fields_of_fold(self, spec: BuildSpec, kept: np.ndarray, kept_range: slice) -> dict[str, np.ndarray]:
+        """Return everything but codes of the rows that a fold trains on, in the order of the table.
+
+        kept : their positions in the table; kept_range : their range among its rows of positive weight.
+        """
+        raw = self._raw_scores(spec, kept, kept_range)
+        fields = {"target": spec.in_unit(self.y[..., kept]), "raw": spec.in_unit(raw)}
+        if spec.shard.weighted:
+            fields["weight"] = np.ones(len(kept)) if self.table.weight is None else self.table.weight[kept]
+        if (draw_id := self._draw_id_of(spec, kept_range)) is not None:
+            fields["draw_id"] = draw_id
+        return fields
+
+    @property
+    def _shares_codes(self) -> bool:
+        """Whether the rows are those of a fold that shares codes with others."""
+        fold = self.fold
+        return fold is not None and self.table.is_binned and self.n_kept == int(np.count_nonzero(fold.uses == TRAIN))
+
+    def _share_of(self, k: int, n_shards: int) -> slice:
+        """Return the rows of the table, also those that are not trained on, from which the k-th shard has its rows."""
+        return slice(self.table.n_rows * k // n_shards, self.table.n_rows * (k + 1) // n_shards)
+
+    def _shared_codes(self, spec: BuildSpec, k: int, n_shards: int) -> SharedCodes:
+        """Return the codes of the k-th share of the rows, which the folds of the group share."""
+        table, fold, some = self.table, self.fold, self._share_of(k, n_shards)
+        assert fold is not None and fold.parts is not None
+        parts = fold.parts[some]
+
+        def make() -> SharedCodes:
+            rows = None if n_shards == 1 else np.arange(some.start, some.stop)
+            codes = encode_table(table, spec.binning, spec.shard.layout, rows, self.n_threads)
+            n_growing = spec.n_growing or self.n_threads // max(self.n_threads // spec.n_sharing, 1)
+            return SharedCodes(codes, parts, spec.shard, n_growing, self.n_threads)
+
+        if k not in self._shared:
+            self._shared[k] = shared_codes((fold.group, tuple(table.numbers), k, n_shards), make)
+        return self._shared[k]
+
+    def codes_held_out(self, spec: BuildSpec, positions: np.ndarray) -> ConsecutiveCodes | None:
+        """Return the codes of rows that a fold holds out (positions in the table) among those that the folds share.
+
+        None if none are shared, or if the rows are not consecutive among them.
+        """
+        if not (spec.is_whole and self._shares_codes):
+            return None
+        shared = self._shared_codes(spec, 0, 1)
+        first = shared.first_of(positions)
+        return None if first is None else ConsecutiveCodes(columns_among(shared.fields, spec.shard.layout), first)
 
     def ids(self, spec: BuildSpec) -> RowIds:
         """Return the global ids of the rows of positive weight."""
@@ -412,6 +451,7 @@ class BatchRows:
     def close(self) -> None:
         """Release the raw values, and remove the files."""
         self.close_values()
+        self._shared.clear()
         if self.table.keeps_roles_apart:
             self._targets.close()
             self._scores.close()

@@ -38,7 +38,7 @@ from dboost.session.memory import Budget
 from dboost.session.target import encode_chunk
 from dboost.session.thread_team import Team
 from dboost.session.warm_start import add_block, matrix_of, row_matrix
-from dboost.shards.apply_trees import TreeDelta, add_grown_tree, scores_of
+from dboost.shards.apply_trees import ConsecutiveCodes, TreeDelta, add_grown_tree, scores_of
 from dboost.shards.encode import encoded_pieces
 from dboost.shards.shard import BinnedColumns, empty_binned_columns
 from dboost.shards.shard_spec import ShardSpec, code_rows, rows_that_fit, target_field
@@ -167,6 +167,8 @@ class EvalSet:
         Partition and number of rows of each run of consecutive rows of one partition.
     n_before : int, optional
         If trees are averaged, the number of iterations of the model that is continued.
+    shared : ConsecutiveCodes, optional
+        The codes of the rows, if other fits use them, too; the store, which is in memory, has none then.
 
     Attributes
     ----------
@@ -190,8 +192,9 @@ class EvalSet:
         batch: str = "",
         owned: Sequence[tuple[int, int]] = (),
         n_before: int | None = None,
+        shared: ConsecutiveCodes | None = None,
     ) -> None:
-        self.store, self.loss, self.batch, self.owned = store, loss, batch, owned
+        self.store, self.loss, self.batch, self.owned, self._shared = store, loss, batch, owned, shared
         self._layout, self._size, self._team, self._block = layout, size, team, block
         self._row_of = code_rows(layout)
         self.n_trees, self.n_saved, self.n_cuts = 0, -1, -1
@@ -208,10 +211,10 @@ class EvalSet:
         """Add a grown tree's leaf values to the raw scores of its outputs, the first of which is `output`; see `TreeDelta`."""
 
         def work(thread: int) -> None:
-            for fields, first, last, _ in self._share(thread, ["narrow", "wide", self._sums], [self._sums]):
-                codes = BinnedColumns(fields["narrow"], fields["wide"], self._row_of)
+            for fields, first, last, _ in self._share(thread, [*_CODES, self._sums], [self._sums]):
+                codes, offset = self._shared or (BinnedColumns(fields["narrow"], fields["wide"], self._row_of), 0)
                 to = scores_of(fields[self._sums], values, output)
-                add_grown_tree(codes, self._layout, grown, values, to, first, last)
+                add_grown_tree(codes, self._layout, grown, values, to, first, last, offset)
 
         self._team.run(work)
         self._width = 1 if values.ndim == 1 else len(values)
@@ -279,6 +282,7 @@ class EvalSet:
     def encoded(self, name: str) -> EncodedEvalRows:
         """Return the rows for another session; no tree may have been added."""
         assert self.n_trees == 0 and self.n_saved < 0
+        self._own_codes()
         fields = {field: values for field, values in self.store.load().items() if field != "saved"}
         return EncodedEvalRows(name, fields, self._size, list(self.owned), self._block)
 
@@ -290,14 +294,25 @@ class EvalSet:
         """Drop the rows of other partitions; at least one partition must remain."""
         stays = np.repeat([number in partitions for number, _ in self.owned], [n for _, n in self.owned])
         if not stays.all():
+            self._own_codes()
             before = self.store
             self.store = before.subset([int(stays.sum())], lambda some: stays[some.start : some.start + some.n_rows])
             before.close()
             self._block = None if self._block is None else self._block[stays]
             self.owned = [(number, n) for number, n in self.owned if number in partitions]
 
+    def _own_codes(self) -> None:
+        """Copy the codes that other fits use, too."""
+        if self._shared is not None:
+            rows, scores = self.store.groups
+            narrow, wide, _ = self._shared.part(self.n_rows)
+            codes = {"narrow": np.ascontiguousarray(narrow), "wide": np.ascontiguousarray(wide)}
+            groups = [rows._replace(fields=[*_code_fields(self._layout), *rows.fields]), scores]
+            self.store, self._shared = RowStore(groups, [self.n_rows], arrays=self.store.load() | codes), None
+
     def close(self) -> None:
         """Release the memory, and remove the files."""
+        self._shared = None
         self.store.close()
 
 
@@ -310,12 +325,21 @@ def _n_averaged(spec: BuildSpec) -> int | None:
     return spec.warm_start.n_before if spec.shard.averages else None
 
 
-def eval_fields(shard: ShardSpec, weighted: bool) -> tuple[FieldGroup, FieldGroup]:
-    """Return the fields of an evaluation set. shard : of the training rows."""
-    codes, outputs = empty_binned_columns(shard.layout, 0), (shard.n_outputs,)
-    narrow, wide = Field("narrow", "<u1", (len(codes.narrow),)), Field("wide", "<u2", (len(codes.wide),))
-    rows = [narrow, target_field(shard.n_targets), wide]
-    rows += [Field("weight", "<f8")] if weighted else []
+_CODES = ("narrow", "wide")
+
+
+def _code_fields(layout: BinLayout) -> list[Field]:
+    codes = empty_binned_columns(layout, 0)
+    return [Field("narrow", "<u1", (len(codes.narrow),)), Field("wide", "<u2", (len(codes.wide),))]
+
+
+def eval_fields(shard: ShardSpec, weighted: bool, has_codes: bool = True) -> tuple[FieldGroup, FieldGroup]:
+    """Return the fields of an evaluation set. shard : of the training rows; has_codes : whether the set has its own codes."""
+    outputs = (shard.n_outputs,)
+    rows = [target_field(shard.n_targets), *([Field("weight", "<f8")] if weighted else [])]
+    if has_codes:
+        narrow, wide = _code_fields(shard.layout)
+        rows = [narrow, rows[0], wide, *rows[1:]]
     state = [Field("raw", "<f8", outputs), Field("tree_sum" if shard.averages else "saved", "<f8", outputs)]
     return FieldGroup("eval-rows", rows, sealed=True), FieldGroup("eval-scores", state, sealed=False)
 
@@ -369,11 +393,13 @@ class SessionEvalSets:
         size: LossMagnitude | None = None,
         with_block: bool = False,
         batch: str = "",
+        shared: ConsecutiveCodes | None = None,
     ) -> None:
         """Add rows of a table to a set: in memory, or in files if they exceed the memory that the budget leaves for sets.
 
         size : magnitudes of the whole set if other sessions have further rows of it; default: those of these rows.
         with_block : whether a metric needs the raw values; the rows are in memory then.
+        shared : the codes of the rows, if other fits have them in memory, too.
         """
         layout, n_threads = spec.shard.layout, self._team.n_threads
         counts, (max_weight, weighted) = rows.counts(), rows.weights()
@@ -388,7 +414,8 @@ class SessionEvalSets:
                 while block_rows > _LEAST_BLOCK_ROWS and n_threads * block_rows * row_bytes > budget.retained:
                     block_rows //= 2
                 place = InFiles(block_rows, self._root)
-        store = RowStore(groups, [n_rows], place)
+        shared = shared if place is None else None
+        store = RowStore(groups if shared is None else eval_fields(spec.shard, weighted, has_codes=False), [n_rows], place)
         try:
             for piece in rows.pieces(spec, block_rows, n_threads):
                 store.append(len(piece["weight"]), piece)
@@ -402,7 +429,7 @@ class SessionEvalSets:
             name,
             EvalSet(
                 store, layout, spec.target.loss, size, self._team,
-                block=block, batch=batch, owned=owned, n_before=_n_averaged(spec),
+                block=block, batch=batch, owned=owned, n_before=_n_averaged(spec), shared=shared,
             ),
         )  # fmt: skip
 

@@ -60,7 +60,7 @@ from dboost.session.refit_rows import rows_with_values
 from dboost.session.session import Result
 from dboost.session.shard_runners import PassWidth, ShardRunner, streamed_runners
 from dboost.session.thread_team import Team, is_small, team_for
-from dboost.shards.apply_trees import TreeDelta
+from dboost.shards.apply_trees import ConsecutiveCodes, TreeDelta
 from dboost.shards.arcbite_rows import Bite, joined_rows, shard_of_bite
 from dboost.shards.encode import in_ranges
 from dboost.shards.shard import MOST_ROWS, check_rows_in_memory
@@ -637,6 +637,11 @@ class WorkerSession:
             self._built.add(batch)
         return self.eval_sets.in_files(batch=batch)
 
+    def codes_held_out(self, rows: BatchRows, spec: BuildSpec, positions: np.ndarray | None) -> ConsecutiveCodes | None:
+        """Return the codes of rows that a fold holds out, if they are among those that folds share in memory; else None."""
+        limit = spec.exceeded_limit(rows.n_kept, self._n_threads, n_there=self.n_rows, spare=self._spare)
+        return None if positions is None or limit is not None else rows.codes_held_out(spec, positions)
+
     def _evaluate_rows(
         self, batch: str, some: EvalRows, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool
     ) -> None:
@@ -644,7 +649,10 @@ class WorkerSession:
         if any(some.counts()):
             if with_block:
                 self.rows_of(batch).gather()
-            self.eval_sets.add(name, some, spec, spec.budget or self._spare, size=size, with_block=with_block, batch=batch)
+            shared = self.codes_held_out(self.rows_of(batch), spec, some.rows)
+            self.eval_sets.add(
+                name, some, spec, spec.budget or self._spare, size=size, with_block=with_block, batch=batch, shared=shared
+            )
 
     def evaluate(
         self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[Any]], mark: int, n_cuts: int

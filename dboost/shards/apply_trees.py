@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,32 +58,51 @@ def scores_of(raw: np.ndarray, values: np.ndarray, output: int) -> np.ndarray:
 _ROWS_OF_MASKS, _ROWS_OF_TABLES = 4096, 256
 
 
+class ConsecutiveCodes(NamedTuple):
+    """The codes of some rows among those of more rows."""
+
+    codes: BinnedColumns
+    first: int  # the first of these rows
+
+    def part(self, n: int) -> BinnedColumns:
+        """Return those of the first n rows: views."""
+        return self.codes.part(slice(self.first, self.first + n))
+
+
 def add_grown_tree(
-    codes: BinnedColumns, layout: BinLayout, grown: GrownTree, values: np.ndarray, raw: np.ndarray, first: int, last: int
+    codes: BinnedColumns,
+    layout: BinLayout,
+    grown: GrownTree,
+    values: np.ndarray,
+    raw: np.ndarray,
+    first: int,
+    last: int,
+    offset: int = 0,
 ) -> None:
-    """Add leaf values to the raw scores of rows first…last-1.
+    """Add leaf values to the raw scores of rows first…last-1, whose codes are in rows first + offset…last + offset - 1.
 
     values, raw : float64[n_leaves] and float64[n_rows], or of several outputs both with a first axis.
     """
     least = _ROWS_OF_MASKS if grown.n_leaves <= MASK_LEAVES else _ROWS_OF_TABLES * grown.n_leaves
     find = leaf_finder(codes, layout, grown) if last - first >= least else None
-    if find is None and values.ndim > 1:  # rows find their leaves once
-        reached = np.zeros(last)
-        add_grown_tree(codes, layout, grown, np.arange(grown.n_leaves, dtype=np.float64), reached, first, last)
-        raw[:, first:last] += values[:, reached[first:last].astype(np.int64)]
+    begin, end = first + offset, last + offset
+    if find is None and (values.ndim > 1 or offset):  # rows find their leaves once
+        reached = np.zeros(end)
+        add_grown_tree(codes, layout, grown, np.arange(grown.n_leaves, dtype=np.float64), reached, begin, end)
+        raw[..., first:last] += values[..., reached[begin:end].astype(np.int64)]
         return
     if find is None:
         # For splits, `leaf_of` holds values of an earlier, larger tree in the engine's buffer; they are never used.
         of_node = values.take(grown.leaf_of[: grown.n_nodes], mode="clip")
         add_tree(codes, layout, grown.nodes, grown.left_codes, of_node, first, last, raw)
         return
-    leaf = np.empty(last, np.uint8 if grown.n_leaves <= 256 else np.int32)
-    find(leaf, first, last)
+    leaf = np.empty(end, np.uint8 if grown.n_leaves <= 256 else np.int32)
+    find(leaf, begin, end)
     if values.ndim == 1:
-        raw[first:last] += values[leaf[first:last]]
+        raw[first:last] += values[leaf[begin:end]]
         return
     for of_output, values_of in zip(raw, values, strict=True):
-        of_output[first:last] += values_of[leaf[first:last]]
+        of_output[first:last] += values_of[leaf[begin:end]]
 
 
 def add_iterations(

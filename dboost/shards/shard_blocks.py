@@ -308,8 +308,10 @@ class _Reader:
             self._thread.join()
 
 
-def _compacted(target: np.ndarray) -> np.ndarray:
-    """Return targets (float64[n]) as uint8 or float32 if that is exact, signs of zeros included."""
+def compacted(target: np.ndarray) -> np.ndarray:
+    """Return targets as uint8 or float32 if that is exact, signs of zeros included."""
+    if target.dtype != np.float64:
+        return target
     for dtype in (np.uint8, np.float32):
         with np.errstate(all="ignore"):
             smaller = target.astype(dtype)
@@ -332,7 +334,7 @@ def rows_in_memory(
     """
     spec = spec_in_memory(fields, spec)
     if spec.compacts_target:
-        target = _compacted(fields["target"])
+        target = compacted(fields["target"])
         fields, spec = {**fields, "target": target}, replace(spec, target_type=target.dtype.str)
     groups = spec.groups(in_memory=True)
     if "row_ids" in fields:

@@ -95,7 +95,7 @@ def fit(request: FitRequest, rows: TrainingRows) -> FitResult:
     clock, ensemble_so_far = Clock(), _EnsembleSoFar()
     try:
         with request.checkpoint or nullcontext():
-            with interruptible_reading():
+            with interruptible_reading(), nullcontext() if request.fold is None else request.fold.loading:
                 plan, engine, eval_sets = _prepare(request, rows, clock, ensemble_so_far)
             observers = [make_observer(plan) for make_observer in OBSERVERS]
             callbacks: list[Callback] = [*request.callbacks, *rows.observers(plan), *observers]
@@ -552,8 +552,9 @@ class LocalTable:
         for name in chosen:
             rows = self._session.rows_of(self._BATCH)
             assert rows.chosen is not None
-            eval_rows = EvalRows(rows.table, rows.target_of, *rows.chosen.pop(name))
-            self._session.eval_sets.add(name, eval_rows, spec, spec.budget, with_block=with_block)
+            some = EvalRows(rows.table, rows.target_of, *rows.chosen.pop(name))
+            shared = self._session.codes_held_out(rows, replace(spec, is_whole=True), some.rows)
+            self._session.eval_sets.add(name, some, spec, spec.budget, with_block=with_block, shared=shared)
             if self._session.eval_sets.in_files(name=name):
                 log_streamed_eval_set(name)
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -503,6 +504,13 @@ def fit_folds(
     """
 
     at_once = scores.at_once
+    turns = threading.BoundedSemaphore(n_threads)  # rows take more memory until they are encoded
+
+    @contextmanager
+    def loading() -> Iterator[None]:
+        with turns:
+            scores.check()
+            yield
 
     def run(number: int) -> FitResult:
         try:
@@ -512,7 +520,7 @@ def fit_folds(
             if earlier:  # the iterations so far belong to this fit, so it is the same as one fit with all iterations
                 past, warm_start = earlier[number].history, COLD_START.resumed(earlier[number].model)
             threads = max(n_threads // at_once, 1)
-            fold = Fold(folds[number], partial(scores.mean, number), past, n_growing=max(n_threads // threads, 1))
+            fold = Fold(folds[number], partial(scores.mean, number), past, max(n_threads // threads, 1), loading())
             how = {"callbacks": (partial(scores.ends, number),), "warm_start": warm_start}
             result = rows.fit(request_of(fold=fold, n_threads=threads, **how))
             scores.finish(result)

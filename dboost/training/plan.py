@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import combinations
@@ -435,6 +436,8 @@ class Fold:
     pooled: RecordOf  # returns the record by which all folds are stopped early, instead of the fold's own
     past: tuple[dict[str, Any], ...] = ()  # records of the iterations of the model that is continued, if one is
     n_growing: int = 1  # trees of all folds that grow at the same time in this process
+    #: Held while rows are loaded in this process, so that few folds load at the same time.
+    loading: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
 
 @dataclass(frozen=True, eq=False)

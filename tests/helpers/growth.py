@@ -21,12 +21,49 @@ from dboost.schema import Feature
 from dboost.shards.shard import Shard
 from dboost.shards.statistics import Statistic
 from dboost.training.plan import growth_policy_of, precision_of
-from dboost.trees.tree_task import FeatureConstraints, GrownTree, Sample, TreeSnapshot, TreeTask, leaf_values, split_params_of
+from dboost.trees.tree_task import (
+    FeatureConstraints,
+    GrownTree,
+    Sample,
+    TreeSnapshot,
+    TreeTask,
+    leaf_values,
+    new_node_arrays,
+    split_params_of,
+)
 from tests.helpers.naive.grower import NaiveGrower, leaves_of, to_tree
 from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import CodedTable, tables
 
 TERMS = SquaredError().terms()
+
+
+def a_tree(n_bins: np.ndarray, categorical: np.ndarray, n_leaves: int, seed: int) -> GrownTree:
+    """Return random splits in the order of growth; leaves are numbered from left to right."""
+    rng = np.random.default_rng(seed)
+    nodes = new_node_arrays(n_leaves)
+    n = 2 * n_leaves - 1
+    left_codes = rng.integers(2, size=(n, int(n_bins.max()) + 1)).astype(np.uint8)
+    leaves, size = [0], 1
+    while size < n:
+        node = leaves.pop(int(rng.integers(len(leaves))))
+        nodes.feature[node] = rng.integers(len(n_bins))
+        nodes.split_bin[node] = rng.integers(n_bins[nodes.feature[node]])
+        nodes.missing_left[node] = rng.integers(2)
+        nodes.child[node] = size
+        nodes.depth[size : size + 2] = nodes.depth[node] + 1
+        leaves += [size, size + 1]
+        size += 2
+    leaf_of = np.zeros(n, np.int64)
+    stack, k = [0], 0
+    while stack:
+        node = stack.pop()
+        child = int(nodes.child[node])
+        if child < 0:
+            leaf_of[node], k = k, k + 1
+        else:
+            stack += [child + 1, child]
+    return GrownTree(nodes, n, n_leaves, np.zeros(n, np.int64), leaf_of, np.zeros((n_leaves, 2)), left_codes)
 
 
 class Problem:

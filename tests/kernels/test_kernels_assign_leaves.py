@@ -10,36 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.shards.apply_trees import add_grown_tree, assign_leaves, leaves_of
-from dboost.trees.tree_task import GrownTree, TreeRoutes, new_node_arrays
+from dboost.trees.tree_task import TreeRoutes
+from tests.helpers.growth import a_tree
 from tests.helpers.tables import make_table
-
-
-def a_tree(n_bins: np.ndarray, categorical: np.ndarray, n_leaves: int, seed: int) -> GrownTree:
-    """Return random splits in the order of growth; leaves are numbered from left to right."""
-    rng = np.random.default_rng(seed)
-    nodes = new_node_arrays(n_leaves)
-    n = 2 * n_leaves - 1
-    left_codes = rng.integers(2, size=(n, int(n_bins.max()) + 1)).astype(np.uint8)
-    leaves, size = [0], 1
-    while size < n:
-        node = leaves.pop(int(rng.integers(len(leaves))))
-        nodes.feature[node] = rng.integers(len(n_bins))
-        nodes.split_bin[node] = rng.integers(n_bins[nodes.feature[node]])
-        nodes.missing_left[node] = rng.integers(2)
-        nodes.child[node] = size
-        nodes.depth[size : size + 2] = nodes.depth[node] + 1
-        leaves += [size, size + 1]
-        size += 2
-    leaf_of = np.zeros(n, np.int64)
-    stack, k = [0], 0
-    while stack:
-        node = stack.pop()
-        child = int(nodes.child[node])
-        if child < 0:
-            leaf_of[node], k = k, k + 1
-        else:
-            stack += [child + 1, child]
-    return GrownTree(nodes, n, n_leaves, np.zeros(n, np.int64), leaf_of, np.zeros((n_leaves, 2)), left_codes)
 
 
 @pytest.mark.parametrize("bins", [[7, 40, 255], [7, 300, 20]], ids=["one byte", "two bytes"])
@@ -71,6 +44,17 @@ def test_trees_are_added_to_many_rows_as_to_few(bins: list[int], n_leaves: int) 
         add_grown_tree(codes, table.layout, grown, values, few, first, min(first + 1000, n))
     assert np.array_equal(many, few) and np.array_equal(many[:5], raw[:5])
     assert len(np.unique(many - raw)) >= n_leaves
+    for some, n_outputs in ((slice(2005, n), 1), (slice(2005, n), 3), (slice(2005, 3000), 1)):  # codes among those of more rows
+        expected = np.tile(raw, (n_outputs, 1))
+        found = expected[:, some].copy()
+        of_outputs = rng.normal(size=(n_outputs, n_leaves))
+        if n_outputs == 1:
+            add_grown_tree(codes, table.layout, grown, of_outputs[0], found[0], 3, found.shape[1], 2005)
+            add_grown_tree(codes, table.layout, grown, of_outputs[0], expected[0], 2008, some.stop)
+        else:
+            add_grown_tree(codes, table.layout, grown, of_outputs, found, 3, found.shape[1], 2005)
+            add_grown_tree(codes, table.layout, grown, of_outputs, expected, 2008, some.stop)
+        assert np.array_equal(found, expected[:, some])
 
 
 @given(n_leaves=st.integers(1, 40), seed=st.integers(0, 2**32))

@@ -14,14 +14,21 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.losses import SquaredError
-from dboost.session import batch_rows
+from dboost.metrics.metric import LossMagnitude
+from dboost.session import batch_rows, evaluation
+from dboost.session.evaluation import EvalSet, eval_fields
 from dboost.session.row_samples import TEST, TRAIN, UNUSED, FoldRows, in_groups
+from dboost.session.thread_team import Team
 from dboost.shards import shared_codes
-from dboost.shards.shard import BinnedColumns, RowIds
+from dboost.shards.apply_trees import ConsecutiveCodes
+from dboost.shards.shard import BinnedColumns, RowIds, columns_among
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.shards.shared_codes import SharedCodes
+from dboost.storage.row_store import RowStore
+from dboost.training import fit
 from dboost.trees.tree_task import Sample
 from tests.helpers.examples import examples
+from tests.helpers.growth import a_tree
 from tests.helpers.tables import make_table, spec_of
 
 TERMS = SquaredError().terms()
@@ -195,6 +202,7 @@ def test_trees_of_other_shapes_get_other_buffers() -> None:
 def test_the_folds_of_a_cross_validation_have_one_copy_of_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     kept: list[Any] = []
+    targets: list[Any] = []
 
     class Counted(SharedCodes):
         def __init__(self, *arguments: Any) -> None:
@@ -204,13 +212,96 @@ def test_the_folds_of_a_cross_validation_have_one_copy_of_the_codes(monkeypatch:
     def rows(*arguments: Any, **options: Any) -> ShardBlocks:
         found = rows_in_memory(*arguments, **options)
         kept.append(found.shard.tiles.ctypes.data)
+        targets.append(found.shard.fields["target"].ctypes.data)
         return found
+
+    held: list[bool] = []
+
+    class CountedSet(EvalSet):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            held.append("narrow" in self.store.names)
 
     monkeypatch.setattr(batch_rows, "SharedCodes", Counted)
     monkeypatch.setattr(batch_rows, "rows_in_memory", rows)
+    monkeypatch.setattr(evaluation, "EvalSet", CountedSet)
     X = RNG.normal(size=(300, 3))
     found = dboost.cv(X, X[:, 0] > 0, folds=5, repeats=2, max_iter=3, progress=False)
     assert len(found.boosters) == 10
     assert len(made) == 2 and sorted(kept) == sorted(made * 5)
+    assert held == [False] * 10, "rows that are held out have no codes of their own"
+    assert len(set(targets)) == 2
     gc.collect()
     assert not shared_codes._in_use
+
+
+@examples(30)
+@given(seed=st.integers(0, 1000), n_folds=st.integers(2, 5))
+def test_folds_share_values_that_do_not_depend_on_them(seed: int, n_folds: int) -> None:
+    """A fold of other values has its own, and changes none of the others."""
+    rng = np.random.default_rng(seed)
+    number = rng.permutation(np.arange(N) % n_folds)
+    folds = in_groups([FoldRows(np.where(number == k, TEST, TRAIN)) for k in range(n_folds)])
+    assert folds[0].parts is not None
+    shared = SharedCodes(codes_of(slice(None)), folds[0].parts, SPEC, 1, 1)
+    other, found = int(rng.integers(n_folds + 2)), []
+    for k, fold in enumerate(folds):
+        assert fold.parts is not None
+        kept = np.flatnonzero(fold.uses == TRAIN)
+        of_parts = np.bincount(fold.parts[kept], minlength=n_folds) > 0
+        segments = shared.segments(of_parts, ids_of(len(kept)))
+        given_values = WEIGHT[kept].copy()
+        if k == other:
+            given_values[rng.integers(0, len(kept))] *= -1
+        own = segments.in_order({"weight": given_values})["weight"]
+        found.append((segments.positions(), own[segments.positions()], shared.values("weight", own, of_parts)))
+    assert other < n_folds or len({id(values) for *_, values in found}) == 1
+    for rows, expected, values in found:
+        np.testing.assert_array_equal(values[rows], expected)
+    assert shared.values("weight", own.astype(np.float32), of_parts).dtype == np.float32
+
+
+def test_rows_that_are_held_out_have_the_scores_that_they_would_have_alone() -> None:
+    """Also those that remain when another worker gets some of their partitions."""
+    shared = SharedCodes(codes_of(slice(None)), (np.arange(N) % 4).astype(np.uint8), SPEC, 1, 1)
+    positions = np.arange(1, N, 4)
+    first = shared.first_of(positions)
+    assert first == N // 4
+    assert shared.first_of(np.arange(2, N, 2)) is None and shared.first_of(positions[1:]) == first + 1
+    grown = a_tree(TABLE.layout.n_bins, np.zeros(5, bool), 9, 1)
+    values, found = RNG.normal(size=9), []
+    for codes in (ConsecutiveCodes(columns_among(shared.fields, SPEC.layout), first), None):
+        own = codes_of(positions)
+        fields = {"target": TARGET[positions], "raw": RAW[:, positions].copy()}
+        fields |= {"narrow": own.narrow, "wide": own.wide} if codes is None else {}
+        store = RowStore(eval_fields(SPEC, False, has_codes=codes is None), [len(positions)], arrays=fields)
+        size, owned = LossMagnitude.of(((1.0, 1.0),), 1.0, len(positions)), [(0, 20), (1, len(positions) - 20)]
+        part = EvalSet(store, SPEC.layout, SquaredError(), size, Team(2), owned=owned, shared=codes)
+        part.add(grown, values)
+        before = part.store.load()["raw"].copy()
+        part.keep_only([1])
+        part.add(grown, values)
+        found.append((before, part.store.load()["raw"]))
+    for mine, others in zip(*found, strict=True):
+        np.testing.assert_array_equal(mine, others)
+    assert found[0][1].shape == (1, len(positions) - 20)
+    assert len(np.unique(found[0][0] - RAW[:, positions])) > 2
+
+
+def test_at_most_as_many_folds_load_at_once_as_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, counts = threading.Lock(), [0, 0]
+    prepare = fit._prepare
+
+    def counted(*arguments: Any) -> Any:
+        with lock:
+            counts[0] += 1
+            counts[1] = max(counts)
+        found = prepare(*arguments)
+        with lock:
+            counts[0] -= 1
+        return found
+
+    monkeypatch.setattr(fit, "_prepare", counted)
+    X = RNG.normal(size=(300, 3))
+    dboost.cv(X, X[:, 0], folds=6, max_iter=2, n_threads=2, progress=False)
+    assert 1 <= counts[1] <= 2
