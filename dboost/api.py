@@ -14,11 +14,11 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from dboost.booster import Booster, as_booster, trained
 from dboost.data.labels import CONSTRAINTS, columns_named, with_named_constraints
-from dboost.data.partition import is_stored_table
+from dboost.data.partition import is_stored_table, is_stream
 from dboost.data.row_filter import RowFilter
 from dboost.data.table import GivenTable
 from dboost.dataset import Dataset
@@ -40,9 +40,13 @@ from dboost.training.plan import FitRequest, check_group, checked_callbacks, has
 from dboost.training.prepared_dataset import (
     PreparedDataset,
     describe,
+    open_folder,
     write_binned,
     write_folder,
 )
+
+if TYPE_CHECKING:
+    from dboost.distributed.cluster_dataset import ClusterRows
 
 
 @accepts_peer_names
@@ -459,11 +463,12 @@ def _prepared_on(
     """Prepare a data set on a cluster. settings : as of `_write_prepared`."""
     from dboost.distributed.cluster_dataset import ClusterRows, prepare_on_cluster
 
-    tasks = table.tasks(client, request.budget)
+    is_here = is_stream(table.table.data)  # workers cannot read it
+    tasks = None if is_here else table.tasks(client, request.budget)
     stored = None
     with nullcontext() if path is None else lease_of(path) as lease:
         with interruptible_reading():
-            rows = prepare_on_cluster(client, tasks, request)
+            rows = prepare_on_cluster(client, tasks, request) if tasks else _sent(client, table, request, settings)
         if path is not None and lease is not None:
             stored = rows.write(path, settings, lease)
             rows.close()
@@ -471,6 +476,20 @@ def _prepared_on(
     if publish is not None:
         rows.publish(publish, settings)
     return Dataset.on_cluster(rows, settings, stored)
+
+
+def _sent(client: Any, table: TableInput, request: FitRequest, settings: dict[str, Any]) -> ClusterRows:
+    """Bin a table in temporary files of this process, and send the bins to the workers. settings : as of `_write_prepared`."""
+    from dboost.distributed.cluster_dataset import sent_to_workers
+
+    directory = PrivateDirectory()
+    try:
+        folder = directory.path / "prepared"
+        write_folder(folder, partial(_write_prepared, table, request, settings))
+        with closing(open_folder(folder)) as written:
+            return sent_to_workers(client, written, request)
+    finally:
+        directory.close()
 
 
 #: Keywords that only a fit with `start_from` accepts, with their defaults.

@@ -26,7 +26,7 @@ from dboost.schema import Feature
 from dboost.session.memory import format_bytes
 from dboost.storage.path_text import path_text
 from dboost.storage.spool import PrivateDirectory
-from dboost.training.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
+from dboost.training.dataset_rows import LocalRows, StoredDataset, is_stored, read_description
 from dboost.training.folds import BinnedRows
 from dboost.training.prepared_dataset import is_prepared, named_roles, open_folder
 
@@ -245,13 +245,7 @@ class Dataset:
         with closing(open_folder(self.path)) as opened:
             if opened.has("start"):
                 raise InputTypeError("the data set was prepared to go on from a model, so it is for that fit only")
-            sample = opened.reference
-            if sample is None:
-                raise InputTypeError(f"{self.path} was written by an older dboost: prepare it again")
-            described = DatasetDescription(
-                opened.binning, opened.named, np.array(sample.values), opened.as_given(np.array(sample.target))
-            )
-            partitions = opened.partitions()
+            described, partitions = opened.description, list(opened.partitions())
             return LocalRows(described, [one.n_rows for one in partitions], lambda: partitions)
 
     def _stored_rows(self, stored: StoredDataset, client: Any) -> BinnedRows:

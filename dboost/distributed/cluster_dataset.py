@@ -6,6 +6,8 @@ a worker runs short of memory, and computes those of a lost worker again from th
 also holds the raw partitions, so the source is read once. A task compares the fingerprint of its partition with that of the
 first reading: a source that has changed meanwhile is an error, also for fits much later and for those of other clients.
 
+Workers cannot read a stream: the client bins it, in files, and `sent_to_workers` sends them the bins, some at a time.
+
 A fit on the data set reads the binned partitions (`BinnedTasks`) instead of the source. Everything else, such as balancing,
 recovery and workers that join, is as for any table. Several fits may run at the same time.
 """
@@ -13,7 +15,7 @@ recovery and workers that join, is as for any table. Several fits may run at the
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,11 +39,12 @@ from dboost.data.partition import (
     some_values,
 )
 from dboost.data.roles import ROLES, n_columns_of, rows_of
+from dboost.data.stored_stream import WAVE_BYTES
 from dboost.data.table import values_of
-from dboost.distributed.cluster_fit import ClusterTable, fit_over
+from dboost.distributed.cluster_fit import ClusterTable, fit_over, n_parts_of
 from dboost.distributed.connection import Connection, address_of, current_client, submit, usable
 from dboost.distributed.messages import pack
-from dboost.distributed.read_tasks import ReadTasks, finished, rows_alone
+from dboost.distributed.read_tasks import MIN_ROWS, ReadTasks, finished, rows_alone
 from dboost.distributed.worker_choice import WorkerChoice
 from dboost.distributed.worker_plugin import running
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
@@ -76,6 +79,7 @@ from dboost.training.fit import SessionRows, starts_of
 from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.plan import FitRequest
+from dboost.training.prepared_dataset import PreparedDataset
 
 
 class BinnedTasks(ReadTasks):
@@ -323,6 +327,53 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
     values = np.concatenate([values for values, _ in filled])
     data = DatasetDescription(binning, table.named, values, joined_targets([target for _, target in filled]))
     return ClusterRows(client, data, futures, tuple(n_kept[i] for i in range(len(keys))), has, request.workers)
+
+
+def sent_to_workers(client: Client, prepared: PreparedDataset, request: FitRequest) -> ClusterRows:
+    """Have workers hold the rows of a folder that this process has written.
+
+    At most `WAVE_BYTES` of them are in the memory of this process at a time. The scheduler keeps the bins, one byte a value, so
+    that Dask can send those of a lost worker again.
+    """
+    n_parts = n_parts_of(client)
+    most_rows = max(-(-prepared.n_rows // n_parts), MIN_ROWS)
+    lengths: list[int] = []
+    futures: list[Future] = []
+    with Connection(client, WorkerChoice.of(request.workers)) as connection:
+        connection.progress = request.progress
+        restricted = _restricted(connection)
+        try:
+            for wave in _waves(prepared.partitions(most_rows)):
+                sent = submit(client, wave, list(wave), **restricted)
+                futures += sent
+                n_rows = {f"dboost-length-{future.key}": (_length_of, future.key) for future in sent}
+                held: dict[Any, Any] = {future.key: future for future in sent}
+                counted = submit(client, held | n_rows, list(n_rows), **restricted)
+                lengths += finished(connection, counted, "binned partitions", restricted.get("workers", ()))
+        except BaseException:
+            for future in futures:
+                future.release()
+            raise
+    filled = tuple(name for name, role in ROLES.items() if prepared.has(role.field))
+    return ClusterRows(client, prepared.description, futures, tuple(lengths), filled, request.workers)
+
+
+def _waves(partitions: Iterable[BinnedPartition]) -> Iterator[dict[Any, Any]]:
+    """Yield the tasks of partitions that are sent at the same time, by key."""
+    wave: dict[Any, Any] = {}
+    n_bytes, token = 0, uuid.uuid4().hex
+    for i, partition in enumerate(partitions):
+        if wave and n_bytes + partition.n_bytes > WAVE_BYTES:
+            yield wave
+            wave, n_bytes = {}, 0
+        wave[f"dboost-binned-{token}-{i}"] = (unpack, pack(partition))
+        n_bytes += partition.n_bytes
+        del partition
+    yield wave
+
+
+def _length_of(partition: BinnedPartition) -> int:
+    return partition.n_rows
 
 
 def _bin_part(

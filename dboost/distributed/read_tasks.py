@@ -54,7 +54,7 @@ from dboost.version import __version__
 #: Dask priority of read tasks, above that of the user's tasks.
 _PRIORITY = 10
 #: Smallest number of rows of a partition of data in memory.
-_MIN_ROWS = 5_000
+MIN_ROWS = 5_000
 #: Largest plan, in bytes, that is part of every task; a larger one gets a task of its own.
 _MAX_PLAN_BYTES = 32 * 1024
 #: How often tasks are submitted if unusable workers join.
@@ -600,7 +600,7 @@ def _check_part(i: int, plan: bytes, bundle: tuple[Any, ...]) -> None:
 def _split_rows(data: Any, frame: Frame, n_parts: int) -> tuple[dict[Any, Any], list[Any]]:
     """Return the graph and the bundles of tasks that contain the rows of a table in memory."""
     n = frame.n_rows
-    n_parts = max(1, min(n_parts, n // _MIN_ROWS))
+    n_parts = max(1, min(n_parts, n // MIN_ROWS))
     bounds = [n * k // n_parts for k in range(n_parts + 1)]
     pieces = [pack(_rows(data, frame, first, last)) for first, last in pairwise(bounds)]
     return {}, [(_unpacked, packed_rows) for packed_rows in pieces]

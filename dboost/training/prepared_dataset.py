@@ -46,7 +46,7 @@ from dboost.data.eval_tables import EvalTable
 from dboost.data.labels import Names, text_of
 from dboost.data.roles import ROLES, n_columns_of
 from dboost.data.table import values_of
-from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, reason, shown
+from dboost.errors import DataError, DBoostError, InputTypeError, ModelFileError, ParameterError, reason, shown
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
 from dboost.params import Parameters
 from dboost.schema import Feature, Level
@@ -86,7 +86,7 @@ from dboost.training.dataset_checks import (
     sample_problem,
     stored_roles,
 )
-from dboost.training.dataset_rows import refuse_other_proposals
+from dboost.training.dataset_rows import DatasetDescription, refuse_other_proposals
 from dboost.training.direct_calls import DirectCalls, log_rows_in_files
 from dboost.training.engine import Engine
 from dboost.training.fit import LocalTable, learn_target
@@ -121,14 +121,30 @@ class PreparedDataset:
             self.rows.read(block, buffer)
             yield block, self.rows.views(buffer, block)
 
-    def partitions(self) -> list[BinnedPartition]:
-        """Read all rows into memory, one partition for each block."""
-        found = []
+    @property
+    def description(self) -> DatasetDescription:
+        """What fits on the partitions have in common.
+
+        Raises
+        ------
+        InputTypeError
+            If the folder has no reference sample.
+        """
+        sample = self.reference
+        if sample is None:
+            raise InputTypeError(f"{self.codes.path.parent} was written by an older dboost: prepare it again")
+        return DatasetDescription(self.binning, self.named, np.array(sample.values), self.as_given(np.array(sample.target)))
+
+    def partitions(self, most_rows: int = BLOCK_ROWS) -> Iterator[BinnedPartition]:
+        """Read the rows one block at a time, and yield those of a block in partitions of at most `most_rows` rows."""
         for block, rows in self.blocks_of_rows():
             others = {name: rows[name].copy() for name in STORED if name in rows}
-            columns = self.codes_in(block).columns()
-            found.append(BinnedPartition(columns, RowRoles(self.as_given(rows["target"]), **others)))
-        return found
+            columns, roles = self.codes_in(block).columns(), RowRoles(self.as_given(rows["target"]), **others)
+            n_rows = len(columns[0])
+            n_parts = -(-n_rows // most_rows)
+            for part in range(n_parts):
+                some = slice(n_rows * part // n_parts, n_rows * (part + 1) // n_parts)
+                yield BinnedPartition(tuple(column[some] for column in columns), roles.rows(some))
 
     def codes_in(self, block: int) -> BinnedColumns:
         """Read the codes of a block."""

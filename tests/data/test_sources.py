@@ -25,7 +25,7 @@ from dboost.data.paths import open_source
 from dboost.data.predictor import Predictor
 from dboost.data.row_filter import RowFilter
 from dboost.data.sources import Parts, Stream, stream_of
-from dboost.distributed import read_tasks
+from dboost.distributed import cluster_dataset, read_tasks
 from dboost.inspection import drift, row_functions
 from tests.helpers.clusters import Processes, at, threads_cluster
 
@@ -502,9 +502,41 @@ def test_a_stream_is_sent_again_after_a_worker_was_killed(tmp_path: Path, monkey
     assert found.sha256 == expected.sha256
 
 
+@pytest.mark.parametrize("kind", ["RecordBatchReader", "polars LazyFrame"])
+def test_prepared_streams_are_sent_to_workers_in_waves(
+    kind: str, tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = frame_of().assign(w=np.arange(N_ROWS) % 3.0, c=np.where(np.arange(N_ROWS) % 5 < 2, "no", "yes"))
+    how = {"sample_weight": "w", "features": ["x0", "x1", "town"], "filter": FILTERS["arrow"]()}
+    monkeypatch.setattr(cluster_dataset, "WAVE_BYTES", 4_000)
+    monkeypatch.setattr(cluster_dataset, "MIN_ROWS", 100)
+    monkeypatch.setattr(cluster_dataset, "n_parts_of", lambda _: 12)
+    sent: list[int] = []
+    submit = cluster_dataset.submit
+
+    def seen(client: Client, graph: dict[Any, Any], keys: list[Any], **options: Any) -> Any:
+        sent.append(sum(len(task[1]) for task in graph.values() if isinstance(task, tuple) and isinstance(task[1], bytes)))
+        return submit(client, graph, keys, **options)
+
+    monkeypatch.setattr(cluster_dataset, "submit", seen)
+    for target in ("y", "c"):
+        expected = dboost.fit(frame, target, **how, **OPTIONS)
+        sent.clear()
+        with dboost.prepare(SOURCES[kind](frame, tmp_path / target), target, client=client, **how) as data:
+            assert sum(size > 0 for size in sent) > 2 and max(sent) < 8_000
+            assert data.is_on_cluster and data.n_rows == (is_kept(frame) & (frame["w"] > 0)).sum()
+            assert dboost.fit(data, **OPTIONS).sha256 == expected.sha256
+    root = str(tmp_path / "prepared")
+    with dboost.prepare(SOURCES[kind](frame, tmp_path / "again"), "c", root, client=client, **how) as data:
+        assert dboost.fit(data, **OPTIONS).sha256 == expected.sha256
+    assert dboost.fit(dboost.Dataset(root), **OPTIONS).sha256 == expected.sha256
+
+
 def test_a_stream_without_rows_on_a_cluster(client: Client) -> None:
     with pytest.raises(dboost.DataError, match="the data have no rows: a RecordBatchReader can be read only once"):
         dboost.fit(_reader(frame_of()[:0], Path()), "y", client=client, **OPTIONS)
+    with pytest.raises(dboost.DataError, match="the data have no rows: a RecordBatchReader can be read only once"):
+        dboost.prepare(_reader(frame_of()[:0], Path()), "y", client=client)
 
 
 def booster_of(frame: pd.DataFrame, target: str = "y", **options: Any) -> dboost.Booster:
