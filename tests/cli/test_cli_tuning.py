@@ -199,6 +199,7 @@ def test_what_cv_cannot_use(here: Path, arguments: tuple[str, ...], message: str
     assert [path.name for path in here.iterdir()] == ["rows.parquet"]
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize(
     ("options", "keywords"),
     [
@@ -487,6 +488,7 @@ def test_values_are_printed_as_set_reads_them() -> None:
         assert found == value and type(found) is type(value)
 
 
+@pytest.mark.slow
 def test_missing_optuna_is_an_error_that_names_the_extra(here: Path) -> None:
     code = "import sys; sys.modules['optuna'] = None; from dboost.cli import main; sys.exit(main(sys.argv[1:]))"
     command = ["tune", "rows.parquet", "--target", "z", "--output", "study", "--set", "max_iter=2..3"]

@@ -82,6 +82,7 @@ def learned() -> list[int]:
     return [source["rows"] for source in dboost.load("model.json").sources]
 
 
+@pytest.mark.fast_cells(1)
 def test_nights_over_a_table(lake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     lake.append(rows(1))
     lake.append(rows(2, 50))
@@ -112,6 +113,7 @@ def test_nights_over_a_table(lake: Any, capsys: pytest.CaptureFixture[str]) -> N
     assert ledger["settled"][-1]["version"] == version_of(lake.table)
 
 
+@pytest.mark.fast_cells(1)
 def test_rows_that_were_deleted_before_they_were_learned(lake: Any) -> None:
     lake.append(rows(1))
     assert train(lake.data) == 0

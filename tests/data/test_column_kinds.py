@@ -228,6 +228,7 @@ def of_text() -> dboost.Booster:
     return fit(X)
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize("kind", OF_TEXT)
 def test_a_column_of_another_kind_than_in_training_is_refused(kind: str, of_text: dboost.Booster, client: Client) -> None:
     make, held = OF_TEXT[kind]
@@ -400,6 +401,7 @@ def test_decimals_give_the_model_of_floats(make: Callable[[], Any], of_floats: d
     np.testing.assert_array_equal(np.asarray(predicted), of_floats.predict(FLOATS))
 
 
+@pytest.mark.slow
 def test_decimals_of_files_workers_and_separate_collections(of_floats: dboost.Booster, tmp_path: Path, client: Client) -> None:
     pq.write_table(decimals(), tmp_path / "decimals.parquet")
     assert fit(tmp_path / "decimals.parquet", "y", sample_weight="w") == of_floats

@@ -325,6 +325,7 @@ def test_missing_groups_are_named() -> None:
         fitted(group=[1, 2, 3])
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("place", ["here", "workers"])
 @pytest.mark.parametrize("form", ["frame", "collection", "path", "frame and target", "path and target"])
 def test_evaluation_sets_have_the_groups_of_their_column(form: str, place: str, client: Client, tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def test_other_values_become_missing(name: str) -> None:
     np.testing.assert_allclose(got, list(levels.values()), rtol=1e-6)
 
 
+@pytest.mark.fast_cells(5)
 @pytest.mark.parametrize(
     ("form", "says"),
     [
@@ -320,6 +321,7 @@ def fit(frame: pd.DataFrame, target: str = "y", **options: Any) -> dboost.Booste
     return dboost.fit(frame, target, max_iter=1, progress=False, **options)
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("case", ERRORS)
 @pytest.mark.filterwarnings("ignore:column 'day' holds text")
 def test_errors_state_how_to_convert(case: str) -> None:

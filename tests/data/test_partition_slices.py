@@ -45,6 +45,7 @@ def weighted_frame(n: int = 700) -> pd.DataFrame:
     return frame
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize(
     ("target", "options"),
     [
@@ -168,6 +169,7 @@ def test_files_are_read_in_parts(sliced: None, tmp_path: Path, monkeypatch: pyte
         assert saved(dboost.fit(path, "y", memory_limit="64MiB", **COMMON)) == saved(whole)
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("version", ["plain", "dictionary", "compressed", "pages"])
 def test_a_row_group_that_is_larger_than_the_limit(sliced: None, tmp_path: Path, version: str) -> None:
     """It is read by ranges of rows: the rows, types and missing values are those of the whole, also of columns in folders."""

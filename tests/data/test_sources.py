@@ -195,6 +195,7 @@ def test_small_batches_are_joined() -> None:
     assert [piece.num_rows for piece in source.partitions(["x0"])] == [N_ROWS]
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize("limit", [None, "1MiB"])
 @pytest.mark.parametrize("kind", STREAMS)
 def test_errors_name_the_column_and_the_row_of_the_stream(kind: str, limit: str | None, tmp_path: Path) -> None:
@@ -231,6 +232,7 @@ def test_a_reader_that_was_read_before() -> None:
         dboost.fit(reader, "y", **OPTIONS)
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("kind", [kind for kind in PARTS if kind != "CSV folder"])
 def test_files_are_read_with_only_the_wanted_columns(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[list[str]] = []
@@ -259,6 +261,7 @@ def test_files_are_read_with_only_the_wanted_columns(kind: str, tmp_path: Path, 
     assert all(names == ["town", "x0"] for names in read)
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("kind", ["Parquet folder", "pyarrow dataset", "Delta"])
 def test_a_row_group_that_is_larger_than_its_share_is_read_once(kind: str, tmp_path: Path) -> None:
     if not Path("/proc/self/io").exists():
@@ -452,6 +455,7 @@ def client() -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("kind", ["pyarrow dataset", "Delta", "Iceberg", "polars LazyFrame", "pyarrow scanner"])
 def test_sources_on_a_cluster(kind: str, tmp_path: Path, client: Client) -> None:
     frame = frame_of()
@@ -462,6 +466,7 @@ def test_sources_on_a_cluster(kind: str, tmp_path: Path, client: Client) -> None
     assert found.sha256 == expected.sha256
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("kind", ["RecordBatchReader", "__arrow_c_stream__", "polars scan_parquet", "DuckDB relation"])
 def test_large_streams_are_sent_to_workers_in_waves(
     kind: str, tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
@@ -548,6 +553,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predict_stream, "_BATCH_BYTES", 10_000)
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("kind", STREAMS)
 def test_streams_are_predicted_batch_by_batch(
     kind: str, tmp_path: Path, small_batches: None, monkeypatch: pytest.MonkeyPatch
@@ -645,6 +651,7 @@ def test_offsets_positions_and_no_rows_in_streams(small_batches: None) -> None:
     assert classes.predict_proba(_reader(counts[:0], Path())).schema.names == ["a", "b"]
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("kind", STREAMS)
 def test_drift_of_a_stream(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_functions, "_BATCH_BYTES", 10_000)

@@ -44,6 +44,7 @@ def dense() -> dboost.Booster:
     return dboost.fit(DENSE, Y, **OPTIONS)
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("make", FORMATS, ids=lambda make: make.__name__)
 def test_the_model_is_that_of_the_dense_table(make: Callable[[Any], Any], dense: dboost.Booster) -> None:
     rows = make(DENSE)
@@ -98,6 +99,7 @@ def test_interpretation(dense: dboost.Booster, monkeypatch: pytest.MonkeyPatch) 
     same(lambda booster, X: [text.get_text() for text in booster.plot_waterfall(X, -3).texts])
 
 
+@pytest.mark.slow
 def test_interpretation_makes_no_dense_table() -> None:
     n, p = 40_000, 500
     rows = sp.random(n, p, 0.01, format="csr", random_state=0)

@@ -121,6 +121,7 @@ def published(frame: Any, client: Client) -> Dataset:
     return Dataset.published("targets", client)
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("place", DATASETS)
 def test_targets_of_prepared_data(place: str, client: Client, tmp_path: Path) -> None:
     with DATASETS[place](client, tmp_path) as data:
@@ -148,6 +149,7 @@ def targets_by_partition(rows: BatchRows) -> dict[int, Any]:
     return {number: rows.table.roles(k).target for k, number in enumerate(rows.table.numbers) if rows.table.lengths[k]}
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_targets_arrive_on_workers_also_when_one_is_lost(form: str, client: Client, tmp_path: Path) -> None:
     data, target = FORMS[form](tmp_path)
@@ -226,6 +228,7 @@ FITS: list[Callable[[Client], Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("number", range(len(FITS)))
 def test_fits_of_two_targets(number: int, client: Client) -> None:
     booster = FITS[number](client)

@@ -45,6 +45,7 @@ def on_cluster(client: Client, data: Any, target: Any, **options: Any) -> dboost
     return in_process(data, target, client=client, **options)
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("bytes_per_owner", [400_000, 10**9], ids=["some", "one owner"])
 def test_histograms_that_never_come_together(client: Client, bytes_per_owner: int) -> None:
     """Scheduler and workers are in this process, so the test can set the limit of wide histograms. Some owners find none."""
@@ -216,6 +217,7 @@ BAD: dict[str, tuple[Any, str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.fast_cells(6)
 @pytest.mark.parametrize("what", BAD)
 def test_bad_input_is_named(client: Client, what: str) -> None:
     change, target, options, message = BAD[what]

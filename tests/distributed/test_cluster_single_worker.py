@@ -130,6 +130,7 @@ def test_tables_that_a_worker_holds() -> None:
     assert not is_held(1_000_000, 47_000_000)
 
 
+@pytest.mark.slow
 def test_several_classes_are_worth_more_workers(client: Client) -> None:
     """Their number is known only after loading: one worker gets all rows, and the others theirs while trees are grown."""
     frame = FRAME[["a", "b", "d", "t"]]

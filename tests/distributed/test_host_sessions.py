@@ -138,6 +138,7 @@ def test_messages_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 # Fits.
 
 
+@pytest.mark.fast_cells(1)
 @given(
     target=st.sampled_from(["y", "z", "t"]),
     cuts=st.lists(st.integers(0, 2400), max_size=7),
@@ -160,6 +161,7 @@ def test_however_the_rows_are_divided(
         assert_one_session(fitted(divided(frame, cuts), target, client=client, **options), fitted(frame, target, **options))
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("kind", [DBoostRegressor, DBoostClassifier])
 def test_rows_held_out_from_the_table(client: Client, kind: type) -> None:
     target = "y" if kind is DBoostRegressor else "t"
@@ -172,6 +174,7 @@ def test_rows_held_out_from_the_table(client: Client, kind: type) -> None:
     assert mine.equals(others)
 
 
+@pytest.mark.fast_cells(1)
 def test_evaluation_sets_stay_where_they_are(client: Client) -> None:
     judge = a_table(900, 5)
     options: dict[str, Any] = {
@@ -201,6 +204,7 @@ def test_continued_models(client: Client) -> None:
     assert set(there.history["workers"].iloc[5:]) == {1}
 
 
+@pytest.mark.fast_cells(1)
 def test_prepared_data_sets_and_folds(client: Client) -> None:
     lazy = divided(FRAME, [600, 1200, 1800])
     data = dboost.prepare(lazy, "z", client=client, features=COLUMNS, progress=False)
@@ -251,6 +255,7 @@ def test_givers_keep_nothing(client: Client) -> None:
     assert held == [(0, own, 0), (0, own, 0), (len(FRAME), max(threads, own), 0)]
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("n_fits", [1, 2])
 def test_trainers_of_fits_at_the_same_time_take_turns(client: Client, monkeypatch: pytest.MonkeyPatch, n_fits: int) -> None:
     used: set[str] = set()
@@ -264,6 +269,7 @@ def test_trainers_of_fits_at_the_same_time_take_turns(client: Client, monkeypatc
     assert len(used) == (1 if n_fits == 1 else 3), "a fit that is alone is where the kernels are loaded"
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -330,6 +336,7 @@ def kill(processes: Processes, is_trainer: bool) -> None:
     processes.wait_for(lambda: worker not in processes.addresses())
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_killed_trainers_and_givers(processes: Processes, two_hosts: Callable[[Client], list[str]], hosts: int) -> None:
     processes.ensure_workers(4)
@@ -396,6 +403,7 @@ def test_a_killed_giver_loses_nothing(processes: Processes) -> None:
     assert "lost_workers" not in there.history.attrs
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("beside", [True, False])
 def test_workers_that_join(processes: Processes, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
     """Beside a trainer they get no rows; workers of another host get some, and hand them over."""

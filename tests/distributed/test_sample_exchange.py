@@ -71,6 +71,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("weight", [None, "w"])
 def test_candidates_do_not_depend_on_who_proposes_them(client: Client, proposals: Counter[int], weight: str | None) -> None:
     """Rows with gaps, a categorical column, rows of weight 0, an empty partition."""

@@ -51,6 +51,7 @@ def lazily(n_partitions: int = 5) -> dd.DataFrame:
     return dd.from_pandas(FRAME, npartitions=n_partitions)
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("n_staying", [None, 1])
 def test_blocks_that_stay_on_workers(
     client: Client, streaming: None, monkeypatch: pytest.MonkeyPatch, n_staying: int | None
@@ -120,6 +121,7 @@ def test_what_lies_on_one_worker_moves_with_all_that_belongs_to_it(client: Clien
     assert min(held) > 0
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize(("target", "options"), [("t", {"sample_weight": "w"}), ("y", {"offset": "d"})])
 def test_partitions_larger_than_their_share(
     client: Client, streaming: None, monkeypatch: pytest.MonkeyPatch, target: str, options: dict[str, Any]

@@ -131,6 +131,7 @@ ENCODERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.filterwarnings("ignore:.*TargetEncoder:FutureWarning")
 @pytest.mark.parametrize("output", ["default", "pandas", "polars"])
 @pytest.mark.parametrize("name", ENCODERS)
@@ -155,6 +156,7 @@ def test_encoders_come_before_estimators(name: str, output: str) -> None:
     assert search.best_params_ == {"dboostclassifier__max_leaf_nodes": 8}
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("method", ["sigmoid", "isotonic", "temperature"])
 def test_probabilities_of_pipelines_are_calibrated(method: str) -> None:
     frame, y = cities()

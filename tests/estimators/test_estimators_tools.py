@@ -86,6 +86,7 @@ def test_cross_validate_in_two_processes(Estimator: Any) -> None:
     assert one["estimator"][0].booster_ == two["estimator"][0].booster_ == by_hand.booster_
 
 
+@pytest.mark.slow
 @BOTH
 def test_halving_searches(Estimator: Any) -> None:
     X, y = signal_and_noise(Estimator)
@@ -318,6 +319,7 @@ def test_cross_val_score_of_text_and_missing_values() -> None:
     assert cross_val_score(small(DBoostClassifier), X, y, cv=3).mean() > 0.75
 
 
+@pytest.mark.slow
 def test_estimators_work_without_scikit_learns_callbacks() -> None:
     """scikit-learn before 1.9 has no module `callback`."""
     code = """

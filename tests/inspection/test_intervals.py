@@ -228,6 +228,7 @@ def test_too_many_values(model: dboost.Booster, monkeypatch: pytest.MonkeyPatch)
 # Kinds of data, and places.
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("by", [None, "town", "month", "route"])
 def test_partitions_and_files(model: dboost.Booster, by: str | None, tmp_path: Path) -> None:
     expected = fresh(model).calibrate(HELD_OUT, "y", by=by, sample_weight="w")

@@ -122,6 +122,7 @@ def test_surfaces_are_the_dependence() -> None:
     assert shown.T.ravel() == pytest.approx(table["value"].to_numpy())
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("target", ["y", "grade"])
 def test_panels_have_numbers_below_every_column_and_stand_evenly(target: str) -> None:
     axes = axes_of(booster(target).plot_partial_dependence(["x", "town"]))

@@ -82,6 +82,7 @@ def read(html: str) -> Reader:
     return reader
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("target", ["y", "late", "grade"])
 def test_the_page_needs_nothing_else(target: str) -> None:
     reader = read(with_rows(target))
@@ -171,6 +172,7 @@ def test_dask_rows_and_a_model_without_splits(tmp_path: Path) -> None:
     read(flat._repr_html_())
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize(
     ("arguments", "error", "complaint"),
     [
@@ -217,6 +219,7 @@ document.documentElement.dataset.fetched = performance.getEntriesByType("resourc
 </script></body>"""
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize("target", ["y", "grade"])
 def test_a_real_browser_opens_it_at_phone_and_desktop_width(target: str, width: int, tmp_path: Path) -> None:

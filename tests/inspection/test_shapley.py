@@ -76,6 +76,7 @@ def raw_matrix(booster: Booster, X: Any) -> np.ndarray:
     return raw if raw.ndim == 2 else raw[:, None]
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_values_add_up_to_raw_scores(target: str) -> None:
     frame = mixed_frame(400)
@@ -245,6 +246,7 @@ def test_the_same_as_the_shap_packages_on_xgboosts_trees() -> None:
     assert np.abs(values_of(ensemble, X[:100])[:, :, 0] - found).max() < 2e-5
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("target", ["y", "kind"])
 def test_explanations_are_those_of_the_shap_package(target: str) -> None:
     """`shap.Explanation` contains the same values, and shap's plots draw it."""

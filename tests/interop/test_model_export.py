@@ -64,6 +64,7 @@ def answers(booster: Booster, X: Any) -> np.ndarray:
     return probabilities[:, 1] if probabilities.shape[1] == 2 else probabilities
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_with_its_link(name: str, models: Callable[[str], Booster], tmp_path: Path) -> None:
     booster, test = models(name), mixed_frame(300, seed=1)

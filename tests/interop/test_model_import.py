@@ -62,6 +62,7 @@ def through_file(booster: Booster) -> Booster:
     return Booster(model_file.loads(model_file.dumps(booster.ensemble)))
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_xgboosts_objectives(objective: str, tmp_path: Path) -> None:
     target, more = OBJECTIVES[objective]
@@ -123,6 +124,7 @@ def test_base_scores_of_xgboost(objective: str, base_score: float) -> None:
     np.testing.assert_allclose(dboost.from_xgboost(theirs).predict(X, raw_score=True), expected, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("target", ["y", "late", "grade"])
 @pytest.mark.parametrize(
     "more",
@@ -258,6 +260,7 @@ LIGHTGBMS: dict[str, tuple[str, dict[str, Any]]] = {
 SMALL = {"verbose": -1, "num_threads": 1, "num_leaves": 9, "min_data_in_leaf": 5, "min_data_per_group": 5, "cat_smooth": 1.0}
 
 
+@pytest.mark.fast_cells(4)
 @pytest.mark.parametrize("objective", LIGHTGBMS)
 def test_lightgbms_objectives(objective: str, tmp_path: Path) -> None:
     target, more = LIGHTGBMS[objective]
@@ -327,6 +330,7 @@ def test_what_of_lightgbm_is_refused(tmp_path: Path) -> None:
             dboost.from_lightgbm(tmp_path / name)
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
 @pytest.mark.parametrize("target", ["y", "late", "grade"])
 def test_boosting_goes_on_from_what_was_begun_elsewhere(library: str, target: str, tmp_path: Path) -> None:

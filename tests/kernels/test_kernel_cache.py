@@ -253,6 +253,7 @@ def test_kernels_of_earlier_code_are_not_found(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.slow
 @known_numba
 def test_copies_of_the_code_share_a_folder_of_kernels(copy: Path) -> None:
     assert use(copy) == (42, True)

@@ -31,6 +31,7 @@ def compare(name: str, one: Path, other: Path) -> None:
         assert (one / file).read_bytes() == (other / file).read_bytes(), file
 
 
+@pytest.mark.slow
 def test_models_are_those_of_compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
     interpreted = tmp_path_factory.mktemp("interpreted")
     names = ("squared_error", "streamed")

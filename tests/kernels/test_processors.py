@@ -55,6 +55,7 @@ def printed(**changes: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not dispatched, reason="NumPy has one version of its code for this processor")
 def test_other_instructions_give_the_same_bits() -> None:
     plain = printed(NPY_DISABLE_CPU_FEATURES=" ".join(dispatched), OPENBLAS_CORETYPE="Prescott")

@@ -43,6 +43,7 @@ def test_the_first_leaves_follow_the_formula(name: str, offset: bool) -> None:
         assert step[rows][0] == pytest.approx(-0.3 * gradient / (hessian + penalty), rel=1e-4, abs=1e-9)
 
 
+@pytest.mark.fast_cells(5)
 @EVERY
 def test_training_loss_is_that_of_the_predictions_and_falls(name: str) -> None:
     booster = fit(name, max_iter=30, eval_set=(X, TARGET[name]))
@@ -217,6 +218,7 @@ def test_deviances_are_those_of_scikit_learn(name: str, metric: str, arguments: 
     assert booster.history[f"eval_{metric}"].iloc[-1] == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.fast_cells(5)
 @EVERY
 def test_a_saved_model_predicts_the_same(name: str, tmp_path: Any) -> None:
     booster = fit(name, **({"tweedie_power": 1.3} if name == "tweedie" else {}))

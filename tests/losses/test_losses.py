@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numba import njit
 
 from dboost.data import RowRoles
 from dboost.errors import ParameterError
@@ -49,6 +48,7 @@ from dboost.losses.gradient_pass import (
     update_gradients,
 )
 from dboost.training.leaf_values import TargetStats, target_stats
+from tests.helpers.compiled import kept
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ LOSSES = [
 EVERY = pytest.mark.parametrize("case", LOSSES, ids=str)
 
 
-@njit(error_model="numpy")
+@kept
 def terms_of(loss, y, raw, gradient, hessian, value, scratch):
     output_terms(loss, y, raw, gradient, hessian, 0, value, scratch)
 
@@ -153,6 +153,7 @@ def test_derivatives(case: Case) -> None:
         assert column(loss.hessian(y, raw), output) == pytest.approx(bend, abs=near)
 
 
+@pytest.mark.fast_cells(19)
 @EVERY
 @pytest.mark.parametrize("scale", [0.1, 3.0, 20.0])
 def test_kernels_work_out_what_the_methods_do(case: Case, scale: float) -> None:
@@ -183,6 +184,7 @@ def test_terms_of_a_row_do_not_depend_on_the_rows_beside_it(case: Case) -> None:
             assert np.array_equal(a, b[..., first:])
 
 
+@pytest.mark.fast_cells(19)
 @EVERY
 @pytest.mark.parametrize("share", [1.0, 0.5, 1e-3])
 def test_extreme_scores_stay_finite(case: Case, share: float) -> None:

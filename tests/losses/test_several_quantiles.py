@@ -48,6 +48,7 @@ def model() -> dboost.Booster:
     return fit()
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize(
     "options",
     [{}, {"sample_weight": FRAME["w"].to_numpy(), "subsample": 0.7}, {"offset": FRAME["a"].to_numpy()}, {"max_depth": 3}],

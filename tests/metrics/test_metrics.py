@@ -141,6 +141,7 @@ def value(metric: MetricReduction, whole: ScoredRows, cuts: list[int]) -> float:
     return metric.finish(reduce(metric.merge, parts))
 
 
+@pytest.mark.fast_cells(7)
 @CASES
 @given(n=st.integers(2, 200), seed=st.integers(0, 2**32), weighted=st.booleans(), ties=st.booleans())
 def test_metrics_are_scikit_learns(loss: Loss, name: str, n: int, seed: int, weighted: bool, ties: bool) -> None:
@@ -223,6 +224,7 @@ OF_CLASSES: dict[str, Callable[..., float]] = {
 }
 
 
+@pytest.mark.fast_cells(4)
 @given(
     n=st.integers(3, 100),
     seed=st.integers(0, 2**32),

@@ -127,6 +127,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("target", ["number $y$", "three</title>"])
 def test_inspect_shows_names_as_they_are(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

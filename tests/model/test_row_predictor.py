@@ -153,6 +153,7 @@ def test_records_and_sequences_are_converted_as_tables_are(seed: int, output: st
             agree(partial(predictor, given_row), lambda row=row: by_predict(booster, output, row)[0])
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("target", ["y", "late", "grade"])
 def test_a_trained_model_and_its_copies(target: str) -> None:
     frame = mixed_frame(300)

@@ -341,6 +341,7 @@ def test_parameters_without_a_counterpart_exist_elsewhere_only() -> None:
     assert names & (set(of_fit()) | set(of_estimators())) == set()
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("heading", ["Regression", "Two classes", "More than two classes"])
 def test_metrics_of_other_libraries_have_the_names_on_the_page(heading: str) -> None:
     xgboost, lightgbm = pytest.importorskip("xgboost"), pytest.importorskip("lightgbm")

@@ -21,6 +21,7 @@ from dboost.params import make_parameters
 COSTS = Costs(cell=1e-9, split=2e-9, begin=1e-9, settle=3e-9, advance=5e-9, pair=6e-5)
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("lines", [True, False])
 @pytest.mark.parametrize(("n_workers", "n_features"), [(3, 5), pytest.param(30, 5, marks=pytest.mark.slow), (11, 40)])
 def test_the_model_is_that_of_one_process(n_workers: int, n_features: int, lines: bool) -> None:

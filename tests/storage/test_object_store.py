@@ -114,6 +114,7 @@ def test_checkpoints(empty: fsspec.AbstractFileSystem) -> None:
     assert min(seen) > 1
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
@@ -308,6 +309,7 @@ def test_names_that_look_like_patterns_are_names(root: str, name: str, neighbour
     assert atomic_write.read_whole(f"{root}/{name}.csv") == b"x"
 
 
+@pytest.mark.fast_cells(1)
 def test_a_data_set_removes_its_own_files_only(root: str) -> None:
     folder = f"{root}/rows[1]"
     mine = ["part-0.parquet", "part-of-mine.parquet", "sample-1.parquet", "notes.txt"]

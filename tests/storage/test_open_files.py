@@ -38,6 +38,7 @@ def calls(folder: Path) -> dict[str, Callable[[Path], Any]]:
     }
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("call", calls(Path()))
 def test_the_limit_is_named(folder: Path, tmp_path: Path, call: str) -> None:
     works = calls(folder)[call]

@@ -341,6 +341,7 @@ SMALL_LIMIT = "500KiB"
 FEW_BINS: dict[str, Any] = {"features": ["a", "b", "c", "level"], "max_bins": 15, "max_leaf_nodes": 5, "max_iter": 12}
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize(
     ("target", "options"),
     [
@@ -376,6 +377,7 @@ def test_prepared_data(tmp_path: Any) -> None:
     assert len(list((tmp_path / "rows.binned").iterdir())) == 4, "and the folder is as it was"
 
 
+@pytest.mark.slow
 def test_a_limit_says_how_many_bites(tmp_path: Any) -> None:
     """The limit determines the number of bites, whatever the number of threads; no file is left."""
     import dask
@@ -395,6 +397,7 @@ def test_a_limit_says_how_many_bites(tmp_path: Any) -> None:
     assert list(tmp_path.rglob("*")) == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_knows_how_many_bites_a_limit_made(tmp_path: Any) -> None:
     """Another number of bites divides the rows differently: the existing trees would be added to rows of other bites."""
     options = FEW_BINS | {"arcbites": ArcBites(trees_per_visit=1, visits=None), "checkpoint": tmp_path, "checkpoint_every": 1}

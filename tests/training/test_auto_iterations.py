@@ -78,6 +78,7 @@ def test_whole_groups_are_held_out(frame: pd.DataFrame) -> None:
     assert 0.5 * N < n < 0.9 * N
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("sizes", [[700, 800], [1, 0, 1499], [300, 300, 300, 600]])
 def test_the_same_rows_are_held_out_for_any_partitioning(
     frame: pd.DataFrame, automatic: dboost.Booster, sizes: list[int]

@@ -124,6 +124,7 @@ def test_a_finished_fit_is_returned_and_can_be_longer(tmp_path: Path, monkeypatc
         fit(checkpoint=tmp_path)
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_killed_around_any_write(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also between the write of a file of trees and of the state that names it."""

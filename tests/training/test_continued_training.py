@@ -238,6 +238,7 @@ MISTAKES: list[tuple[type[Exception], str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.fast_cells(5)
 @pytest.mark.parametrize(("kind", "message", "options"), MISTAKES, ids=[message for _, message, _ in MISTAKES])
 def test_what_cannot_go_on_is_named(client: Client, kind: type[Exception], message: str, options: dict[str, Any]) -> None:
     asked: dict[str, Any] = {"data": NEW, "start_from": first(), "max_iter": 2} | options

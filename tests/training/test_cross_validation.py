@@ -567,6 +567,7 @@ except KeyboardInterrupt as error:
 """
 
 
+@pytest.mark.slow
 def test_many_folds_in_a_bounded_number_of_threads(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     together = dboost.cv(FRAME, "z", folds=7, **OPTIONS)
     monkeypatch.setattr(training_folds, "AT_ONCE", 2)

@@ -229,6 +229,7 @@ def test_scores_of_another_number_of_outputs_are_refused(tmp_path: Path) -> None
         dboost.fit(tmp_path / "data", "grade", start_from=model, max_iter=1)
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("n", [1, 2, 2047, 2048, 2049, 4097])
 def test_codes_beyond_those_of_a_column_are_found_in_any_row(n: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(n)

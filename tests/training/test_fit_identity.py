@@ -241,6 +241,7 @@ def test_fractions_and_heavy_rows_are_weights_too(target: str) -> None:
 # Saving, loading, predicting.
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_predictions_are_the_scores_of_training(target: str, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:

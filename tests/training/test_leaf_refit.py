@@ -54,6 +54,7 @@ def test_the_own_data_give_the_own_values(target: str, options: dict[str, Any]) 
         np.testing.assert_allclose(after.value[leaf], before.value[leaf], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("value", [np.inf, -np.inf])
 def test_infinite_features_are_refused_as_in_a_fit(client: Client, value: float) -> None:
     """Of every kind of table, also in a column without splits: the model's summary of the rows could not be stored."""

@@ -341,6 +341,7 @@ def test_from_eight_trees_on_the_log_names_the_other_strategy(caplog: pytest.Log
             assert ("multi_strategy='multi_output_tree' grows one" in caplog.text) == (n_classes == 8 and more is not ONE_TREE)
 
 
+@pytest.mark.slow
 def test_interpreted_kernels_give_the_same_model() -> None:
     code = (
         "import sys, dboost\n"

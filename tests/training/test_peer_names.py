@@ -116,6 +116,7 @@ def attempts(method: str, name: str) -> Iterable[Callable[[], Any]]:
         yield lambda: DBoostRegressor(**SMALL).fit(X, Y).predict(X, **given)
 
 
+@pytest.mark.fast_cells(8)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("peer", PEERS)
 def test_every_name_of_another_library_is_known(peer: str, method: str, recwarn: pytest.WarningsRecorder) -> None:
@@ -163,6 +164,7 @@ EQUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.fast_cells(6)
 @pytest.mark.parametrize(("theirs", "ours"), EQUAL, ids=lambda one: "_".join(one))
 def test_an_alias_makes_the_same_model(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     def without(names: Iterable[str]) -> dict[str, Any]:

@@ -84,6 +84,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, str]]:
     return shown
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
 @pytest.mark.parametrize("place", ["threads", "a memory limit", "workers"])
 def test_files_are_counted_in_bytes(ending: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

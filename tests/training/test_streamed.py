@@ -100,6 +100,7 @@ def _count_codes(patch: pytest.MonkeyPatch, counted: list[int]) -> None:
     patch.setattr(BlockFile, "read", noted)
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize(("n_together", "most"), [(1, 12.0), (2, 8.0), (None, 4.0)])
 def test_trees_of_an_iteration_share_passes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, n_together: int | None, most: float
@@ -261,6 +262,7 @@ def _numbers(n: int) -> pd.DataFrame:
     return pd.DataFrame(rng.normal(size=(n, 6)), columns=[*"abcde", "y"])
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("limit", ["1 KiB", "64KiB", 20_000, "300KiB"])
 def test_a_limit_far_too_small_is_refused_before_all_rows_are_read(
     limit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

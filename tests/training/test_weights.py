@@ -38,6 +38,7 @@ def fit(data: Any, target: Any, weight: Any, **options: Any) -> dboost.Booster:
     return dboost.fit(data, target, sample_weight=weight, **({"max_iter": 4} | options))
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("target", ["y", "grade"])
 def test_weights_as_an_array_and_as_a_column_give_the_same_model(target: str, client: Client, tmp_path: Path) -> None:
     frame = FRAME[[*FEATURES, target, "w"]]
@@ -58,6 +59,7 @@ def test_weights_as_an_array_and_as_a_column_give_the_same_model(target: str, cl
         assert dboost.fit(folder, target, max_iter=4) == expected
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.float16, np.float32, np.float64, bool, object, "Int64"])
 def test_the_type_of_weights_does_not_matter(dtype: Any) -> None:
     whole = (W > 0).astype(int) if dtype is bool else (2 * W).astype(int)
@@ -84,6 +86,7 @@ def test_a_column_whose_text_counts_nowhere_has_no_levels() -> None:
     assert np.isfinite(values.predict(frame.assign(town=None))).all()
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("weight", [1e-26, 1e-300, 5e-324])
 @pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "huber"])
 def test_weights_that_are_all_too_small_are_refused_by_name(weight: float, loss: str, client: Client) -> None:

@@ -140,6 +140,7 @@ def test_wide_tables(kind: str, with_hessian: bool) -> None:
     assert_equal(problem.by_rounds([100, 100, 350], 5)[0], expected)
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize(
     "limits", [(1, 0.0), (20, 0.0), (20, 0.1)], ids=["two channels", "three channels", "three, never packed"]
 )

@@ -59,6 +59,7 @@ def lightgbm_predictions(X: np.ndarray, y: np.ndarray, test: np.ndarray, n_itera
     return lightgbm.train(common | settings, lightgbm.Dataset(X, y), n_iterations).predict(test, raw_score=True)
 
 
+@pytest.mark.fast_cells(2)
 @MISSING
 @AGREEMENT
 def test_regression(missing: float, n_iterations: int, least: float) -> None:
@@ -77,6 +78,7 @@ def test_regression(missing: float, n_iterations: int, least: float) -> None:
     assert min(agreement.values()) > least, agreement
 
 
+@pytest.mark.fast_cells(2)
 @MISSING
 @AGREEMENT
 def test_two_classes(missing: float, n_iterations: int, least: float) -> None:

@@ -137,6 +137,7 @@ def rows_of_nodes(tree: pd.DataFrame, X: np.ndarray) -> dict[int, np.ndarray]:
     return reached
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("proposal", ["tree", "node", "exact"])
 def test_every_split_is_the_best_of_its_candidates(proposal: str) -> None:
     """Return the bins by a naive search of all nodes: least squares, so that masses are numbers of rows."""
@@ -199,6 +200,7 @@ def test_with_few_distinct_values_all_proposals_are_one(proposal: str) -> None:
         pd.testing.assert_frame_equal(other.to_frame(), plain.to_frame())
 
 
+@pytest.mark.fast_cells(2)
 @pytest.mark.parametrize(
     ("subsample", "proposal"),
     [(1.0, "tree"), (1.0, "node"), (1.0, "exact"), (0.5, "tree")]

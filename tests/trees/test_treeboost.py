@@ -37,6 +37,7 @@ BESIDE: dict[str, tuple[np.ndarray, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("name", BESIDE)
 def test_scikit_learn_grows_the_same(name: str) -> None:
     y, ours, theirs = BESIDE[name]
@@ -52,6 +53,7 @@ def test_scikit_learn_grows_the_same(name: str) -> None:
     assert r2_score(expected, found) > (0.99 if name in ("LAD", "quantile") else 0.999)
 
 
+@pytest.mark.fast_cells(4)
 @EVERY
 def test_a_monotone_transformation_of_features_changes_nothing(name: str) -> None:
     """Splits depend on ranks only, so on the training rows predictions are the same to the last bit."""
