@@ -230,6 +230,7 @@ def test_the_two_ways_to_a_cluster_run_the_same() -> None:
                 assert spec[field] == plain[container["name"]][field]
 
 
+@pytest.mark.slow
 def test_what_the_operator_makes_of_them_is_valid() -> None:
     controller = pytest.importorskip("dask_kubernetes.operator.controller.controller")
     cluster = the("DaskCluster", read("operator/cluster.yaml"))["spec"]
@@ -361,6 +362,7 @@ def test_a_small_cluster_needs_nothing_else() -> None:
     assert places["DBOOST_TARGET"] == demo_command.TARGET
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("component", ["tls", "tls-cert-manager"])
 def test_the_component_brings_tls_to_every_pod(component: str, tmp_path: Path) -> None:
     manifests = overlay(tmp_path, "overlays/nightly", components=[component])

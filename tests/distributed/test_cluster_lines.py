@@ -13,7 +13,7 @@ import dask.dataframe as dd
 import numpy as np
 import pytest
 from distributed import Client, Worker
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
@@ -25,6 +25,7 @@ from dboost.losses import Loss
 from dboost.session.worker_session import WorkerSession
 from dboost.trees.grower import RoundHistograms
 from tests.helpers.clusters import Processes, a_table, hold_files, lines_cluster, release_files, threads_cluster, uses_lines
+from tests.helpers.examples import examples
 
 FRAME = a_table(2000)
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "progress": False}
@@ -38,9 +39,9 @@ def lines() -> Iterator[tuple[Line, Line]]:
     other.close()
 
 
-@settings(max_examples=30, deadline=None)
+@examples(60)
 @given(
-    contents=st.lists(st.tuples(st.binary(max_size=200), st.lists(st.integers(0, 5000), max_size=4)), min_size=1, max_size=6),
+    contents=st.lists(st.tuples(st.binary(max_size=200), st.lists(st.integers(0, 1000), max_size=4)), min_size=1, max_size=6),
     piece=st.integers(1, 977),
 )
 def test_messages_arrive_whole_however_they_are_cut(contents: list[tuple[bytes, list[int]]], piece: int) -> None:

@@ -26,10 +26,11 @@ import printed  # noqa: E402
 from headline import cell, headlines  # noqa: E402
 from printed import BLOCK  # noqa: E402
 
-#: Pages whose code takes longer than a few seconds: it starts clusters of processes, or imports large libraries.
+#: Pages whose code takes longer than a few seconds: it starts clusters of processes, imports large libraries, or grows forests.
 SLOW = {
     "guide/clusters.md",
     "guide/integrations.md",
+    "guide/random_forests.md",
     "guide/tuning.md",
     "migration/lightgbm_dask.md",
     "migration/scikit_learn.md",
