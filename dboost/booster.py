@@ -30,7 +30,7 @@ from dboost.losses import Loss
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, FlatEnsemble, drop_source, to_frame, truncate
 from dboost.model.margins import COLUMNS, Calibration, LevelColumn
-from dboost.model.outputs import OutputForm, Outputs
+from dboost.model.outputs import IntervalBase, OutputForm, Outputs
 from dboost.model.row_predictor import RowPredictor
 from dboost.params import Parameters, accepts_names_of_predictions, available_threads
 from dboost.peer_names import unknown_attribute
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import treelite
 
     from dboost.inspection import calibration, dependence, drift, importance, row_functions, shapley
+    from dboost.inspection.cross_conformal import Selection
     from dboost.inspection.plots import attributions, effects, performance, tree_diagram
     from dboost.inspection.report import page
     from dboost.interop import export, to_onnx, to_treelite, to_xgboost
@@ -298,6 +299,34 @@ class Booster:
         X = X if filter is None else filtered(X, filter, self.features)
         return self._through(X, self.outputs.form("probability"), iteration_range, n_threads, offset)
 
+    @accepts_names_of_predictions
+    def predict_distribution(
+        self, X: Any, iteration_range: Range | None = None, n_threads: int | None = None, *, offset: Any = None,
+        filter: Any = None,
+    ) -> Any:  # fmt: skip
+        """Predict the normal distribution of each row's target, of a model of ``loss="normal"``.
+
+        Parameters and errors are those of `predict`.
+
+        Returns
+        -------
+        Array, DataFrame or dask collection [n_rows, 2]
+            The kind of X, with the columns ``loc``, the mean, which `predict` returns, and ``scale``, the standard deviation.
+
+        Raises
+        ------
+        ParameterError
+            For a model of another loss.
+
+        Examples
+        --------
+        >>> booster = dboost.fit(frame, "price", loss="normal")     # doctest: +SKIP
+        >>> booster.predict_distribution(frame)["scale"]            # doctest: +SKIP
+        """
+        form = self.outputs.distribution()
+        X = X if filter is None else filtered(X, filter, self.features)
+        return self._through(X, form, iteration_range, n_threads, offset)
+
     def predictor(self, output: str = "prediction", iteration_range: Range | None = None) -> RowPredictor:
         """Return a function that predicts single rows, prepared for services: it takes some microseconds for each.
 
@@ -403,8 +432,8 @@ class Booster:
         self.outputs.check_intervals()
         rows = data._rows(client)
         y = encode_column(rows.targets(), Target(self.loss, None, None), lambda row: f"row {row} of those of positive weight")
-        predicted = self.outputs.finish(rows.scores(self.ensemble))
-        found = calibration.calibrated_by_predictions(self.outputs, y, predicted, rows.weights(), coverage)
+        base = self.outputs.interval_of(rows.scores(self.ensemble))
+        found = calibration.calibrated_by_predictions(y, base, rows.weights(), coverage)
         return self.set_calibration(found)
 
     def set_calibration(self, found: Calibration) -> Self:
@@ -472,10 +501,12 @@ class Booster:
         group = None if column is None else column.groups(block[:, column.position], margins.levels)
         if column is not None and not column.is_feature:
             block = np.ascontiguousarray(block[:, :-1])
-        raw = self._flat.raw_scores(block, (0, self.n_iter_), n_threads)
-        predicted = self.outputs.finish(raw if offset is None else raw + offset[:, None])
-        found = margins.bounds(*self.outputs.interval_of(predicted), group)
+        found = margins.bounds(self._interval_base(block, n_threads, offset), group)
         return np.maximum(found, 0.0) if self.loss.target_range else found
+
+    def _interval_base(self, block: np.ndarray, n_threads: int | None, offset: np.ndarray | None) -> IntervalBase:
+        raw = self._flat.raw_scores(block, (0, self.n_iter_), n_threads)
+        return self.outputs.interval_of(self.outputs.with_offset(raw, offset))
 
     @accepts_names_of_predictions
     def decide(self, X: Any, costs: Any, iteration_range: Range | None = None, n_threads: int | None = None) -> Any:
@@ -1291,7 +1322,7 @@ class Booster:
         self, finish: Callable[..., Any], block: np.ndarray, iterations: Range, n_threads: int | None, offset: Any = None
     ) -> np.ndarray:
         raw = self._flat.raw_scores(block, iterations, n_threads)
-        return finish(raw if offset is None else raw + offset[:, None])
+        return finish(self.outputs.with_offset(raw, offset))
 
     def _leaves(self, block: np.ndarray, iterations: Range, n_threads: int | None) -> np.ndarray:
         return self._flat.leaves(block, iterations, n_threads)
@@ -1414,6 +1445,24 @@ def trained(fitted: FitResult, parameters: Parameters, continued: Booster | None
     loss = custom[0] if len(custom) == 1 else custom or None
     notes = {name: value for name in ("ended_by", "lost_workers") if (value := getattr(fitted, name))}
     return Booster(fitted.ensemble, history=history, timings=fitted.timings, loss=loss, notes=notes)
+
+
+def intervals_of_folds(
+    boosters: Sequence[Booster], selection: Selection, X: Any, n_threads: int | None, offset: Any, filter: Any
+) -> Any:
+    """Return the intervals of rows from the models of all folds; `CVResult.predict_interval` documents the parameters."""
+    first = boosters[0]
+    X = X if filter is None else filtered(X, filter, first.features)
+    function = partial(_intervals_of_folds, boosters, selection, _threads_for(X, n_threads))
+    return first._map_rows(X, function, COLUMNS, np.float64, offset)
+
+
+def _intervals_of_folds(
+    boosters: Sequence[Booster], selection: Selection, n_threads: int | None, block: np.ndarray,
+    offset: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    found = selection.bounds([booster._interval_base(block, n_threads, offset) for booster in boosters])
+    return np.maximum(found, 0.0) if boosters[0].loss.target_range else found
 
 
 def as_booster(model: Any) -> Booster:

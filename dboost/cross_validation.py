@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from dboost.api import belongs_to_fit, prepare
-from dboost.booster import Booster, trained
+from dboost.booster import Booster, intervals_of_folds, trained
 from dboost.data import CategoryColumn, Column
 from dboost.data.dask_collections import select
 from dboost.data.labels import Names, may_name_columns, names_of_table, with_named_constraints
@@ -29,6 +29,7 @@ from dboost.dataset import Dataset
 from dboost.display import html_card, metric_name, number, with_spread
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.inspection.calibration import calibrated_by_predictions
+from dboost.inspection.cross_conformal import CrossScores, check_partition
 from dboost.metrics.named import names_of
 from dboost.params import (
     EarlyStopping,
@@ -96,6 +97,9 @@ class CVResult:
         Number of iterations of each fold, also those after the best one.
     targets, weights : float64[n_rows], or None
         Of the rows, which `calibrate` uses; None for classes, and for weights of 1.
+    held_out : list of (int64[...], float64[..., n_outputs])
+        For each fold the positions of its held-out rows, and their raw scores by its model, which `predict_interval` uses;
+        empty for classes.
     states, settings
         What ``cv(…, start_from=result)`` continues and compares; no part of the public API.
     """
@@ -111,6 +115,7 @@ class CVResult:
     settings: dict[str, Any]  # the parameters of learning and the metrics, as JSON
     targets: np.ndarray | None = None
     weights: np.ndarray | None = None
+    held_out: Sequence[tuple[np.ndarray, np.ndarray]] = ()
 
     def calibrate(self, booster: Booster, coverage: float = 0.9) -> Booster:
         """Set a model's margin for `Booster.predict_interval` by the held-out predictions, and return the model.
@@ -120,7 +125,8 @@ class CVResult:
         model, which is trained on all rows with the same parameters. This is the interval that Barber, Candès, Ramdas and
         Tibshirani (2021) compare with their CV+: equally wide if the models of the folds predict like that of all rows. Their
         guarantee (a coverage of at least 2 · coverage - 1, in practice about the coverage) is proved for CV+, which needs all
-        models for each prediction; without assumptions on the learner it is not proved for this one.
+        models for each prediction (`predict_interval` of this result); without assumptions on the learner it is not proved for
+        this one.
 
         Parameters
         ----------
@@ -154,8 +160,55 @@ class CVResult:
         assert self.targets is not None
         held_out = ~np.isnan(self.predictions.reshape(len(self.predictions), -1)).any(axis=1)
         weights = None if self.weights is None else self.weights[held_out]
-        outputs, predicted = booster.outputs, self.predictions[held_out]
-        return booster.set_calibration(calibrated_by_predictions(outputs, self.targets[held_out], predicted, weights, coverage))
+        base = booster.outputs.interval_of_predictions(self.predictions[held_out])
+        return booster.set_calibration(calibrated_by_predictions(self.targets[held_out], base, weights, coverage))
+
+    def predict_interval(
+        self, X: Any, coverage: float = 0.9, n_threads: int | None = None, *, offset: Any = None, filter: Any = None
+    ) -> Any:
+        """Predict an interval for each row from the models of all folds (CV+).
+
+        The bounds are exact order statistics of what each fold's model predicts, minus and plus the distances between the
+        targets and the predictions of the rows that this model has not been trained on (Barber, Candès, Ramdas and Tibshirani,
+        2021). If new rows are exchangeable with these, the coverage is at least 2 · coverage - 1 up to √(2 / n_rows), and in
+        practice about `coverage`, whatever the learner does; no row is set aside.
+
+        Parameters
+        ----------
+        X : as in `Booster.predict`
+        coverage : float, default 0.9
+            Between 0 and 1, both excluded.
+        n_threads, offset, filter
+            As in `Booster.predict`.
+
+        Returns
+        -------
+        Array, DataFrame or dask collection [n_rows, 2]
+            The kind of X, with the columns ``lower`` and ``upper``. Where targets cannot be negative (poisson, gamma, tweedie),
+            bounds are at least 0.
+
+        Raises
+        ------
+        ParameterError
+            If the models predict classes; if the folds do not hold out every row once.
+        DataError
+            If there are fewer rows than the coverage needs (9 for 0.9); as of `Booster.predict`.
+
+        Examples
+        --------
+        >>> result = dboost.cv(frame, "price", folds=10, max_iter=300)                           # doctest: +SKIP
+        >>> result.predict_interval(new_rows, coverage=0.9)                                      # doctest: +SKIP
+        """
+        return intervals_of_folds(self.boosters, self._cross_scores().selection(coverage), X, n_threads, offset, filter)
+
+    def _cross_scores(self) -> CrossScores:
+        self.boosters[0].outputs.check_intervals()
+        assert self.targets is not None
+        check_partition([positions for positions, _ in self.held_out], len(self.targets))
+        found = []
+        for booster, (positions, raw) in zip(self.boosters, self.held_out, strict=True):
+            found.append((positions, booster.outputs.interval_of(raw).scores(self.targets[positions])))
+        return CrossScores.of(found, self.weights)
 
     @property
     def n_iterations(self) -> int:
@@ -531,10 +584,12 @@ def cross_validate(
     result = partial(CVResult, scores, summary, *best, boosters)
     if not predicts:
         return result(np.empty(0), states, described)
-    predictions, numbers = _predictions(rows, boosters, folds), None
-    if target.classes is None:
-        numbers = encode_column(folded.targets, target, lambda row: f"row {row} of those of positive weight")
-    return result(predictions, states, described, numbers, rows.weights())
+    held_out = rows.held_out_scores([booster.ensemble for booster in boosters], folds)
+    predictions = _predictions(rows.n_rows, boosters, held_out)
+    if target.classes is not None:
+        return result(predictions, states, described, None, rows.weights())
+    numbers = encode_column(folded.targets, target, lambda row: f"row {row} of those of positive weight")
+    return result(predictions, states, described, numbers, rows.weights(), held_out)
 
 
 def _described(parameters: Parameters, metrics: Sequence[MetricName], early_stopping: EarlyStopping | None) -> dict[str, Any]:
@@ -660,15 +715,15 @@ def _best(fitted: Sequence[FitResult], metrics: Sequence[MetricName], summary: p
     return best, float(means[best]), metric.name
 
 
-def _predictions(rows: BinnedRows, boosters: Sequence[Booster], folds: Sequence[FoldRows]) -> np.ndarray:
+def _predictions(n_rows: int, boosters: Sequence[Booster], held_out: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """Return the predictions of the rows by the models that have not been trained on them."""
     output = boosters[0].outputs.means
     sums: np.ndarray | None = None
-    times = np.zeros(rows.n_rows, np.int64)
-    for positions, raw in rows.held_out_scores([booster.ensemble for booster in boosters], folds):
+    times = np.zeros(n_rows, np.int64)
+    for positions, raw in held_out:
         found = output(raw)
         if sums is None:
-            sums = np.zeros((rows.n_rows, *found.shape[1:]))
+            sums = np.zeros((n_rows, *found.shape[1:]))
         sums[positions] += found
         times[positions] += 1
     assert sums is not None

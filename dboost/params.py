@@ -413,9 +413,9 @@ class Parameters:
     loss: Any = _parameter(
         "auto",
         Special("str, a custom dboost.losses.Loss, or a list of these", _checked_loss),
-        '"squared_error", "absolute_error", "quantile", "huber", "expectile", "poisson", "gamma" or "tweedie" for regression, '
-        '"log_loss" or "exponential" (two classes only) for classification, "half_brier_score" for classes in a forest; '
-        '"auto": log_loss (in a forest half_brier_score) for truth values, text, categories and zeros and ones, '
+        '"squared_error", "absolute_error", "quantile", "huber", "expectile", "normal", "poisson", "gamma" or "tweedie" for '
+        'regression, "log_loss" or "exponential" (two classes only) for classification, "half_brier_score" for classes in a '
+        'forest; "auto": log_loss (in a forest half_brier_score) for truth values, text, categories and zeros and ones, '
         "else squared_error.",
     )
     boosting: str = _parameter(

@@ -135,6 +135,9 @@ def _predict(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     does = "write this column of DATA beside the predictions; may be repeated"
     command.add_argument("--id", metavar="COL", action="append", default=[], help=does)
     command.add_argument("--proba", action="store_true", help="one column of probabilities per class")
+    command.add_argument(
+        "--distribution", action="store_true", help="mean and scale (loc, scale) of each row, of a model of loss=normal"
+    )
     command.add_argument("--interval", action="store_true", help="the bounds of intervals, of a model that was calibrated")
     _filter(command)
     _cluster(command)

@@ -1,9 +1,10 @@
 """``dboost predict``: write a Parquet or CSV file of predictions, with one partition in memory at a time.
 
 Rows keep their order. The column is ``prediction``; with ``--proba`` there is one column per class instead,
-``probability_<class>``; with ``--interval`` there are ``lower`` and ``upper``. Columns of ``--id`` come before them. With a
-``/`` at the end the output is a folder with one Parquet file per partition of the input; ``-`` is CSV on standard output, and
-then the summary is on standard error. With ``--delta`` the rows are appended to a Delta table, as one version.
+``probability_<class>``; with ``--interval`` there are ``lower`` and ``upper``, with ``--distribution`` ``loc`` and ``scale``.
+Columns of ``--id`` come before them. With a ``/`` at the end the output is a folder with one Parquet file per partition of the
+input; ``-`` is CSV on standard output, and then the summary is on standard error. With ``--delta`` the rows are appended to a
+Delta table, as one version.
 """
 
 from __future__ import annotations
@@ -54,11 +55,17 @@ def run(arguments: argparse.Namespace) -> None:
         raise ParameterError(f"--proba needs a model of classes; {arguments.model} predicts numbers")
     if arguments.interval and arguments.proba:
         raise ParameterError("--interval is for numbers and --proba for classes: use one of them")
+    if arguments.distribution and (arguments.interval or arguments.proba):
+        raise ParameterError("--distribution, --interval and --proba are different predictions: use one of them")
+    if arguments.distribution:
+        booster.outputs.distribution()  # raises the error of a model without
     if arguments.interval and booster.calibration is None:
         raise ParameterError(
             f"--interval needs a model that Booster.calibrate has given margins; {arguments.model} was not calibrated"
         )
-    predict = booster.predict_proba if arguments.proba else booster.predict_interval if arguments.interval else booster.predict
+    methods = {"proba": "predict_proba", "interval": "predict_interval", "distribution": "predict_distribution"}
+    method = next((methods[option] for option in methods if getattr(arguments, option)), "predict")
+    predict = getattr(booster, method)
     with cluster_at(arguments.scheduler, None) as client:
         row_filter = None if arguments.filter is None else filter_of(arguments.filter)
         lazy = predict(arguments.data, filter=row_filter)

@@ -115,7 +115,7 @@ def losses() -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
     """Return targets and options of the losses that are not a default."""
     amount = np.random.default_rng(2).gamma(2.0, size=ROWS)
     found: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
-        name: (amount, {}) for name in ("absolute_error", "huber", "poisson", "gamma", "tweedie")
+        name: (amount, {}) for name in ("absolute_error", "huber", "normal", "poisson", "gamma", "tweedie")
     }
     levels = {"quantile": (amount, {"quantile": 0.9}), "expectile": (amount, {"expectile": 0.9})}
     found |= levels | {"exponential": (amount > 1, {})}

@@ -9,8 +9,8 @@ from sklearn.utils import Tags
 
 from dboost.errors import ParameterError
 from dboost.estimators.constructor import accepts_names_of_fits, documented
-from dboost.estimators.estimator import BaseGradientBoosting, as_targets
-from dboost.params import is_for_classes
+from dboost.estimators.estimator import BaseGradientBoosting, Range, as_targets
+from dboost.params import accepts_names_of_predictions, is_for_classes
 
 
 @documented
@@ -20,7 +20,7 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
     Parameters
     ----------
     loss : str or dboost.losses.Loss
-        "squared_error" (the same as "auto", the default), "absolute_error", "quantile", "huber", "expectile",
+        "squared_error" (the same as "auto", the default), "absolute_error", "quantile", "huber", "expectile", "normal",
         "poisson", "gamma" or "tweedie". With several targets (a y of several columns) also a list of one for each.
     {parameters}
 
@@ -58,6 +58,17 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
         Each call adds `max_iter` iterations, with smaller steps unless ``continue_steps="full"`` (see `dboost.fit`).
         """
         return self._partial_fit(X, as_targets(y), sample_weight)
+
+    @accepts_names_of_predictions
+    def predict_distribution(self, X: Any, *, iteration_range: Range | None = None, offset: Any = None) -> Any:
+        """Predict the normal distribution of each row's target, of a model of ``loss="normal"``; parameters as of `predict`.
+
+        Returns
+        -------
+        array or frame (n, 2), or a lazy Dask collection, with the columns ``loc`` and ``scale``; see
+        `Booster.predict_distribution`
+        """
+        return self._predict_with(X, "predict_distribution", iteration_range=iteration_range, offset=offset)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return R² of the predictions.

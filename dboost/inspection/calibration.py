@@ -5,10 +5,10 @@ that the model has not been trained on have scores: how far the target is outsid
 
     E = |y - F|,  or for several quantiles  E = max(q_low - y, y - q_high),
 
-which is negative inside. Q is the k-th smallest score, k = ⌈(n + 1) · coverage⌉. If a new row is exchangeable with these n
-rows, its score is equally likely to have each of the n + 1 ranks, so it is at most Q with a probability of at least the
-coverage: its target is in [F - Q, F + Q], or in [q_low - Q, q_high + Q]. This needs no assumption about the distribution or the
-model.
+which is negative inside. Those of normal distributions are |y - m| / σ, in units of the row's scale. Q is the k-th smallest
+score, k = ⌈(n + 1) · coverage⌉. If a new row is exchangeable with these n rows, its score is equally likely to have each of the
+n + 1 ranks, so it is at most Q with a probability of at least the coverage: its target is in [F - Q, F + Q], in
+[q_low - Q, q_high + Q], or in [m - Q σ, m + Q σ]. This needs no assumption about the distribution or the model.
 
 With `by` the same holds within each value of a column (Mondrian conformal prediction; Vovk, Gammerman and Shafer 2005, section
 4.5).
@@ -45,7 +45,7 @@ from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import Residuals, count_digits
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.model.margins import Calibration, LevelColumn
-from dboost.model.outputs import Outputs
+from dboost.model.outputs import IntervalBase, Outputs
 from dboost.params import available_threads
 from dboost.schema import Feature, Level
 from dboost.session.target import Target, encode_like
@@ -135,12 +135,9 @@ def calibrated(
         return margins(partial(_merged_by_dask, parts, client), coverage, column)
 
 
-def calibrated_by_predictions(
-    outputs: Outputs, y: np.ndarray, predicted: np.ndarray, weight: np.ndarray | None, coverage: Any
-) -> Calibration:
+def calibrated_by_predictions(y: np.ndarray, base: IntervalBase, weight: np.ndarray | None, coverage: Any) -> Calibration:
     """Return the margins for rows of positive weight in this process, by their targets (float64[n]) and predictions."""
-    outputs.check_intervals()
-    scored = RowScores(scores_of(outputs, y, predicted), weight)
+    scored = RowScores(base.scores(y), weight)
     return margins(merged_here([scored]), checked_coverage(coverage))
 
 
@@ -158,7 +155,7 @@ def margins(merged: Merged, coverage: float, column: LevelColumn | None = None) 
     if not sizes.is_finite:
         raise DataError("calibrate: the model's predictions are not finite for all rows")
     unit = rank_unit(sizes.max_weight, sizes.n_rows) if sizes.is_weighted else 1.0
-    ranks = _Ranks(exact_level(coverage), unit, sizes.n_rows)
+    ranks = Ranks(exact_level(coverage), unit, sizes.n_rows)
     count = partial(merged, _digits, np.add, ranks.unit)
     (margin,) = find_quantiles(partial(count, None), _none_follows, ranks.of_all, 1)
     if column is None:
@@ -184,7 +181,7 @@ def margins(merged: Merged, coverage: float, column: LevelColumn | None = None) 
     )
 
 
-class _Ranks:
+class Ranks:
     """The ranks of margins among scores, for `find_quantiles`.
 
     unit : factor of the weights.
@@ -253,12 +250,6 @@ def _digits(rows: RowScores, unit: float, levels: tuple[Level, ...] | None, pref
 # Scores of rows.
 
 
-def scores_of(outputs: Outputs, y: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Return the scores of rows by their targets and predictions: float64[n]."""
-    low, high = outputs.interval_of(predicted)
-    return np.maximum(low - y, y - high)
-
-
 def _column_of(ensemble: Ensemble, data: Any, by: Any) -> LevelColumn | None:
     """Return the column `by`; None without one."""
     if by is None:
@@ -286,9 +277,9 @@ def _scores(
                 values.append(block[:, column.position])
         raw = np.concatenate(blocks)
         if table.offset is not None:
-            raw += table.offset[:, None]
+            raw[:, outputs.offset_outputs] += table.offset[:, None]
     code, levels = (None, ()) if column is None else _codes(column, values, data)
-    return _with_weight(RowScores(scores_of(outputs, y, outputs.finish(raw)), weight, code, levels))
+    return _with_weight(RowScores(outputs.interval_of(raw).scores(y), weight, code, levels))
 
 
 def _with_weight(rows: RowScores) -> RowScores:

@@ -49,6 +49,11 @@ def response_of(loss: Loss, n_outputs: int, to: str) -> tuple[str, float]:
     """
     if isinstance(loss, Quantiles):
         raise ParameterError(f"dboost sorts the scores of several quantiles, which {to} does not: fit one level to export it")
+    if loss.predicts_one:
+        raise ParameterError(
+            f"{to} has no models of loss={loss.name!r}, which predict a mean and a scale: fit the mean with "
+            "loss='squared_error' to export it"
+        )
     if loss.scores_are_probabilities and n_outputs > 1 and to != "ONNX":
         raise ParameterError(f"{to} has no models whose raw scores are probabilities of several classes: export to ONNX")
     if loss.response not in ("identity", "exp", "sigmoid", "softmax"):

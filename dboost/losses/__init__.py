@@ -11,6 +11,7 @@ from dboost.losses.brier import BrierOfClasses, HalfBrier
 from dboost.losses.classification import Exponential, LogLoss, SoftmaxLogLoss
 from dboost.losses.deviance import Gamma, Poisson, SquaredError, Tweedie
 from dboost.losses.expectile import Expectile
+from dboost.losses.normal import Normal
 from dboost.losses.per_output import PerOutput
 from dboost.losses.quantile_losses import AbsoluteError, Huber, Quantile
 from dboost.losses.several_quantiles import Quantiles, joined_losses
@@ -24,6 +25,7 @@ BUILT_IN: tuple[type[Loss], ...] = (
     Poisson,
     Gamma,
     Tweedie,
+    Normal,
     LogLoss,
     Exponential,
     HalfBrier,
@@ -40,6 +42,7 @@ __all__ = [
     "Huber",
     "LogLoss",
     "Loss",
+    "Normal",
     "PerOutput",
     "Poisson",
     "Quantile",

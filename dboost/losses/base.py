@@ -165,6 +165,8 @@ class Loss:
     n_outputs: int = 1
     #: The losses of the outputs alone, if they are independent (`per_output.PerOutput`): this loss is their mean.
     parts: tuple[Loss, ...] = ()
+    #: Whether a row of several outputs has one prediction, see `point`.
+    predicts_one: ClassVar[bool] = False
     #: Names of several outputs; default: their numbers from 0.
     output_names: tuple[str, ...] = ()
     #: The target column of each of the `parts`.
@@ -174,6 +176,12 @@ class Loss:
     has_classes: ClassVar[bool] = False
     #: Factor of Newton steps, for losses whose diagonal Hessian overstates the curvature.
     step_factor: float = 1.0
+    #: Derivatives in kernels are those by the raw score in this unit; leaf values are steps times the unit.
+    score_unit: float = 1.0
+    #: The outputs that an offset is added to.
+    offset_outputs: ClassVar[slice] = slice(None)
+    #: The magnitude is at least this, see `magnitude`.
+    least_magnitude: ClassVar[float] = 1e-200
     #: Level of the quantile, for leaf_statistic "quantile".
     level: float = 0.5
     #: What gradients need to know of all rows.
@@ -206,6 +214,21 @@ class Loss:
     def with_statistic(self, statistic: Any) -> Loss:
         """Return the loss with that value of its `statistic`; the model has that of the first iteration."""
         return self
+
+    def started(self, baseline: np.ndarray) -> Loss:
+        """Return the loss with what it has `learned` from the initial raw scores (float64[n_outputs])."""
+        return self
+
+    def continued(self, stored: dict[str, Any]) -> Loss:
+        """Return the loss with what that of the model that is continued has learned. stored : its record."""
+        return self
+
+    def comparable(self, losses: tuple[float, float], weight: float) -> tuple[float, float]:
+        """Return the total losses of a model and of the best constant so that the model's is their share that is left.
+
+        weight : total weight of the rows.
+        """
+        return losses
 
     def in_unit(self, unit: float) -> Loss:
         """Return the loss for targets and raw scores divided by `unit`; see `scales_with_target`."""
@@ -362,6 +385,10 @@ class Loss:
     def inverse_link(self, raw: np.ndarray) -> np.ndarray:
         """Return the predictions of raw scores (the probability of the second class for two-class losses)."""
         return raw
+
+    def point(self, raw: np.ndarray) -> np.ndarray:
+        """Return what metrics compare with targets: by default the predictions, in the shape of the raw scores."""
+        return self.inverse_link(raw)
 
     def finish(self, raw: np.ndarray) -> np.ndarray:
         """Return predicted numbers, float64[n] or [n, n_outputs], or the probabilities of all classes, float64[n, n_classes].

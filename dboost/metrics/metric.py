@@ -258,8 +258,8 @@ def _for_users(rows: ScoredRows) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prediction_of(rows: ScoredRows) -> np.ndarray:
-    """Return the predicted numbers or probabilities of the rows, in the shape of the raw scores."""
-    return rows.loss.inverse_link(rows.raw)
+    """Return the predicted numbers or probabilities of the rows, see `Loss.point`."""
+    return rows.loss.point(rows.raw)
 
 
 def _number(name: str, value: Any) -> float:

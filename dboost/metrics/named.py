@@ -583,7 +583,7 @@ def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
     if loss.parts:
         return _without_twins(_metrics_of_outputs(wanted, loss))
     several = "target columns" if len(loss.target_columns) > 1 else "outputs"
-    has_one = len(loss.target_columns) == 1 and (loss.n_outputs == 1 or loss.is_classification)
+    has_one = len(loss.target_columns) == 1 and (loss.n_outputs == 1 or loss.is_classification or loss.predicts_one)
     if not has_one and any(isinstance(spec, str) and spec != loss.name for spec in _specs(wanted, loss.name)):
         raise ParameterError(
             f"eval_metric: loss={loss.name!r} has several {several}, so its only metric with a name is {loss.name!r}: give a "

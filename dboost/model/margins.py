@@ -1,8 +1,8 @@
 """`Calibration`: by how much predictions are widened to intervals; a part of the model, see `inspection.calibration`.
 
-The interval of a row is [low - Q, high + Q], where low and high are the predicted number, or the predictions of the lowest and
-the highest quantile of a model of several. Q is the margin: of the row's value of the column `by` if that has one, else of all
-rows.
+The interval of a row is [low - Q u, high + Q u], where low and high are the predicted number, or the predictions of the lowest
+and the highest quantile of a model of several. The unit u is 1, of a model of normal distributions the scale of the row. Q is
+the margin: of the row's value of the column `by` if that has one, else of all rows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dboost.model.outputs import IntervalBase
 from dboost.schema import Feature, Level
 
 #: Names of the columns of intervals.
@@ -34,13 +35,13 @@ class Calibration:
         record = asdict(self)
         return record if self.by is not None else {name: record[name] for name in ("coverage", "rows", "margin")}
 
-    def bounds(self, low: np.ndarray, high: np.ndarray, group: np.ndarray | None) -> np.ndarray:
+    def bounds(self, base: IntervalBase, group: np.ndarray | None) -> np.ndarray:
         """Return the intervals of rows: float64[n, 2]. Bounds that would cross, by a negative margin, are both their middle.
 
-        low, high : float64[n]; group : int64[n], position in `levels`, -1 for other values; None without `by`.
+        group : int64[n], position in `levels`, -1 for other values; None without `by`.
         """
-        margin = self.margin if group is None else np.array([*self.margins, self.margin])[group]
-        lower, upper = low - margin, high + margin
+        margin = (self.margin if group is None else np.array([*self.margins, self.margin])[group]) * base.unit
+        lower, upper = base.low - margin, base.high + margin
         crossed = lower > upper
         if crossed.any():
             middle = lower[crossed] + (upper[crossed] - lower[crossed]) / 2.0

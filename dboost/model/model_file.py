@@ -345,10 +345,14 @@ def _loss(value: Any, n_outputs: int, has_classes: bool | None) -> dict[str, Any
     _shape(loss, _PARAMETERS, "loss")
     if all(known.name != loss["name"] for known in losses.BUILT_IN):
         return loss
-    _check(n_outputs == 1 or has_classes is not False, "there are several outputs but no classes")
+    own = next(known.n_outputs for known in losses.BUILT_IN if known.name == loss["name"])
+    _check(n_outputs in (1, own) or has_classes is not False, "there are several outputs but no classes")
     for name, option in loss.items():
         is_number = type(option) in (int, float) and abs(option) < math.inf
         _check(name == "name" or option is None or is_number, f"the loss's {name} is not a number")
+    if own > 1:
+        _check(n_outputs == own, f"the loss {loss['name']!r} has {own} outputs, the model has {n_outputs}")
+        _check(loss.get("scale") is None or loss["scale"] > 0, "the loss's scale is not positive")
     n_classes = loss.get("n_classes", 2)
     _check(n_classes == max(n_outputs, 2), f"the loss is one of {n_classes} classes, the model has {n_outputs} outputs")
     try:

@@ -2,7 +2,8 @@
 
 A model has one raw score per row for numbers and for two classes, and K for K > 2 classes and for several targets. Raw scores
 are always [n_rows, n_outputs] here. `Outputs` is that of a model which predicts a number, `ClassOutputs` that of a classifier,
-`SeveralOutputs` that of a model with several targets. Other code calls their methods and does not ask which of them it has.
+`SeveralOutputs` that of a model with several targets, `NormalOutputs` that of one of normal distributions. Other code calls
+their methods and does not ask which of them it has.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,18 @@ class OutputForm(NamedTuple):
     dtype: np.dtype = np.dtype(np.float64)
 
 
+class IntervalBase(NamedTuple):
+    """What the intervals of some rows follow from: float64[n] each."""
+
+    low: np.ndarray  # widened downwards
+    high: np.ndarray  # widened upwards
+    unit: np.ndarray | float = 1.0  # of margins
+
+    def scores(self, y: np.ndarray) -> np.ndarray:
+        """Return how far targets are outside, in the unit: float64[n]."""
+        return np.maximum(self.low - y, y - self.high) / self.unit
+
+
 @dataclass(frozen=True, eq=False)
 class Outputs:
     """The outputs of a model that predicts numbers."""
@@ -42,6 +55,9 @@ class Outputs:
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return type(self).__qualname__, self.n, self.stored_loss
+
+    #: The raw scores that an offset is added to.
+    offset_outputs: ClassVar[slice] = slice(None)
 
     @cached_property
     def loss(self) -> Loss:
@@ -138,16 +154,32 @@ class Outputs:
         """Return the probabilities of the classes: float64[n, n_classes]; ParameterError for numbers."""
         return self.require_classes()
 
+    def with_offset(self, raw: np.ndarray, offset: np.ndarray | None) -> np.ndarray:
+        """Return raw scores with the offsets of their rows (float64[n]) added."""
+        if offset is None:
+            return raw
+        found = raw.copy()
+        found[:, self.offset_outputs] += offset[:, None]
+        return found
+
+    def distribution(self) -> OutputForm:
+        """Return the form of the distributions of the rows' targets; ParameterError for a model without."""
+        raise ParameterError(
+            f"there are no distributions: the model was trained with loss={self.stored_loss['name']!r}, and those of "
+            "loss='normal' predict them"
+        )
+
     def means(self, raw: np.ndarray) -> np.ndarray:
         """Return what is averaged over models: predicted numbers [n], or the probabilities of classes."""
         return self.loss.finish(raw)
 
-    def interval_of(self, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the predictions that are widened to intervals, the lower and the upper one: float64[n] each.
+    def interval_of(self, raw: np.ndarray) -> IntervalBase:
+        """Return the predictions that are widened to intervals."""
+        return self.interval_of_predictions(self.finish(raw))
 
-        predicted : what `finish` returns.
-        """
-        return predicted, predicted
+    def interval_of_predictions(self, predicted: np.ndarray) -> IntervalBase:
+        """Return `interval_of` the raw scores that `finish` gives these predictions."""
+        return IntervalBase(predicted, predicted)
 
     def check_intervals(self) -> None:
         """Raise a ParameterError if the model predicts classes, or several numbers of which no interval is made."""
@@ -243,7 +275,7 @@ class SeveralOutputs(Outputs):
         return tuple(map(str, range(self.n) if names is None else names))
 
     @property
-    def prediction_columns(self) -> tuple[str, ...]:
+    def prediction_columns(self) -> tuple[str, ...] | None:
         return self.columns
 
     @property
@@ -301,8 +333,56 @@ class QuantileOutputs(SeveralOutputs):
     def axis(self) -> str:
         return "quantile"
 
-    def interval_of(self, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return predicted[:, 0], predicted[:, -1]
+    def interval_of_predictions(self, predicted: np.ndarray) -> IntervalBase:
+        return IntervalBase(predicted[:, 0], predicted[:, -1])
+
+    def check_intervals(self) -> None:
+        pass
+
+
+#: Names of the columns of distributions.
+DISTRIBUTION_COLUMNS = ("loc", "scale")
+
+
+@dataclass(frozen=True, eq=False)
+class NormalOutputs(SeveralOutputs):
+    """The outputs of a model of normal distributions: predictions are the means, see `losses.normal`."""
+
+    offset_outputs: ClassVar[slice] = slice(0, 1)
+
+    @property
+    def kind(self) -> str:
+        return "normal distributions"
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        return self.loss.output_names
+
+    @property
+    def prediction_columns(self) -> None:
+        return None
+
+    def finish(self, raw: np.ndarray) -> np.ndarray:
+        return self.loss.finish(raw)
+
+    def means(self, raw: np.ndarray) -> np.ndarray:
+        return self.loss.finish(raw)
+
+    def distribution(self) -> OutputForm:
+        return OutputForm(self._distributions, DISTRIBUTION_COLUMNS)
+
+    def interval_of(self, raw: np.ndarray) -> IntervalBase:
+        mean, scale = self._distributions(raw).T
+        return IntervalBase(mean, mean, scale)
+
+    def interval_of_predictions(self, predicted: np.ndarray) -> IntervalBase:
+        raise ParameterError(
+            "the margin of normal distributions is in units of their scales, which held-out predictions do not have: use "
+            "predict_interval of the result, or Booster.calibrate"
+        )
+
+    def _distributions(self, raw: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(self.linked(raw))
 
     def check_intervals(self) -> None:
         pass
@@ -321,7 +401,8 @@ def outputs_of(n: int, stored_loss: dict[str, Any], classes: tuple[Level, ...] |
     if classes is None:
         if n == 1:
             return Outputs(n, stored_loss)
-        return (QuantileOutputs if _are_quantiles(stored_loss) else SeveralOutputs)(n, stored_loss)
+        kind = NormalOutputs if stored_loss["name"] == "normal" else SeveralOutputs
+        return (QuantileOutputs if _are_quantiles(stored_loss) else kind)(n, stored_loss)
     return ClassOutputs(n, stored_loss, None, classes, classes_dtype)
 
 

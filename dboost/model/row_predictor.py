@@ -61,7 +61,7 @@ class RowPredictor:
         self._n_averaged = iterations[1] - iterations[0] if ensemble.averages else None
         self._start = self._baseline if self._n_averaged is None else np.zeros_like(self._baseline)
         self._finish, self._predict, self._origin = finish, predict, origin
-        self._width = len(ensemble.features)
+        self._width, self._offset_outputs = len(ensemble.features), ensemble.outputs.offset_outputs
         self._names = [feature.name for feature in ensemble.features]
         self._levels = [_Levels.of(feature) for feature in ensemble.features]
         self._takes_arrays = not any(feature.is_categorical for feature in ensemble.features)
@@ -88,7 +88,7 @@ class RowPredictor:
         if self._n_averaged is not None:
             scores = averaged(self._baseline, scores, self._n_averaged)
         if offset is not None:
-            scores += _checked(offset, len(matrix))[:, None]
+            scores[:, self._offset_outputs] += _checked(offset, len(matrix))[:, None]
         values = self._finish(scores)
         if values.dtype.kind == "U":
             values = values.astype(object)

@@ -119,7 +119,8 @@ class BatchRows:
                 raw = roles.offset[:, here].copy()
             else:
                 raw = np.repeat(spec.baseline[:, None], n, axis=1)
-                raw += 0.0 if roles.offset is None else roles.offset[here]
+                if roles.offset is not None:
+                    raw[spec.target.loss.offset_outputs] += roles.offset[here]
             if flat is not None:
                 add_block(raw, flat, matrix_of(piece.chunk), seen, n_threads)
             fields = {"target": spec.in_unit(roles.numbers[..., here]), "raw": spec.in_unit(raw)}
@@ -261,7 +262,8 @@ class BatchRows:
         """Return the first raw scores of rows; `kept_range` is their range among the table's rows of positive weight."""
         warm_start = spec.warm_start
         if self.start_scores is None:
-            return starting_scores(spec.baseline, warm_start, self.table, positions, self.n_threads)
+            loss = spec.target.loss
+            return starting_scores(spec.baseline, loss.offset_outputs, warm_start, self.table, positions, self.n_threads)
         raw = self.start_scores[..., kept_range].copy()
         add_trees(raw, warm_start, self.table, positions, self.n_threads, (warm_start.n_earlier, warm_start.n_before))
         return raw
@@ -303,7 +305,8 @@ class BatchRows:
         self._has_start_scores = True
         if not table.keeps_roles_apart:
             kept = kept_rows(table.weight)
-            self.start_scores = starting_scores(warm_start.baseline, warm_start, table, kept, self.n_threads, iterations)
+            baseline, with_offset = warm_start.baseline, warm_start.offset_outputs
+            self.start_scores = starting_scores(baseline, with_offset, warm_start, table, kept, self.n_threads, iterations)
             return
         flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
         for k in range(table.n_chunks):
@@ -314,7 +317,7 @@ class BatchRows:
                 some = slice(None) if kept is None else kept
                 scores = np.repeat(warm_start.baseline[:, None], n, axis=1)
                 if offset is not None:
-                    scores += offset[some]
+                    scores[warm_start.offset_outputs] += offset[some]
                 if flat is not None and warm_start.n_earlier:
                     at = 0
                     for matrix in chunk_matrices(table, k, kept):

@@ -119,7 +119,8 @@ class EvalRows:
             if self.rows is not None:
                 weight = None if self.weight is None else self.weight[at : at + n]
             raw = np.repeat(baseline[:, None], n, axis=1)
-            raw += 0.0 if offset is None else offset
+            if offset is not None:
+                raw[spec.target.loss.offset_outputs] += offset
             of_trees = {}
             if flat is not None:
                 block = matrix_of(piece.chunk)

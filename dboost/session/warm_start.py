@@ -85,6 +85,11 @@ class WarmStart:
         return self.model.baseline
 
     @property
+    def offset_outputs(self) -> slice:
+        """The outputs of the model that an offset is added to; all without a model."""
+        return slice(None) if self.model is None else self.model.outputs.offset_outputs
+
+    @property
     def n_before(self) -> int:
         """Number of iterations in the first scores."""
         return 0 if self.model is None else self.model.n_iterations
@@ -208,6 +213,7 @@ def row_matrix(table: Table, rows: np.ndarray | None) -> np.ndarray:
 
 def starting_scores(
     baseline: np.ndarray,
+    offset_outputs: slice,
     warm_start: WarmStart,
     table: Table,
     rows: np.ndarray | None,
@@ -219,6 +225,8 @@ def starting_scores(
     Parameters
     ----------
     baseline : float64[n_outputs]
+    offset_outputs : slice
+        The outputs that offsets are added to.
     warm_start : WarmStart
         The trees of its model are added.
     table : Table
@@ -236,7 +244,7 @@ def starting_scores(
     n = table.n_rows if rows is None else len(rows)
     scores = np.repeat(baseline[:, None], n, axis=1)
     if table.offset is not None:
-        scores += table.offset if rows is None else table.offset[rows]
+        scores[offset_outputs] += table.offset if rows is None else table.offset[rows]
     add_trees(scores, warm_start, table, rows, n_threads, iterations)
     return scores
 

@@ -206,7 +206,7 @@ def check_layout(fields: Mapping[str, Sequence[Field]], binning: Binning, n_targ
     dtypes = {role.field: role.stored_dtype for role in ROLES.values()}
     for one in fields["rows"]:
         outputs = one.before if one.name == "start" else ()
-        is_several = len(outputs) == 1 and type(outputs[0]) is int and outputs[0] > 2
+        is_several = len(outputs) == 1 and type(outputs[0]) is int and outputs[0] > 1
         is_plain = one.before == (target.before if one.name == "target" else ()) or is_several
         refuse(
             one.dtype != dtypes.get(one.name, "<f8") or not is_plain or one.after != (),

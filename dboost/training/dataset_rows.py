@@ -230,7 +230,7 @@ def scores_of_partition(
         rows = np.flatnonzero(of_fold == TEST)
         raw = FlatEnsemble(model).raw_scores(matrix_of(Chunk(len(rows), columns.rows(rows))), n_threads=1)
         if partition.roles.offset is not None:
-            raw += partition.roles.offset[rows, None]
+            raw[:, model.outputs.offset_outputs] += partition.roles.offset[rows, None]
         found.append((rows, raw))
     return found
 

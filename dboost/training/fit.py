@@ -131,6 +131,7 @@ def _prepare(
     target = rows.learn_target()
     if warm_start.model is not None:
         check_continues(warm_start.model, features, target)
+        target = replace(target, loss=target.loss.continued(warm_start.model.loss))
     if target.loss.scores_are_probabilities and request.roles.get("offset") is not None:
         raise ParameterError("offset is added to raw scores, and those of a forest of classes are probabilities: leave it out")
     parameters = request.parameters.with_loss(target.loss.name)

@@ -90,6 +90,7 @@ def refit_leaves(
             features = rows.load()
             target = rows.learn_target()
             check_continues(model, features, target)
+            target = replace(target, loss=target.loss.continued(model.loss))
             rows.compute_start_scores(start)
             description = rows.describe(parameters[-1].random_state)
             stats = target_stats(target.loss, rows.map_rows, continues=True, sizes=description.sizes)

@@ -244,8 +244,10 @@ def target_stats(
     elif not continues:
         smoothed = _smoothed(means, of_weights / mean_weight) if loss.is_classification else means
         baseline = _best_constants(loss, ask, smoothed, has_offset, (n, max_weight))
+    if not continues:
+        loss = loss.started(baseline)
     if loss.statistic is not None:
-        loss = loss.with_statistic(loss.statistic.of(_rows_at(ask, baseline, n, max_weight)))
+        loss = loss.with_statistic(loss.statistic.of(_rows_at(ask, loss, baseline, n, max_weight)))
         if is_custom(loss):
             _check_derivatives(loss, ask)
     mean = float(means[0])
@@ -254,7 +256,7 @@ def target_stats(
     if magnitude is None:
         largest = ask(_largest_loss, loss, baseline)
         magnitude, spread = (max(of) for of in zip(*largest, strict=True))
-        magnitude, spread = max(magnitude, 1e-200), max(spread, LEAST_SPREAD)
+        magnitude, spread = max(magnitude, loss.least_magnitude), max(spread, LEAST_SPREAD)
         if continues:  # all rows may have a small loss at first
             magnitude = max(magnitude, loss.magnitude(mean, spread) or 0.0)
     unit = _unit_of(loss, spread, max(abs(sizes.lowest), abs(sizes.highest)), max_weight)
@@ -263,6 +265,7 @@ def target_stats(
     losses = None
     if continues:
         losses = _losses(loss.in_unit(unit), partial(ask, _in_unit, unit), means / unit, (n, max_weight))
+        losses = loss.comparable(losses, of_weights)
     too_large = _too_large(loss, mean, sizes, continues, unit)
     return TargetStats(
         baseline, loss, of_weights, sizes.max_weight, magnitude, spread, loss_unit, mean_weight, unit, sizes.is_whole,
@@ -274,7 +277,7 @@ def _stats_of_parts(loss: Loss, ask: Ask, *, continues: bool, sizes: Sizes) -> T
     """Return the statistics of a loss with `Loss.parts`: of each of them, and what follows for all together."""
     found: list[TargetStats] = []
     n, max_weight = (int(sizes.n_counted), 1.0) if sizes.is_whole else (sizes.n_rows, sizes.max_weight)
-    starts = None if continues else loss.starts(_rows_at(ask, np.zeros(loss.n_outputs), n, max_weight))
+    starts = None if continues else loss.starts(_rows_at(ask, loss, np.zeros(loss.n_outputs), n, max_weight))
     for output, (part, column, of_part) in enumerate(zip(loss.parts, loss.columns, sizes.parts, strict=True)):
         alone = partial(ask, _of_output, output, column)
         try:
@@ -362,7 +365,7 @@ def _without_offset(rows: RowRoles, function: Callable[..., Any], *arguments: An
 def _total_loss(rows: RowRoles, loss: Loss, at: np.ndarray) -> int | None:
     """Return the exact sum of the weighted losses with raw scores offset + `at` (float64[n_outputs])."""
     with np.errstate(all="ignore"):
-        return total(_weighted(loss.value(rows.numbers, loss_scores(_raw_scores(rows, at))), rows))
+        return total(_weighted(loss.value(rows.numbers, loss_scores(_raw_scores(rows, loss, at))), rows))
 
 
 def _smoothed(means: np.ndarray, weights: float) -> np.ndarray:
@@ -376,7 +379,7 @@ def _smoothed(means: np.ndarray, weights: float) -> np.ndarray:
 
 def _best_constants(loss: Loss, ask: Ask, means: np.ndarray, has_offset: bool, counted: tuple[int, float]) -> np.ndarray:
     """Return the raw scores of least loss over all rows, float64[n_outputs]; means : as in `Loss.best_constants`."""
-    rows = _rows_at(ask, np.zeros(loss.n_outputs), *counted)
+    rows = _rows_at(ask, loss, np.zeros(loss.n_outputs), *counted)
     return loss.start(InitialRows(rows, means, has_offset, partial(_searched, ask, loss)))
 
 
@@ -415,10 +418,11 @@ def output_scales(loss: Loss, ask: Ask, baseline: np.ndarray) -> np.ndarray:
 
 
 def _gradient_squares(rows: RowRoles, loss: Loss, at: np.ndarray) -> list[int | None]:
-    """Return Σ w g² of each output with raw scores offset + `at` (float64[n_outputs]), exactly."""
+    """Return Σ w g² of each output with raw scores offset + `at` (float64[n_outputs]), exactly; g as kernels compute it."""
     with np.errstate(all="ignore"):
-        gradient = loss.gradient(rows.numbers, loss_scores(_raw_scores(rows, at)))
-        return [total(_weighted(of_output * of_output, rows)) for of_output in gradient]
+        gradient = loss.gradient(rows.numbers, loss_scores(_raw_scores(rows, loss, at)))
+        in_units = (of_output * loss.of_output(k).score_unit for k, of_output in enumerate(gradient))
+        return [total(_weighted(of_output * of_output, rows)) for of_output in in_units]
 
 
 def _check_derivatives(loss: Loss, ask: Ask) -> None:
@@ -433,17 +437,17 @@ def _check_loss(rows: RowRoles, loss: Loss) -> str | None:
     return check_derivatives(loss, rows.numbers) if rows.n_rows else None
 
 
-def _rows_at(ask: Ask, at: np.ndarray, n_rows: int, max_weight: float) -> AllRows:
+def _rows_at(ask: Ask, loss: Loss, at: np.ndarray, n_rows: int, max_weight: float) -> AllRows:
     """Return all rows with the raw scores offset + `at` (float64[n_outputs])."""
 
     def merged(part: Callable[..., Any], merge: Callable[[Any, Any], Any], *arguments: Any) -> Any:
-        return reduce(merge, ask(_of_part, at, part, *arguments))
+        return reduce(merge, ask(_of_part, loss, at, part, *arguments))
 
     return AllRows(merged, n_rows, max_weight)
 
 
-def _of_part(rows: RowRoles, at: np.ndarray, part: Callable[..., Any], *arguments: Any) -> Any:
-    return part(PartOfRows(rows.numbers, _raw_scores(rows, at), rows.weight), *arguments)
+def _of_part(rows: RowRoles, loss: Loss, at: np.ndarray, part: Callable[..., Any], *arguments: Any) -> Any:
+    return part(PartOfRows(rows.numbers, _raw_scores(rows, loss, at), rows.weight), *arguments)
 
 
 def _slopes(ask: Ask, loss: Loss, at: np.ndarray, output: int) -> tuple[float, float]:
@@ -455,7 +459,7 @@ def _slopes(ask: Ask, loss: Loss, at: np.ndarray, output: int) -> tuple[float, f
 
 def _derivatives(rows: RowRoles, loss: Loss, at: np.ndarray, output: int) -> tuple[int | None, int | None]:
     with np.errstate(over="ignore", invalid="ignore"):
-        gradient, hessian = loss.slopes(output, rows.numbers, _raw_scores(rows, at))
+        gradient, hessian = loss.slopes(output, rows.numbers, _raw_scores(rows, loss, at))
         return total(_weighted(gradient, rows)), total(_weighted(hessian, rows))
 
 
@@ -463,17 +467,18 @@ def _largest_loss(rows: RowRoles, loss: Loss, at: np.ndarray) -> tuple[float, fl
     """Return the largest loss, and the largest distance between target and prediction."""
     if not rows.n_rows:
         return 0.0, 0.0
-    y, raw = rows.numbers, loss_scores(_raw_scores(rows, at))
+    y, raw = rows.numbers, loss_scores(_raw_scores(rows, loss, at))
     with np.errstate(over="ignore", invalid="ignore"):
-        largest = np.abs(loss.inverse_link(raw) - loss.target_location(y)).max()
+        largest = np.abs(loss.point(raw) - loss.target_location(y)).max()
         return float(np.abs(loss.value(y, raw)).max()), float(largest)
 
 
-def _raw_scores(rows: RowRoles, at: np.ndarray) -> np.ndarray:
+def _raw_scores(rows: RowRoles, loss: Loss, at: np.ndarray) -> np.ndarray:
     """Return offset + `at` (float64[n_outputs]), or the scores of the model that is continued + `at`: float64[n_outputs, n]."""
-    if rows.offset is None:
-        return np.repeat(at[:, None], rows.n_rows, axis=1)
-    return rows.offset + at[:, None]
+    raw = np.repeat(at[:, None], rows.n_rows, axis=1)
+    if rows.offset is not None:
+        raw[loss.offset_outputs if rows.offset.ndim == 1 else slice(None)] += rows.offset
+    return raw
 
 
 def _weighted(values: np.ndarray, rows: RowRoles) -> np.ndarray:
@@ -621,7 +626,7 @@ class LeafEstimator:
         if parameters.step == "line_search":
             # The multiplier has no bound if the tree separates all classes; the loss's longest step limits it.
             most = loss.longest_step / (parameters.learning_rate * max(float(np.abs(steps).max()), 1e-300))
-            steps = steps * min(self._multiplier(steps, subset), most)
+            steps = steps * min(self._multiplier(steps * loss.score_unit, subset), most)
         return bounded(steps, parameters, loss)
 
     def least_influence(self, output: int) -> int:

@@ -364,8 +364,9 @@ class BoostingLoop:
         else:
             sums = self.leaf_estimator.output_sums(grown.n_leaves, task.row_subset)
             values = self.leaf_estimator.values_of_outputs(sums, task.row_subset)
-        if self.plan.direction is not None:
-            within_bounds(values, grown, self.parameters.learning_rate * task.scales[1] / task.scales[0])
+        if task.direction is not None:
+            unit = self.parameters.learning_rate * task.scales[1] / task.scales[0]
+            within_bounds(values, grown, unit * self.loss.of_output(task.output).score_unit)
         if not np.isfinite(values).all():  # gradients of the absolute error are finite at any score
             raise _diverged(iteration)
         is_categorical = self.plan.shard.layout.is_categorical
@@ -461,13 +462,14 @@ class BoostingLoop:
         exact_h = 1.0 if self.plan.shard.constant_hessian else unit_for(max_hessian, n)
         scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
         loss = self.loss.of_output(output)
+        direction = self.plan.direction if loss.is_monotonic else None
         max_step = parameters.max_delta_step if stats.max_split is None and follow_sums(parameters, loss) else None
         split_params = split_params_of(
             parameters,
             precision.count_channel,
             scales,
             None if max_step is None else max_step / loss.step_factor,
-            is_bounded=self.plan.direction is not None,
+            is_bounded=direction is not None,
         )
         allowed = np.ones(len(self.binning.features), np.uint8)
         sample = Sample.of(parameters.subsample, parameters.random_state, iteration)
@@ -487,7 +489,7 @@ class BoostingLoop:
             sample,
             least_influence,
             constraints,
-            self.plan.direction,
+            direction,
         )
 
 

@@ -217,7 +217,8 @@ def write_binned(
             if flat is not None:
                 matrix = matrix_of(piece.chunk)
                 scores = np.repeat(warm_start.baseline[:, None], len(matrix), axis=1)
-                scores += 0.0 if offset is None else offset
+                if offset is not None:
+                    scores[warm_start.offset_outputs] += offset
                 add_block(scores, flat, matrix, (0, warm_start.n_before), n_threads)
                 written["start"] = scores if len(scores) > 1 else scores[0]
             store.append(piece.codes.n_rows, {name: values for name, values in written.items() if values is not None})
@@ -381,7 +382,8 @@ class PreparedRows:
                 raw = np.atleast_2d(rows["start"]).copy()
             else:
                 raw = np.repeat(spec.baseline[:, None], n, axis=1)
-                raw += rows.get("offset", 0.0)
+                if "offset" in rows:
+                    raw[spec.target.loss.offset_outputs] += rows["offset"]
             if self._missing is not None:
                 model, iterations = self._missing
                 flat = FlatEnsemble(model) if flat is None else flat

@@ -524,11 +524,12 @@ def follow_sums(parameters: Parameters, loss: Loss) -> bool:
 
 
 def bounded(step: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
-    """Return the steps times the learning rate, clipped to the largest step allowed."""
+    """Return the steps times the learning rate, clipped to the largest step allowed, in units of raw scores."""
     if parameters.max_delta_step is not None:
         step = np.clip(step, -parameters.max_delta_step, parameters.max_delta_step)
     with np.errstate(over="ignore"):  # the next pass over the rows reports scores that are not finite
-        return np.clip(parameters.learning_rate * step, -loss.longest_step, loss.longest_step)
+        values = np.clip(parameters.learning_rate * step, -loss.longest_step, loss.longest_step)
+        return values if loss.score_unit == 1.0 else values * loss.score_unit
 
 
 def within_bounds(values: np.ndarray, grown: GrownTree, unit: float) -> None:

@@ -234,6 +234,7 @@ SUITED: dict[str, list[str]] = {
     "quantile": _REAL,
     "huber": _REAL,
     "expectile": _REAL,
+    "normal": _REAL,
     "smooth": _REAL,
     "poisson": [*COUNTS, *AMOUNTS, "zeros and ones"],
     "tweedie": [*COUNTS, *AMOUNTS, "zeros and ones"],

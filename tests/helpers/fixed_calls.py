@@ -63,6 +63,8 @@ class Fixed:
         values = {f"{name}={value}" for name, value in self.options.items() if isinstance(value, str) and name not in ROLES}
         found = given | (values & {"step=line_search", "criterion=gradient", "growth=depth_wise", "split_proposal=exact"})
         found |= values & {"loss=huber", "split_proposal=tree", "split_proposal=node"}
+        if "normal" in (self.options.get("loss"), (self.first or {}).get("loss")):
+            found.add("loss=normal")
         if values & {"loss=absolute_error", "loss=quantile"}:
             found.add("quantiles")
         if isinstance(self.options.get("loss"), list):
@@ -125,6 +127,16 @@ CASES["held-out rows, arcbites"] = Fixed(
     "y", {"arcbites": dboost.ArcBites(2, None, 2), "validation_fraction": 200, "eval_metric": "mae"}
 )
 CASES["expectile"] = Fixed("tails", {"loss": "expectile", "expectile": 0.9, "sample_weight": "v", "eval_set": HELD_OUT})
+CASES |= {
+    f"normal{name}": Fixed("y", {"loss": "normal", **options})
+    for name, options in (
+        ("", {"sample_weight": "v", "offset": "o", "eval_set": HELD_OUT, "eval_metric": ["rmse", "normal"]}),
+        (", one tree", {"multi_strategy": "multi_output_tree", "sample_weight": "w", "subsample": 0.7, "eval_set": HELD_OUT}),
+        (", arcbites", {"arcbites": dboost.ArcBites(2, None, 2), "monotonic_cst": {"x": 1}}),
+    )
+}
+CASES["normal, continued"] = Fixed("y", {"loss": "normal", "offset": "o"}, {"loss": "normal"}, LATER)
+CASES["normal, refitted"] = Fixed("y", {"offset": "o"}, {"loss": "normal"}, LATER, refits=True)
 CASES |= {
     f"quantiles{name}": Fixed("tails", {"loss": "quantile", "quantile": [0.1, 0.5, 0.9], **options})
     for name, options in (
