@@ -4,10 +4,11 @@
         [--output FILE.json]
 
 Scheduler and workers are forked from one process that has imported everything and loaded the kernels (`simulation.warm`), so
-that a worker needs little memory of its own, and little time to start. Dask's profiler, which wakes every worker a hundred
-times a second, is off. The table is small (`--rows` rows for each worker), so nearly all processor time is that of messages.
-All workers take part in every round (`dboost.single-worker-values: 0`, `dboost.session-per-host: false`). With `--one-session`
-all of them hand their rows over to one (`dboost.session-per-host: true`), as by default.
+that a worker needs little memory of its own, and little time to start. Dask's profiler is off, and what else wakes an idle
+worker many times a second is made rare (`ENVIRONMENT`): otherwise a hundred idle workers occupy two processors. The table is
+small (`--rows` rows for each worker), so nearly all processor time is that of messages. All workers take part in every round
+(`dboost.single-worker-values: 0`, `dboost.session-per-host: false`). With `--one-session` all of them hand their rows over to
+one (`dboost.session-per-host: true`), as by default.
 
 Workers start in groups of `STEP`, while the system has `LEAST_FREE` bytes of memory left. The first fit is undisturbed. In the
 second one, `--kills` workers are killed with SIGKILL, one after the other, those with most rows first. The saved models are
@@ -43,7 +44,13 @@ from benchmarks.simulation.costs import measure
 from benchmarks.simulation.network import Network
 from tests.helpers.clusters import Processes, held_rows, preload
 
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
+    "DASK_DISTRIBUTED__WORKER__MEMORY__MONITOR_INTERVAL": "10s",
+    "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "1s",
+    "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "10s",
+}
 #: Workers that start together, and bytes of memory that stay available.
 STEP, LEAST_FREE = 16, 6 * 2**30
 OPTIONS: dict[str, Any] = {"loss": "log_loss", "min_samples_leaf": 1, "progress": False}

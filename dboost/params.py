@@ -860,5 +860,10 @@ def available_threads(wanted: Any, name: str = "n_threads") -> int:
         raise ParameterError(f"{name}={wanted!r} must be an integer other than 0, or None")
     if wanted is not None and wanted > 0:
         return int(wanted)
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return processors if wanted is None else max(processors + 1 + int(wanted), 1)
+    n_processors = len(usable_processors())
+    return n_processors if wanted is None else max(n_processors + 1 + int(wanted), 1)
+
+
+def usable_processors() -> tuple[int, ...]:
+    """Return the processors on which this process may run."""
+    return tuple(sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)))

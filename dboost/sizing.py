@@ -7,7 +7,11 @@ as it was read and as plain columns. Up to `TRIM_BYTES` that were freed are stil
 columns are taken as numeric, with 255 bins: the most that a column of up to 255 values or categories takes. The fit is that of
 the defaults: squared error, `ITERATIONS` iterations, 31 leaves; docs/guide/sizing.md has what other settings change.
 
-**Minutes** follow the law of docs/scaling.md: cells of a worker × levels × time of a cell, and a fixed number of rounds. The
+**Hosts.** The unit is a host, not a worker: on each, one worker trains on the rows of all (`distributed.host_sessions`), if its
+memory has room for them. Then rounds are between hosts only. The plan of a client's cluster groups its workers by the rule of
+the fits. Without a client, each worker is taken to have a host of its own.
+
+**Minutes** follow the law of docs/scaling.md: cells of a host × levels × time of a cell, and a fixed number of rounds. The
 constants below were measured on one shared machine of two cores, so minutes tell an order of magnitude, within a factor of
 about three. Measure a fit of a hundredth of the rows before you depend on them.
 """
@@ -15,7 +19,10 @@ about three. Measure a fit of a hundredth of the rows before you depend on them.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,8 +32,11 @@ from dboost.display import html_card, number
 from dboost.errors import ParameterError
 from dboost.losses.deviance import SquaredError
 from dboost.params import Parameters
+from dboost.session.encoded_rows import row_bytes
 from dboost.session.memory import TRIM_BYTES, Budget, format_bytes, histogram_bytes, parse_memory_limit, resident_bytes
 from dboost.session.partition_batch import RETAIN_BYTES
+from dboost.session.thread_team import SMALL
+from dboost.shards.shard import MOST_ROWS
 from dboost.shards.shard_spec import ShardSpec, plan_layout
 from dboost.training.plan import growth_policy_of, precision_of
 from dboost.trees.tree_task import ANY_ORDER
@@ -49,6 +59,12 @@ ROUND_SECONDS = 1.3e-3
 #: The cost model of docs/scaling.md: fan-in, latency of a link, processor time of a message, seconds to send and add a byte
 #: (10 Gbit/s and 0.25 ns), and leaves whose histograms a round sends on average.
 FAN_IN, LATENCY, MESSAGE_SECONDS, BYTE_SECONDS, LEAVES_PER_ROUND = 8, 0.1e-3, 30e-6, 0.8e-9 + 0.25e-9, 3
+#: Seconds to pack, send and join a byte of rows that a worker hands over: 40 to 57 ms for 21 MiB (docs/scaling.md).
+HAND_OVER_SECONDS = 2.2e-9
+#: Memory and threads of a worker, unless they are given.
+WORKER_MEMORY, WORKER_THREADS = "16GiB", 4
+#: Bytes that no fit needs.
+_NO_LIMIT = 2**62
 #: More columns are probably the number of rows.
 MOST_COLUMNS = 1_000_000
 #: Iterations of the planned fit, bytes of a raw value, and memory of a partition as Dask reads it: about as Dask recommends.
@@ -76,13 +92,18 @@ class Plan:
     rows, columns, iterations, leaves : int
         The fit, with at most `leaves` leaves per tree.
     workers, threads : int
-        Number of workers, and of threads of each.
+        Number of workers, and of threads of each (the largest number).
+    trainers, trainer_threads : int
+        Number of workers that train on rows, one for each host if its memory has room, and of threads of each of them.
+    handed_over : int
+        Binned rows that other workers send to the trainers of their hosts.
     memory : int
         Of the rows of all workers while trees grow.
     memory_added : int
         Largest amount that the fit adds to one worker's process: rows and histograms, or partitions that are read.
     memory_per_worker : int
-        The `memory_limit` that a Dask worker needs so that its rows stay in memory.
+        The `memory_limit` that a Dask worker needs so that its rows stay in memory; if it trains for its host, the rows of the
+        host.
     in_memory : bool
         Whether rows stay in memory; otherwise they are streamed from files.
     disk_per_worker : int
@@ -99,6 +120,9 @@ class Plan:
     leaves: int
     workers: int
     threads: int
+    trainers: int
+    trainer_threads: int
+    handed_over: int
     memory: int
     memory_added: int
     memory_per_worker: int
@@ -117,6 +141,7 @@ class Plan:
         where = "rows stay in memory" if self.in_memory else "rows are streamed from files"
         return [
             ("workers", f"{self.workers:,} × {self.threads} thread{'s' * (self.threads > 1)}"),
+            *self._training_lines(),
             ("memory of a worker", f"{format_bytes(self.memory_per_worker)} ({where})"),
             ("added by the fit", f"{format_bytes(self.memory_added)} per worker"),
             ("all rows, binned", format_bytes(self.memory)),
@@ -124,6 +149,14 @@ class Plan:
             ("added to the client", format_bytes(self.client_memory)),
             ("time, about", f"{_duration(self.minutes)} (loading {_duration(self.loading_minutes)})"),
         ]
+
+    def _training_lines(self) -> list[tuple[str, str]]:
+        """Return a line on the workers that train, if others hand their rows over to them."""
+        if self.trainers == self.workers:
+            return []
+        threads = f"{self.trainer_threads} thread{'s' * (self.trainer_threads > 1)}"
+        received = f", {format_bytes(self.handed_over)} handed over" if self.handed_over else ""
+        return [("of them train", f"{self.trainers:,} × {threads}{received}")]
 
     def _title(self) -> str:
         return f"{self.rows:,} rows × {self.columns:,} columns, {self.iterations:,} iterations of {self.leaves:,} leaves"
@@ -140,8 +173,9 @@ def plan(
     columns: int,
     *,
     workers: int | None = None,
-    worker_memory: int | str = "16GiB",
-    worker_threads: int = 4,
+    worker_memory: int | str | None = None,
+    worker_threads: int | None = None,
+    client: Any = None,
     **removed: Any,
 ) -> Plan:
     """Estimate the workers, memory and minutes that a fit needs, without any data.
@@ -151,12 +185,15 @@ def plan(
     rows, columns : int
         Size of the training table, without the target.
     workers : int, optional
-        Number of workers. Default: the smallest number whose memory holds the rows. One worker also describes a fit in one
-        process, to which the fit adds `Plan.memory_added`.
-    worker_memory : int or str, default "16GiB"
-        Memory of a worker: bytes, or a size like "16GiB" (Dask's `memory_limit`).
-    worker_threads : int, default 4
-        Threads of a worker.
+        Number of workers, each on a host of its own. Default: the smallest number whose memory holds the rows. One worker also
+        describes a fit in one process, to which the fit adds `Plan.memory_added`.
+    worker_memory : int or str, optional
+        Memory of a worker: bytes, or a size like "16GiB" (Dask's `memory_limit`), the default.
+    worker_threads : int, optional
+        Threads of a worker. Default: 4.
+    client : distributed.Client, optional
+        The plan is that of a fit on the workers of its cluster, with their hosts, threads and memory, in place of the three
+        parameters above.
     **removed
         Parameters of earlier versions raise an error that states what replaces them.
 
@@ -170,7 +207,9 @@ def plan(
     Raises
     ------
     ParameterError
-        For invalid values, or if a tree's histograms do not fit `worker_memory`.
+        For invalid values, or if a tree's histograms do not fit the memory of a worker.
+    InputTypeError
+        For a `client` that is none.
 
     Examples
     --------
@@ -185,141 +224,286 @@ def plan(
         raise ParameterError(f"plan: unknown parameter {name!r}")
     if hasattr(rows, "shape") and not isinstance(rows, np.generic):
         raise ParameterError("plan takes numbers, not a table: dboost.plan(len(frame), n_features), without the target")
-    for name, value in (("rows", rows), ("columns", columns), ("worker_threads", worker_threads)):
+    for name, value in (("rows", rows), ("columns", columns)):
         _check_count(name, value)
     if columns > MOST_COLUMNS:
         raise ParameterError(f"columns={columns:,} is more than {MOST_COLUMNS:,}: give the rows first, plan(rows, columns)")
+    spec = _spec(int(rows), int(columns))
+    if client is not None:
+        given = {"workers": workers, "worker_memory": worker_memory, "worker_threads": worker_threads}
+        if named := [name for name, value in given.items() if value is not None]:
+            raise ParameterError(f"plan: leave out {' and '.join(named)}, or client: the workers are those of its cluster")
+        fit = _Fit(int(rows), spec, Counter(_hosts_of(client)))
+        for host in fit.hosts:
+            fit.check_trees(host)
+        return fit.plan
     if workers is not None:
         _check_count("workers", workers)
-    fit = _Fit(
-        rows=int(rows),
-        spec=_spec(int(rows), int(columns)),
-        threads=int(worker_threads),
-        limit=0 if worker_memory is None else parse_memory_limit(worker_memory, "worker_memory"),
-    )
-    needed = fit.needed(0)
-    if needed > fit.limit:
-        raise ParameterError(
-            f"worker_memory of {format_bytes(fit.limit)} is too small for trees of {fit.spec.max_leaves} leaves over {columns} "
-            f"columns with {worker_threads} threads: without any rows they take {format_bytes(needed)}"
-        )
-    return fit.on(fit.fewest() if workers is None else int(workers))
+    if worker_threads is not None:
+        _check_count("worker_threads", worker_threads)
+    n_threads = WORKER_THREADS if worker_threads is None else int(worker_threads)
+    limit = parse_memory_limit(WORKER_MEMORY if worker_memory is None else worker_memory, "worker_memory")
+    host = _Host((_Worker(n_threads, limit),), n_threads)
+    _Fit(int(rows), spec, Counter({host: 1})).check_trees(host)
+    n_workers = _fewest(int(rows), spec, host) if workers is None else int(workers)
+    return _Fit(int(rows), spec, Counter({host: n_workers})).plan
 
 
-@dataclass(frozen=True, eq=False)
-class _Fit:
-    """A fit on workers of a given size, of any number."""
-
-    rows: int
-    spec: ShardSpec
-    threads: int
-    limit: int  # of a worker's memory
+@dataclass(frozen=True)
+class _Worker:
+    n_threads: int
+    memory_limit: int  # bytes, 0 if there is none
 
     @property
-    def raw_row(self) -> int:
-        """Bytes of a row's raw values."""
-        return VALUE_BYTES * len(self.spec.layout.n_bins)
-
-    def training(self, n_rows: int) -> int:
-        """Return the bytes of a worker while trees grow, for `n_rows` rows."""
-        return resident_bytes(self.spec, n_rows) + histogram_bytes(self.spec, self.threads)
-
-    def loading(self, n_rows: int) -> int:
-        """Return the bytes of a worker until the raw values are released: the largest of reading, sampling and encoding."""
-        raw = n_rows * self.raw_row
-        metadata = n_rows * 8
-        # Each thread reads a partition, as far as there are so many, and a partition is never divided between workers.
-        one = min(PARTITION_BYTES, self.rows * self.raw_row) if n_rows else 0
-        reading = 2 * min(self.threads * one, max(raw, one))
-        sampling = self.sample_bytes * n_rows // self.rows
-        encoding = n_rows * (len(self.spec.layout.n_bins) + 16)
-        freed = min(raw, TRIM_BYTES)
-        return min(raw, RETAIN_BYTES, self.spare.retained) + metadata + max(reading, sampling, encoding) + freed
-
-    @property
-    def sample_bytes(self) -> int:
-        """The sample from which split points are proposed; the values exist twice."""
-        return 2 * 8 * min(self.rows, SAMPLE_ROWS + SAMPLE_ROWS // 8) * len(self.spec.layout.n_bins)
+    def limit(self) -> int:
+        return self.memory_limit or _NO_LIMIT
 
     @property
     def spare(self) -> Budget:
         """The memory that a worker may use before Dask spills."""
         return Budget(max(int(self.limit * TARGET_FRACTION) - PROCESS_BYTES, 1))
 
-    def needed(self, n_rows: int) -> int:
-        """Return the memory limit with which a worker keeps that many rows in memory, and is not paused."""
-        # As `Budget.holds_rows`: a quarter of the budget stays free.
-        keeps = (PROCESS_BYTES + self.training(n_rows) / 0.75) / TARGET_FRACTION
-        return math.ceil(max(keeps, (PROCESS_BYTES + self.loading(n_rows)) / PAUSE_FRACTION))
 
-    def share(self, workers: int) -> int:
-        return -(-self.rows // workers)
+@dataclass(frozen=True)
+class _Host:
+    """Workers that hand their rows over to one of them if it has room."""
 
-    def fewest(self) -> int:
-        """Return the smallest number of workers that keep the rows in memory."""
-        low, high = 0, 1
-        while self.needed(self.share(high)) > self.limit:
-            low, high = high, 2 * high
-            if low >= self.rows:
-                raise ParameterError(
-                    f"worker_memory of {format_bytes(self.limit)} is too small: {self.threads} partitions of "
-                    f"{format_bytes(PARTITION_BYTES)}, one for each of worker_threads, exceed it"
-                )
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.needed(self.share(middle)) > self.limit else (low, middle)
-        return high
+    workers: tuple[_Worker, ...]
+    n_processors: int
 
-    def round_seconds(self, workers: int) -> float:
-        """Return the seconds of a round for messages and the scheduler's work; 0 in one process."""
-        spec = self.spec
-        n_bytes = LEAVES_PER_ROUND * spec.n_channels * 4 * int(spec.layout.offset[-1])
-        fan_in = min(FAN_IN, workers)
-        levels = max(math.ceil(math.log(workers) / math.log(FAN_IN)), 1)
-        messages = levels * (2 * LATENCY + fan_in * (2 * MESSAGE_SECONDS + n_bytes * BYTE_SECONDS))
-        # Wide histograms are reduced by feature, in groups of workers.
-        group = min(math.sqrt(workers * FAN_IN / 2), workers)
-        calls = levels * (2 * LATENCY + 2 * fan_in * MESSAGE_SECONDS)
-        slices = 3 * LATENCY + (2 * group + workers / group) * MESSAGE_SECONDS
-        slices += (1 + workers / group**2) * n_bytes * BYTE_SECONDS
-        return ROUND_SECONDS + min(messages, calls + slices)
+    @cached_property
+    def n_threads(self) -> int:
+        """Threads of all workers."""
+        return sum(worker.n_threads for worker in self.workers)
 
-    def on(self, workers: int) -> Plan:
-        """Return the plan for a number of workers."""
+
+@dataclass(frozen=True)
+class _Load:
+    """What a worker does in a fit."""
+
+    worker: _Worker
+    n_read: int  # rows
+    n_trained: int  # rows that it trains on
+    n_received: int  # rows of other workers among them
+    n_threads: int  # with which it trains
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """A fit on workers of some hosts, with the number of equal hosts."""
+
+    rows: int
+    spec: ShardSpec
+    hosts: Counter[_Host]
+
+    @cached_property
+    def n_columns(self) -> int:
+        return len(self.spec.layout.n_bins)
+
+    @cached_property
+    def n_workers(self) -> int:
+        return sum(len(host.workers) * n for host, n in self.hosts.items())
+
+    @cached_property
+    def loads(self) -> Counter[_Load]:
+        """What workers do, with the number of equal ones."""
+        from dboost.config import session_per_host  # which imports Dask
+
+        single = self._single_host()
+        if single is not None:
+            worker, host = single
+            hands_over = session_per_host() and self.rows * self.n_columns >= SMALL
+            n_threads = _threads_of_trainer(host, worker) if hands_over else worker.n_threads
+            return Counter({_Load(worker, self.rows, self.rows, 0, n_threads): 1})
+        found: Counter[_Load] = Counter()
+        together = sum(host.n_threads * n for host, n in self.hosts.items())
+        for host, n in self.hosts.items():
+            n_rows = -(-self.rows * host.n_threads // together)
+            read = [-(-n_rows * worker.n_threads // host.n_threads) for worker in host.workers]
+            most = [min(worker.spare.most_rows(self.spec, host.n_processors), MOST_ROWS) for worker in host.workers]
+            trainers = [k for k, room in enumerate(most) if room >= n_rows]
+            hands_over = bool(trainers) and all(room >= own for room, own in zip(most, read, strict=True))
+            for k, worker in enumerate(host.workers):
+                if not hands_over:
+                    load = _Load(worker, read[k], read[k], 0, worker.n_threads)
+                elif k == trainers[0]:
+                    load = _Load(worker, read[k], n_rows, n_rows - read[k], _threads_of_trainer(host, worker))
+                else:
+                    load = _Load(worker, read[k], 0, 0, worker.n_threads)
+                found[load] += n
+        return found
+
+    def _single_host(self) -> tuple[_Worker, _Host] | None:
+        """Return the worker that gets all rows of a small table, and its host; None if the table is divided."""
         from dboost.distributed.rebalance import is_for_one_worker, is_held  # which imports Dask
 
-        spec, columns = self.spec, len(self.spec.layout.n_bins)
-        # One worker trains on a small table, whatever the number of workers.
-        n_values = self.rows * columns
-        is_small = is_for_one_worker(n_values, 1, self.threads, workers) and is_held(n_values, self.limit)
-        is_alone = workers == 1 or is_small
-        share = self.rows if is_alone else self.share(workers)
-        raw = share * self.raw_row
-        needed = self.needed(share)
-        in_memory = needed <= self.limit
-        added = max(self.training(share), self.loading(share)) if in_memory else self.spare.limit
-        spooled = max(raw - min(RETAIN_BYTES, self.spare.retained), 0)
-        speed = self.threads * DOUBLING_EFFICIENCY ** math.log2(self.threads)
+        n_values = self.rows * self.n_columns
+        for host in self.hosts:
+            for worker in host.workers:
+                is_small = is_for_one_worker(n_values, 1, worker.n_threads, self.n_workers)
+                if is_small and is_held(n_values, worker.memory_limit):
+                    return worker, host
+        return None
+
+    @property
+    def raw_row(self) -> int:
+        """Bytes of a row's raw values."""
+        return VALUE_BYTES * self.n_columns
+
+    def training(self, n_rows: int, n_threads: int) -> int:
+        """Return the bytes of a worker while trees grow."""
+        return resident_bytes(self.spec, n_rows) + histogram_bytes(self.spec, n_threads) if n_rows else 0
+
+    def loading(self, load: _Load) -> int:
+        """Return the bytes of a worker until the raw values are released: the largest of reading, sampling and encoding."""
+        worker, n_rows = load.worker, load.n_read
+        raw = n_rows * self.raw_row
+        metadata = n_rows * 8
+        # Each thread reads a partition, as far as there are so many, and a partition is never divided between workers.
+        one = min(PARTITION_BYTES, self.rows * self.raw_row) if n_rows else 0
+        reading = 2 * min(worker.n_threads * one, max(raw, one))
+        sampling = self.sample_bytes * n_rows // self.rows
+        encoding = n_rows * (self.n_columns + 16)
+        freed = min(raw, TRIM_BYTES)
+        return min(raw, RETAIN_BYTES, worker.spare.retained) + metadata + max(reading, sampling, encoding) + freed
+
+    def receiving(self, load: _Load) -> int:
+        """Return the bytes of a trainer until its rows are joined: what it has and has received, and the rows together."""
+        return (2 * load.n_trained if load.n_received else 0) * row_bytes(self.spec)
+
+    @property
+    def sample_bytes(self) -> int:
+        """The sample from which split points are proposed; the values exist twice."""
+        return 2 * 8 * min(self.rows, SAMPLE_ROWS + SAMPLE_ROWS // 8) * self.n_columns
+
+    def needed(self, load: _Load) -> int:
+        """Return the memory limit with which a worker keeps its rows in memory, and is not paused."""
+        # As `Budget.holds_rows`: a quarter of the budget stays free.
+        keeps = (PROCESS_BYTES + self.training(load.n_trained, load.n_threads) / 0.75) / TARGET_FRACTION
+        return math.ceil(max(keeps, (PROCESS_BYTES + max(self.loading(load), self.receiving(load))) / PAUSE_FRACTION))
+
+    def check_trees(self, host: _Host) -> None:
+        """Raise ParameterError if the histograms of a tree do not fit the memory of a worker."""
+        for worker in host.workers:
+            keeps = PROCESS_BYTES + histogram_bytes(self.spec, worker.n_threads) / 0.75
+            needed = math.ceil(max(keeps / TARGET_FRACTION, PROCESS_BYTES / PAUSE_FRACTION))
+            if needed > worker.limit:
+                raise ParameterError(
+                    f"worker_memory of {format_bytes(worker.limit)} is too small for trees of {self.spec.max_leaves} leaves "
+                    f"over {self.n_columns} columns with {worker.n_threads} threads: without any rows they take "
+                    f"{format_bytes(needed)}"
+                )
+
+    def round_seconds(self, n_trainers: int) -> float:
+        """Return the seconds of a round for messages and the scheduler's work."""
+        spec = self.spec
+        n_bytes = LEAVES_PER_ROUND * spec.n_channels * 4 * int(spec.layout.offset[-1])
+        fan_in = min(FAN_IN, n_trainers)
+        levels = max(math.ceil(math.log(n_trainers) / math.log(FAN_IN)), 1)
+        messages = levels * (2 * LATENCY + fan_in * (2 * MESSAGE_SECONDS + n_bytes * BYTE_SECONDS))
+        # Wide histograms are reduced by feature, in groups of workers.
+        group = min(math.sqrt(n_trainers * FAN_IN / 2), n_trainers)
+        calls = levels * (2 * LATENCY + 2 * fan_in * MESSAGE_SECONDS)
+        slices = 3 * LATENCY + (2 * group + n_trainers / group) * MESSAGE_SECONDS
+        slices += (1 + n_trainers / group**2) * n_bytes * BYTE_SECONDS
+        return ROUND_SECONDS + min(messages, calls + slices)
+
+    @property
+    def plan(self) -> Plan:
+        spec, columns, loads = self.spec, self.n_columns, self.loads
+        trainers = Counter({load: n for load, n in loads.items() if load.n_trained})
+        n_trainers = trainers.total()
+        needed = {load: self.needed(load) for load in loads}
+        in_memory = all(needed[load] <= load.worker.limit for load in loads)
+        added = [
+            max(self.training(load.n_trained, load.n_threads), self.loading(load), self.receiving(load))
+            if needed[load] <= load.worker.limit
+            else load.worker.spare.limit
+            for load in loads
+        ]
+        disk = [
+            max(load.n_read * self.raw_row - min(RETAIN_BYTES, load.worker.spare.retained), 0)
+            + (0 if needed[load] <= load.worker.limit else load.n_trained * spec.bytes_per_row())
+            for load in loads
+        ]
+        handed_over = row_bytes(spec) * sum(load.n_received * n for load, n in loads.items())
         # Best-first and depth-wise trees of any size visit each row about once per level.
         leaves = (1 + math.log2(spec.max_leaves) / 2) / (1 + math.log2(CELL_LEAVES) / 2)
-        of_tree = share * columns * CELL_SECONDS * leaves / speed
-        rounds = 0.0 if is_alone else ROUNDS * self.round_seconds(workers)
+        of_tree = max(load.n_trained * columns * CELL_SECONDS * leaves / _speed(load.n_threads) for load in trainers)
+        reading = max(load.n_read * columns * LOAD_SECONDS / _speed(load.worker.n_threads) for load in loads)
+        receiving = max(load.n_received for load in loads) * row_bytes(spec) * HAND_OVER_SECONDS
+        rounds = 0.0 if n_trainers == 1 else ROUNDS * self.round_seconds(n_trainers)
         return Plan(
             rows=self.rows,
             columns=columns,
             iterations=ITERATIONS,
             leaves=spec.max_leaves,
-            workers=workers,
-            threads=self.threads,
+            workers=self.n_workers,
+            threads=max(worker.n_threads for host in self.hosts for worker in host.workers),
+            trainers=n_trainers,
+            trainer_threads=max(load.n_threads for load in trainers),
+            handed_over=handed_over,
             memory=resident_bytes(spec, self.rows),
-            memory_added=added,
-            memory_per_worker=needed if in_memory else self.limit,
+            memory_added=max(added),
+            memory_per_worker=max(min(needed[load], load.worker.limit) for load in loads),
             in_memory=in_memory,
-            disk_per_worker=spooled + (0 if in_memory else share * spec.bytes_per_row()),
+            disk_per_worker=max(disk),
             client_memory=self.sample_bytes,
-            loading_minutes=share * columns * LOAD_SECONDS / speed / 60,
+            loading_minutes=(reading + receiving) / 60,
             training_minutes=ITERATIONS * (of_tree + rounds) / 60,
         )
+
+
+def _threads_of_trainer(host: _Host, worker: _Worker) -> int:
+    from dboost.distributed.host_sessions import n_threads_of_trainer  # which imports Dask
+
+    return n_threads_of_trainer([one.n_threads for one in host.workers], host.n_processors, 1, worker.n_threads)
+
+
+def _fewest(rows: int, spec: ShardSpec, host: _Host) -> int:
+    """Return the smallest number of hosts of one worker that keep the rows in memory."""
+    (worker,) = host.workers
+    fit = _Fit(rows, spec, Counter({host: 1}))
+
+    def is_enough(n_workers: int) -> bool:
+        share = -(-rows // n_workers)
+        return fit.needed(_Load(worker, share, share, 0, worker.n_threads)) <= worker.limit
+
+    low, high = 0, 1
+    while not is_enough(high):
+        low, high = high, 2 * high
+        if low >= rows:
+            raise ParameterError(
+                f"worker_memory of {format_bytes(worker.limit)} is too small: {worker.n_threads} partitions of "
+                f"{format_bytes(PARTITION_BYTES)}, one for each of worker_threads, exceed it"
+            )
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+def _hosts_of(client: Any) -> Sequence[_Host]:
+    """Return the hosts of a client's cluster; ParameterError without workers."""
+    from dboost.config import session_per_host
+    from dboost.distributed.client import client_for
+    from dboost.distributed.host_sessions import places_of
+
+    with client_for(None, client) as found:
+        groups = places_of(found)
+    if not groups:
+        raise ParameterError("plan: the cluster of this client has no workers")
+    if not session_per_host():
+        groups = [[place] for group in groups for place in group]
+    return [
+        _Host(tuple(_Worker(place.n_threads, place.memory_limit) for place in group), len(group[0].processors))
+        for group in groups
+    ]
+
+
+def _speed(n_threads: int) -> float:
+    """Return how many times as fast as one thread so many are."""
+    return float(n_threads * DOUBLING_EFFICIENCY ** math.log2(n_threads))
 
 
 def _spec(rows: int, columns: int) -> ShardSpec:

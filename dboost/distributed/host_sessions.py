@@ -33,10 +33,12 @@ the client has said so (`Session.accept`), so a call that failed is repeated wit
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from dboost.distributed.messages import OK
+from dboost.params import usable_processors
 from dboost.session.calls import SessionPlace, SessionRef, pack_round, unpack
 from dboost.session.session import Session
 
@@ -75,6 +77,28 @@ def by_host(places: Mapping[Worker, tuple[str | None, tuple[int, ...]]]) -> list
         if host is not None:
             groups.setdefault((host, processors), []).append(worker)
     return list(groups.values())
+
+
+class WorkerPlace(NamedTuple):
+    """Where a worker is, and what it may use."""
+
+    host: str
+    processors: tuple[int, ...]
+    n_threads: int
+    memory_limit: int  # bytes, 0 if there is none
+
+
+def _place_of(dask_worker: Any = None) -> WorkerPlace:
+    """For `Client.run`: return the place of a worker."""
+    limit = int(dask_worker.memory_manager.memory_limit or 0)
+    return WorkerPlace(socket.gethostname(), usable_processors(), dask_worker.state.nthreads, limit)
+
+
+def places_of(client: Any) -> list[list[WorkerPlace]]:
+    """Return the workers of each host of a client's cluster."""
+    places: dict[str, WorkerPlace] = client.run(_place_of)
+    groups = by_host({worker: (place.host, place.processors) for worker, place in places.items()})
+    return [[places[worker] for worker in group] for group in groups]
 
 
 def choose_trainers(

@@ -17,7 +17,6 @@ Rows that are loaded later, because another worker died, become additional shard
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import uuid
@@ -35,6 +34,7 @@ from dboost.data.binning import Sample, propose_together
 from dboost.data.partition import ReadPlan
 from dboost.metrics.metric import LossMagnitude
 from dboost.model.ensemble import FlatEnsemble
+from dboost.params import usable_processors
 from dboost.schema import Feature
 from dboost.session.batch_rows import BatchRows, StartingRows
 from dboost.session.bites import BiteStore, Iterations, SessionBites
@@ -250,7 +250,7 @@ class WorkerSession:
 
     def place(self, batch: str, spec: BuildSpec) -> SessionPlace:
         """Return how many more rows the session could have in memory, and its processors."""
-        processors = tuple(sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)))
+        processors = usable_processors()
         most = MOST_ROWS if self._spare is None else min(self._spare.most_rows(spec.shard, len(processors)), MOST_ROWS)
         return SessionPlace(most - self.n_rows, processors)
 

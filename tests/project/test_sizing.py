@@ -8,23 +8,31 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dask
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from distributed import Client
 
 import dboost
 from dboost import sizing
-from dboost.params import Parameters
-from dboost.session.memory import histogram_bytes, resident_bytes
+from dboost.distributed import host_sessions
+from dboost.distributed.connection import Connection
+from dboost.params import Parameters, usable_processors
+from dboost.session.memory import histogram_bytes, parse_memory_limit, resident_bytes
 from dboost.session.partition_batch import RETAIN_BYTES
 from dboost.session.whole_tree_grower import WholeTreeGrower
+from dboost.session.worker_session import WorkerSession
 from dboost.shards.shard import Shard
 from dboost.training.plan import precision_of
+from tests.helpers.clusters import a_table, lines_cluster
 
 ROOT = Path(__file__).parents[2]
 MIB, GIB = 2**20, 2**30
@@ -100,34 +108,149 @@ def generated(number: int, rows: int, columns: int) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-def test_workers_of_the_planned_memory_keep_their_rows_in_memory(tmp_path: Path) -> None:
-    import dask
+@pytest.mark.parametrize("per_host", [False, True])
+def test_workers_of_the_planned_memory_keep_their_rows_in_memory(tmp_path: Path, per_host: bool) -> None:
+    """With less than half of it rows are streamed, or, if one worker trains for the host, each worker trains on its own rows.
+
+    An iteration takes between a tenth of the planned time and ten times as long.
+    """
     import dask.array as da
-    from distributed import Client, LocalCluster
+    from distributed import LocalCluster
 
     rows, columns, parts = 3_000_000, 20, 30
-    plan = dboost.plan(rows, columns, workers=2, worker_threads=1)
+    if per_host:
+        plan = planned(rows, hosts_of(1, 1, n_processors=len(usable_processors())), columns)
+    else:
+        plan = dboost.plan(rows, columns, workers=2, worker_threads=1)
     assert plan.in_memory
     shape = (rows // parts, columns + 1)
     lazy = da.concatenate([da.from_delayed(dask.delayed(generated)(k, shape[0], columns), shape, float) for k in range(parts)])
-    bytes_read = {}
-    for limit in (plan.memory_per_worker, plan.memory_per_worker * 12 // 25):
+    bytes_read, n_sessions = {}, {}
+    for limit in (plan.memory_per_worker, plan.memory_per_worker * (60 if per_host else 48) // 100):
         with (
-            dask.config.set({"temporary-directory": str(tmp_path)}),
+            dask.config.set({"temporary-directory": str(tmp_path), "dboost.session-per-host": per_host}),
             LocalCluster(
                 n_workers=2, threads_per_worker=1, memory_limit=limit, dashboard_address=":0", local_directory=tmp_path
             ) as cluster,
             Client(cluster) as client,
         ):
             before = client.run(os.getpid)
-            booster = dboost.fit(lazy[:, :columns], lazy[:, columns], max_iter=2, progress=False)
+            booster = dboost.fit(lazy[:, :columns], lazy[:, columns], max_iter=3, progress=False)
             assert client.run(os.getpid) == before, "Dask killed no worker"
             bytes_read[limit] = int(booster.history["bytes_read"].sum())
+            n_sessions[limit] = int(booster.history["workers"].max())
+            there = dboost.plan(rows, columns, client=client)
+            assert n_sessions[limit] == there.trainers
             happened = [str(event) for address in before for _, event in client.get_events(address)]
             assert not any("paused" in event for event in happened)
+            seconds = 60 * there.training_minutes / there.iterations
+            assert not there.in_memory or seconds / 10 < booster.history["seconds"].min() < 10 * seconds
     enough, too_little = bytes_read.values()
     assert enough == 0, "rows stay in memory with the planned limit"
-    assert too_little > 0, "rows are streamed with less than half of it"
+    if per_host:
+        assert list(n_sessions.values()) == [1, 2]
+    else:
+        assert too_little > 0, "rows are streamed with less than half of it"
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with lines_cluster(3) as client:
+        yield client
+
+
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of the messages with rows that trainers receive."""
+    found: list[int] = []
+    receive = WorkerSession.receive
+
+    def count(session: WorkerSession, batch: str, messages: Sequence[bytes]) -> None:
+        found.extend(map(len, messages))
+        receive(session, batch, messages)
+
+    monkeypatch.setattr(WorkerSession, "receive", count)
+    return found
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_a_plan_of_a_cluster_is_that_of_a_fit(
+    client: Client, received: list[int], monkeypatch: pytest.MonkeyPatch, hosts: int
+) -> None:
+    """Sessions and threads are those of the plan; bytes that are handed over within a tenth, rounds within a half."""
+    n_processors = len(usable_processors())
+    names = dict(
+        zip(sorted(client.nthreads()), ["a", "b", "c"] if hosts == 3 else ["a", "a", "a" if hosts == 1 else "b"], strict=True)
+    )
+    monkeypatch.setattr(Connection, "host_of", lambda connection, worker: names[worker])
+    place = host_sessions._place_of
+
+    def place_of(dask_worker: Any = None) -> host_sessions.WorkerPlace:
+        return place(dask_worker)._replace(host=names[dask_worker.address])
+
+    monkeypatch.setattr(host_sessions, "_place_of", place_of)
+    frame = a_table(6000)[["a", "b", "c", "y"]]
+    parts = [dask.delayed(frame.iloc[k : k + 500]) for k in range(0, 6000, 500)]
+    events: list[dict] = []
+    with dask.config.set({"dboost.session-per-host": True}):
+        plan = dboost.plan(6000, 3, client=client)
+        booster = dboost.fit(dd.from_delayed(parts, meta=frame.iloc[:0]), "y", max_iter=3, client=client, progress=False)
+        events += [event for _, event in client.get_events("dboost") if event["action"] == "tree"][-2:]
+    assert (plan.workers, plan.threads, plan.trainers) == (3, 1, hosts)
+    assert set(booster.history["workers"]) == {plan.trainers}
+    assert plan.trainer_threads == {1: min(3, n_processors), 2: min(2, n_processors), 3: 1}[hosts]
+    assert sum(received) == pytest.approx(plan.handed_over, rel=0.1, abs=0 if hosts == 3 else 3000)
+    n_rounds = [event["n_rounds"] for event in events]
+    assert all(n == 1 if hosts == 1 else sizing.ROUNDS / 2 <= n + 2 <= 1.5 * sizing.ROUNDS for n in n_rounds)
+    with dask.config.set({"dboost.session-per-host": False}):
+        assert dboost.plan(6000, 3, client=client).trainers == 3
+
+
+def hosts_of(*workers: int, n_processors: int = 8, memory: str = "16GiB", copies: int = 1) -> Counter:
+    """Return equal hosts of workers with these threads."""
+    some = tuple(sizing._Worker(n, parse_memory_limit(memory, "memory")) for n in workers)
+    return Counter({sizing._Host(some, n_processors): copies})
+
+
+def planned(rows: int, hosts: Counter, columns: int = 28) -> dboost.Plan:
+    with dask.config.set({"dboost.session-per-host": True, "dboost.single-worker-values": 8_000_000}):
+        return sizing._Fit(rows, sizing._spec(rows, columns), hosts).plan
+
+
+def test_rounds_and_bytes_are_those_of_hosts() -> None:
+    one, apart = planned(10**6, hosts_of(1, 1)), planned(10**6, hosts_of(1, copies=2))
+    assert (one.workers, one.trainers, one.trainer_threads) == (2, 1, 2)
+    assert (apart.workers, apart.trainers, apart.trainer_threads, apart.handed_over) == (2, 2, 1, 0)
+    assert one.handed_over == 44 * 10**6 // 2
+    assert one.training_minutes == planned(10**6, hosts_of(2)).training_minutes < apart.training_minutes
+    assert one.loading_minutes > apart.loading_minutes, "rows are handed over"
+    assert planned(10**8, hosts_of(2, 2, n_processors=3, memory="64GiB")).trainer_threads == 3
+    together, apart = planned(10**7, hosts_of(1, 1)), planned(10**7, hosts_of(1, copies=2))
+    assert together.memory_added > 1.5 * apart.memory_added, "it has the rows of both"
+    assert together.memory_per_worker > 1.3 * apart.memory_per_worker
+    four = planned(10**7, hosts_of(1, 1, copies=4))
+    assert (four.workers, four.trainers) == (8, 4)
+    assert "4 × 2 threads" in str(four) and "handed over" in str(four)
+    assert "handed over" not in str(apart)
+
+
+def test_a_host_without_room_for_its_rows_has_a_session_for_each_worker() -> None:
+    rows, hosts = 10**8, hosts_of(2, 2, memory="16GiB")
+    full = planned(rows, hosts)
+    assert (full.trainers, full.trainer_threads, full.handed_over, full.in_memory) == (2, 2, 0, True)
+    assert planned(rows, hosts_of(2, 2, memory="64GiB")).trainers == 1
+    (host,) = hosts
+    assert planned(host.workers[0].spare.most_rows(sizing._spec(rows, 28), 8), hosts).trainers == 1, "the rule of the fits"
+    one = planned(10**5, hosts_of(1, 1))
+    assert (one.trainers, one.trainer_threads, one.handed_over) == (1, 2, 0), "a small table is not handed over"
+    assert planned(10**4, hosts_of(1, 1)).trainer_threads == 1
+
+
+def test_a_client_is_in_place_of_the_workers(client: Client) -> None:
+    with pytest.raises(dboost.ParameterError, match="plan: leave out workers and worker_memory, or client"):
+        dboost.plan(10**6, 28, workers=3, worker_memory="3GiB", client=client)
+    with pytest.raises(dboost.InputTypeError):
+        dboost.plan(10**6, 28, client="tcp://127.0.0.1:8786")
 
 
 def test_the_number_of_workers_is_the_smallest() -> None:
