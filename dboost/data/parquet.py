@@ -83,6 +83,14 @@ class ParquetPart:
     #: Bytes in the file of the columns that are used; None if unknown.
     n_bytes: int | None = None
 
+    #: Whether the row group of a range of rows is decoded once if its ranges are read in order: its decoders fit in memory.
+    is_decoded_once: bool = False
+
+    @property
+    def shared(self) -> Any:
+        """What is decoded once for all ranges of its rows that are read in order: the row group; None if nothing is."""
+        return (self.file.url, self.groups) if self.is_decoded_once else None
+
 
 @dataclass(frozen=True, eq=False)
 class Footer:
@@ -96,6 +104,8 @@ class Footer:
     extremes: tuple[dict[str, Extremes], ...] = ()
     #: Bytes of each row group in the file.
     stored: tuple[int, ...] = ()
+    #: Memory for decoding the columns of each row group side by side.
+    decoders: tuple[int, ...] = ()
 
     @property
     def n_rows(self) -> int:
@@ -220,7 +230,8 @@ def read_footers(
         used = {name for one in filters for name in one.columns(schema.names)} if filters else set()
         extremes = tuple(_extremes(group, schema, used) for group in groups)
         stored = tuple(sum(column.total_compressed_size for column in _used_columns(group, columns)) for group in groups)
-        return Footer(schema, digest, tuple(zip(rows, sizes, strict=True)), extremes, stored)
+        decoders = tuple(_decoder_bytes(group, columns) if exact else 0 for group in groups)
+        return Footer(schema, digest, tuple(zip(rows, sizes, strict=True)), extremes, stored, decoders)
 
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
         return list(threads.map(read, files))
@@ -353,7 +364,8 @@ def parts_of(
             n_parts = min(-(-size // most_bytes), n)
             for a, b in pairwise(n * i // n_parts for i in range(n_parts + 1)):
                 n_stored = footer.stored[k] * (b - a) // n
-                yield _some(part, (first + a, first + b), groups=(k,), rows=(a, b), n_bytes=n_stored)
+                once = footer.decoders[k] <= 2 * most_bytes
+                yield _some(part, (first + a, first + b), groups=(k,), rows=(a, b), n_bytes=n_stored, is_decoded_once=once)
             first += n
             continue
         groups.append(k)
@@ -406,7 +418,8 @@ def read_in_order(
             yield from (read_part(part, names=names, types=types, columns=wanted) for part in run)
             continue
         with _opened_parquet(run[0], types, wanted) as (file, stored, index):
-            once = stored and _decoder_bytes(file, run[0], stored) <= 2 * most_bytes
+            assert run[0].groups is not None
+            once = stored and _decoder_bytes(file.metadata.row_group(run[0].groups[0]), stored) <= 2 * most_bytes
             tables = _ranges_of(file, run, stored) if once else (_rows_of(file, part, [*stored, *index]) for part in run)
             for part, table in zip(run, tables, strict=True):
                 yield _frame_of_part(part, table, types, wanted, index)
@@ -447,16 +460,13 @@ def _frame_of_part(
     return frame
 
 
-def _decoder_bytes(file: Any, part: ParquetPart, columns: Collection[str]) -> int:
-    """Return the memory for decoding columns of the only row group of a part side by side: pages and dictionaries."""
-    assert part.groups is not None
-    group, n_bytes = file.metadata.row_group(part.groups[0]), 0
-    for k in range(group.num_columns):
-        column = group.column(k)
-        if column.path_in_schema.partition(".")[0] in columns:
-            first = column.dictionary_page_offset if column.has_dictionary_page else None
-            dictionary = 0 if first is None else max(column.data_page_offset - first, 0)
-            n_bytes += min(column.total_uncompressed_size, 2 * _PAGE_BYTES + dictionary)
+def _decoder_bytes(group: Any, columns: Collection[str] | None) -> int:
+    """Return the memory for decoding columns of a row group side by side: pages and dictionaries. columns : None for all."""
+    n_bytes = 0
+    for column in _used_columns(group, columns):
+        first = column.dictionary_page_offset if column.has_dictionary_page else None
+        dictionary = 0 if first is None else max(column.data_page_offset - first, 0)
+        n_bytes += min(column.total_uncompressed_size, 2 * _PAGE_BYTES + dictionary)
     return n_bytes
 
 

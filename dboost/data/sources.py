@@ -76,6 +76,23 @@ class Parts:
             return self.read_in_order(self.parts, columns=list(columns))
         return (self.read(part, columns=list(columns)) for part in self.parts)
 
+    def only(self, numbers: Sequence[int]) -> Parts:
+        """Return some of the parts."""
+        return replace(self, parts=[self.parts[i] for i in numbers])
+
+    def runs(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of parts in runs: neighbours that are read faster one after the other are in one run."""
+        found: list[list[int]] = []
+        before: Any = None
+        for i in numbers:
+            shared = None if self.read_in_order is None else getattr(self.parts[i], "shared", None)
+            if shared is not None and shared == before and found[-1][-1] == i - 1:
+                found[-1].append(i)
+            else:
+                found.append([i])
+            before = shared
+        return found
+
     def filtered(self, row_filter: RowFilter) -> Parts:
         """Return the rows that satisfy a predicate."""
         kept = _Kept(row_filter, row_filter.columns(self.names), list(self.meta.columns))
@@ -115,12 +132,12 @@ class ReadCount:
         if self._sizes is not None:
             self._done, self._total, self._scale, self._unit = 0, total, _MIB, "MiB"
 
-    def add(self, number: int) -> None:
-        """Count a partition."""
+    def add(self, *numbers: int) -> None:
+        """Count partitions."""
         if self._show is None:
             return
         with self._lock:
-            self._done += 1 if self._sizes is None else self._sizes[number]
+            self._done += len(numbers) if self._sizes is None else sum(self._sizes[number] for number in numbers)
             self._show(-(-self._done // self._scale), -(-self._total // self._scale), self._unit)
 
 

@@ -4,6 +4,9 @@ Dask schedules the tasks: a task depends on its source partition, runs on a work
 partition in the worker's session, and returns a receipt. The worker that ran the task owns the partition. The client keeps the
 lazy graph, so that another worker can read the partitions of a lost one again.
 
+A row group of a Parquet file that exceeds its share of a memory limit is several partitions, and one task reads them in order:
+it decodes the row group once. Rebalancing moves the partitions to other workers, which do not read the file then.
+
 Data in the client's memory are split into partitions, which are sent with their tasks.
 """
 
@@ -38,7 +41,7 @@ from dboost.data.partition import (
     used_columns,
 )
 from dboost.data.row_filter import RowFilter
-from dboost.data.sources import ReadCount, stream_of
+from dboost.data.sources import Parts, ReadCount, stream_of
 from dboost.data.sparse import is_sparse_matrix
 from dboost.data.stored_stream import PARTITION_BYTES, StoredStream
 from dboost.data.table import check_no_values, given_roles, separate_roles
@@ -89,6 +92,8 @@ class ReadTasks:
     _sizes: Mapping[int, int] | None = None
     #: The partitions of a stream, unless it is small.
     _stored: StoredStream | None = None
+    #: The partitions in files, if neighbours may have something in common.
+    _parts: Parts | None = None
 
     def __init__(
         self,
@@ -125,6 +130,7 @@ class ReadTasks:
             used = used_columns(features, like, given)
             source = open_source(path, like, most_bytes, used, row_filter)
             data, from_files, self._sizes = source.lazy(), True, source.sizes
+            self._parts = source if source.read_in_order is not None else None
 
             def again() -> ReadTasks | None:
                 source = open_with_text(path, like, most_bytes, columns=used, row_filter=row_filter)
@@ -191,6 +197,8 @@ class ReadTasks:
                 data = dask_collections.select(data, self.plan.needed)
             self._graph, self._bundles = dask_collections.bundled(data, aligned)
         self._filled = roles_in(aligned)
+        if aligned:  # a task reads a partition with its roles
+            self._parts = None
 
     @property
     def n_parts(self) -> int:
@@ -222,7 +230,7 @@ class ReadTasks:
     def over(self, graph: dict[Any, Any], bundles: list[Any]) -> ReadTasks:
         """Return tasks that read the same partitions from another graph."""
         found = copy.copy(self)
-        found._graph, found._bundles, found._stored = graph, bundles, None
+        found._graph, found._bundles, found._stored, found._parts = graph, bundles, None, None
         return found
 
     @property
@@ -307,7 +315,8 @@ class ReadTasks:
     ) -> list[Receipt]:
         """Read some of the `n_all` partitions of a batch, of which `n_before` have been read."""
         plan_key = f"dboost-plan-{connection.fit}-{batch}"
-        keys = {i: f"{READING}{connection.fit}-{batch}-{i}" for i in numbers}
+        runs = {run[0]: run for run in ([[i] for i in numbers] if self._parts is None else self._parts.runs(numbers))}
+        keys = {i: f"{READING}{connection.fit}-{batch}-{i}" for i in runs}
         graph = dict(self._graph)
         packed: Any = self.packed(plan)
         if len(packed) > _MAX_PLAN_BYTES:
@@ -315,14 +324,19 @@ class ReadTasks:
             graph[plan_key], packed = (_identity, packed), plan_key
         for i, key in keys.items():
             session = connection.fit, __version__, connection.lost_sessions
-            graph[key] = (_read_part, session, batch, i, packed, self._filled, self._is_in_memory(i), self._bundle(i))
+            if len(runs[i]) == 1:
+                graph[key] = (_read_part, session, batch, i, packed, self._filled, self._is_in_memory(i), self._bundle(i))
+            else:
+                assert self._parts is not None
+                graph[key] = (_read_run, session, batch, i, packed, pack(self._parts.only(runs[i])))
         futures = submit(connection.client, graph, list(keys.values()), priority=_PRIORITY, **restrictions)
         connection.reading.update(futures)
         try:
             sizes = None if self._sizes is None else {i: self._sizes[i] for i in numbers}
-            events = _ReadEvents(connection, batch.rpartition("/")[0], n_all, n_before, sizes)
+            events = _ReadEvents(connection, batch.rpartition("/")[0], n_all, n_before, sizes, runs)
             bound = [] if restrictions.get("allow_other_workers", True) else restrictions["workers"]
-            return _receipts(connection, dict(zip(futures, numbers, strict=True)), events, bound)
+            found = _receipts(connection, dict(zip(futures, runs, strict=True)), events, bound)
+            return [one for some in found for one in (some if isinstance(some, list) else [some])]
         except _ReadFailed as unread:
             failure = self._failure(connection, unread.number, unread.error)
             raise failure from (failure.__cause__ if failure is unread.error else unread.error)
@@ -374,24 +388,34 @@ class _ReadFailed(Exception):
 
 
 class _ReadEvents:
-    """Sends events with the number of partitions of a table that have been read."""
+    """Sends events with the number of partitions of a table that have been read.
+
+    runs : the partitions of a task by the number of the first, if it reads several.
+    """
 
     def __init__(
-        self, connection: Connection, table: str, n_partitions: int, n_before: int = 0, sizes: Mapping[int, int] | None = None
+        self,
+        connection: Connection,
+        table: str,
+        n_partitions: int,
+        n_before: int = 0,
+        sizes: Mapping[int, int] | None = None,
+        runs: Mapping[int, list[int]] | None = None,
     ) -> None:
-        self._connection, self._n_before = connection, n_before
+        self._connection, self._n_read, self._runs = connection, n_before, {} if runs is None else runs
         self._count = ReadCount(connection.progress.count, n_partitions, sizes, n_before)
         self._table: dict[str, Any] = {"table": table, "partitions": n_partitions}
         self._last_event = 0.0
 
-    def record(self, n_read: int, number: int) -> None:
-        """Note that a partition was read, as the n-th of these tasks."""
-        self._count.add(number)
-        n_read += self._n_before
+    def record(self, number: int) -> None:
+        """Note that the partitions of a task were read. number : of the first of them."""
+        run = self._runs.get(number, [number])
+        self._count.add(*run)
+        self._n_read += len(run)
         now = time.monotonic()
-        if now - self._last_event >= _EVENT_INTERVAL or n_read == self._table["partitions"]:
+        if now - self._last_event >= _EVENT_INTERVAL or self._n_read == self._table["partitions"]:
             self._last_event = now
-            self._connection.record_event("reading", read=n_read, **self._table)
+            self._connection.record_event("reading", read=self._n_read, **self._table)
 
 
 def finished(
@@ -469,7 +493,7 @@ def _receipts(
         elif future.cancelled():
             raise _cancelled(connection, number, future)
         else:
-            events.record(len(waiting) - len(pending), number)
+            events.record(number)
     if failed is not None:
         raise failed
     return _gather(connection, waiting)
@@ -590,6 +614,19 @@ def _read_part(
     partitions = worker_session.open_batch(batch, how, budget, whole)
     n_rows = partitions.take(i, in_place(bundle, filled), is_persisted and budget is None)
     return Receipt(i, n_rows, ref)
+
+
+def _read_run(session: tuple[str, str, list[str]], batch: str, first: int, plan: bytes, parts: bytes) -> list[Receipt]:
+    """Run a task that reads consecutive partitions. first : number of the first one; parts : a pickled `Parts` of these."""
+    worker_session, ref = here(*session)
+    how, budget, whole = unpack(plan)
+    partitions, source = worker_session.open_batch(batch, how, budget, whole), unpack(parts)
+    receipts = []
+    with partitions.decoding:
+        for i, partition in enumerate(source.partitions(how.needed), first):
+            receipts.append(Receipt(i, partitions.take(i, (partition, {})), ref))
+            del partition
+    return receipts
 
 
 def _check_part(i: int, plan: bytes, bundle: tuple[Any, ...]) -> None:

@@ -67,6 +67,8 @@ class PartitionBatch:
         self._reader = Reader(plan, self._spool, self._metadata_spool, fingerprints=True, limit=limit)
         self._pieces: dict[int, SpooledChunk] = {}
         self._lock, self._turn = threading.Lock(), turn or nullcontext()
+        #: Of the thread that may decode a row group which is larger than its share: the decoders of several would be too much.
+        self.decoding = threading.Lock()
         self._trim_counter = TrimCounter()
         self._rows: MetadataRows | None = None
         self._metadata: RowMetadata | None = None

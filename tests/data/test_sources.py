@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -27,6 +29,7 @@ from dboost.data.row_filter import RowFilter
 from dboost.data.sources import Parts, Stream, stream_of
 from dboost.distributed import cluster_dataset, read_tasks
 from dboost.inspection import drift, row_functions
+from dboost.session.partition_batch import PartitionBatch
 from tests.helpers.clusters import Processes, at, threads_cluster
 
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "min_samples_leaf": 3, "progress": False}
@@ -505,6 +508,73 @@ def test_a_stream_is_sent_again_after_a_worker_was_killed(tmp_path: Path, monkey
         found = dboost.fit(_reader(frame, tmp_path), "y", client=cluster.client, **options)
         assert len(cluster.addresses()) == 2
     assert found.sha256 == expected.sha256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Parquet folder", "pyarrow dataset", "Delta"])
+def test_workers_decode_a_row_group_that_is_larger_than_its_share_once(
+    kind: str, tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, n = np.random.default_rng(0), 600_000
+    table = pa.table({f"x{j}": rng.normal(size=n) for j in range(5)} | {"y": rng.normal(size=n)})
+    path, wanted = tmp_path / "rows", ["x1", "x3", "y"]
+    if kind != "Parquet folder":  # it is not known which columns of the others are used when their parts are planned
+        table = table.select(wanted)
+    if kind == "Delta":
+        pytest.importorskip("deltalake").write_deltalake(path, table)
+    else:
+        path.mkdir()
+        pq.write_table(table, path / "rows.parquet", row_group_size=n)
+    (file,) = path.glob("*.parquet")
+    group = pq.read_metadata(file).row_group(0)
+    assert group.num_rows == n
+    n_bytes = sum(
+        group.column(j).total_compressed_size for j in range(group.num_columns) if group.column(j).path_in_schema in wanted
+    )
+    read: list[int] = []
+
+    class Counted(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            found = super().read(size)
+            read.append(len(found))
+            return found
+
+    @contextlib.contextmanager
+    def opened(file: Any, *_: Any, **__: Any) -> Iterator[Any]:
+        with Counted(file.url.removeprefix("file://")) as stream:
+            yield stream
+
+    monkeypatch.setattr(parquet, "_opened", opened)
+    monkeypatch.setattr("dboost.distributed.partitioned_table.is_for_one_worker", lambda *_: False)
+    data: Any = ds.dataset(path) if kind == "pyarrow dataset" else path
+    moved: list[int] = []
+    take = PartitionBatch.take_slice
+    monkeypatch.setattr(PartitionBatch, "take_slice", lambda self, i, *of: moved.append(i) or take(self, i, *of))
+    found = dboost.fit(data, "y", features=["x1", "x3"], memory_limit="20MiB", client=client, **OPTIONS)
+    assert len(open_source(data, most_bytes=5 * 2**20, columns=wanted).parts) >= 3
+    assert sum(read) <= 1.1 * n_bytes
+    assert moved  # to the worker that has not read the file
+    assert found.sha256 == dboost.fit(table.to_pandas(), "y", features=["x1", "x3"], **OPTIONS).sha256
+
+
+@pytest.mark.slow
+def test_ranges_of_a_row_group_are_read_again_after_a_worker_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = frame_of(200_000).drop(columns="town")
+    frame.to_parquet(tmp_path / "rows.parquet", row_group_size=len(frame))
+    options = OPTIONS | {"max_iter": 8, "memory_limit": "16MiB", "features": ["x0", "count"]}
+    parts = open_source(tmp_path / "rows.parquet", most_bytes=2**20, columns=["x0", "count", "y"])
+    assert [len(run) for run in parts.runs(range(len(parts.parts)))] == [1] * len(parts.parts)  # decoders do not fit
+    parts = open_source(tmp_path / "rows.parquet", most_bytes=2**22, columns=["x0", "count", "y"])
+    assert [len(run) for run in parts.runs(range(len(parts.parts)))] == [len(parts.parts)] != [1]
+    assert [len(run) for run in parts.runs([1])] == [1]
+    monkeypatch.setattr("dboost.distributed.partitioned_table.is_for_one_worker", lambda *_: False)
+    with Processes(3) as cluster, cluster.impatient():
+        kill = at(3, lambda: os.kill(cluster.any_pid(), signal.SIGKILL))
+        found = dboost.fit(tmp_path / "rows.parquet", "y", client=cluster.client, callbacks=[kill], **options)
+        assert len(cluster.addresses()) == 2
+    assert found.sha256 == dboost.fit(frame, "y", **options).sha256
 
 
 @pytest.mark.parametrize("kind", ["RecordBatchReader", "polars LazyFrame"])
