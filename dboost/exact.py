@@ -177,8 +177,8 @@ class Window(NamedTuple):
     """Where quantiles are expected, and the passes that count numbers in buckets of equal width. Results do not depend on it.
 
     low, high : the bounds, of all groups or of each (float64[n_groups]). weights : callable, given the lower bounds of the
-    first buckets and 1 / width (float64[n_groups], or float64[1] for all groups), returns the weights by bucket,
-    int64[n_groups, N_BUCKETS]; numbers outside are in the first and the last one. collect : callable, given these and the first
+    first buckets and 1 / width (float64[n_groups]), returns the weights by bucket, int64[n_groups, N_BUCKETS]; numbers outside
+    are in the first and the last one. collect : callable, given these and the first
     and the last of some buckets of each group (int64[n_groups, 2]), returns their numbers: uint64[n, 3], group, key and weight;
     or None if there are more than `FEW`. n_rows : about how many numbers there are.
     """
@@ -279,8 +279,7 @@ def _in_window(
     for _ in range(_MOST_WINDOWS):
         if not (np.isfinite(low).all() and np.isfinite(scale).all()):
             return None
-        is_common = bool((low == low[0]).all() and (scale == scale[0]).all())
-        reached = (window.weights(low[:1], scale[:1]) if is_common else window.weights(low, scale)).cumsum(axis=1)
+        reached = window.weights(low, scale).cumsum(axis=1)
         need, met = _ranks(level, reached[:, -1])
         bucket = (reached < need[:, None]).sum(axis=1)
         below = np.where(bucket > 0, reached[groups, bucket - 1], 0)

@@ -242,7 +242,8 @@ def _digits(rows: RowScores, unit: float, levels: tuple[Level, ...] | None, pref
         group = lookup[rows.code].astype(np.uint8 if len(levels) < 256 else np.int32)
     counts = np.zeros((1 if levels is None else len(levels) + 1, 256), np.int64)
     weight = np.ones(n) if rows.weight is None and unit != 1.0 else or_empty(rows.weight, "float64")
-    residuals = Residuals(rows.score, np.zeros(n), weight, group, False, or_empty(None, "int64"), 0, n)
+    score, scores, column = rows.score.reshape(1, -1), np.zeros((1, n)), np.zeros(1, np.int64)
+    residuals = Residuals(score, scores, column, weight, group, False, or_empty(None, "int64"), 0, n)
     count_digits(residuals, prefix, shift, unit, counts)
     return counts
 

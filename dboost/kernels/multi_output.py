@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from dboost.kernels import kernel
+from dboost.kernels import internal, kernel
 from dboost.kernels.rows import ROUNDER64
 
 I = np.int64  # noqa: E741
 
-#: Rows are processed in blocks of this many.
-BLOCK = 1024
+#: Rows are processed in blocks of this many, and so many outputs together.
+BLOCK, TOGETHER = 1024, 8
 
 
 @kernel
@@ -121,26 +121,40 @@ def sum_products(gradient, along, weight, repeat_count, first, last, units, boun
 
 
 @kernel
-def sum_outputs(leaf, gradient, hessian, repeat_count, rows, first, last, units, sums):
+def sum_outputs(leaf, gradient, hessian, repeat_count, rows, first, last, units, sums, counts):
     """Add up gradients and Hessians of all outputs by leaf, over rows first…last-1, or rows[first], …, rows[last-1].
 
     leaf : uint8 or int32[n]; gradient : float32[n_outputs, n]; hessian : the same, or float32[n_outputs, 0] for 1;
-    repeat_count : as of `sum_products`; units : float64[n_outputs, 2], the powers of two by which gradients and Hessians are
-    multiplied before they are rounded; sums : float64[n_outputs, n_leaves, 2], integers, added to.
+    repeat_count : as of `sum_products`; units : float64[2, n_outputs], the powers of two by which gradients and Hessians are
+    multiplied before they are rounded; sums : float64[2, n_leaves, n_outputs], integers, added to: those of Hessians only if
+    they are given; counts : int64[n_leaves], the numbers of rows, added to.
+
+    Sums of several outputs in one leaf do not wait for each other; gradients of many outputs would be read from too many places
+    at once.
     """
+    n_outputs = gradient.shape[0]
     for begin in range(first, last, BLOCK):
         end = begin + BLOCK if begin + BLOCK < last else last
-        for k in range(gradient.shape[0]):
-            g, h, of_leaf = gradient[k], hessian[k], sums[k]
-            gradient_unit, hessian_unit = units[k, 0], units[k, 1]
-            for at in range(begin, end):
-                i = rows[at] if rows.size > 0 else I(at)
-                whole = (np.float64(g[i]) * gradient_unit + ROUNDER64) - ROUNDER64
-                curvature = hessian_unit
-                if h.size > 0:
-                    curvature = (np.float64(h[i]) * hessian_unit + ROUNDER64) - ROUNDER64
-                if repeat_count.size > 0:
-                    whole *= repeat_count[i]
-                    curvature *= repeat_count[i]
-                of_leaf[leaf[i], 0] += whole
-                of_leaf[leaf[i], 1] += curvature
+        for at in range(begin, end):
+            i = rows[at] if rows.size > 0 else I(at)
+            counts[leaf[i]] += I(repeat_count[i]) if repeat_count.size > 0 else I(1)
+        for low in range(0, n_outputs, TOGETHER):
+            high = low + TOGETHER if low + TOGETHER < n_outputs else n_outputs
+            _sum_together(leaf, gradient, repeat_count, rows, begin, end, low, high, units[0], sums[0])
+            if hessian.shape[1] > 0:
+                _sum_together(leaf, hessian, repeat_count, rows, begin, end, low, high, units[1], sums[1])
+
+
+@internal
+def _sum_together(leaf, values, repeat_count, rows, begin, end, low, high, units, sums):
+    """Add up the values of outputs low…high-1 (float32[n_outputs, n]), see `sum_outputs`."""
+    for at in range(begin, end):
+        i = rows[at] if rows.size > 0 else I(at)
+        of_leaf = sums[leaf[i]]
+        if repeat_count.size > 0:
+            n = repeat_count[i]
+            for k in range(low, high):
+                of_leaf[k] += n * ((np.float64(values[k, i]) * units[k] + ROUNDER64) - ROUNDER64)
+        else:
+            for k in range(low, high):
+                of_leaf[k] += (np.float64(values[k, i]) * units[k] + ROUNDER64) - ROUNDER64

@@ -1,5 +1,8 @@
 """Counts of residuals, by the digits of their rank keys or in buckets, for exact quantiles (see `exact`).
 
+Residuals are those of one output, or of all outputs of a tree with several values per leaf. Rows are divided into groups, and
+each output has a group of its own for each: those of output 0 come first, then those of output 1.
+
 The bits of a float64 become its *rank key*, an unsigned integer with the same order as the numbers, by flipping the sign bit of
 non-negative numbers and all bits of negative ones. Both zeros have the same key.
 """
@@ -31,10 +34,11 @@ LANES = 2
 class Residuals(NamedTuple):
     """The residuals target - raw of some rows, divided into groups."""
 
-    target: np.ndarray  # float64[n]
-    raw: np.ndarray  # float64[n]
+    target: np.ndarray  # float64[n_columns, n]
+    raw: np.ndarray  # float64[n_outputs, n]
+    column: np.ndarray  # int64[n_outputs]: the column of the target that an output is of
     weight: np.ndarray  # float64[n], empty for 1 each
-    group: np.ndarray  # uint8 or int32[n], empty when there is only one group
+    group: np.ndarray  # uint8 or int32[n]: the group of a row, empty when there is only one
     absolute: bool  # whether |target - raw| is meant
     rows: np.ndarray  # int64[...]: those that count, empty for all
     first: int  # range of rows, or of positions in `rows`
@@ -61,43 +65,55 @@ def count_digits(residuals, prefix, shift, unit, counts):
 
     Only residuals whose higher digits are those of `prefix` count.
 
-    residuals : Residuals; prefix : uint64[n_groups]; shift : uint64, bits below the digit; unit : factor of the weights; counts
-    : int64[n_groups, 256], added to. Each row adds at least 1.
+    residuals : Residuals; prefix : uint64[n_groups], of all outputs; shift : uint64, bits below the digit; unit : factor of
+    the weights; counts : int64[n_groups, 256], added to. Each row adds at least 1.
 
     For the first two digits the prefix test is unpredictable, so it is branch-free; later it is almost always false and
     branches are cheap.
     """
-    target, raw, absolute = residuals.target, residuals.raw, residuals.absolute
-    weight, group, rows = residuals.weight, residuals.group, residuals.rows
+    absolute, weight, group, rows = residuals.absolute, residuals.weight, residuals.group, residuals.rows
+    n_outputs = residuals.raw.shape[0]
+    n_groups = prefix.size // n_outputs
     predictable = shift < U(48)
-    for at in range(residuals.first, residuals.last):
-        i = rows[at] if rows.size > 0 else I(at)
-        key = rank_key(_residual(target, raw, absolute, i)) >> shift
-        g = I(group[i]) if group.size > 0 else I(0)
-        shared = key >> U(8) == prefix[g]
-        if predictable and not shared:
-            continue
-        w = I(shared)
-        if weight.size > 0:
-            w *= max(I(weight[i] * unit), I(1))
-        counts[g, key & U(255)] += w
+    for k in range(n_outputs):
+        target, raw, before = residuals.target[residuals.column[k]], residuals.raw[k], I(k * n_groups)
+        for at in range(residuals.first, residuals.last):
+            i = rows[at] if rows.size > 0 else I(at)
+            key = rank_key(_residual(target, raw, absolute, i)) >> shift
+            g = before + I(group[i]) if group.size > 0 else before
+            shared = key >> U(8) == prefix[g]
+            if predictable and not shared:
+                continue
+            w = I(shared)
+            if weight.size > 0:
+                w *= max(I(weight[i] * unit), I(1))
+            counts[g, key & U(255)] += w
 
 
 @internal
-def _residual_block(residuals, first, size):
-    """Write the residuals of `size` rows from position `first` on. size : array of float64, receives them."""
-    target, raw, rows = residuals.target, residuals.raw, residuals.rows
+def _residual_block(residuals, k, first, size):
+    """Write the residuals of output k of `size` rows from position `first` on. size : array of float64, receives them."""
+    target, raw, rows = residuals.target[residuals.column[k]], residuals.raw[k], residuals.rows
     if rows.size > 0:
-        for k in range(size.size):
-            i = rows[first + k]
-            size[k] = target[i] - raw[i]
+        for j in range(size.size):
+            i = rows[first + j]
+            size[j] = target[i] - raw[i]
     else:
         y, score = target[first : first + size.size], raw[first : first + size.size]
-        for k in range(size.size):
-            size[k] = y[k] - score[k]
+        for j in range(size.size):
+            size[j] = y[j] - score[j]
     if residuals.absolute:
-        for k in range(size.size):
-            size[k] = abs(size[k])
+        for j in range(size.size):
+            size[j] = abs(size[j])
+
+
+@internal
+def _is_uniform(values):
+    """Return whether all values are equal."""
+    n_other = 0
+    for value in values:
+        n_other += value != values[0]
+    return n_other == 0
 
 
 @inlined
@@ -124,39 +140,43 @@ def new_block_scratch() -> BlockScratch:
 def count_buckets(residuals, low, scale, unit, counts, scratch):
     """Add up the weights of residuals by group and by buckets of equal width.
 
-    residuals : Residuals; low, scale : float64[n_groups], or float64[1] for all groups, lower bound of the first bucket and
-    1 / width; smaller residuals are in the first bucket, larger ones in the last; unit : factor of the weights; counts :
+    residuals : Residuals; low, scale : float64[n_groups], of all outputs: lower bound of the first bucket and 1 / width;
+    smaller residuals are in the first bucket, larger ones in the last; unit : factor of the weights; counts :
     int64[n_groups, N_BUCKETS], added to; scratch : BlockScratch. Each row adds at least 1.
 
     Blocks of rows are processed in loops that vectorise, followed by one that adds: six times as fast as row by row.
     """
     weight, group, rows = residuals.weight, residuals.group, residuals.rows
-    last = np.float64(N_BUCKETS - 1)
+    last, n_outputs = np.float64(N_BUCKETS - 1), residuals.raw.shape[0]
     size, bucket = scratch.size, scratch.bucket
-    flat = counts.reshape(counts.size)
-    for first in range(residuals.first, residuals.last, BLOCK_ROWS):
-        n = BLOCK_ROWS if first + BLOCK_ROWS < residuals.last else residuals.last - first
-        of_block, at = size[:n], bucket[:n]
-        _residual_block(residuals, first, of_block)
-        if low.size == 1:
-            for k in range(n):
-                at[k] = _bucket(of_block[k], low[0], scale[0], last)
-        else:
-            for k in range(n):
-                g = I(group[rows[first + k] if rows.size > 0 else first + k]) if group.size > 0 else I(0)
-                at[k] = _bucket(of_block[k], low[g], scale[g], last)
-        if group.size > 0 and rows.size == 0 and weight.size == 0:
-            of_row = group[first : first + n]
-            for k in range(n):
-                flat[U(of_row[k]) * U(N_BUCKETS) + U(at[k])] += 1
-            continue
-        for k in range(n):
-            i = rows[first + k] if rows.size > 0 else I(first + k)
-            g = I(group[i]) if group.size > 0 else I(0)
-            w = I(1)
-            if weight.size > 0:
-                w = max(I(weight[i] * unit), I(1))
-            flat[U(g) * U(N_BUCKETS) + U(at[k])] += w
+    n_groups, flat = low.size // n_outputs, counts.reshape(counts.size)
+    for k in range(n_outputs):  # one after the other, since the counts of all do not fit in the cache
+        before = I(k * n_groups)
+        lows, scales = low[before : before + n_groups], scale[before : before + n_groups]
+        is_uniform = _is_uniform(lows) and _is_uniform(scales)
+        for first in range(residuals.first, residuals.last, BLOCK_ROWS):
+            n = BLOCK_ROWS if first + BLOCK_ROWS < residuals.last else residuals.last - first
+            of_block, at = size[:n], bucket[:n]
+            _residual_block(residuals, k, first, of_block)
+            if is_uniform:
+                for j in range(n):
+                    at[j] = _bucket(of_block[j], lows[0], scales[0], last)
+            else:
+                for j in range(n):
+                    g = I(group[rows[first + j] if rows.size > 0 else first + j]) if group.size > 0 else I(0)
+                    at[j] = _bucket(of_block[j], lows[g], scales[g], last)
+            if group.size > 0 and rows.size == 0 and weight.size == 0:
+                of_row = group[first : first + n]
+                for j in range(n):
+                    flat[(U(before) + U(of_row[j])) * U(N_BUCKETS) + U(at[j])] += 1
+                continue
+            for j in range(n):
+                i = rows[first + j] if rows.size > 0 else I(first + j)
+                g = before + I(group[i]) if group.size > 0 else before
+                w = I(1)
+                if weight.size > 0:
+                    w = max(I(weight[i] * unit), I(1))
+                flat[U(g) * U(N_BUCKETS) + U(at[j])] += w
 
 
 @kernel
@@ -172,35 +192,39 @@ def collect_buckets(residuals, low, scale, wanted, lowest, highest, unit, found,
     """
     weight, group, rows = residuals.weight, residuals.group, residuals.rows
     capacity, last, n_kept = len(found), np.float64(N_BUCKETS - 1), I(0)
-    size, chosen = scratch.size, scratch.chosen
+    size, chosen, n_outputs = scratch.size, scratch.chosen, residuals.raw.shape[0]
+    n_groups = low.size // n_outputs
     for first in range(residuals.first, residuals.last, BLOCK_ROWS):
         n = BLOCK_ROWS if first + BLOCK_ROWS < residuals.last else residuals.last - first
-        of_block, n_near = size[:n], U(0)
-        _residual_block(residuals, first, of_block)
-        if group.size > 0 and rows.size == 0:
-            of_row = group[first : first + n]
-            for k in range(n):
-                chosen[n_near] = k
-                g = of_row[k]
-                n_near += U((of_block[k] >= lowest[g]) & (of_block[k] <= highest[g]))
-        else:
-            for k in range(n):
-                g = I(group[rows[first + k] if rows.size > 0 else first + k]) if group.size > 0 else I(0)
-                chosen[n_near] = k
-                n_near += U((of_block[k] >= lowest[g]) & (of_block[k] <= highest[g]))
-        for j in range(I(n_near)):
-            k = chosen[j]
-            i = rows[first + k] if rows.size > 0 else I(first + k)
-            g = I(group[i]) if group.size > 0 else I(0)
-            at = _bucket(of_block[k], low[g], scale[g], last)
-            if at < wanted[g, 0] or at > wanted[g, 1]:
-                continue
-            if n_kept < capacity:
-                w = I(1)
-                if weight.size > 0:
-                    w = max(I(weight[i] * unit), I(1))
-                found[n_kept, 0], found[n_kept, 1], found[n_kept, 2] = U(g), rank_key(of_block[k]), U(w)
-            n_kept += 1
+        of_block = size[:n]
+        for k in range(n_outputs):
+            before, n_near = I(k * n_groups), U(0)
+            least, most = lowest[before : before + n_groups], highest[before : before + n_groups]
+            _residual_block(residuals, k, first, of_block)
+            if group.size > 0 and rows.size == 0:
+                of_row = group[first : first + n]
+                for j in range(n):
+                    chosen[n_near] = j
+                    g = of_row[j]
+                    n_near += U((of_block[j] >= least[g]) & (of_block[j] <= most[g]))
+            else:
+                for j in range(n):
+                    g = I(group[rows[first + j] if rows.size > 0 else first + j]) if group.size > 0 else I(0)
+                    chosen[n_near] = j
+                    n_near += U((of_block[j] >= least[g]) & (of_block[j] <= most[g]))
+            for near in range(I(n_near)):
+                j = chosen[near]
+                i = rows[first + j] if rows.size > 0 else I(first + j)
+                g = before + I(group[i]) if group.size > 0 else before
+                at = _bucket(of_block[j], low[g], scale[g], last)
+                if at < wanted[g, 0] or at > wanted[g, 1]:
+                    continue
+                if n_kept < capacity:
+                    w = I(1)
+                    if weight.size > 0:
+                        w = max(I(weight[i] * unit), I(1))
+                    found[n_kept, 0], found[n_kept, 1], found[n_kept, 2] = U(g), rank_key(of_block[j]), U(w)
+                n_kept += 1
     return n_kept
 
 
@@ -216,42 +240,48 @@ def bucket_bounds(low: np.ndarray, scale: np.ndarray, wanted: np.ndarray) -> tup
 @kernel
 def next_keys(residuals, keys, following):
     """Find the smallest rank key above that of the group: following : uint64[n_groups], lowered; else as in `count_digits`."""
-    target, raw, absolute = residuals.target, residuals.raw, residuals.absolute
-    group, rows = residuals.group, residuals.rows
-    for at in range(residuals.first, residuals.last):
-        i = rows[at] if rows.size > 0 else I(at)
-        key = rank_key(_residual(target, raw, absolute, i))
-        g = I(group[i]) if group.size > 0 else I(0)
-        # keys < key < following as one test, which is nearly always false: differences below zero wrap around to large numbers.
-        if key - keys[g] - U(1) < following[g] - keys[g] - U(1):
-            following[g] = key
+    absolute, group, rows, n_outputs = residuals.absolute, residuals.group, residuals.rows, residuals.raw.shape[0]
+    n_groups = keys.size // n_outputs
+    for k in range(n_outputs):
+        target, raw, before = residuals.target[residuals.column[k]], residuals.raw[k], I(k * n_groups)
+        for at in range(residuals.first, residuals.last):
+            i = rows[at] if rows.size > 0 else I(at)
+            key = rank_key(_residual(target, raw, absolute, i))
+            g = before + I(group[i]) if group.size > 0 else before
+            # keys < key < following as one test, which is nearly always false: differences below zero wrap around to large
+            # numbers.
+            if key - keys[g] - U(1) < following[g] - keys[g] - U(1):
+                following[g] = key
 
 
 @kernel
-def add_clipped(residuals, repeat_count, centre, bound, unit, weight_unit, sums):
-    """Add up, by group, residuals relative to the group's centre, clipped to ±`bound`; and weights.
+def add_clipped(residuals, repeat_count, centre, bounds, units, weight_unit, sums):
+    """Add up, by group, residuals relative to the group's centre, clipped to ± the bound of their output; and weights.
 
     residuals : Residuals (not absolute); repeat_count : uint8[n], how often a row counts, instead of its weight, or empty;
-    centre : float64[n_groups]; unit, weight_unit : powers of two by which terms and weights are multiplied before they are
-    rounded; sums : float64[n_groups, 2], integers, added to.
+    centre : float64[n_groups]; bounds : float64[n_outputs]; units : float64[n_outputs], weight_unit : powers of two by which
+    terms and weights are multiplied before they are rounded; sums : float64[n_groups, 2], integers, added to.
     """
-    target, raw, weight = residuals.target, residuals.raw, residuals.weight
-    group, rows = residuals.group, residuals.rows
-    for at in range(residuals.first, residuals.last):
-        i = rows[at] if rows.size > 0 else I(at)
-        g = I(group[i])
-        term = target[i] - raw[i] - centre[g]
-        term = -bound if term < -bound else term
-        term = bound if term > bound else term
-        if repeat_count.size > 0:
-            sums[g, 0] += repeat_count[i] * ((term * unit + ROUNDER64) - ROUNDER64)
-            sums[g, 1] += repeat_count[i] * weight_unit
-        else:
-            w = 1.0
-            if weight.size > 0:
-                w = weight[i]
-            sums[g, 0] += (w * term * unit + ROUNDER64) - ROUNDER64
-            sums[g, 1] += (w * weight_unit + ROUNDER64) - ROUNDER64
+    weight, group, rows, n_outputs = residuals.weight, residuals.group, residuals.rows, residuals.raw.shape[0]
+    n_groups = centre.size // n_outputs
+    for k in range(n_outputs):
+        target, raw, before = residuals.target[residuals.column[k]], residuals.raw[k], I(k * n_groups)
+        bound, unit = bounds[k], units[k]
+        for at in range(residuals.first, residuals.last):
+            i = rows[at] if rows.size > 0 else I(at)
+            g = before + I(group[i])
+            term = target[i] - raw[i] - centre[g]
+            term = -bound if term < -bound else term
+            term = bound if term > bound else term
+            if repeat_count.size > 0:
+                sums[g, 0] += repeat_count[i] * ((term * unit + ROUNDER64) - ROUNDER64)
+                sums[g, 1] += repeat_count[i] * weight_unit
+            else:
+                w = 1.0
+                if weight.size > 0:
+                    w = weight[i]
+                sums[g, 0] += (w * term * unit + ROUNDER64) - ROUNDER64
+                sums[g, 1] += (w * weight_unit + ROUNDER64) - ROUNDER64
 
 
 @inlined

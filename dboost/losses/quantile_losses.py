@@ -128,8 +128,9 @@ class ResidualQuantile(RowStatistic):
 
 def _residuals(rows: PartOfRows, are_sizes: bool) -> Residuals:
     """Return the residuals of the rows, or their absolute values, as one group."""
-    ungrouped, all_rows, n = or_empty(None, "uint8"), or_empty(None, "int64"), rows.target.size
-    return Residuals(rows.target, rows.raw[0], or_empty(rows.weight, "float64"), ungrouped, are_sizes, all_rows, 0, n)
+    ungrouped, all_rows, weight = or_empty(None, "uint8"), or_empty(None, "int64"), or_empty(rows.weight, "float64")
+    target, column = rows.target.reshape(1, -1), np.zeros(1, np.int64)
+    return Residuals(target, rows.raw[:1], column, weight, ungrouped, are_sizes, all_rows, 0, rows.target.size)
 
 
 def residual_digits(rows: PartOfRows, are_sizes: bool, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:

@@ -63,15 +63,19 @@ class Quantiles(PerOutput):
         return prediction
 
 
+# Before the first tree a row has the same score at all levels, so those that share the digits found so far share a pass.
+
+
 def _digits_of_levels(rows: PartOfRows, unit: float, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
-    """Return `residual_digits` of the scores of all levels: int64[n_levels, 256]."""
-    parts = enumerate(prefix.reshape(-1, 1))
-    return np.concatenate([residual_digits(rows.of_output(k, 0), False, unit, part, shift) for k, part in parts])
+    """Return `residual_digits` of the initial scores for all levels: int64[n_levels, 256]."""
+    alone, (different, of_level) = rows.of_output(0, 0), np.unique(prefix, return_inverse=True)
+    return np.concatenate([residual_digits(alone, False, unit, part, shift) for part in different.reshape(-1, 1)])[of_level]
 
 
 def _next_of_levels(rows: PartOfRows, keys: np.ndarray) -> np.ndarray:
-    """Return `next_residuals` of the scores of all levels: uint64[n_levels]."""
-    return np.concatenate([next_residuals(rows.of_output(k, 0), False, part) for k, part in enumerate(keys.reshape(-1, 1))])
+    """Return `next_residuals` of the initial scores for all levels: uint64[n_levels]."""
+    alone = rows.of_output(0, 0)
+    return np.concatenate([next_residuals(alone, False, part) for part in keys.reshape(-1, 1)])
 
 
 def joined_losses(parts: Sequence[Loss], names: Sequence[str], targets: Any, columns: Any) -> PerOutput:

@@ -74,12 +74,15 @@ class Statistic:
         return reduce(self.merge, results)
 
 
-def _residuals_by_leaf(shard: Shard, subset: RowSubset, first: int, last: int) -> Residuals:
-    """Return the residuals of the rows that take part in a tree, grouped by leaf."""
+def _residuals_by_leaf(shard: Shard, subset: RowSubset, outputs: range, first: int, last: int) -> Residuals:
+    """Return the residuals of some outputs of the rows that take part in their tree, grouped by leaf."""
     rows, begin, end = shard.sampled_range(subset, first, last)
-    weight, output = or_empty(shard.weight, "float64"), subset.output
-    target, raw, leaf = shard.target_of(output), shard.raw[output], shard.leaf[output]
-    return Residuals(target, raw, weight, leaf, False, or_empty(rows, "int64"), begin, end)
+    weight, target, some = or_empty(shard.weight, "float64"), shard.target(), slice(outputs.start, outputs.stop)
+    column = np.array(shard.spec.columns or [0] * shard.n_outputs)[some]
+    return Residuals(
+        target.reshape(-1, shard.n_rows), shard.raw[some], column, weight, shard.leaf[outputs.start], False,
+        or_empty(rows, "int64"), begin, end,
+    )  # fmt: skip
 
 
 def _of_part(shard: Shard, first: int, last: int, part: Callable[..., Any], *arguments: Any) -> Any:
@@ -93,12 +96,15 @@ def of_parts(merge: Callable[[Any, Any], Any]) -> Statistic:
     return Statistic(_of_part, merge)
 
 
+# Groups are the leaves for the first of the outputs, then for the next one, and so on.
+
+
 def _leaf_digits(
-    shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, unit: float, prefix: np.ndarray, shift: np.uint64
+    shard: Shard, first: int, last: int, subset: RowSubset, outputs: range, unit: float, prefix: np.ndarray, shift: np.uint64
 ) -> np.ndarray:
-    """Return the weights of residuals by leaf and next byte of their rank keys: int64[n_leaves, 256], see `quantile_keys`."""
-    counts = np.zeros((n_leaves, 256), np.int64)
-    count_digits(_residuals_by_leaf(shard, subset, first, last), prefix, shift, unit, counts)
+    """Return the weights of residuals by leaf and next byte of their rank keys: int64[n_groups, 256], see `quantile_keys`."""
+    counts = np.zeros((len(prefix), 256), np.int64)
+    count_digits(_residuals_by_leaf(shard, subset, outputs, first, last), prefix, shift, unit, counts)
     return counts
 
 
@@ -106,11 +112,11 @@ leaf_digits = Statistic(_leaf_digits, np.add)
 
 
 def _leaf_buckets(
-    shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, unit: float, low: np.ndarray, scale: np.ndarray
+    shard: Shard, first: int, last: int, subset: RowSubset, outputs: range, unit: float, low: np.ndarray, scale: np.ndarray
 ) -> np.ndarray:
-    """Return the weights of residuals by leaf and bucket: int64[n_leaves, N_BUCKETS], see `quantile_keys.count_buckets`."""
-    counts = np.zeros((n_leaves, N_BUCKETS), np.int64)
-    count_buckets(_residuals_by_leaf(shard, subset, first, last), low, scale, unit, counts, new_block_scratch())
+    """Return the weights of residuals by leaf and bucket: int64[n_groups, N_BUCKETS], see `quantile_keys.count_buckets`."""
+    counts = np.zeros((len(low), N_BUCKETS), np.int64)
+    count_buckets(_residuals_by_leaf(shard, subset, outputs, first, last), low, scale, unit, counts, new_block_scratch())
     return counts
 
 
@@ -118,13 +124,29 @@ leaf_buckets = Statistic(_leaf_buckets, np.add)
 
 
 def _leaf_keys(
-    shard: Shard, first: int, last: int, subset: RowSubset, unit: float, low: np.ndarray, scale: np.ndarray, wanted: np.ndarray
+    shard: Shard,
+    first: int,
+    last: int,
+    subset: RowSubset,
+    outputs: range,
+    unit: float,
+    low: np.ndarray,
+    scale: np.ndarray,
+    wanted: np.ndarray,
 ) -> np.ndarray | None:
-    """Return leaf, rank key and weight of the residuals in the wanted buckets: uint64[n, 3], or None if there are too many."""
+    """Return group, rank key and weight of the residuals in the wanted buckets: uint64[n, 3], or None if there are too many."""
     found = np.empty((FEW, 3), np.uint64)
     lowest, highest = bucket_bounds(low, scale, wanted)
     n = collect_buckets(
-        _residuals_by_leaf(shard, subset, first, last), low, scale, wanted, lowest, highest, unit, found, new_block_scratch()
+        _residuals_by_leaf(shard, subset, outputs, first, last),
+        low,
+        scale,
+        wanted,
+        lowest,
+        highest,
+        unit,
+        found,
+        new_block_scratch(),
     )
     return found[:n] if n <= FEW else None
 
@@ -132,84 +154,31 @@ def _leaf_keys(
 leaf_keys = Statistic(_leaf_keys, concatenated)
 
 
-def _leaf_next(shard: Shard, first: int, last: int, subset: RowSubset, keys: np.ndarray) -> np.ndarray:
-    """Return the smallest rank keys above these in each leaf: uint64[n_leaves]."""
+def _leaf_next(shard: Shard, first: int, last: int, subset: RowSubset, outputs: range, keys: np.ndarray) -> np.ndarray:
+    """Return the smallest rank keys above these in each group: uint64[n_groups]."""
     following = np.full(len(keys), ~np.uint64(0))
-    next_keys(_residuals_by_leaf(shard, subset, first, last), keys, following)
+    next_keys(_residuals_by_leaf(shard, subset, outputs, first, last), keys, following)
     return following
 
 
 leaf_next = Statistic(_leaf_next, np.minimum)
 
 
-# The same for all outputs of a tree with a value for each: groups are the leaves for output 0, then for output 1, and so on.
-
-
-def _level_digits(
-    shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, unit: float, prefix: np.ndarray, shift: np.uint64
-) -> np.ndarray:
-    """Return `leaf_digits` of all outputs: int64[n_outputs * n_leaves, 256]."""
-    parts = enumerate(prefix.reshape(-1, n_leaves))
-    return np.concatenate(
-        [_leaf_digits(shard, first, last, subset._replace(output=k), n_leaves, unit, part, shift) for k, part in parts]
-    )
-
-
-level_digits = Statistic(_level_digits, np.add)
-
-
-def _level_buckets(
-    shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, unit: float, low: np.ndarray, scale: np.ndarray
-) -> np.ndarray:
-    """Return `leaf_buckets` of all outputs: int64[n_outputs * n_leaves, N_BUCKETS]."""
-    found = []
-    for k in range(shard.n_outputs):
-        of_output = slice(k * n_leaves, (k + 1) * n_leaves) if len(low) > 1 else slice(None)
-        bounds = low[of_output], scale[of_output]
-        if all((of == of[0]).all() for of in bounds):
-            bounds = bounds[0][:1], bounds[1][:1]
-        found.append(_leaf_buckets(shard, first, last, subset._replace(output=k), n_leaves, unit, *bounds))
-    return np.concatenate(found)
-
-
-level_buckets = Statistic(_level_buckets, np.add)
-
-
-def _level_keys(
-    shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, unit: float, *buckets: np.ndarray
-) -> np.ndarray | None:
-    """Return `leaf_keys` of all outputs: uint64[n, 3], or None if there are too many."""
-    found: np.ndarray | None = np.empty((0, 3), np.uint64)
-    for k in range(shard.n_outputs):
-        of_output = (of[k * n_leaves : (k + 1) * n_leaves] for of in buckets)
-        keys = _leaf_keys(shard, first, last, subset._replace(output=k), unit, *of_output)
-        if keys is not None:
-            keys[:, 0] += np.uint64(k * n_leaves)
-        found = concatenated(found, keys)
-        if found is None:
-            break
-    return found
-
-
-level_keys = Statistic(_level_keys, concatenated)
-
-
-def _level_next(shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, keys: np.ndarray) -> np.ndarray:
-    """Return `leaf_next` of all outputs: uint64[n_outputs * n_leaves]."""
-    parts = enumerate(keys.reshape(-1, n_leaves))
-    return np.concatenate([_leaf_next(shard, first, last, subset._replace(output=k), part) for k, part in parts])
-
-
-level_next = Statistic(_level_next, np.minimum)
-
-
 def _leaf_clipped(
-    shard: Shard, first: int, last: int, subset: RowSubset, centre: np.ndarray, bound: float, unit: float, weight_unit: float
+    shard: Shard,
+    first: int,
+    last: int,
+    subset: RowSubset,
+    outputs: range,
+    centre: np.ndarray,
+    bounds: np.ndarray,
+    units: np.ndarray,
+    weight_unit: float,
 ) -> np.ndarray:
-    """Return sums by leaf of residuals relative to a centre and clipped, and of weights: float64[n_leaves, 2], integers."""
+    """Return sums by group of residuals relative to a centre and clipped, and of weights: float64[n_groups, 2], integers."""
     sums = np.zeros((len(centre), 2))
-    residuals = _residuals_by_leaf(shard, subset, first, last)
-    add_clipped(residuals, or_empty(shard.repeat_count, "uint8"), centre, bound, unit, weight_unit, sums)
+    residuals = _residuals_by_leaf(shard, subset, outputs, first, last)
+    add_clipped(residuals, or_empty(shard.repeat_count, "uint8"), centre, bounds, units, weight_unit, sums)
     return sums
 
 
@@ -280,12 +249,14 @@ leaf_totals = Statistic(_leaf_totals, np.add)
 def _output_totals(shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, units: np.ndarray) -> np.ndarray:
     """Return sums of gradients and second derivatives of all outputs by leaf of the tree grown last, over the rows that took
     part in it: float64[n_outputs, n_leaves, 2], integers in these units (float64[n_outputs, 2])."""
-    sums = np.zeros((shard.n_outputs, n_leaves, 2))
+    sums, counts = np.zeros((2, n_leaves, shard.n_outputs)), np.zeros(n_leaves, np.int64)
     rows, begin, end = shard.sampled_range(subset, first, last)
     of_rows, repeat_count = shard.gradient_rows, or_empty(shard.repeat_count, "uint8")
-    leaf, chosen = shard.split_arrays(0)[2], or_empty(rows, "int64")
-    sum_outputs(leaf, of_rows.gradient, of_rows.hessian, repeat_count, chosen, begin, end, units, sums)
-    return sums
+    leaf, chosen, units = shard.split_arrays(0)[2], or_empty(rows, "int64"), units.T.copy()
+    sum_outputs(leaf, of_rows.gradient, of_rows.hessian, repeat_count, chosen, begin, end, units, sums, counts)
+    if not of_rows.hessian.size:
+        sums[1] = counts[:, None] * units[1]
+    return sums.T.copy()
 
 
 output_totals = Statistic(_output_totals, np.add)

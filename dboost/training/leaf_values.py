@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial, reduce
 from typing import Any
 
@@ -63,10 +64,6 @@ from dboost.shards.statistics import (
     leaf_digits,
     leaf_keys,
     leaf_next,
-    level_buckets,
-    level_digits,
-    level_keys,
-    level_next,
     line_slopes,
     loss_hessian_sums,
     of_parts,
@@ -278,8 +275,11 @@ def _stats_of_parts(loss: Loss, ask: Ask, *, continues: bool, sizes: Sizes) -> T
     found: list[TargetStats] = []
     n, max_weight = (int(sizes.n_counted), 1.0) if sizes.is_whole else (sizes.n_rows, sizes.max_weight)
     starts = None if continues else loss.starts(_rows_at(ask, loss, np.zeros(loss.n_outputs), n, max_weight))
+    sums: list[Any] = []
     for output, (part, column, of_part) in enumerate(zip(loss.parts, loss.columns, sizes.parts, strict=True)):
         alone = partial(ask, _of_output, output, column)
+        if starts is not None:  # all outputs are of one target
+            alone = partial(_with_known_sums, alone, sums)
         try:
             start = None if starts is None else starts[output : output + 1]
             found.append(target_stats(part, alone, continues=continues, sizes=of_part, start=start))
@@ -311,6 +311,15 @@ def _stats_of_parts(loss: Loss, ask: Ask, *, continues: bool, sizes: Sizes) -> T
         too_large=max(found, key=lambda one: one.magnitude).too_large,
         parts=tuple(found),
     )
+
+
+def _with_known_sums(ask: Ask, known: list[Any], function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Call `ask`, for sums only if they are not known. known : receives them."""
+    if function is not _sums:
+        return ask(function, *arguments)
+    if not known:
+        known += ask(function, *arguments)
+    return known
 
 
 def _of_output(rows: RowRoles, output: int, column: int, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -608,7 +617,7 @@ class LeafEstimator:
     def values_of_outputs(self, sums: np.ndarray, subset: RowSubset) -> np.ndarray:
         """Return the leaf values of a tree of all outputs: float64[n_outputs, n_leaves]. sums : those of `output_sums`."""
         if self._loss.leaf_statistic != "newton":
-            steps = self._quantiles_of_outputs(sums.shape[1], subset)
+            steps = self._residual_steps(sums.shape[1], subset, range(len(sums)))
             return np.stack([bounded(of_output, self._parameters, self._loss) for of_output in steps])
         of_outputs = enumerate(sums)
         return np.stack([leaf_values(one, self._parameters, self._loss.of_output(k)) for k, one in of_outputs])
@@ -618,7 +627,8 @@ class LeafEstimator:
         parameters, loss = self._parameters, self._loss.of_output(subset.output)
         if parameters.step == "leaf":
             if loss.leaf_statistic != "newton":
-                return bounded(self._residual_steps(grown, subset), parameters, loss)
+                alone = range(subset.output, subset.output + 1)
+                return bounded(self._residual_steps(grown.n_leaves, subset, alone)[0], parameters, loss)
             return leaf_values(self._newton_sums(grown, subset), parameters, loss)
         steps = newton_steps(grown.leaf_sums, parameters)
         if parameters.criterion == "newton":
@@ -653,57 +663,44 @@ class LeafEstimator:
         sums = self._merged(loss_hessian_sums, subset, grown.n_leaves, unit)
         return np.column_stack([grown.leaf_sums[:, 0], sums / unit])
 
-    def _residual_steps(self, grown: Leaves, subset: RowSubset) -> np.ndarray:
-        """Return quantiles of the leaves' residuals, or clipped steps from these: float64[n_leaves]."""
-        near, loss, last = None, self._loss.of_output(subset.output), self._steps.get(subset.output)
-        if last is not None and np.ptp(last) > 0:
-            least, largest = float(last.min()), float(last.max())
-            near = Window(
-                2 * least - largest,
-                2 * largest - least,
-                lambda *buckets: self._merged(leaf_buckets, subset, grown.n_leaves, self._rank_unit, *buckets),
-                lambda *buckets: self._merged(leaf_keys, subset, self._rank_unit, *buckets),
-                self._rows.n_rows,
-            )
-        self._steps[subset.output] = steps = find_quantiles(
-            lambda *digits: self._merged(leaf_digits, subset, grown.n_leaves, self._rank_unit, *digits),
-            lambda keys: self._merged(leaf_next, subset, keys),
-            exact_level(loss.level),
-            grown.n_leaves,
-            near,
-        )
-        if loss.has_clipped_step:
+    def _residual_steps(self, n_leaves: int, subset: RowSubset, outputs: range) -> np.ndarray:
+        """Return quantiles of the leaves' residuals for some outputs, or clipped steps from these:
+        float64[len(outputs), n_leaves]."""
+        losses = list(map(self._loss.of_output, outputs))
+        steps = self._residual_quantiles([exact_level(loss.level) for loss in losses], outputs, n_leaves, subset)
+        if any(loss.has_clipped_step for loss in losses):
             max_weight, n_rows = self._rows.max_weight, self._rows.n_rows
-            bound = self._loss.statistic_of(subset.output, self._statistic)
-            unit, weight_unit = (unit_for(large * max_weight, n_rows) for large in (bound, 1.0))
-            sums = self._merged(leaf_clipped, subset, steps, bound, unit, weight_unit)
+            bounds = [self._loss.statistic_of(output, self._statistic) for output in outputs]
+            units = np.array([unit_for(bound * max_weight, n_rows) for bound in bounds])
+            weight_unit = unit_for(max_weight, n_rows)
+            sums = self._merged(leaf_clipped, subset, outputs, steps.ravel(), np.array(bounds), units, weight_unit)
+            clipped, weights = sums.reshape(len(outputs), n_leaves, 2).T
             # A leaf without rows of the sample (or with weights that round to zero) has the value 0.
-            steps = steps + np.divide(
-                sums[:, 0] / unit, sums[:, 1] / weight_unit, out=np.zeros(len(sums)), where=sums[:, 1] > 0
-            )
+            mean = np.divide(clipped / units, weights / weight_unit, out=np.zeros_like(clipped), where=weights > 0)
+            steps = steps + mean.T
         return steps
 
-    def _quantiles_of_outputs(self, n_leaves: int, subset: RowSubset) -> np.ndarray:
-        """Return the quantiles of the leaves' residuals for the levels of all outputs at once: float64[n_outputs, n_leaves]."""
-        near, levels, n_rows = None, [exact_level(part.level) for part in self._loss.parts], self._rows.n_rows
-        last = [self._steps.get(output, np.zeros(1)) for output in range(len(levels))]
+    def _residual_quantiles(self, levels: list[Fraction], outputs: range, n_leaves: int, subset: RowSubset) -> np.ndarray:
+        """Return the quantiles of the leaves' residuals for the level of each output: float64[len(outputs), n_leaves]."""
+        near, n_groups = None, len(outputs) * n_leaves
+        last = [self._steps.get(output, np.zeros(1)) for output in outputs]
         least, largest = (np.array([reach(of_output) for of_output in last]) for reach in (np.min, np.max))
         if (largest > least).all():
             near = Window(
                 np.repeat(2 * least - largest, n_leaves),
                 np.repeat(2 * largest - least, n_leaves),
-                lambda *buckets: self._merged(level_buckets, subset, n_leaves, self._rank_unit, *buckets),
-                lambda *buckets: self._merged(level_keys, subset, n_leaves, self._rank_unit, *buckets),
-                n_rows * len(levels),
+                lambda *buckets: self._merged(leaf_buckets, subset, outputs, self._rank_unit, *buckets),
+                lambda *buckets: self._merged(leaf_keys, subset, outputs, self._rank_unit, *buckets),
+                self._rows.n_rows * len(outputs),
             )
         found = find_quantiles(
-            lambda *digits: self._merged(level_digits, subset, n_leaves, self._rank_unit, *digits),
-            lambda keys: self._merged(level_next, subset, n_leaves, keys),
+            lambda *digits: self._merged(leaf_digits, subset, outputs, self._rank_unit, *digits),
+            lambda keys: self._merged(leaf_next, subset, outputs, keys),
             ranks_of(levels, n_leaves),
-            n_leaves * len(levels),
+            n_groups,
             near,
-        ).reshape(len(levels), n_leaves)
-        self._steps = dict(enumerate(found))
+        ).reshape(len(outputs), n_leaves)
+        self._steps.update(zip(outputs, found, strict=True))
         return found
 
     def _multiplier(self, steps: np.ndarray, subset: RowSubset) -> float:

@@ -665,25 +665,43 @@ class TreeSnapshot:
         The cover is the mean over the outputs, the gain their sum: what the split gains with the values of its leaves, not
         along the direction that the tree was grown by.
         """
-        n, splits = len(self.feature), np.flatnonzero(self.child >= 0)
-        cover, gained, values = np.zeros(n), np.zeros(n), []
-        left = self.child[splits]
-        for k, (of_leaves, leaves) in enumerate(zip(self.sums, self.values, strict=True)):
-            sums = self._node_sums(of_leaves)
-            values.append(replace(self, values=leaves)._values(sums, parameters, loss.of_output(k)))
-            cover += sums[:, 1]
-            score = -0.5 * newton_steps(sums, parameters) * _thresholded(sums[:, 0], parameters)
+        splits = np.flatnonzero(self.child >= 0)
+        left, sums = self.child[splits], self._sums_of_outputs()
+        cover, gained = np.zeros(len(self.feature)), np.zeros(len(self.feature))
+        values = np.stack([leaf_values(one, parameters, loss.of_output(k)) for k, one in enumerate(sums)])
+        for of_output in sums:
+            cover += of_output[:, 1]
+            score = -0.5 * newton_steps(of_output, parameters) * _thresholded(of_output[:, 0], parameters)
             gained[splits] += score[left] + score[left + 1] - score[splits]
-        return cover / len(self.sums), np.stack(values, axis=1), gained
+        are_sums = [follow_sums(parameters, loss.of_output(k)) for k in range(len(sums))]
+        self._set_values(values.T, self.values.T, np.array(are_sums))
+        return cover / len(sums), np.ascontiguousarray(values.T), gained
+
+    def _sums_of_outputs(self) -> np.ndarray:
+        """Return `_node_sums` of all outputs: float64[n_outputs, n_nodes, 2]."""
+        child, leaf_of, of_leaves = self.child.tolist(), self.leaf_of.tolist(), self.sums.swapaxes(0, 1)
+        found = np.empty((len(child), len(self.sums), 2))
+        for node in range(len(child) - 1, -1, -1):
+            left = child[node]
+            found[node] = of_leaves[leaf_of[node]] if left < 0 else found[left] + found[left + 1]
+        return np.ascontiguousarray(found.swapaxes(0, 1))
 
     def _values(self, sums: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
-        """Return the values of all nodes in growth order. Inner nodes get the value by their sums, or the mean over their
-        rows."""
+        """Return the values of all nodes in growth order: float64[n_nodes]."""
         values = leaf_values(sums, parameters, loss)
-        is_leaf = self.child < 0
-        values[is_leaf] = self.values[self.leaf_of[is_leaf]]
-        if not follow_sums(parameters, loss):
-            for node in np.flatnonzero(~is_leaf)[::-1]:
-                both = slice(self.child[node], self.child[node] + 2)
-                values[node] = (values[both] * self.n_rows[both]).sum() / self.n_rows[both].sum()  # no BLAS: its bits vary
+        self._set_values(values, self.values, follow_sums(parameters, loss))
         return values
+
+    def _set_values(self, values: np.ndarray, of_leaves: np.ndarray, are_sums: Any) -> None:
+        """Replace values of nodes by their sums (float64[n_nodes], or [n_nodes, n_outputs]): of leaves by their own
+        (`of_leaves`), of inner nodes by the means over their rows, unless the leaves' follow from the sums (`are_sums`)."""
+        is_leaf = self.child < 0
+        values[is_leaf] = of_leaves[self.leaf_of[is_leaf]]
+        if np.all(are_sums):
+            return
+        child, n_rows = self.child.tolist(), self.n_rows.tolist()
+        for node in np.flatnonzero(~is_leaf)[::-1].tolist():
+            left, right = child[node], child[node] + 1
+            # No BLAS: its bits vary.
+            mean = (values[left] * n_rows[left] + values[right] * n_rows[right]) / (n_rows[left] + n_rows[right])
+            values[node] = np.where(are_sums, values[node], mean)

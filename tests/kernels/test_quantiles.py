@@ -17,6 +17,7 @@ from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import (
     N_BUCKETS,
     Residuals,
+    add_clipped,
     bucket_bounds,
     collect_buckets,
     count_buckets,
@@ -49,7 +50,8 @@ class Asked:
 
     def residuals(self, first: int, last: int) -> Residuals:
         weight, group, all_rows = or_empty(self.weight, "float64"), or_empty(self.group, "uint8"), or_empty(None, "int64")
-        return Residuals(self.values, np.zeros(len(self.values)), weight, group, self.sizes, all_rows, first, last)
+        target, raw = self.values[None], np.zeros((1, len(self.values)))
+        return Residuals(target, raw, np.zeros(1, np.int64), weight, group, self.sizes, all_rows, first, last)
 
     def count(self, prefix: np.ndarray, shift: np.uint64) -> np.ndarray:
         self.n_passes += 1
@@ -314,3 +316,44 @@ def test_delta_is_chosen_anew_but_losses_are_compared_by_the_first() -> None:
     assert booster.history["train_loss"].iloc[-1] == pytest.approx(value)
     assert booster.history["eval_huber"].iloc[-1] == pytest.approx(value)
     assert dboost.DBoostRegressor(loss="huber", max_iter=3, warm_start=True).fit(SIDE, Y).set_params(max_iter=5).fit(SIDE, Y)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("some_rows", [False, True])
+def test_several_outputs_are_each_alone(weighted: bool, some_rows: bool) -> None:
+    """The kernels with the scores of all outputs do what they do for one output after the other."""
+    rng, n, n_groups = np.random.default_rng(5), 2500, 3
+    target, raw = np.round(rng.normal(size=(2, n)), 2), np.round(rng.normal(size=(4, n)), 2)
+    column, group = np.array([0, 1, 1, 0]), rng.integers(n_groups, size=n).astype(np.uint8)
+    weight = rng.random(n) + 0.5 if weighted else np.empty(0)
+    rows = np.flatnonzero(rng.random(n) < 0.6) if some_rows else np.empty(0, np.int64)
+    first, last = 7, (len(rows) if some_rows else n) - 9
+    unit = 2.0**20 if weighted else 1.0
+    low, scale = rng.normal(size=(2, 4 * n_groups)) * 0.1 - [[2.0], [-250.0]]
+    low[:n_groups], scale[:n_groups] = -3.0, 100.0
+    wanted = np.sort(rng.integers(100, 900, (4 * n_groups, 2)), axis=1)
+    bounds, centre = bucket_bounds(low, scale, wanted), rng.normal(size=4 * n_groups)
+    limits, units = rng.random(4), 2.0 ** np.array([30, 31, 32, 33])
+
+    def answers(outputs: slice) -> list[np.ndarray]:
+        k, at = len(raw[outputs]), slice(outputs.start * n_groups, outputs.stop * n_groups)
+        residuals = Residuals(target, raw[outputs], column[outputs], weight, group, False, rows, first, last)
+        digits, buckets = np.zeros((k * n_groups, 256), np.int64), np.zeros((k * n_groups, N_BUCKETS), np.int64)
+        keys, found = np.full(k * n_groups, ~np.uint64(0)), np.empty((9 * n, 3), np.uint64)
+        sums = np.zeros((k * n_groups, 2))
+        count_digits(residuals, np.zeros(k * n_groups, np.uint64), np.uint64(56), unit, digits)
+        count_buckets(residuals, low[at], scale[at], unit, buckets, new_block_scratch())
+        of = low[at], scale[at], wanted[at], *(one[at] for one in bounds)
+        found = found[: collect_buckets(residuals, *of, unit, found, new_block_scratch())]
+        found[:, 0] += np.uint64(at.start)
+        next_keys(residuals, np.full(k * n_groups, np.uint64(1 << 63)), keys)
+        once = np.empty(0, np.uint8)
+        add_clipped(residuals, once, centre[at], limits[outputs], units[outputs], 2.0**20, sums)
+        assert digits.sum() >= k * (last - first)
+        assert len(found) > 0
+        return [digits, buckets, found[np.lexsort(found.T)], keys, sums]
+
+    alone = [np.concatenate(of) for of in zip(*(answers(slice(k, k + 1)) for k in range(4)), strict=True)]
+    alone[2] = alone[2][np.lexsort(alone[2].T)]
+    for one, all_together in zip(alone, answers(slice(0, 4)), strict=True):
+        np.testing.assert_array_equal(all_together, one)

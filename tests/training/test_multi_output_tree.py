@@ -231,14 +231,16 @@ def test_projected_derivatives(of_classes: bool, weighted: str) -> None:
     np.testing.assert_allclose(sums / 2.0**30, (gradient.astype(float) * split[0] * counted).sum(axis=1), rtol=1e-6, atol=1e-6)
     assert (sums == np.rint(sums)).all()
 
-    leaf, totals = rng.integers(4, size=n).astype(np.uint8), np.zeros((k, 4, 2))
+    leaf, totals, n_rows = rng.integers(4, size=n).astype(np.uint8), np.zeros((2, 4, k)), np.zeros(4, np.int64)
     some = np.flatnonzero(rng.random(n) < 0.7)
-    sum_outputs(leaf, gradient, hessian, times, some, 0, len(some), np.full((k, 2), 2.0**30), totals)
+    for first, last in ((0, 800), (800, len(some))):
+        sum_outputs(leaf, gradient, hessian, times, some, first, last, np.full((2, k), 2.0**30), totals, n_rows)
     counts = times[some].astype(float) if len(times) else np.ones(len(some))
+    np.testing.assert_array_equal(n_rows, np.bincount(leaf[some], counts, minlength=4))
     for j in range(k):
         for of_kind, values in enumerate((gradient, hessian)):
             wanted = np.bincount(leaf[some], values[j, some].astype(float) * counts, minlength=4)
-            np.testing.assert_allclose(totals[j, :, of_kind] / 2.0**30, wanted, atol=1e-5)
+            np.testing.assert_allclose(totals[of_kind, :, j] / 2.0**30, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("n_classes", [3, 4, 20])
