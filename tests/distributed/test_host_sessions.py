@@ -28,6 +28,8 @@ from dboost.session.worker_session import WorkerSession
 from tests.helpers.clusters import Processes, a_table, at, held_rows, lines_cluster, threads_cluster
 from tests.helpers.examples import examples
 
+#: In fast tests rounds travel on lines only.
+pytestmark = pytest.mark.fast_cells(1)
 FRAME = a_table(2400)
 FRAME["g"] = FRAME.index // 7
 COLUMNS = ["a", "b", "c", "e"]

@@ -19,7 +19,7 @@ def chosen(cells: list[dict[str, int]], n_most: int | None) -> list[int]:
     The next cell is the one with the most values that no chosen cell has; of several, one of those that lie at equal distances
     in the list, where neighbours are alike.
 
-    cells : of each, the number of its value of each parameter. n_most : None for as many as there are new values.
+    cells : of each, a number for its value of each parameter. n_most : None for as many as there are new values.
     """
     n_most = len(cells) if n_most is None else n_most
     step = -(-len(cells) // n_most)
@@ -35,14 +35,17 @@ def chosen(cells: list[dict[str, int]], n_most: int | None) -> list[int]:
 
 
 def mark_slow_cells(items: Iterable[pytest.Item]) -> None:
-    """Mark as slow what `fast_cells` leaves to continuous integration."""
+    """Mark as slow what `fast_cells`, of a test or of its file, leaves to continuous integration."""
     of_tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("fast_cells") and not item.get_closest_marker("slow"):
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec") or item.get_closest_marker("slow"):
+            continue
+        if item.get_closest_marker("fast_cells"):
             of_tests[item.nodeid.removesuffix(f"[{item.callspec.id}]")].append(item)
     for cells in of_tests.values():
         (n_most,) = cells[0].get_closest_marker("fast_cells").args or (None,)  # type: ignore[union-attr]
-        fast = set(chosen([cell.callspec.indices for cell in cells], n_most))
+        # The cells share the values of their parameters; pytest's own numbers of these are others in each cell.
+        fast = set(chosen([{name: id(value) for name, value in cell.callspec.params.items()} for cell in cells], n_most))
         for number, cell in enumerate(cells):
             if number not in fast:
                 cell.add_marker(pytest.mark.slow)
