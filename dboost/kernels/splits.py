@@ -422,10 +422,10 @@ def sort_categories(histogram, at, n_categories, limits, keys, order):
             used += 1
     # Heap sort: no recursion, no quadratic worst case, little code to compile. Compares (key, code).
     for root in range(used // 2 - 1, -1, -1):
-        _sift(order, keys, root, used)
+        _sift(order, keys, I(root), I(used))
     for end in range(used - 1, 0, -1):
         order[0], order[end] = order[end], order[0]
-        _sift(order, keys, 0, end)
+        _sift(order, keys, I(0), I(end))
     return used
 
 
