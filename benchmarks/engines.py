@@ -131,6 +131,13 @@ def fit_dboost(X: Features, y: np.ndarray, settings: Settings, watch: bool = Fal
     )
 
 
+def load_kernels(X: Features, y: np.ndarray, settings: Settings) -> None:
+    """Compile or load what dboost needs for a table: a cost that only the first fit of a process has."""
+    import dboost
+
+    dboost.fit(X, y, loss=settings.loss, max_iter=2, validation_fraction=0.1, n_threads=settings.threads, progress=False)
+
+
 #: Names of the losses: LightGBM's objective, XGBoost's, scikit-learn's.
 _NAMES = {
     "log_loss": ("binary", "binary:logistic", "log_loss"),

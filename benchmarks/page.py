@@ -3,10 +3,12 @@
     python -m benchmarks --all --output all.json
     python -m benchmarks.cluster --rows 1000000 --output cluster.json
     python -m benchmarks.accuracy --output equal.json
+    python -m benchmarks.accuracy --defaults --rows 30000 --seeds 3 --threads 1 --output auto.json \\
+        --tables california elec2 covtype adult hflights --engines dboost-auto dboost-refit dboost lightgbm xgboost catboost
     python -m benchmarks.out_of_core --memory 900MiB 2GiB 3GiB --cluster --output files.json
     python -m benchmarks.arcbites --tables hflights covtype adult --output bites.json
-    python -m benchmarks.page all.json --cluster cluster.json --accuracy equal.json --out-of-core files.json \\
-        --arcbites bites.json
+    python -m benchmarks.page all.json --cluster cluster.json --accuracy equal.json --auto auto.json \\
+        --out-of-core files.json --arcbites bites.json
 
 On a page, a comment ``% table: NAME`` stands before each table that is written here. The first cells of its rows stay as they
 are and say which workload a row is; the other cells are replaced. Rows whose workload is not in the reports, and rows of other
@@ -27,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import peers
+from benchmarks.accuracy import ROWS
 from benchmarks.workloads import MAIN, OTHERS, WORKLOADS
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -142,8 +145,28 @@ def in_pairs(found: dict[str, dict[str, list[float]]]) -> list[str]:
     cells = [f"{ours.mean():{scale}}"]
     for engine in ("lightgbm", "xgboost", "sklearn"):
         more = np.array(found[engine][loss]) - ours
-        cells.append(f"{more.mean():+{scale}} ± {more.std(ddof=1) / len(more) ** 0.5:{scale}}".replace("-", "−"))
+        cells.append(_signed(more.mean(), more.std(ddof=1) / len(more) ** 0.5, scale))
     return cells
+
+
+def without_tuning(found: dict[str, dict[str, list[float]]]) -> list[str]:
+    """Return the cells of a table of rows: the mean loss of `max_iter="auto"`; how much more the others' is, with its standard
+    error over the test rows; the processor seconds, and CatBoost's divided by them.
+    """
+    auto = found["dboost-auto"]
+    loss = list(auto)[-1]
+    mean = np.mean(auto[loss])
+    scale = ".4f" if mean < 10 else ".0f"
+    cells = [f"{mean:{scale}}"]
+    for engine in ("dboost-refit", "dboost", "lightgbm", "xgboost", "catboost"):
+        errors = np.array(found[engine][ROWS])
+        cells.append(_signed(np.mean(found[engine][loss]) - mean, np.sqrt((errors**2).sum()) / len(errors), scale))
+    seconds = np.array(auto["CPU s"])
+    return [*cells, two_digits(float(np.median(seconds))), two_digits(float(np.median(found["catboost"]["CPU s"] / seconds)))]
+
+
+def _signed(more: float, error: float, scale: str) -> str:
+    return f"{more:+{scale}} ± {error:{scale}}".replace("-", "−")
 
 
 #: Given the first cell of a row, returns the others; None if there are no new figures for the row.
@@ -185,14 +208,15 @@ def written(
 ) -> str:
     """Return the text of the page of benchmarks with the figures of the reports."""
 
-    def of_pairs(found: dict[str, Any], label: str) -> list[str] | None:
+    def of_pairs(found: dict[str, Any], cells_of: Callable[[Any], list[str]], label: str) -> list[str] | None:
         of_table = found.get(label.partition(",")[0])
-        return None if of_table is None else in_pairs(of_table)
+        return None if of_table is None else cells_of(of_table)
 
     tables: dict[str, CellsOf] = {
         name: partial(_cells, name, report=report, cluster=cluster) for name in (*TABLES, "summary", "on a cluster")
     }
-    tables |= {name: partial(of_pairs, found) for name, found in (pairs or {}).items()}
+    for name, found in (pairs or {}).items():
+        tables[name] = partial(of_pairs, found, without_tuning if name == "without tuning" else in_pairs)
     text = filled(text, tables)
     if versions:
         rounds = "–".join(map(str, sorted({len(results["dboost"]["training"]) for results in report.values()})))
@@ -280,6 +304,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--cluster", type=Path, metavar="FILE.json", help="of python -m benchmarks.cluster --output")
     parser.add_argument("--accuracy", type=Path, metavar="FILE.json", help="of python -m benchmarks.accuracy --output")
     parser.add_argument("--defaults", type=Path, metavar="FILE.json", help="of the same with --defaults")
+    parser.add_argument("--auto", type=Path, metavar="FILE.json", help="of the same with engine dboost-auto and CatBoost")
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--out-of-core", type=Path, metavar="FILE.json", help="of python -m benchmarks.out_of_core --output")
     parser.add_argument("--arcbites", type=Path, metavar="FILE.json", help="of python -m benchmarks.arcbites --output")
@@ -291,7 +316,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if unknown:
         parser.error(f"no workload {min(unknown)}")
     cluster = None if options.cluster is None else json.loads(options.cluster.read_text(encoding="utf-8"))
-    of_pairs = {"accuracy in pairs": options.accuracy, "accuracy at defaults": options.defaults}
+    of_pairs = {
+        "accuracy in pairs": options.accuracy, "accuracy at defaults": options.defaults, "without tuning": options.auto,
+    }  # fmt: skip
     pairs = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in of_pairs.items() if path is not None}
     versions = peers.describe(peers.DISTRIBUTIONS) if report else ""
     text = written(options.page.read_text(encoding="utf-8"), report, cluster, versions, pairs)

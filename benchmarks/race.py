@@ -85,6 +85,16 @@ def scores(y: np.ndarray, raw: np.ndarray, loss: str = "log_loss", n_classes: in
     return {"AUC": float(roc_auc_score(y, raw)), "log loss": float(log_loss(y, probability))}
 
 
+def losses_of_rows(y: np.ndarray, raw: np.ndarray, loss: str = "log_loss", n_classes: int = 2) -> np.ndarray:
+    """Return the loss of each row: log loss, squared error, or absolute error for the other losses of real targets."""
+    if n_classes > 2:
+        probability = softmax(raw, axis=1)
+        return -np.log(np.maximum(probability[np.arange(len(y)), y.astype(np.intp)], 1e-15))
+    if not n_classes:
+        return (raw - y) ** 2 if loss == "squared_error" else np.abs(raw - y)
+    return np.logaddexp(0, np.where(y > 0, -raw, raw))
+
+
 def spread(ratios: np.ndarray) -> str:
     """Return the median of the ratios of rounds, with the smallest and the largest."""
     return f"{np.median(ratios):.2f} ({ratios.min():.2f}–{ratios.max():.2f})"

@@ -169,7 +169,11 @@ def test_accuracy_in_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     accuracy.main(["--tables", "california", "--seeds", "2", "--trees", "10", "--threads", "1"])
     drawn = capsys.readouterr().out
     assert all(engine in drawn for engine in ("dboost", "lightgbm", "xgboost", "sklearn"))
-    assert "20,640 × 9" in drawn
+    assert "20,640 × 9" in drawn and "lightgbm − dboost: RMSE " in drawn
+    accuracy.main(
+        ["--tables", "california", "--seeds", "1", "--rows", "2000", "--trees", "2", "--engines", "dboost", "lightgbm"]
+    )
+    assert "2,000 × 9" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -194,6 +198,22 @@ def test_a_verdict_compares_with_the_best_of_the_others() -> None:
 
     assert accuracy.verdict(found(0.4, 0.6)) == "log loss: ahead of best, the best of the others, by +0.1 ± 0"
     assert "behind best" in accuracy.verdict(found(0.6, 0.8)) and "level with best" in accuracy.verdict(found(0.6, 0.59))
+
+
+def test_errors_over_the_test_rows() -> None:
+    rng = np.random.default_rng(0)
+    y, raw, other = rng.random(4000) < 0.3, rng.normal(size=4000), rng.normal(size=4000)
+    classes, scores_of_classes = rng.integers(0, 3, 4000), rng.normal(size=(4000, 3))
+    assert np.isclose(race.losses_of_rows(y, raw).mean(), race.scores(y, raw)["log loss"])
+    of_classes = race.losses_of_rows(classes, scores_of_classes, n_classes=3)
+    assert np.isclose(of_classes.mean(), race.scores(classes, scores_of_classes, n_classes=3)["log loss"])
+    for loss, score in (("squared_error", "RMSE"), ("absolute_error", "MAE")):
+        target = rng.normal(size=4000)
+        pair = [race.losses_of_rows(target, scores, loss, 0) for scores in (raw, other)]
+        assert np.isclose(pair[0].mean() ** (0.5 if score == "RMSE" else 1), race.scores(target, raw, loss, 0)[score])
+        drawn = [rng.integers(0, 4000, 4000) for _ in range(400)]  # the bootstrap
+        means = np.array([[of_rows[rows].mean() for of_rows in pair] for rows in drawn]) ** (0.5 if score == "RMSE" else 1)
+        assert np.isclose(accuracy.error_over_rows(*pair, loss), (means[:, 1] - means[:, 0]).std(), rtol=0.15)
 
 
 @pytest.mark.slow
@@ -517,7 +537,19 @@ def page_numbers(n: int) -> list[str]:
 def test_a_page_has_losses_in_pairs(folder: Path) -> None:
     engines = ("dboost", "lightgbm", "xgboost", "sklearn")
     losses = {engine: {"AUC": [0.9, 0.9], "log loss": [0.5 + 0.01 * k, 0.7 + 0.03 * k]} for k, engine in enumerate(engines)}
-    files = {"--accuracy": {"adult": losses, "binary": losses}, "--defaults": {"regression": losses}}
+    auto = {
+        engine: {
+            "CPU s": [1.0 + k, 2.0 + 2 * k],
+            accuracy.ROWS: [0.003 * k, 0.004 * k],
+            "log loss": [0.5 + k / 100, 0.7 + k / 100],
+        }
+        for k, engine in enumerate(("dboost-auto", "dboost-refit", "dboost", "lightgbm", "xgboost", "catboost"))
+    }
+    files = {
+        "--accuracy": {"adult": losses, "binary": losses},
+        "--defaults": {"regression": losses},
+        "--auto": {"covtype": auto},
+    }
     (folder / "page.md").write_text(before := page.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
     arguments = ["--page", str(folder / "page.md")]
     for option, data in files.items():
@@ -529,7 +561,13 @@ def test_a_page_has_losses_in_pairs(folder: Path) -> None:
     equal, defaults = (rows_of(text, f"accuracy {how}") for how in ("in pairs", "at defaults"))
     assert equal["adult, log loss"] == equal["binary, log loss"] == defaults["regression, RMSE"] == new
     assert len(equal) == len(defaults) == len(accuracy.TABLES)
-    assert sum(old != new for old, new in zip(before.split("\n"), text.split("\n"), strict=True)) == 3
+    without_tuning = rows_of(text, "without tuning")
+    assert without_tuning["covtype, log loss"] == [
+        "0.6000", "+0.0100 ± 0.0025", "+0.0200 ± 0.0050", "+0.0300 ± 0.0075", "+0.0400 ± 0.0100", "+0.0500 ± 0.0125",
+        "1.5", "6.0",
+    ]  # fmt: skip
+    assert {page.workload_of(label) for label in without_tuning} == set(accuracy.REAL)
+    assert sum(old != new for old, new in zip(before.split("\n"), text.split("\n"), strict=True)) == 4
 
 
 def test_figures_on_the_page_have_two_digits() -> None:
