@@ -566,7 +566,7 @@ def test_a_page_has_losses_in_pairs(folder: Path) -> None:
         "0.6000", "+0.0100 ± 0.0025", "+0.0200 ± 0.0050", "+0.0300 ± 0.0075", "+0.0400 ± 0.0100", "+0.0500 ± 0.0125",
         "1.5", "6.0",
     ]  # fmt: skip
-    assert {page.workload_of(label) for label in without_tuning} == set(accuracy.REAL)
+    assert {page.workload_of(label) for label in without_tuning} <= set(accuracy.REAL)
     assert sum(old != new for old, new in zip(before.split("\n"), text.split("\n"), strict=True)) == 4
 
 
