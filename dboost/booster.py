@@ -332,10 +332,11 @@ class Booster:
 
         Parameters
         ----------
-        output : {"prediction", "probability", "raw_score"}, default "prediction"
-            What it returns: that of `predict`, of `predict_proba`, or of ``predict(raw_score=True)``.
+        output : {"prediction", "probability", "raw_score", "distribution", "interval"}, default "prediction"
+            What it returns: that of `predict`, `predict_proba`, ``predict(raw_score=True)``, `predict_distribution` or
+            `predict_interval`.
         iteration_range : (first, last), optional
-            As in `predict`.
+            As in `predict`; not for intervals.
 
         Returns
         -------
@@ -343,13 +344,14 @@ class Booster:
             `row` is one row, or a few as an array of two dimensions: numbers as a NumPy array in the order of
             `feature_names_in_` (fastest, if no feature is categorical); a list or tuple in that order; or a mapping by name,
             which may have more entries. It returns what the method returns for the same rows, to the last bit: for one row a
-            scalar, or an array of the classes' scores or probabilities. `offset` is a number, or one for each row. Several
-            threads may call it at once. It can be pickled.
+            scalar, or an array of the classes' scores or probabilities, of loc and scale, or of the bounds. `offset` is a
+            number, or one for each row. Several threads may call it at once. It can be pickled.
 
         Raises
         ------
         ParameterError
-            For another output, for probabilities of a regression model, or for a range outside the model's iterations.
+            For another output, for probabilities of a regression model, or for a range outside the model's iterations; for
+            intervals of a model that has not been calibrated, or whose margins depend on a column.
 
         Examples
         --------
@@ -357,7 +359,11 @@ class Booster:
         >>> predictor(np.array([0.5, 2.0, np.nan]))                 # doctest: +SKIP
         >>> predictor({"age": 41, "town": "Gent"})                  # doctest: +SKIP
         """
-        form, iterations = self.outputs.form(output), self._iterations(iteration_range)
+        if output == "interval":
+            form = self._interval_form(iteration_range)
+        else:
+            form = self.outputs.form(output)
+        iterations = self._iterations(iteration_range)
         predict = partial(self._predict_rows, form, iterations)
         return RowPredictor(self.ensemble, iterations, form.finish, predict, (_predictor_of, (self, output, iteration_range)))
 
@@ -483,12 +489,7 @@ class Booster:
         >>> booster.predict_interval(frame)["lower"]                # doctest: +SKIP
         """
         X = X if filter is None else filtered(X, filter, self.features)
-        margins = self.calibration
-        if margins is None:
-            raise ParameterError(
-                "the model has no margins for intervals: booster.calibrate(rows, target) returns the model with margins, from "
-                "rows that it has not been trained on"
-            )
+        margins = self._margins()
         column = None if margins.by is None else LevelColumn.of(self.features, margins.by, margins.levels)
         features = self.features if column is None or column.is_feature else (*self.features, column.feature)
         function = partial(self._intervals, margins, column, _threads_for(X, n_threads))
@@ -502,7 +503,27 @@ class Booster:
         if column is not None and not column.is_feature:
             block = np.ascontiguousarray(block[:, :-1])
         found = margins.bounds(self._interval_base(block, n_threads, offset), group)
-        return np.maximum(found, 0.0) if self.loss.target_range else found
+        return self.outputs.in_range(found)
+
+    def _margins(self) -> Calibration:
+        if self.calibration is None:
+            raise ParameterError(
+                "the model has no margins for intervals: booster.calibrate(rows, target) returns the model with margins, from "
+                "rows that it has not been trained on"
+            )
+        return self.calibration
+
+    def _interval_form(self, iteration_range: Range | None) -> OutputForm:
+        """Return the form of intervals, of a model with one margin."""
+        margins = self._margins()
+        if margins.by is not None:
+            raise ParameterError(
+                f"the margins of the model depend on the column {margins.by!r}, which predictor('interval') does not read: "
+                "call predict_interval"
+            )
+        if iteration_range is not None:
+            raise ParameterError("margins are those of all iterations: leave iteration_range out for intervals")
+        return OutputForm(partial(_bounds_of, self.outputs, margins), COLUMNS)
 
     def _interval_base(self, block: np.ndarray, n_threads: int | None, offset: np.ndarray | None) -> IntervalBase:
         raw = self._flat.raw_scores(block, (0, self.n_iter_), n_threads)
@@ -1462,7 +1483,11 @@ def _intervals_of_folds(
     offset: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
     found = selection.bounds([booster._interval_base(block, n_threads, offset) for booster in boosters])
-    return np.maximum(found, 0.0) if boosters[0].loss.target_range else found
+    return boosters[0].outputs.in_range(found)
+
+
+def _bounds_of(outputs: Outputs, margins: Calibration, raw: np.ndarray) -> np.ndarray:
+    return outputs.in_range(margins.bounds(outputs.interval_of(raw), None))
 
 
 def as_booster(model: Any) -> Booster:

@@ -135,7 +135,7 @@ class FitHooks:
         return {name: value for name, value in vars(fitted).items() if name.endswith("_") and not name.startswith("_")}
 
 
-def _threads_of(n_jobs: Any, n_threads: Any) -> Any:
+def threads_of(n_jobs: Any, n_threads: Any) -> Any:
     """Return the number of threads for `n_jobs`, or for its alias; None for all processors."""
     if n_jobs is None:
         return n_threads
@@ -433,7 +433,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         constructor = inspect.signature(type(self).__init__).parameters
         defaults = {name: parameter.default for name, parameter in constructor.items()}
         settings = canonical(self.get_params(deep=False), defaults)
-        settings["n_threads"] = _threads_of(settings.pop("n_jobs"), settings["n_threads"])
+        settings["n_threads"] = threads_of(settings.pop("n_jobs"), settings["n_threads"])
         check_settings(self)
         if settings["progress"] is None:
             settings["progress"] = settings["verbose"] > 0
@@ -506,7 +506,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
             decay=decay,
             source_name=self.source_name if source_name is None else source_name,
             client=self.client,
-            n_threads=_threads_of(self.n_jobs, self.n_threads),
+            n_threads=threads_of(self.n_jobs, self.n_threads),
         )
         self._set_model(refitted)
         self._before, self.do_early_stopping_ = {}, False

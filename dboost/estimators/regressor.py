@@ -6,10 +6,12 @@ from typing import Any
 
 from sklearn.base import RegressorMixin
 from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted
 
+from dboost.dataset import Dataset
 from dboost.errors import ParameterError
 from dboost.estimators.constructor import accepts_names_of_fits, documented
-from dboost.estimators.estimator import BaseGradientBoosting, Range, as_targets
+from dboost.estimators.estimator import BaseGradientBoosting, Range, as_targets, threads_of
 from dboost.params import accepts_names_of_predictions, is_for_classes
 
 
@@ -69,6 +71,74 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
         `Booster.predict_distribution`
         """
         return self._predict_with(X, "predict_distribution", iteration_range=iteration_range, offset=offset)
+
+    @accepts_names_of_fits
+    def calibrate(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        coverage: float = 0.9,
+        by: str | None = None,
+        offset: Any = None,
+    ) -> Any:
+        """Set the margin for `predict_interval` by rows that the model has not been trained on, see `Booster.calibrate`.
+
+        Parameters
+        ----------
+        X, y, sample_weight, offset
+            As in `fit`, with the columns of the training data. A data set (`dboost.prepare`) has its own y, weights and
+            offsets.
+        coverage : float, default 0.9
+            The share of new rows whose target is in their interval.
+        by : str, optional
+            A column each value of which gets a margin of its own. Default: one margin for all rows.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        DataError, ParameterError, InputTypeError
+            As `Booster.calibrate`.
+        """
+        check_is_fitted(self)
+        if not isinstance(X, Dataset):
+            self._check_features(X)
+        self.booster_.calibrate(
+            X,
+            as_targets(y),
+            coverage=coverage,
+            by=by,
+            sample_weight=sample_weight,
+            offset=offset,
+            client=self.client,
+            n_threads=threads_of(self.n_jobs, self.n_threads),
+        )
+        return self
+
+    @accepts_names_of_predictions
+    def predict_interval(self, X: Any, *, offset: Any = None) -> Any:
+        """Predict an interval for each row that contains the target with the probability given to `calibrate`.
+
+        Parameters
+        ----------
+        X : like the training data, with the column `by` of the calibration
+        offset : one number for each row, optional
+            As in `predict`.
+
+        Returns
+        -------
+        array (n, 2), or a lazy Dask collection, with the columns ``lower`` and ``upper``; see `Booster.predict_interval`
+
+        Raises
+        ------
+        ParameterError
+            If the model has not been calibrated.
+        """
+        return self._predict_with(X, "predict_interval", offset=offset)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return R² of the predictions.

@@ -115,12 +115,12 @@ class Outputs:
         self.require_classes()
 
     def form(self, output: str) -> OutputForm:
-        """Return the form of "prediction", "probability" or "raw_score".
+        """Return the form of "prediction", "probability", "raw_score" or "distribution".
 
         Raises
         ------
         ParameterError
-            For another output, or for probabilities of a model that predicts numbers.
+            For another output; for probabilities of a model that predicts numbers, and distributions of one without.
         """
         if output == "raw_score":
             return OutputForm(scores, self.columns if self.n > 1 else None)
@@ -129,7 +129,11 @@ class Outputs:
         if output == "probability":
             self.require_probabilities()
             return OutputForm(self.probabilities, self.columns)
-        raise ParameterError(f"output={output!r} must be one of 'prediction', 'probability', 'raw_score'")
+        if output == "distribution":
+            return self.distribution()
+        raise ParameterError(
+            f"output={output!r} must be one of 'prediction', 'probability', 'raw_score', 'distribution', 'interval'"
+        )
 
     def decision(self, costs: Any) -> OutputForm:
         """Return the form of the classes of lowest expected cost; `Booster.decide` documents `costs` and the errors."""
@@ -176,6 +180,10 @@ class Outputs:
     def interval_of(self, raw: np.ndarray) -> IntervalBase:
         """Return the predictions that are widened to intervals."""
         return self.interval_of_predictions(self.finish(raw))
+
+    def in_range(self, bounds: np.ndarray) -> np.ndarray:
+        """Return the bounds of intervals, at least 0 where targets cannot be negative."""
+        return np.maximum(bounds, 0.0) if self.loss.target_range else bounds
 
     def interval_of_predictions(self, predicted: np.ndarray) -> IntervalBase:
         """Return `interval_of` the raw scores that `finish` gives these predictions."""

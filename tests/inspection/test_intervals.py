@@ -449,3 +449,26 @@ def test_coverage_of_real_rows(loss: str) -> None:
         of_regions.append(inside.groupby(test["region"]).mean())
     assert np.mean(shares) == pytest.approx(0.9, abs=0.01)
     assert pd.concat(of_regions, axis=1).mean(axis=1).to_numpy() == pytest.approx(np.full(2, 0.9), abs=0.015)
+
+
+def test_estimators_and_predictors_give_the_same_intervals(model: dboost.Booster) -> None:
+    features = list(model.feature_names_in_)
+    estimator = dboost.DBoostRegressor(max_iter=10, random_state=0).fit(HELD_OUT[features], HELD_OUT["y"])
+    with pytest.raises(ParameterError, match="the model has no margins for intervals"):
+        estimator.predict_interval(TEST[features])
+    same = fresh(estimator.booster_).calibrate(TEST[features], TEST["y"], coverage=0.8)
+    assert estimator.calibrate(TEST[features], TEST["y"], coverage=0.8) is estimator
+    found, expected = estimator.predict_interval(TEST[features]), same.predict_interval(TEST)
+    assert isinstance(found, np.ndarray) and np.array_equal(found, expected)
+    predictor = pickle.loads(pickle.dumps(same.predictor("interval")))
+    for i in range(5):
+        assert predictor(TEST[features].iloc[i].to_dict()).tolist() == expected.iloc[i].tolist()
+
+
+def test_predictors_refuse_intervals_that_they_do_not_know(model: dboost.Booster) -> None:
+    with pytest.raises(ParameterError, match="the model has no margins for intervals"):
+        fresh(model).predictor("interval")
+    with pytest.raises(ParameterError, match="margins are those of all iterations: leave iteration_range out"):
+        fresh(model).calibrate(HELD_OUT, "y").predictor("interval", (0, 1))
+    with pytest.raises(ParameterError, match="the margins of the model depend on the column 'route', which predictor"):
+        fresh(model).calibrate(HELD_OUT, "y", by="route").predictor("interval")

@@ -120,8 +120,9 @@ def test_offsets_are_those_of_the_mean() -> None:
     found = booster.predict_distribution(frame, offset="o")
     np.testing.assert_allclose(found["loc"] - offset, without.predict(X), atol=1e-5)
     np.testing.assert_allclose(found["scale"], without.predict_distribution(X)["scale"], rtol=1e-5)
-    row = booster.predictor()(X.iloc[0].to_numpy(), offset=2.0)
-    assert row == booster.predict(X.iloc[:1], offset=[2.0]).item()
+    for output, predict in (("prediction", booster.predict), ("distribution", booster.predict_distribution)):
+        row = booster.predictor(output)(X.iloc[0].to_numpy(), offset=2.0)
+        assert np.array_equal(row, np.asarray(predict(X.iloc[:1], offset=[2.0]))[0])
     assert negative_log_likelihood(frame["y"].to_numpy(), found) == pytest.approx(booster.history["train_loss"].iloc[-1])
 
 
@@ -198,6 +199,18 @@ def test_metrics_are_those_of_the_mean_and_the_likelihood() -> None:
     assert fit(eval_set=(X, Y)).history["eval_normal"].iloc[-1] == last["eval_normal"]
     result = dboost.cv(X, Y, folds=3, **FEW)
     assert result.metric == "normal" and result.predictions.shape == (N,)
+
+
+def test_intervals_are_as_wide_as_the_scales() -> None:
+    half = N // 2
+    booster = fit(Y[:half], X[:half], max_iter=60)
+    booster.calibrate(X[half:], Y[half:], coverage=0.9)
+    assert booster.calibration is not None
+    found, interval = booster.predict_distribution(X), booster.predict_interval(X)
+    scores = np.sort(np.abs(Y - found["loc"])[half:] / found["scale"][half:])
+    assert booster.calibration.margin == scores[int(np.ceil(0.9 * (N - half + 1))) - 1]
+    np.testing.assert_allclose(interval["lower"], found["loc"] - booster.calibration.margin * found["scale"], rtol=1e-15)
+    np.testing.assert_allclose(interval["upper"], found["loc"] + booster.calibration.margin * found["scale"], rtol=1e-15)
 
 
 def test_estimators() -> None:
