@@ -114,9 +114,10 @@ def assemble_imported(
 ) -> Ensemble:
     """Return an ensemble from pairs (output, tree), in the order of the iterations. width : number of values per leaf."""
     n_outputs = len(baseline)
-    if width > 1 and n_outputs == 2:
+    are_levels = isinstance(options.get("quantile"), list)
+    if width > 1 and n_outputs == 2 and not are_levels:
         trees, width = [(1, replace(tree, value=tree.value[:, 1] - tree.value[:, 0])) for _, tree in trees], 1
-    if n_outputs == 2:
+    if n_outputs == 2 and not are_levels:
         trees = [(0 if output in (0, 1) else output, tree if output else _negated(tree)) for output, tree in trees]
         baseline, n_outputs = np.array([baseline[1] - baseline[0]]), 1
     of_output: list[list[Tree]] = [[] for _ in range(n_outputs // width)]

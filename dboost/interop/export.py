@@ -47,6 +47,8 @@ def response_of(loss: Loss, n_outputs: int, to: str) -> tuple[str, float]:
     ParameterError
         If the loss has another link.
     """
+    if isinstance(loss, Quantiles) and to == "XGBoost":
+        return "identity", 1.0
     if isinstance(loss, Quantiles):
         raise ParameterError(f"dboost sorts the scores of several quantiles, which {to} does not: fit one level to export it")
     if loss.predicts_one:

@@ -85,13 +85,16 @@ def from_xgboost(model: Any, levels: Levels) -> Ensemble:
         forest = booster["gbtree"]["model"] if kind == "dart" else booster["model"]
         weights = np.asarray(booster.get("weight_drop") or np.ones(len(forest["trees"])), np.float32)
         parameters = learner["learner_model_param"]
-        if int(parameters.get("num_target", 1)) > 1:
+        loss, options, link = _loss(learner["objective"], name)
+        n_levels, n_targets = np.size(options.get("quantile", 0.0)), int(parameters.get("num_target", 1))
+        if n_targets > 1 and n_targets != n_levels:
             raise ParameterError(f"{name} predicts several targets, a Booster of ours one")
-        n_outputs = max(1, int(parameters["num_class"]))
+        if n_levels > 1 and n_targets != n_levels:
+            raise ValueError(f"num_target is {n_targets}, and there are {n_levels} quantiles")
+        n_outputs = max(n_levels, int(parameters["num_class"]))
         width = _values_per_leaf(forest["trees"], n_outputs, name)
         check_outputs(n_outputs, len(forest["trees"]) * width, name)
-        loss, options, link = _loss(learner["objective"], name)
-        if (link == "softmax") != (n_outputs > 1):
+        if (link == "softmax") != (n_outputs > n_levels):
             raise ValueError(f"num_class is {parameters['num_class']}, which does not fit the objective")
         features, named = _features(learner, forest, int(parameters["num_feature"]), levels, name)
         trees = [
@@ -134,11 +137,12 @@ def _loss(objective: dict[str, Any], name: str) -> tuple[str, dict[str, Any], st
     if loss in ("quantile", "expectile"):
         stored = objective[f"{loss}_loss_param"][f"{loss}_alpha"]
         levels = np.atleast_1d(json.loads(stored.replace("(", "[").replace(")", "]")))
-        if len(levels) != 1:
+        if len(levels) > 1 and (loss != "quantile" or (np.diff(levels) <= 0).any()):
             raise ParameterError(
-                f"{name} predicts {len(levels)} {loss}s, which may cross and are not those of a Booster: convert models of one"
+                f"{name} predicts {len(levels)} {loss}s, and a Booster several quantiles of ascending levels only: convert "
+                "models of one"
             )
-        options[loss] = float(levels[0])
+        options[loss] = levels.astype(np.float64).tolist() if len(levels) > 1 else float(levels[0])
     elif loss == "tweedie":
         options["tweedie_power"] = float(objective["tweedie_regression_param"]["tweedie_variance_power"])
     elif loss == "huber":

@@ -21,18 +21,20 @@ levels the file cannot contain; matrices of `to_matrix` always work.
 
 Leaf values and their sums are float32 in XGBoost. An exponential loss (p = sigmoid(2 F)) becomes binary:logistic with doubled
 leaf values. The Huber loss becomes reg:squarederror with the same predictions: its δ changes between iterations, which no
-objective of XGBoost supports. So do expectiles, since XGBoost has reg:expectileerror from version 3.3 on only.
+objective of XGBoost supports. So do expectiles, since XGBoost has reg:expectileerror from version 3.3 on only. Several
+quantiles become reg:quantileerror with a list: XGBoost does not sort the predictions of a row, as a Booster does.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dboost.interop.export import away_from_missing, nearest_float32, numbers_of_levels, response_of, with_baseline
-from dboost.losses import Loss
+from dboost.losses import Loss, Quantiles
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import MAX_LEVELS, Feature
 
@@ -58,6 +60,7 @@ def dumps(ensemble: Ensemble, loss: Loss) -> bytes:
     if not ensemble.trees or any(codes is not None for tree in ensemble.trees for codes in tree.categories):
         ensemble = ensemble.expanded()
     features, n_outputs = ensemble.features, ensemble.n_outputs
+    levels = loss.levels if isinstance(loss, Quantiles) else ()
     trees = [_tree(i, tree, value * factor, features) for i, (tree, value) in enumerate(with_baseline(ensemble))]
     names = [feature.name for feature in features] if ensemble.named else []
     if any(set(name) & set("[]<") for name in names):
@@ -80,15 +83,19 @@ def dumps(ensemble: Ensemble, loss: Loss) -> bytes:
             "learner_model_param": {
                 "base_score": _NEUTRAL[response],
                 "boost_from_average": "1",
-                "num_class": str(n_outputs if n_outputs > 1 else 0),
+                "num_class": str(n_outputs if n_outputs > 1 and not levels else 0),
                 "num_feature": str(len(features)),
-                "num_target": "1",
+                "num_target": str(len(levels) or 1),
             },
-            "objective": _objective(response, ensemble),
+            "objective": _quantiles(levels) if levels else _objective(response, ensemble),
         },
         "version": [2, 1, 0],
     }
     return json.dumps(model, ensure_ascii=True).encode()
+
+
+def _quantiles(levels: Sequence[float]) -> dict[str, Any]:
+    return {"name": "reg:quantileerror", "quantile_loss_param": {"quantile_alpha": json.dumps(levels)}}
 
 
 def _objective(response: str, ensemble: Ensemble) -> dict[str, Any]:
@@ -105,7 +112,7 @@ def _objective(response: str, ensemble: Ensemble) -> dict[str, Any]:
         }.get(stored["name"], {"name": "count:poisson", "poisson_regression_param": {"max_delta_step": "0.7"}})
     others: dict[str, dict[str, Any]] = {
         "absolute_error": {"name": "reg:absoluteerror"},
-        "quantile": {"name": "reg:quantileerror", "quantile_loss_param": {"quantile_alpha": f"[{stored.get('quantile')}]"}},
+        "quantile": _quantiles([stored.get("quantile", 0.5)]),
     }
     return others.get(stored["name"], _SQUARED)
 

@@ -191,7 +191,7 @@ def test_invalid_levels(levels: Any, message: str) -> None:
 
 
 def test_what_there_is_not(model: dboost.Booster) -> None:
-    for export in (lambda: model.to_xgboost_json("x.json"), lambda: model.to_onnx("x.onnx"), model.to_treelite):
+    for export in (lambda: model.to_onnx("x.onnx"), model.to_treelite):
         with pytest.raises(ParameterError, match=r"sorts the scores of several quantiles, which .* does not: fit one level"):
             export()
     with pytest.raises(ParameterError, match="the model predicts 3 numbers for each row"):
