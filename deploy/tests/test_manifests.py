@@ -49,6 +49,7 @@ def every_pod() -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
 PODS = [pytest.param(labels, spec, id=f"{name} {spec['containers'][0]['name']}") for name, labels, spec in every_pod()]
 
 
+@pytest.mark.fast_cells(7)
 @pytest.mark.parametrize("name", [*PLAIN, *OPTIONAL, *OPERATOR])
 def test_files_are_valid(name: str) -> None:
     for manifest in read(name):

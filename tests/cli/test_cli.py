@@ -206,6 +206,7 @@ except dboost.errors.ModelFileError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_folder_without_permission_is_noticed_before_the_work(tmp_path: Path) -> None:
     folder, seal = tmp_path / "foreign", []
     folder.mkdir()
@@ -685,6 +686,7 @@ def test_interrupting_says_how_far_it_came(here: Path, number: int, status: int)
     assert not (here / "model.json").exists()
 
 
+@pytest.mark.slow
 def test_the_demo_shows_and_leaves_its_results(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of("demo", "--output", "shown") == 0
     said = capsys.readouterr().out

@@ -420,7 +420,7 @@ def test_the_printed_command_leaves_out_the_columns_that_divide_the_rows(
     assert found.best_score == best.value
 
 
-@pytest.mark.fast_cells(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("pruner", "steps"), [("halving", {2, 6, 18, 20}), ("hyperband", {2, 6, 18, 20}), ("none", {20})])
 def test_pruners_of_optuna(here: Path, pruner: str, steps: set[int], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TUNE, "--output", "study", "--trials", "9", "--pruner", pruner]) == 0

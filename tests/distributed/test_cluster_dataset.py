@@ -86,6 +86,7 @@ def test_checkpoints_and_continued_models(client: Client, tmp_path: Path) -> Non
             dboost.fit(data, start_from=other, **OPTIONS)
 
 
+@pytest.mark.slow
 def test_a_continued_cross_validation(client: Client) -> None:
     expected = dboost.cv(FRAME, "late", folds=3, features=FEATURES, **OPTIONS)
     with dboost.prepare(cut(FRAME, [300, 500]), "late", client=client, features=FEATURES) as data:
@@ -197,6 +198,7 @@ def test_rows_on_another_cluster(client: Client, tmp_path: Path) -> None:
     assert [one.sha256 for one in found.boosters] == [one.sha256 for one in expected.boosters]
 
 
+@pytest.mark.slow
 def test_a_data_set_in_files_of_the_workers(client: Client, tmp_path: Path) -> None:
     target, root = "grade", "s3://lake/data"
     with served(tmp_path):

@@ -78,6 +78,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_train_and_predict_by_a_scheduler(client: Client, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where, address = str(data / "data"), client.scheduler.address
     options = ["--target", "z", "--set", "max_iter=4", "--quiet"]

@@ -208,6 +208,7 @@ def branches_of(client: Client) -> set[int]:
     return {event["branches"] for event in events if event["action"] == "tree" and event["fit"] == last}
 
 
+@pytest.mark.slow
 def test_a_relay_of_relays_and_an_evaluation_set(monkeypatch: pytest.MonkeyPatch) -> None:
     target, fan_in = "t", 2
     held_out = FRAME[::3].drop(columns=sorted({"y", "z", "t"} & set(FRAME) - {target}))

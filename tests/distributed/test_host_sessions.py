@@ -257,7 +257,7 @@ def test_givers_keep_nothing(client: Client) -> None:
     assert held == [(0, own, 0), (0, own, 0), (len(FRAME), max(threads, own), 0)]
 
 
-@pytest.mark.fast_cells(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("n_fits", [1, 2])
 def test_trainers_of_fits_at_the_same_time_take_turns(client: Client, monkeypatch: pytest.MonkeyPatch, n_fits: int) -> None:
     used: set[str] = set()

@@ -43,6 +43,7 @@ def test_traversal_by_definition(seed: int, n_leaves: int, n_outputs: int, targe
             assert found[i, k] == pytest.approx(ensemble.baseline[k] + sum(known))
 
 
+@pytest.mark.slow
 def test_traversal_agrees_with_scikit_learns() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(500, 4))

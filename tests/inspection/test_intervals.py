@@ -248,6 +248,7 @@ def test_partitions_and_files(model: dboost.Booster, by: str | None, tmp_path: P
     np.testing.assert_array_equal(expected.predict_interval(pa.table(TEST)).to_pandas(), intervals)
 
 
+@pytest.mark.slow
 def test_workers_give_the_margin_of_one_process(model: dboost.Booster, client: Client) -> None:
     lazy = dd.from_pandas(HELD_OUT, npartitions=7)
     for by in (None, "town", "route"):

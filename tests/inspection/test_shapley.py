@@ -246,7 +246,7 @@ def test_the_same_as_the_shap_packages_on_xgboosts_trees() -> None:
     assert np.abs(values_of(ensemble, X[:100])[:, :, 0] - found).max() < 2e-5
 
 
-@pytest.mark.fast_cells(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["y", "kind"])
 def test_explanations_are_those_of_the_shap_package(target: str) -> None:
     """`shap.Explanation` contains the same values, and shap's plots draw it."""

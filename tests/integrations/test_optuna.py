@@ -118,6 +118,7 @@ def test_the_function_of_earlier_versions_says_what_to_call() -> None:
         dboost.integrations.optuna.tune(FRAME, {}, target="y")
 
 
+@pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("name", ["optuna", "mlflow"])
 def test_a_missing_library_is_an_error_that_names_the_extra(name: str) -> None:
     code = f"""
@@ -138,6 +139,7 @@ except ImportError as error:
     assert done.stdout.splitlines() == [message, "MissingExtraError"]
 
 
+@pytest.mark.slow
 def test_importing_dboost_and_its_integrations_imports_no_other_library() -> None:
     code = (
         "import sys, dboost, dboost.integrations; dboost.fit; dboost.DBoostRegressor;"

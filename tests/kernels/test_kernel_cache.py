@@ -142,6 +142,7 @@ def test_cached_kernels_load_without_what_numba_compiles_with_and_new_kernels_us
     assert said(USED) == "40 False\n80 1\n"
 
 
+@pytest.mark.slow
 @known_numba
 def test_what_is_printed_about_keeping_kernels_is_true(copy: Path) -> None:
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"

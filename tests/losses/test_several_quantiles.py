@@ -241,6 +241,7 @@ def test_one_tree_for_all_levels() -> None:
         dboost.fit(X, np.column_stack([Y, Y]), loss="absolute_error", multi_strategy="multi_output_tree")
 
 
+@pytest.mark.slow
 def test_report(model: dboost.Booster, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     model.report(tmp_path / "report.html", HELD_OUT, "y")  # has no residuals

@@ -127,7 +127,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.fast_cells(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["number $y$", "three</title>"])
 def test_inspect_shows_names_as_they_are(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -155,6 +155,7 @@ def test_inspect_shows_names_as_they_are(
     assert "'[/nothing]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_terminals_that_lack_a_letter_show_its_escape(tmp_path: Path) -> None:
     frame = pd.DataFrame({"größe": np.arange(40.0)})
     dboost.fit(frame, np.arange(40.0), max_iter=1, progress=False).save(tmp_path / "model.json")

@@ -115,6 +115,7 @@ def test_it_can_be_continued_and_leaves_refitted() -> None:
         fit(later, keep_summary="no")
 
 
+@pytest.mark.slow
 def test_report_and_pictures(tmp_path: Any) -> None:
     data = frame()
     bare = fit(data, keep_summary=False)

@@ -216,6 +216,7 @@ def test_xgboost_reads_trees_of_several_values(tmp_path: Path) -> None:
     np.testing.assert_allclose(again.ensemble.trees[0].cover, ours.ensemble.trees[0].cover, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_trained_model_is_read_by_all_functions(tmp_path: Path) -> None:
     settings = {"loss": "log_loss", "max_iter": 5, "multi_strategy": "multi_output_tree", "min_samples_leaf": 5}
     trained = dboost.fit(FRAME, Y, **settings)

@@ -330,7 +330,7 @@ def test_the_laws_of_scaling() -> None:
     assert scaling.law(measured, "rows") == pytest.approx([size.rows / 1e6 for size in scaling.SWEEPS["rows"]])
 
 
-@pytest.mark.fast_cells(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [True, False], ids=["packed histograms", "histograms by channel"])
 def test_a_profile_accounts_for_the_tree(
     packed: bool, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -106,7 +106,7 @@ def model(tmp_path: Path) -> str:
     return path
 
 
-@pytest.mark.fast_cells(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--importance",), ("--dependence", "0")])
 def test_narrow_tables_split_no_number(model: str, options: tuple[str, ...]) -> None:
     if options[:1] == ("--dependence",):
@@ -122,6 +122,7 @@ def test_narrow_tables_split_no_number(model: str, options: tuple[str, ...]) -> 
     assert [one for one in numbers if one not in narrow] == []
 
 
+@pytest.mark.slow
 def test_the_log_is_shown_when_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     pd.DataFrame({"a": range(40), "y": ["u", "v"] * 20}).to_csv(path, index=False)

@@ -93,7 +93,7 @@ def test_a_sample_makes_another_model_and_random_state_decides_which() -> None:
     assert len({saved(model) for model in (whole, half, other)}) == 3
 
 
-@pytest.mark.fast_cells(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.6])
 def test_samples_do_what_they_do_elsewhere(share: float) -> None:
     """The test error compared with XGBoost's, with the same trees and the same fraction of rows."""

@@ -455,6 +455,7 @@ dboost.fit(mixed_frame(400), "late", features=FEATURES, max_iter=12, callbacks=w
 """
 
 
+@pytest.mark.slow
 def test_two_processes_with_one_checkpoint(tmp_path: Path) -> None:
     """The second is refused, of the same fit and of another; after the first is killed, the next takes over at once."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "DASK_DBOOST__LEASE": "3s"}

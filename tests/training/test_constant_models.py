@@ -100,6 +100,7 @@ def test_ada_boost_learns() -> None:
     assert regressor.score(X, Y) > 0.7
 
 
+@pytest.mark.slow
 def test_small_weights_give_the_same_model_everywhere(client: Client) -> None:
     weight = RNG.uniform(0.0, 2.0 / N, N)
     here = fit(Y, weight)
@@ -183,6 +184,7 @@ def test_models_of_every_scale_are_continued_refitted_and_resumed(tmp_path: Any)
         assert np.array_equal(usual, other)
 
 
+@pytest.mark.slow
 def test_targets_of_every_scale_give_the_same_model_everywhere(client: Client) -> None:
     import dask.dataframe as dd
 

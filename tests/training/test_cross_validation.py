@@ -158,6 +158,7 @@ def test_callbacks_get_the_means_and_stop_all_folds() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("dboost-fold")]
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_all_folds_after_the_same_iteration() -> None:
     result = dboost.cv(FRAME, "y", folds=3, **OPTIONS | {"max_iter": 10**6, "time_limit": "1s"})
     (n,) = {booster.n_iter_ for booster in result.boosters}

@@ -34,6 +34,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_forged_data_sets_are_refused_or_fitted(base: Path) -> None:
     wrong, counts = forged.violations(base, 10, 26, timeout=300)
     assert not wrong, "\n".join(wrong)

@@ -169,6 +169,7 @@ dboost.prepare(mixed_frame(300, seed=5), "y", sys.argv[1], features=FEATURES)
 """
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time_prepares_a_folder(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     (tmp_path / "data[1]").mkdir()
@@ -267,6 +268,7 @@ def test_prepare_returns_a_data_set(tmp_path: Path) -> None:
         dboost.Dataset(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_forgotten_data_set_leaves_no_files() -> None:
     data = dboost.prepare(mixed_frame(100), "y")
     folder = data.path

@@ -145,6 +145,7 @@ def test_an_evaluation_set_that_fails_leaves_nothing(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path: Path) -> None:
     """A small file system where mounting is permitted; otherwise a limit on the size of files."""
     folder = tmp_path / "small"
