@@ -1,7 +1,8 @@
 """Simulate clusters of several sizes and print where the seconds go; see the package.
 
 With ``--page docs/scaling.md`` the table after the comment ``% table: N features`` of that page is replaced: a row for each
-number of workers, with the parts of the seconds for the first number of rows, and the seconds for the others.
+number of workers, which stand for hosts, with the parts of the seconds for the first number of rows, and the seconds for the
+others.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def page_with(text: str, n_features: int, found: Sequence[dict[str, float]]) -> 
     seconds = {(one["workers"], one["rows"]): one for one in found}
     others = [f"{n:.0e} rows".replace("e+", " × 10^").replace("^0", "^") for n in rows[1:]]
     table = [
-        ["workers", "total", "computing", "merging and split selection in the scheduler", "messages and workers' sums"],
+        ["hosts", "total", "computing", "merging and split selection in the scheduler", "messages and hosts' sums"],
         ["---"] * 5,
     ]
     table[0] += ["owners", "groups", *others]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -148,18 +148,14 @@ def test_drawn_faults(struck: Struck, tmp_path: Path) -> None:
         case, other = chance.sample(sorted(CASES), 2)
         faults = drawn(chance, struck.warm(case, tmp_path))
         print(f"draw {draw}: {struck.setting}, {case}: {'; '.join(map(str, faults))}", flush=True)
-        beside: list[Result] = []
 
-        def fit_beside(case: str = other, results: list[Result] = beside) -> None:
+        def fit_beside(case: str = other) -> Result:
             with Client(struck.cluster.address, set_as_default=False) as client:
-                results.append(struck.fit(case, tmp_path, client))
+                return struck.fit(case, tmp_path, client)
 
-        thread = threading.Thread(target=fit_beside)
-        with struck.cluster.impatient(), Faults(struck.cluster, faults):
-            if chance.random() < 0.3:
-                thread.start()
+        with struck.cluster.impatient(), Faults(struck.cluster, faults), ThreadPoolExecutor() as pool:
+            beside = pool.submit(fit_beside) if chance.random() < 0.3 else None
             found = struck.fit(case, tmp_path, seconds=chance.choice([0.0, 0.05]))
-            if thread.ident is not None:
-                thread.join()
-                assert_same(beside[0], expected(other))
+            if beside is not None:
+                assert_same(beside.result(), expected(other))
         assert_same(found, expected(case))

@@ -61,6 +61,7 @@ class Faults:
         self.calls: Counter[str] = Counter()
         self._pids = cluster.pids()
         self._stopped: list[int] = []
+        self._paused: set[str] = set()
         self._threads: list[threading.Thread] = []
         self._lock = threading.RLock()
         self._errors: list[BaseException] = []
@@ -117,9 +118,9 @@ class Faults:
             self._errors.append(error)
 
     def strike(self, fault: Fault) -> None:
-        """Carry out a fault. If only one worker is left, another one joins before."""
+        """Carry out a fault. If only one worker is left that is not paused, another one joins before."""
         with self._lock:
-            if fault.kind == "joined" or len(self._pids) < 2:
+            if fault.kind == "joined" or len(self._pids.keys() - self._paused) < 2:
                 self._join()
             if fault.kind == "all killed":
                 for worker in list(self._pids):
@@ -136,7 +137,7 @@ class Faults:
                     "restarted": self._restart,
                     "stopped": self._stop,
                     "held up": self._hold_up,
-                    "paused": lambda worker: self._cluster.client.run(_set_status, "paused", workers=[worker]),
+                    "paused": self._pause,
                     "retired": self._retire,
                 }[fault.kind](worker)
 
@@ -152,11 +153,16 @@ class Faults:
     def _restart(self, worker: str) -> None:
         """Start another worker at the address."""
         self._lose(worker)
+        self._paused.discard(worker)
         self._join("--worker-port", worker.rpartition(":")[2])
 
     def _stop(self, worker: str) -> None:
         self._stopped.append(self._pids.pop(worker))
         os.kill(self._stopped[-1], signal.SIGSTOP)
+
+    def _pause(self, worker: str) -> None:
+        self._cluster.client.run(_set_status, "paused", workers=[worker])
+        self._paused.add(worker)
 
     def _hold_up(self, worker: str) -> None:
         """Stop a worker for less than the time after which it is given up."""

@@ -97,7 +97,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     found = main(["--quick", "--features", "6", "--trees", "1", "--page", str(page)])
     lines = page.read_text(encoding="utf-8").splitlines()
     assert lines[:3] == ["# Title", "", "% table: 6 features"] and lines[-3:] == ["", "% table: 7 features", "| x |"]
-    assert [line.split("|")[1].strip() for line in lines[3:-3]] == ["workers", "---", "2", "9"]
+    assert [line.split("|")[1].strip() for line in lines[3:-3]] == ["hosts", "---", "2", "9"]
     assert float(lines[5].split("|")[2]) == pytest.approx(found[0]["s a tree"], rel=0.06)
     assert [(one["workers"], one["rows"]) for one in found] == [(2, 1e8), (9, 1e8)]
     assert all(one["s a tree"] > 0.9 * one["computing"] > 0 and one["messages"] >= 0 for one in found)
