@@ -288,7 +288,7 @@ class ClusterTable:
 
     def hold_out_chosen(self, spec: BuildSpec, chosen: Chosen, *, with_block: bool) -> None:
         in_files: list[int] = []
-        spec = replace(spec, is_whole=self.partitions.is_whole)
+        spec = replace(spec, is_whole=self.partitions.is_whole, n_growing=None)
         for name, (n_rows, max_weight) in chosen.items():
             arguments = name, spec, spec.loss_magnitude(max_weight, n_rows), with_block, True
             in_files = self.partitions.build(Session.hold_out, lambda arguments=arguments: arguments)  # type: ignore[misc]
@@ -304,9 +304,7 @@ class ClusterTable:
             self.partitions.host_spec = spec
 
         def arguments() -> tuple[BuildSpec, ReplayState]:
-            table = self.partitions
-            n_sharing = table.n_sharing(len(self._connection.n_threads))
-            of_worker = replace(spec, is_whole=table.is_whole, n_sharing=n_sharing, n_growing=None)
+            of_worker = replace(spec, is_whole=self.partitions.is_whole, n_growing=None)
             return replace(of_worker, leaves_per_pass=spec.shard.max_leaves), calls.past()
 
         places = self.partitions.build(Session.build, arguments)

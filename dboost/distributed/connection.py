@@ -505,6 +505,12 @@ class Connection:
         record = self._workers.get(worker)
         return None if record is None else record.host
 
+    def processors_of(self, worker: str) -> tuple[int, ...]:
+        """Return the processors on which a worker's process may run; none for a worker that is not known."""
+        record = self._workers.get(worker)
+        mask = 0 if record is None or record.processors is None else int(record.processors, 16)
+        return tuple(processor for processor in range(mask.bit_length()) if mask >> processor & 1)
+
     def _note_workers(self, reply: dict[str, Any]) -> None:
         self._workers = {address: WorkerRecord(*fields) for address, fields in reply["workers"].items()}
         self.n_fits = max(reply["fits"], 1)

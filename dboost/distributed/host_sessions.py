@@ -18,8 +18,13 @@ Rows that are not handed over:
 * in a fit with a `memory_limit`, which every worker promises for the rows that it has read
 * arcbites, whose stores may be in files
 * rows whose leaf values are estimated again: they are not encoded
-* folds that run at the same time, each on one worker where that is faster
+* those of folds that run at the same time: workers read them on the trainer in the first place, see below
 * evaluation sets that are tables of their own
+
+**Folds.** The folds of a cross-validation run at the same time, on rows that are binned already. One worker of each host reads
+them, and trains with the threads of all (`trainers_of_folds`): Dask sends each partition there once, and the folds share the
+codes (`shards.shared_codes`). On one host all folds are there; on several they take turns with the hosts, or are divided among
+them if there are fewer folds than hosts (`rebalance`).
 
 **Losses.** Partitions of a trainer that is lost are read again by other workers and handed over in the same way: to the trainer
 of their host if it has room for them, even if it has read none of them, else to a new one. So if the host of the lost trainer
@@ -129,6 +134,31 @@ def n_threads_of_trainer(n_threads: Collection[int], n_processors: int, n_fits: 
     the trainer's worker.
     """
     return max(min(sum(n_threads) // n_fits, n_processors), own)
+
+
+def trainers_of_folds(
+    n_threads: Mapping[str, int],
+    places: Mapping[str, tuple[str | None, tuple[int, ...]]],
+    has_room: Callable[[str, float], bool],
+    with_rows: Collection[str] = (),
+) -> dict[str, int]:
+    """Return the workers on which folds at the same time are trained, and their threads: those of their hosts.
+
+    n_threads : of the usable workers, by address; places : see `by_host`; has_room : whether a worker has room for a fraction
+    of the rows; with_rows : workers that have rows of the fit, and are chosen again while they have room. If no worker of a
+    host has room for its share, or the host is not known, each trains on its own rows.
+    """
+    found = dict(n_threads)
+    for group in by_host(places):
+        threads = [n_threads[worker] for worker in group]
+        share = sum(threads) / sum(n_threads.values())
+        roomy = [worker for worker in group if has_room(worker, share)]
+        if roomy:
+            trainer = next((worker for worker in roomy if worker in with_rows), roomy[0])
+            for worker in group:
+                del found[worker]
+            found[trainer] = n_threads_of_trainer(threads, len(places[trainer][1]), 1, n_threads[trainer])
+    return found
 
 
 def hand_overs(

@@ -24,8 +24,8 @@ OK, LOST, FAILED, UNKNOWN, STALE, UNSUPPORTED = "OK", "lost", "failed", "unknown
 CANCELLED, SILENT = "cancelled", "silent"
 
 #: What a worker replies to a ping: its version of dboost (None if it cannot run dboost, SILENT without a reply), the reason
-#: why it cannot run dboost (None if dboost is not installed there), and the name of its host if it can.
-WorkerVersion = tuple[str | None, str | None, str | None]
+#: why it cannot run dboost (None if dboost is not installed there), and the name of its host and its processors if it can.
+WorkerVersion = tuple[str | None, str | None, str | None, str | None]
 
 
 class LostWorkers(Exception):

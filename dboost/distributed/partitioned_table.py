@@ -21,16 +21,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dboost.config import imbalance
+from dboost.config import imbalance, session_per_host
 from dboost.data.binning import Sample
 from dboost.data.partition import ReadPlan, some_values
 from dboost.data.row_metadata import MetadataRows
 from dboost.display import counted
 from dboost.distributed.connection import Connection
-from dboost.distributed.host_sessions import Member, choose_trainers, hand_overs
+from dboost.distributed.host_sessions import Member, choose_trainers, hand_overs, trainers_of_folds
 from dboost.distributed.messages import LostWorkers, Step
 from dboost.distributed.read_tasks import ReadTasks, Receipt, rows_alone
-from dboost.distributed.rebalance import is_for_one_worker, is_held, plan_moves
+from dboost.distributed.rebalance import is_for_one_worker, is_held, plan_moves, values_held
 from dboost.distributed.sample_exchange import choose_owners
 from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature
@@ -133,6 +133,21 @@ class PartitionedTable:
         return [results[entry] for entry in self.worker_partitions]
 
     # State.
+
+    @property
+    def threads(self) -> dict[str, int]:
+        """Threads of the workers that get rows, by address: of all usable ones, or of one of each host for folds."""
+        own = self.connection.n_threads
+        if self.n_at_once == 1 or self.source.memory_limit or not session_per_host():
+            return own
+        n_rows, limits = self.source.n_rows or sum(self.lengths.values()), self.connection.memory_limits
+        n_held = values_held(n_rows, len(self.source.plan.specs), self.n_at_once)
+        places = {worker: (self.connection.host_of(worker), self.connection.processors_of(worker)) for worker in own}
+
+        def has_room(worker: str, share: float) -> bool:
+            return worker in limits and is_held(int(n_held * share), limits[worker])
+
+        return trainers_of_folds(own, places, has_room, {entry.ref.worker for entry in self.worker_partitions})
 
     @property
     def sessions(self) -> list[SessionRef]:
@@ -282,11 +297,23 @@ class PartitionedTable:
             if self.host_spec is not None and stages[-1].method is Session.build:
                 due = self._hand_over(due, stages[:-1], self.host_spec)
                 stages = [Stage(Session.accept, lambda numbers: (numbers,)), stages[-1]]
-            for entry, result in self._call_each(due, stages):
+            for entry, result in self._call_each(due, stages, self._threads_of_folds() if first == 0 else {}):
                 if note is not None:
                     note(entry, result)
             for entry in due:
                 entry.stage = end
+
+    def _threads_of_folds(self) -> dict[str, Step]:
+        """Return for each worker the call that sets the threads of a session if fits at the same time share the worker."""
+        if self.n_at_once == 1:
+            return {}
+        threads, found = self.threads, dict[str, Step]()
+        is_whole = len(threads) == 1 or self.single_worker(threads) is not None
+        n_sharing = self.n_sharing(len(threads)) if is_whole else 1
+        for worker, together in threads.items():
+            n_threads = max(together // n_sharing, 1)
+            found[worker] = Session.use_threads.__name__, (n_threads, max(together // n_threads, 1))
+        return found
 
     # Rows of a host.
 
@@ -345,7 +372,12 @@ class PartitionedTable:
 
     def _read(self, numbers: list[int]) -> list[WorkerPartitions]:
         batch = self.new_batch()
-        receipts = self.source.read(self.connection, batch, numbers, self.plan(), preferred=self._known_single_worker())
+        self.connection.usable(recent=True)
+        readers = None if self.threads == self.connection.n_threads else [*self.threads]
+        single = self._known_single_worker()
+        if readers is not None and single is not None:
+            readers = [single]
+        receipts = self.source.read(self.connection, batch, numbers, self.plan(), readers, preferred=single)
         self.check_again(receipts)
         self.lengths |= {receipt.number: receipt.n_rows for receipt in receipts}
         by_session: dict[SessionRef, list[int]] = {}
@@ -353,6 +385,8 @@ class PartitionedTable:
             by_session.setdefault(ref, []).append(i)
         worker_partitions = [WorkerPartitions(batch, ref, tuple(sorted(mine))) for ref, mine in by_session.items()]
         self.worker_partitions += worker_partitions
+        if readers is not None:
+            self._trainers |= {ref for ref in by_session if ref.worker in self.threads}
         return worker_partitions
 
     def check_again(self, receipts: Iterable[Receipt]) -> None:
@@ -371,7 +405,7 @@ class PartitionedTable:
     def _balance(self, batch: str, owners: dict[int, SessionRef]) -> dict[int, SessionRef]:
         """Move partitions of a new batch to balance the workers; return the session of each partition."""
         self.connection.usable(recent=True)
-        n_threads = self.connection.n_threads
+        n_threads = self.threads
         addresses = {i: ref.worker for i, ref in owners.items()}
         single = self.single_worker(n_threads)
         if single is not None:
@@ -437,13 +471,13 @@ class PartitionedTable:
         if self.source.n_rows is None or self.source.is_lazy:
             return None
         self.connection.usable(recent=True)
-        return self._single_worker_for(self.source.n_rows, self.connection.n_threads)
+        return self._single_worker_for(self.source.n_rows, self.threads)
 
     def _single_worker_for(self, n_rows: int, n_threads: Mapping[str, int]) -> str | None:
         """See `single_worker`."""
         limits, of_fit = self.connection.memory_limits, self.source.memory_limit
         n_values = n_rows * len(self.source.plan.specs)
-        n_held = n_values * self.n_sharing(len(n_threads))
+        n_held = values_held(n_rows, len(self.source.plan.specs), self.n_sharing(len(n_threads)))
         fitting = sorted(
             worker
             for worker, n in n_threads.items()
@@ -465,7 +499,7 @@ class PartitionedTable:
 
         With several outputs the work of an iteration may be worth more workers; these are known only after loading.
         """
-        return len(self.sessions) == 1 and self.single_worker(self.connection.n_threads) is not None
+        return len(self.sessions) == 1 and self.single_worker(self.threads) is not None
 
     @property
     def is_whole(self) -> bool:
@@ -500,18 +534,23 @@ class PartitionedTable:
                 raise self._source_changed(i, "other values")
 
     def _call_each(
-        self, worker_partitions: list[WorkerPartitions], stages: Sequence[Stage]
+        self, worker_partitions: list[WorkerPartitions], stages: Sequence[Stage], of_worker: Mapping[str, Step] | None = None
     ) -> list[tuple[WorkerPartitions, Any]]:
         """Make one call per batch, because a session may have partitions of several; return the results of the last stage.
 
+        of_worker : a call that comes first, by the address of the worker.
         Of the errors of rows in several batches that of the first row is raised, see `messages.Failures`.
         """
         *before, last = stages
+        of_worker = {} if of_worker is None else of_worker
         found, first = [], None
         for batch in sorted({entry.batch for entry in worker_partitions}):
             of_session = {entry.ref: entry for entry in worker_partitions if entry.batch == batch}
             calls = {ref: (batch, *last.arguments(entry.numbers)) for ref, entry in of_session.items()}
-            steps = {ref: _steps(before, entry) for ref, entry in of_session.items()}
+            steps = {
+                ref: [*([of_worker[ref.worker]] if ref.worker in of_worker else []), *_steps(before, entry)]
+                for ref, entry in of_session.items()
+            }
             try:
                 answers = self.connection.ask_each(calls, last.method, steps)
             except DBoostError as error:

@@ -18,7 +18,7 @@ classes is known only after loading, and the others then get rows as workers tha
 
 Fits that run at the same time, such as the folds of a cross-validation, share the workers. If there are as many fits as
 workers, each grows its trees on one of them: no worker is idle, and there are no rounds. Then only the memory limits the size
-of the table.
+of the table. Of the workers of a host, folds have one with the threads of all (`host_sessions`).
 
 Partitions also move to workers that join during training, see `distributed.joined_workers`.
 """
@@ -111,6 +111,16 @@ def is_for_one_worker(n_values: int, n_trees: int, n_threads: int, n_workers: in
     # The rounds of one tree take as long as `single_worker_values` of work; half of this time grows with the number of trees.
     most = single_worker_values() * n_threads * (n_trees + 1) / 2
     return n_values > 0 and most > 0 and n_values * n_trees * saved <= most
+
+
+#: Values of a table that take as many bytes as what each further fit on the same rows adds to a row: its target, scores,
+#: gradients and evaluation rows. Such fits share the codes.
+_OF_FOLD = 6
+
+
+def values_held(n_rows: int, n_columns: int, n_sharing: int) -> int:
+    """Return the values that a worker holds while so many fits at the same time use rows there, in terms of `is_held`."""
+    return n_rows * n_columns + (n_rows * n_sharing * _OF_FOLD if n_sharing > 1 else 0)
 
 
 def is_held(n_values: int, memory_limit: int) -> bool:

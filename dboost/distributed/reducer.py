@@ -501,7 +501,7 @@ class Reducer(SchedulerPlugin):
         versions = await asyncio.gather(*(self._ping(address) for address, _ in to_ping))
         found = dict(zip(to_ping, versions, strict=True))
         self._versions |= {identity: version for (_, identity), version in found.items() if version[0] != SILENT}
-        return {address: self._versions.get(identity, (SILENT, None, None)) for address, identity in identities}
+        return {address: self._versions.get(identity, (SILENT, None, None, None)) for address, identity in identities}
 
     async def _ping(self, address: str) -> WorkerVersion:
         """Return a worker's reply; SILENT without an answer, or if it does not start in time.
@@ -514,11 +514,11 @@ class Reducer(SchedulerPlugin):
             while True:
                 reply = await asyncio.wait_for(self._scheduler.rpc(address).dboost_ping(), liveness_timeout())
                 if reply is not None and not reply.get("starting"):
-                    return reply.get("version"), reply.get("reason"), reply.get("host")
+                    return reply.get("version"), reply.get("reason"), reply.get("host"), reply.get("processors")
                 if time.monotonic() - began > (liveness_timeout() / 2 if reply is None else worker_timeout()):
                     break
                 await asyncio.sleep(_PING_INTERVAL)
-        return SILENT, None, None
+        return SILENT, None, None, None
 
     async def _has(self, name: str, ref: SessionRef) -> bool:
         """Return whether a worker has a session; True without an answer."""

@@ -17,6 +17,7 @@ class WorkerRecord:
     version: str | None  # of dboost, see `messages.WorkerVersion`
     reason: str | None
     host: str | None
+    processors: str | None  # on which its process may run: bits of a hexadecimal number
     name: str
     resources: Mapping[str, float]
     n_threads: int

@@ -59,6 +59,7 @@ from dboost.errors import DBoostError
 from dboost.session.calls import MissingPartitions, SessionRef, pack_round, unpack
 from dboost.session.memory import Budget, keep_freed_memory, trim_memory
 from dboost.session.session import SESSION_METHODS, Session
+from dboost.session.thread_team import usable_processors
 from dboost.session.worker_session import WorkerSession
 from dboost.storage.spool import remove_stale, temporary_root
 from dboost.trees.grower import RoundHistograms
@@ -222,8 +223,9 @@ class DBoostWorkerPlugin(WorkerPlugin):
             await asyncio.wait_for(closed.wait(), _TEARDOWN_TIMEOUT)
 
     def ping(self) -> dict[str, str]:
-        """Return the version of dboost, and the name of the host."""
-        return {"status": OK, "version": __version__, "host": socket.gethostname()}
+        """Return the version of dboost, the name of the host, and the processors, see `WorkerRecord`."""
+        mask = sum(1 << processor for processor in usable_processors())
+        return {"status": OK, "version": __version__, "host": socket.gethostname(), "processors": f"{mask:x}"}
 
     def has(self, fit: str, session: str) -> dict[str, Any]:
         """Return whether this worker has a session."""

@@ -63,6 +63,8 @@ class BatchRows:
     n_threads : int
     source : PartitionBatch or Table
         What the table was made of, and is closed with it.
+    n_growing : int, optional
+        Trees of the folds that share codes which grow at the same time, if the fit's `BuildSpec` has no number.
 
     Attributes
     ----------
@@ -76,8 +78,8 @@ class BatchRows:
         The fold that the rows are trained on for, if it belongs to a group of folds.
     """
 
-    def __init__(self, table: Table, n_threads: int, source: PartitionBatch | Table) -> None:
-        self.table, self.n_threads = table, n_threads
+    def __init__(self, table: Table, n_threads: int, source: PartitionBatch | Table, n_growing: int | None = None) -> None:
+        self.table, self.n_threads, self._n_growing = table, n_threads, n_growing
         self._source: PartitionBatch | Table | None = source
         self.chosen: dict[str, ChosenRows] | None = None
         self.fold: FoldRows | None = None
@@ -230,7 +232,7 @@ class BatchRows:
         def make() -> SharedCodes:
             rows = None if n_shards == 1 else np.arange(some.start, some.stop)
             codes = encode_table(table, spec.binning, spec.shard.layout, rows, self.n_threads)
-            n_growing = spec.n_growing or self.n_threads // max(self.n_threads // spec.n_sharing, 1)
+            n_growing = spec.n_growing or self._n_growing or self.n_threads
             return SharedCodes(codes, parts, spec.shard, n_growing, self.n_threads)
 
         if k not in self._shared:

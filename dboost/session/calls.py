@@ -58,9 +58,8 @@ class BuildSpec:
     is_whole: bool = False
     #: Leaves that a pass over files may open in a tree; None for as many as the memory allows.
     leaves_per_pass: int | None = None
-    n_sharing: int = 1  # fits on a worker at the same time, which divide its threads
-    #: Trees that grow at the same time in a process, of the folds that share codes (`shards.shared_codes`); None for as many as
-    #: its threads allow.
+    #: Trees that grow at the same time in a process, of the folds that share codes (`shards.shared_codes`); None if the session
+    #: knows it (`Session.use_threads`).
     n_growing: int | None = None
     unit: float = 1.0  # of targets and raw scores in shards, see `training.leaf_values.TargetStats`
     subsample: float = 1.0  # of the trees of a forest, see `shards.tree_means`

@@ -91,6 +91,12 @@ class Session(Protocol):
     def place(self, batch: str, spec: BuildSpec, /) -> SessionPlace:
         """Return how many more rows the session could have in memory, and its processors."""
 
+    def use_threads(self, n_threads: int, n_growing: int | None = None, /) -> None:
+        """Work with another number of threads from now on.
+
+        n_growing : trees of all folds that grow at the same time in this process.
+        """
+
     def hand_over(self, batch: str, spec: BuildSpec, n_parts: int, n_threads: int | None, /) -> list[HandedRows]:
         """Encode a batch that is not built yet; return its rows and evaluation rows in `n_parts` messages.
 

@@ -59,7 +59,7 @@ from dboost.session.proposal import divided
 from dboost.session.refit_rows import rows_with_values
 from dboost.session.session import Result
 from dboost.session.shard_runners import PassWidth, ShardRunner, streamed_runners
-from dboost.session.thread_team import Team, is_small, team_for
+from dboost.session.thread_team import Team, is_small, team_for, usable_processors
 from dboost.shards.apply_trees import ConsecutiveCodes, TreeDelta
 from dboost.shards.arcbite_rows import Bite, joined_rows, shard_of_bite
 from dboost.shards.encode import in_ranges
@@ -108,6 +108,7 @@ class WorkerSession:
         self.exchange: SliceExchange | None = None
         self._n_threads, self._folder, self._spare = n_threads, folder, spare
         self._given_team = team
+        self._n_growing: int | None = None  # see `use_threads`
         self._resources = ExitStack()  # released by `close`
         self._batches: dict[str, PartitionBatch] = {}  # until their rows are encoded
         self._batches_lock, self._turn = threading.Lock(), threading.Lock()
@@ -221,7 +222,7 @@ class WorkerSession:
         """Convert a batch to a table with these features."""
         if batch not in self._rows:
             source = self.batch_of(batch)
-            self._rows[batch] = BatchRows(source.table(features, named), self._n_threads, source)
+            self._rows[batch] = BatchRows(source.table(features, named), self._n_threads, source, self._n_growing)
 
     def apply(self, batch: str, step: Callable[[BatchRows], None]) -> None:
         """Change the rows of a batch."""
@@ -271,7 +272,7 @@ class WorkerSession:
             self._close_batch(batch)
             self._encoded[batch] = parts
         if n_threads is not None:
-            self._use_threads(n_threads)
+            self.use_threads(n_threads)
             return []
         parts, partitions, eval_rows = self._encoded[batch], self._owned[batch], self.eval_sets.encoded(batch)
         some = [HandedRows(partitions, part, []) for part in [*parts, *[None] * n_parts][:n_parts]]
@@ -292,8 +293,9 @@ class WorkerSession:
                 assert self._spec is not None
                 self.eval_sets.add_encoded(batch, rows, self._spec)
 
-    def _use_threads(self, n_threads: int) -> None:
-        """Work with another number of threads from now on."""
+    def use_threads(self, n_threads: int, n_growing: int | None = None) -> None:
+        """Work with another number of threads from now on. n_growing : trees of all folds that grow at the same time here."""
+        self._n_growing = n_growing
         if n_threads != self._n_threads:
             self._n_threads = n_threads
             vars(self).pop("_team", None)
@@ -368,8 +370,7 @@ class WorkerSession:
         spec = self._spec
         assert spec is not None
         if self._whole_team is None and spec.is_whole:
-            n_threads = max(self._n_threads // spec.n_sharing, 1)
-            self._whole_team = team_for(n_rows, len(spec.binning.features), n_threads)
+            self._whole_team = team_for(n_rows, len(spec.binning.features), self._n_threads)
         return self._whole_team if spec.is_whole else None
 
     def row_places(self, batch: str) -> RowPlaces:

@@ -19,12 +19,14 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.distributed import cluster_fit, host_sessions
+from dboost.distributed import cluster_fit, host_sessions, partitioned_table, rebalance
 from dboost.distributed.connection import Connection
-from dboost.distributed.host_sessions import HandOver, Member, choose_trainers, hand_overs
-from dboost.session import worker_session
+from dboost.distributed.host_sessions import HandOver, Member, choose_trainers, hand_overs, trainers_of_folds
+from dboost.distributed.rebalance import values_held
+from dboost.session import batch_rows, worker_session
 from dboost.session.calls import SessionPlace, SessionRef
 from dboost.session.worker_session import WorkerSession
+from dboost.shards.shared_codes import SharedCodes
 from tests.helpers.clusters import Processes, a_table, at, held_rows, lines_cluster, threads_cluster
 from tests.helpers.examples import examples
 
@@ -137,6 +139,36 @@ def test_messages_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [orders[ref].n_senders for ref in WORKERS] == [(4, 2, 1), (), (), (), ()]
 
 
+@pytest.mark.parametrize(
+    ("roomy", "with_rows", "expected"),
+    [
+        ("abcdef", "", {"a": 3, "c": 2, "f": 1}),
+        ("abcdef", "be", {"b": 3, "e": 3, "f": 1}),
+        ("bcdef", "a", {"b": 3, "c": 2, "f": 1}),
+        ("cdef", "", {"a": 1, "b": 3, "c": 2, "f": 1}),
+        ("", "a", {"a": 1, "b": 3, "c": 1, "d": 1, "e": 3, "f": 1}),
+    ],
+)
+def test_trainers_of_folds(roomy: str, with_rows: str, expected: dict[str, int]) -> None:
+    """On hosts of three, two and one worker; the second one's trainer may run on two processors, that of f is not known."""
+    n_threads = {"a": 1, "b": 3, "c": 1, "d": 1, "e": 3, "f": 1}
+    one, two = ("one", (0, 1, 2)), ("two", (0, 1))
+    places = {"a": one, "b": one, "c": two, "d": two, "e": two, "f": (None, ())}
+    shares: dict[str, float] = {}
+
+    def has_room(worker: str, share: float) -> bool:
+        shares[worker] = share
+        return worker in roomy
+
+    assert trainers_of_folds(n_threads, places, has_room, with_rows) == expected
+    assert shares == {"a": 0.4, "b": 0.4, "c": 0.5, "d": 0.5, "e": 0.5}
+
+
+def test_values_that_folds_hold() -> None:
+    assert values_held(1000, 28, 1) == 28_000
+    assert values_held(1000, 28, 5) == 28_000 + 30_000, "they share the codes"
+
+
 # Fits.
 
 
@@ -216,6 +248,55 @@ def test_prepared_data_sets_and_folds(client: Client) -> None:
     found, expected = (dboost.cv(some, folds=3, **options) for some in (data, here))
     assert [one.sha256 for one in found.boosters] == [one.sha256 for one in expected.boosters]
     assert found.scores.equals(expected.scores)
+
+
+def of_folds(dask_worker: Any = None) -> list[tuple[int, int, int | None]]:
+    """Return rows, threads, and trees that may grow at the same time, of each session."""
+    sessions = dask_worker.plugins["dboost"]._sessions.values()
+    return [(one.n_rows, one._n_threads, one._n_growing) for one in sessions]
+
+
+def folds_seen(client: Client, folds: int, **options: Any) -> list[list[tuple[int, int, int | None]]]:
+    """Cross-validate, compare with one process, and return the sessions of each worker that has some in the middle."""
+    seen: list[list[tuple[int, int, int | None]]] = []
+    look = at(3, lambda: seen.extend(client.run(of_folds).values()))
+    how: dict[str, Any] = {"max_iter": 5, "progress": False, "folds": folds, "eval_metric": "roc_auc", "features": COLUMNS}
+    found = dboost.cv(divided(FRAME, [600, 1200, 1800]), "z", client=client, callbacks=look, **how, **options)
+    expected = dboost.cv(FRAME, "z", **how)
+    assert [one.sha256 for one in found.boosters] == [one.sha256 for one in expected.boosters]
+    assert found.scores.equals(expected.scores) and found.predictions.tolist() == expected.predictions.tolist()
+    return [one for one in seen if one]
+
+
+def test_folds_are_trained_by_one_worker_with_the_threads_of_all(client: Client) -> None:
+    own = max(client.nthreads().values())
+    threads = max(min(sum(client.nthreads().values()), len(os.sched_getaffinity(0))), own)
+    made: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_rows, "SharedCodes", lambda *arguments: made.append(1) or SharedCodes(*arguments))
+        assert folds_seen(client, 4) == [[(1800, max(threads // 4, 1), threads)] * 4]
+    assert len(made) == 2, "on the cluster, and in the cross-validation to compare with"
+    with dask.config.set({"dboost.session-per-host": False}):
+        assert len(folds_seen(client, 4)) == 3
+
+
+def test_folds_take_turns_with_hosts(client: Client, two_hosts: Callable[[Client], list[str]]) -> None:
+    two_hosts(client)
+    with dask.config.set({"dboost.single-worker-values": 1}):
+        assert sorted(map(len, folds_seen(client, 4))) == [2, 2]
+
+
+def test_fewer_folds_than_hosts_are_divided_among_them(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = sorted(client.nthreads())
+    monkeypatch.setattr(Connection, "host_of", lambda _, worker: f"host {known.index(worker)}")
+    monkeypatch.setattr(rebalance, "_ROUNDS_COST", 1.0)
+    with dask.config.set({"dboost.single-worker-values": 1}):
+        assert sorted(map(len, folds_seen(client, 2))) == [2, 2, 2]
+
+
+def test_folds_without_a_worker_that_has_room(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioned_table, "is_held", lambda n_values, _: n_values < len(FRAME) * (len(COLUMNS) + 12))
+    assert len(folds_seen(client, 3)) == 3
 
 
 def rows_and_threads(dask_worker: Any = None) -> list[tuple[int, int, int]]:
@@ -395,6 +476,19 @@ def test_hosts_keep_their_trainers_when_another_host_loses_one(
     assert sum(after.values()) == sum(before.values())
     if n_killed == 1:  # three threads are left, two of them on the first host
         assert max(after.values()) < 0.8 * sum(after.values())
+
+
+def test_a_killed_trainer_of_folds(processes: Processes) -> None:
+    processes.ensure_workers(4)
+    seen: list[list[int]] = []
+    look = lambda: seen.append(sorted(n for n in processes.client.run(held_rows).values() if n))  # noqa: E731
+    actions = [at(2, lambda: kill(processes, False)), at({3, 7}, look), at(4, lambda: kill(processes, True))]
+    options: dict[str, Any] = {"folds": 3, "max_iter": 8, "progress": False, "features": COLUMNS}
+    found = dboost.cv(divided(FRAME, [600, 1200, 1800]), "t", client=processes.client, callbacks=actions, **options)
+    expected = dboost.cv(FRAME, "t", **options)
+    assert [one.sha256 for one in found.boosters] == [one.sha256 for one in expected.boosters]
+    assert found.scores.equals(expected.scores)
+    assert seen == [[4800], [4800]], "another worker has all folds again"
 
 
 def test_a_killed_giver_loses_nothing(processes: Processes) -> None:
