@@ -271,9 +271,14 @@ def folds_seen(client: Client, folds: int, **options: Any) -> list[list[tuple[in
 def test_folds_are_trained_by_one_worker_with_the_threads_of_all(client: Client) -> None:
     own = max(client.nthreads().values())
     threads = max(min(sum(client.nthreads().values()), len(os.sched_getaffinity(0))), own)
-    made: list[int] = []
+    made: list[SharedCodes] = []
+
+    def make(*arguments: Any) -> SharedCodes:
+        made.append(SharedCodes(*arguments))
+        return made[-1]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch_rows, "SharedCodes", lambda *arguments: made.append(1) or SharedCodes(*arguments))
+        patch.setattr(batch_rows, "SharedCodes", make)
         assert folds_seen(client, 4) == [[(1800, max(threads // 4, 1), threads)] * 4]
     assert len(made) == 2, "on the cluster, and in the cross-validation to compare with"
     with dask.config.set({"dboost.session-per-host": False}):
