@@ -56,10 +56,10 @@ from dboost.distributed.monitoring import WorkMeter, publish
 from dboost.distributed.sample_exchange import answer_proposal
 from dboost.distributed.worker_calls import METHODS, SLICE, STATUSES, Relay, accept_line, open_worker_line, run_on
 from dboost.errors import DBoostError
+from dboost.params import usable_processors
 from dboost.session.calls import MissingPartitions, SessionRef, pack_round, unpack
 from dboost.session.memory import Budget, keep_freed_memory, trim_memory
 from dboost.session.session import SESSION_METHODS, Session
-from dboost.session.thread_team import usable_processors
 from dboost.session.worker_session import WorkerSession
 from dboost.storage.spool import remove_stale, temporary_root
 from dboost.trees.grower import RoundHistograms

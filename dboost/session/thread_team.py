@@ -9,7 +9,6 @@ the main thread executes bytecode; a wait without a timeout might never return.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import count
@@ -24,11 +23,6 @@ Result = TypeVar("Result")
 
 #: Seconds between two looks of the waiting caller for a signal.
 LOOK_UP_SECONDS = 0.2
-
-
-def usable_processors() -> tuple[int, ...]:
-    """Return the processors on which this process may run."""
-    return tuple(sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)))
 
 
 class Team:

@@ -59,7 +59,7 @@ from dboost.session.proposal import divided
 from dboost.session.refit_rows import rows_with_values
 from dboost.session.session import Result
 from dboost.session.shard_runners import PassWidth, ShardRunner, streamed_runners
-from dboost.session.thread_team import Team, is_small, team_for, usable_processors
+from dboost.session.thread_team import Team, is_small, team_for
 from dboost.shards.apply_trees import ConsecutiveCodes, TreeDelta
 from dboost.shards.arcbite_rows import Bite, joined_rows, shard_of_bite
 from dboost.shards.encode import in_ranges
