@@ -138,6 +138,9 @@ ON_CLUSTER: dict[str, Call] = {
 METHODS: dict[str, Call] = {
     "predict": lambda model, X: _read(model.predict(X)),
     "predict, offset": lambda model, X: _read(model.predict(X, offset=Y)),
+    "predict_distribution": lambda _, X: _read(
+        dboost.fit(FRAME[:2000], "y", loss="normal", **FEATURES, **OPTIONS).predict_distribution(X)
+    ),
     "predict_interval": lambda model, X: _read(model.predict_interval(X)),
     "apply": lambda model, X: _read(model.apply(X)),
     "to_matrix": lambda model, X: _read(model.to_matrix(X)),
