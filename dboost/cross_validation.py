@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -35,6 +35,7 @@ from dboost.params import (
     EarlyStopping,
     LearningParameters,
     Parameters,
+    accepts_names_of_intervals,
     accepts_peer_names,
     available_threads,
     canonical,
@@ -98,7 +99,7 @@ class CVResult:
     targets, weights : float64[n_rows], or None
         Of the rows, which `calibrate` uses; None for classes, and for weights of 1.
     held_out : list of (int64[...], float64[..., n_outputs])
-        For each fold the positions of its held-out rows, and their raw scores by its model, which `predict_interval` uses;
+        For each fold the positions of its held-out rows, and their raw scores by its model, which intervals follow from;
         empty for classes.
     states, settings
         What ``cv(…, start_from=result)`` continues and compares; no part of the public API.
@@ -158,11 +159,13 @@ class CVResult:
             )
         booster.outputs.check_intervals()
         assert self.targets is not None
-        held_out = ~np.isnan(self.predictions.reshape(len(self.predictions), -1)).any(axis=1)
-        weights = None if self.weights is None else self.weights[held_out]
-        base = booster.outputs.interval_of_predictions(self.predictions[held_out])
-        return booster.set_calibration(calibrated_by_predictions(self.targets[held_out], base, weights, coverage))
+        means = _held_out_means(len(self.targets), of_fold.outputs.interval_means, self.held_out)
+        is_held_out = ~np.isnan(means.reshape(len(means), -1)).any(axis=1)
+        weights = None if self.weights is None else self.weights[is_held_out]
+        base = of_fold.outputs.interval_of_means(means[is_held_out])
+        return booster.set_calibration(calibrated_by_predictions(self.targets[is_held_out], base, weights, coverage))
 
+    @accepts_names_of_intervals
     def predict_interval(
         self, X: Any, coverage: float = 0.9, n_threads: int | None = None, *, offset: Any = None, filter: Any = None
     ) -> Any:
@@ -585,7 +588,7 @@ def cross_validate(
     if not predicts:
         return result(np.empty(0), states, described)
     held_out = rows.held_out_scores([booster.ensemble for booster in boosters], folds)
-    predictions = _predictions(rows.n_rows, boosters, held_out)
+    predictions = _held_out_means(rows.n_rows, boosters[0].outputs.means, held_out)
     if target.classes is not None:
         return result(predictions, states, described, None, rows.weights())
     numbers = encode_column(folded.targets, target, lambda row: f"row {row} of those of positive weight")
@@ -715,9 +718,10 @@ def _best(fitted: Sequence[FitResult], metrics: Sequence[MetricName], summary: p
     return best, float(means[best]), metric.name
 
 
-def _predictions(n_rows: int, boosters: Sequence[Booster], held_out: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Return the predictions of the rows by the models that have not been trained on them."""
-    output = boosters[0].outputs.means
+def _held_out_means(
+    n_rows: int, output: Callable[[np.ndarray], np.ndarray], held_out: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> np.ndarray:
+    """Return the mean output of each row's raw scores by the models that have not been trained on it; NaN without one."""
     sums: np.ndarray | None = None
     times = np.zeros(n_rows, np.int64)
     for positions, raw in held_out:

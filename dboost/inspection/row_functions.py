@@ -367,12 +367,13 @@ class EvaluatedRows:
         Raises
         ------
         ParameterError
-            For a classification model.
+            For a model that predicts classes, or several numbers for each row.
         """
         if self._outputs.labels is not None:
             raise ParameterError("there are no residuals: the model predicts classes")
-        if self.raw.shape[1] > 1:
-            raise ParameterError(f"there are no residuals: the model predicts {self.raw.shape[1]} numbers for each row")
+        columns = self._outputs.prediction_columns
+        if columns is not None:
+            raise ParameterError(f"there are no residuals: the model predicts {len(columns)} numbers for each row")
         return self.target, self._outputs.finish(self.raw)
 
     def metrics(self) -> dict[str, float]:

@@ -178,16 +178,20 @@ class Outputs:
         return self.loss.finish(raw)
 
     def interval_of(self, raw: np.ndarray) -> IntervalBase:
-        """Return the predictions that are widened to intervals."""
-        return self.interval_of_predictions(self.finish(raw))
+        """Return what is widened to intervals."""
+        return self.interval_of_means(self.interval_means(raw))
 
     def in_range(self, bounds: np.ndarray) -> np.ndarray:
         """Return the bounds of intervals, at least 0 where targets cannot be negative."""
         return np.maximum(bounds, 0.0) if self.loss.target_range else bounds
 
-    def interval_of_predictions(self, predicted: np.ndarray) -> IntervalBase:
-        """Return `interval_of` the raw scores that `finish` gives these predictions."""
-        return IntervalBase(predicted, predicted)
+    def interval_means(self, raw: np.ndarray) -> np.ndarray:
+        """Return what intervals follow from, and is averaged over models: float64[n], or [n, m]."""
+        return self.finish(raw)
+
+    def interval_of_means(self, means: np.ndarray) -> IntervalBase:
+        """Return what is widened to intervals. means : `interval_means`, also averages over models."""
+        return IntervalBase(means, means)
 
     def check_intervals(self) -> None:
         """Raise a ParameterError if the model predicts classes, or several numbers of which no interval is made."""
@@ -341,8 +345,8 @@ class QuantileOutputs(SeveralOutputs):
     def axis(self) -> str:
         return "quantile"
 
-    def interval_of_predictions(self, predicted: np.ndarray) -> IntervalBase:
-        return IntervalBase(predicted[:, 0], predicted[:, -1])
+    def interval_of_means(self, means: np.ndarray) -> IntervalBase:
+        return IntervalBase(means[:, 0], means[:, -1])
 
     def check_intervals(self) -> None:
         pass
@@ -379,15 +383,11 @@ class NormalOutputs(SeveralOutputs):
     def distribution(self) -> OutputForm:
         return OutputForm(self._distributions, DISTRIBUTION_COLUMNS)
 
-    def interval_of(self, raw: np.ndarray) -> IntervalBase:
-        mean, scale = self._distributions(raw).T
-        return IntervalBase(mean, mean, scale)
+    def interval_means(self, raw: np.ndarray) -> np.ndarray:
+        return self._distributions(raw)
 
-    def interval_of_predictions(self, predicted: np.ndarray) -> IntervalBase:
-        raise ParameterError(
-            "the margin of normal distributions is in units of their scales, which held-out predictions do not have: use "
-            "predict_interval of the result, or Booster.calibrate"
-        )
+    def interval_of_means(self, means: np.ndarray) -> IntervalBase:
+        return IntervalBase(means[:, 0], means[:, 0], means[:, 1])
 
     def _distributions(self, raw: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(self.linked(raw))

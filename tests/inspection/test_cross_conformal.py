@@ -107,6 +107,21 @@ def test_weights_that_count_rows_are_rows() -> None:
     assert np.array_equal(found[:, 1], sums[:, math.ceil(Fraction(9, 10) * (int(weight.sum()) + 1)) - 1])
 
 
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_normal_model_is_calibrated_in_units_of_held_out_scales(repeats: int) -> None:
+    result = dboost.cv(X, Y, folds=3, loss="normal", repeats=repeats, **FEW)
+    booster = result.calibrate(dboost.fit(X, Y, loss="normal", **FEW), 0.8)
+    means = np.zeros((N, 2))
+    for model, (at, _) in zip(result.boosters, result.held_out, strict=True):
+        means[at] += model.predict_distribution(X.iloc[at]).to_numpy() / repeats
+    scores = np.sort(np.abs(Y - means[:, 0]) / means[:, 1])
+    assert booster.calibration is not None
+    assert booster.calibration.margin == pytest.approx(scores[math.ceil(Fraction(8, 10) * (N + 1)) - 1], rel=1e-12)
+    loc, scale = booster.predict_distribution(NEW).to_numpy().T
+    upper = booster.predict_interval(NEW)["upper"]
+    np.testing.assert_allclose(upper, loc + booster.calibration.margin * scale, rtol=1e-12)
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(ParameterError, match="there are no intervals: the model predicts classes"):
         dboost.cv(X, Y > 0, folds=3, **FEW).predict_interval(NEW)
@@ -121,6 +136,3 @@ def test_what_is_refused() -> None:
         few.predict_interval(NEW, 0.95)
     with pytest.raises(ParameterError, match="must be a number between 0 and 1"):
         few.predict_interval(NEW, 1.0)
-    normal = dboost.cv(X, Y, folds=3, loss="normal", **FEW)
-    with pytest.raises(ParameterError, match="in units of their scales, which held-out predictions do not have"):
-        normal.calibrate(dboost.fit(X, Y, loss="normal", **FEW))

@@ -222,6 +222,15 @@ def test_estimators() -> None:
     assert estimator.booster_.shap_values(X[:5]).shape == (5, 3, 2)
 
 
+def test_residuals_are_those_of_the_mean(tmp_path: Path) -> None:
+    booster = fit()
+    axes = booster.plot_residuals(X, Y)
+    drawn = np.concatenate([line.get_ydata() for line in axes.lines if line.get_marker() == "o"])
+    assert np.array_equal(drawn, Y - booster.predict(X).to_numpy())
+    booster.report(tmp_path / "report.html", X, Y)
+    assert "target − prediction" in (tmp_path / "report.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -357,7 +357,7 @@ def _quality(context: ReportContext) -> dict[str, Any] | None:
         return None
     figures: list[Figure] = []
     classes = context.ensemble.classes
-    if classes is None and context.ensemble.n_outputs == 1:
+    if classes is None and context.ensemble.outputs.prediction_columns is None:
         figures.append(embed(performance.draw_residuals(rows, context.target, None)))
     elif classes is not None:
         figures.append(embed(performance.draw_confusion(rows, None)))
