@@ -32,7 +32,7 @@ from dboost.model.ensemble import Ensemble, FlatEnsemble, drop_source, to_frame,
 from dboost.model.margins import COLUMNS, Calibration, LevelColumn
 from dboost.model.outputs import IntervalBase, OutputForm, Outputs
 from dboost.model.row_predictor import RowPredictor
-from dboost.params import Parameters, accepts_names_of_predictions, available_threads
+from dboost.params import Parameters, accepts_names_of_intervals, accepts_names_of_predictions, available_threads
 from dboost.peer_names import unknown_attribute
 from dboost.schema import Feature, Level
 from dboost.session.target import Target, encode_column
@@ -460,7 +460,7 @@ class Booster:
         """The margins that `calibrate` has found (``margin``, with `by` also ``levels`` and ``margins``); None before."""
         return self.ensemble.calibration
 
-    @accepts_names_of_predictions
+    @accepts_names_of_intervals
     def predict_interval(self, X: Any, n_threads: int | None = None, *, offset: Any = None, filter: Any = None) -> Any:
         """Predict an interval for each row that contains the target with the probability given to `calibrate`.
 

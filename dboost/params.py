@@ -30,6 +30,7 @@ from dboost.errors import ParameterError
 from dboost.peer_names import (
     ALIASES,
     HINTS,
+    INTERVAL_HINTS,
     PREDICTION_ALIASES,
     PREDICTION_HINTS,
     SHOWN_ALIASES,
@@ -723,6 +724,8 @@ def accepts_peer_names(
 
 #: Decorates the methods that predict.
 accepts_names_of_predictions = partial(accepts_peer_names, aliases=PREDICTION_ALIASES, hints=PREDICTION_HINTS)
+#: Decorates the methods that predict intervals.
+accepts_names_of_intervals = partial(accepts_peer_names, aliases=PREDICTION_ALIASES, hints=INTERVAL_HINTS)
 
 
 def entry(name: str, values: Any, default: Any, meaning: str) -> str:

@@ -284,6 +284,11 @@ PREDICTION_HINTS = _hints({
     "predictions have one dimension, or a column per class: leave it out": "strict_shape",
     "dboost has no DART: leave it out": "training",
 })  # fmt: skip
+#: Those of methods that predict intervals.
+INTERVAL_HINTS = PREDICTION_HINTS | dict.fromkeys(
+    ("iteration_range", *(name for name, hint in PREDICTION_HINTS.items() if "iteration_range" in hint)),
+    "margins are those of all iterations: leave it out",
+)
 #: What to use in place of attributes and methods of other libraries' models.
 ATTRIBUTES = _hints({
     "call save(path)": "save_model model_to_string save_raw",

@@ -12,7 +12,7 @@ from dboost.dataset import Dataset
 from dboost.errors import ParameterError
 from dboost.estimators.constructor import accepts_names_of_fits, documented
 from dboost.estimators.estimator import BaseGradientBoosting, Range, as_targets, threads_of
-from dboost.params import accepts_names_of_predictions, is_for_classes
+from dboost.params import accepts_names_of_intervals, accepts_names_of_predictions, is_for_classes
 
 
 @documented
@@ -119,7 +119,7 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
         )
         return self
 
-    @accepts_names_of_predictions
+    @accepts_names_of_intervals
     def predict_interval(self, X: Any, *, offset: Any = None) -> Any:
         """Predict an interval for each row that contains the target with the probability given to `calibrate`.
 

@@ -210,6 +210,18 @@ def test_a_hint_names_nothing_unknown() -> None:
     assert explanation("n_foldz", {"folds"}) == "; did you mean n_folds?"
 
 
+def test_intervals_are_those_of_all_iterations() -> None:
+    """Names for a part of the iterations have no advice that `predict_interval` refuses."""
+    result = dboost.cv(X, Y, folds=2, max_iter=2, progress=False)
+    estimator = DBoostRegressor(max_iter=2).fit(X, Y).calibrate(X, Y)
+    for predicts in (result, estimator, estimator.booster_):
+        for name in ("num_iteration", "iteration_range", "pred_early_stop"):
+            with pytest.raises(ParameterError, match=f"unknown parameter '{name}': margins are those of all iterations"):
+                predicts.predict_interval(X, **{name: 1})
+        with pytest.raises(ParameterError, match="unknown parameter 'base_margin': give offset"):
+            predicts.predict_interval(X, base_margin=[1.0])
+
+
 def test_aliases_name_keywords_and_hints_do_not() -> None:
     ours = {*inspect.signature(dboost.cv).parameters, *inspect.signature(dboost.fit).parameters}
     assert {alias.name for alias in ALIASES.values()} <= ours
