@@ -593,15 +593,15 @@ class Connection:
         self._check_not_lost(refs)
         return unpack(self._call("dboost_grow", sessions=list(refs), order=pack((order, rows_of)))["trees"])
 
-    def remove_unresponsive(self) -> tuple[list[str], dict[str, tuple[int, int]], dict[str, str]]:
-        """Remove unresponsive workers that this fit waits for.
+    def remove_unresponsive(self) -> tuple[list[str], dict[str, tuple[int, int]], bool, dict[str, str]]:
+        """Remove unresponsive workers that this fit waits for, and move its tasks from paused ones to others.
 
-        Return the addresses of the remaining workers, for paused ones the bytes in use and the limit, and for tasks of the fit
-        that none may run their restrictions.
+        Return the addresses of the remaining workers, for paused ones the bytes in use and the limit, whether all tasks of the
+        fit wait for paused workers, and for tasks that none may run their restrictions.
         """
         self._seen = -math.inf
         reply = self._call("dboost_remove_unresponsive")
-        return list(reply["workers"]), dict(reply["paused"]), dict(reply["unrunnable"])
+        return list(reply["workers"]), dict(reply["paused"]), bool(reply["stuck"]), dict(reply["unrunnable"])
 
     def abandon(self, refs: Sequence[SessionRef]) -> None:
         """Mark sessions as lost, and have their workers release them if they still exist."""

@@ -537,13 +537,13 @@ class _Wait:
         _SubmitAgain
             When all workers to which the tasks are restricted have left.
         DBoostError
-            When there was no worker for `dboost.worker-timeout`, or all were paused at their memory limits, or none may run a
-            task that the others wait for.
+            When there was no worker for `dboost.worker-timeout`, or all that may run the tasks were paused at their memory
+            limits, or none may run a task that the others wait for.
         """
-        here, paused, unrunnable = self._connection.remove_unresponsive()
+        here, paused, is_stuck, unrunnable = self._connection.remove_unresponsive()
         if self._bound and not set(self._bound) & set(here):
             raise _SubmitAgain
-        if set(here) - set(paused) and not unrunnable:  # a worker can run tasks
+        if not is_stuck and not unrunnable:  # a worker can run tasks
             self._seconds = 0.0
             return
         self._seconds += liveness_timeout()
@@ -558,12 +558,13 @@ class _Wait:
                 )
             if not here:
                 raise DBoostError(f"no worker has come for {seconds}, so the data cannot be read{lost}")
+            which = "the workers that may read the data" if set(here) - set(paused) else "all workers"
             usage = ", ".join(
                 f"{worker} uses {format_bytes(used)}" + (f" of {format_bytes(limit)}" if limit else "")
                 for worker, (used, limit) in paused.items()
             )
             raise DBoostError(
-                f"for {seconds} all workers have been paused by Dask because they are short of memory ({usage}), and paused "
+                f"for {seconds} {which} have been paused by Dask because they are short of memory ({usage}), and paused "
                 "workers read no data: free what else they hold, or add workers or memory"
             )
 

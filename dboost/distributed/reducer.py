@@ -22,8 +22,8 @@ import contextlib
 import itertools
 import socket
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -32,6 +32,7 @@ from typing import Any
 from distributed import Scheduler
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import TaskState
 
 from dboost.config import fan_in, liveness_timeout, uses_lines, worker_timeout
 from dboost.distributed.feature_exchange import choose_exchange
@@ -319,11 +320,13 @@ class Reducer(SchedulerPlugin):
     async def remove_unresponsive(self, fit: str) -> dict[str, Any]:
         """Remove unresponsive workers that this fit waits for, so that Dask runs their tasks elsewhere.
 
-        Return the remaining workers, for paused ones the bytes in use and the limit, and for tasks that read or supply its
-        partitions and that no worker may run, which workers or resources they are restricted to.
+        Move its tasks from paused workers, where Dask leaves them for as long as these are paused, to others that may run them.
+        Return the remaining workers, for paused ones the bytes in use and the limit, whether all of its tasks wait for paused
+        workers, and for tasks that read or supply its partitions and that no worker may run, which workers or resources they
+        are restricted to.
         """
         self._scheduler.idle_since = None
-        awaited, unrunnable = self._awaited(fit)
+        awaited, waiting, unrunnable = self._awaited(fit)
         await self._remove_unresponsive(sorted(awaited))
         workers = self._scheduler.workers
         paused = {
@@ -331,13 +334,38 @@ class Reducer(SchedulerPlugin):
             for address, state in workers.items()
             if state.status == Status.paused
         }
-        return {"status": OK, "workers": list(workers), "paused": paused, "unrunnable": unrunnable}
+        places = [(task, task.processing_on) for task in waiting if task.processing_on is not None]
+        can_go_on = any(place.address not in paused or task in place.executing for task, place in places)
+        is_stuck = not can_go_on and (bool(waiting) or not workers.keys() - paused.keys())
+        self._move_from(paused, waiting)
+        return {"status": OK, "workers": list(workers), "paused": paused, "stuck": is_stuck, "unrunnable": unrunnable}
 
-    def _awaited(self, fit: str) -> tuple[set[str], dict[str, str]]:
+    def _move_from(self, paused: Mapping[str, Any], waiting: Sequence[TaskState]) -> None:
+        """Ask paused workers for tasks that they have not begun, for running ones.
+
+        Dask's work stealing asks, and moves a task when the worker answers that it has not begun it. Of itself it takes tasks
+        from running workers only. Where it is switched off, tasks stay.
+        """
+        stealing = self._scheduler.extensions.get("stealing")
+        planned: Counter[str] = Counter()
+        for task in waiting:
+            worker = task.processing_on
+            if stealing is None or worker is None or worker.address not in paused:
+                continue
+            allowed = None if task.loose_restrictions else self._scheduler.valid_workers(task)
+            others = self._scheduler.running if allowed is None else self._scheduler.running & allowed
+            if others:
+                other = min(others, key=lambda state: (len(state.processing) + planned[state.address], state.address))
+                planned[other.address] += 1
+                stealing.move_task_request(task, worker, other)
+
+    def _awaited(self, fit: str) -> tuple[set[str], list[TaskState], dict[str, str]]:
         """Return the workers that have sessions of a fit, read its partitions, or compute or hold their inputs.
 
-        Also return the tasks among these that no worker may run, with their restrictions.
+        Also return the tasks of these that are on a worker or wait for paused ones, and those that no worker may run, with
+        their restrictions.
         """
+        waiting: list[TaskState] = []
         unrunnable: dict[str, str] = {}
         known = self._fits.get(fit)
         found = set() if known is None else {worker for worker in known.workers if worker in self._scheduler.workers}
@@ -347,8 +375,11 @@ class Reducer(SchedulerPlugin):
         while tasks:
             task = tasks.pop()
             if task.processing_on is not None:
+                waiting.append(task)
                 found.add(task.processing_on.address)
-            if task.state == "no-worker":
+            if task.state == "no-worker" and self._is_paused(task.worker_restrictions):
+                waiting.append(task)
+            elif task.state == "no-worker":
                 allowed = [
                     *(task.worker_restrictions or ()),
                     *(task.host_restrictions or ()),
@@ -360,7 +391,12 @@ class Reducer(SchedulerPlugin):
                 upstream = set(task.dependencies) - seen
                 seen |= upstream
                 tasks += upstream
-        return found, unrunnable
+        return found, waiting, unrunnable
+
+    def _is_paused(self, addresses: Iterable[str] | None) -> bool:
+        """Return whether one of some workers is paused."""
+        states = map(self._scheduler.workers.get, addresses or ())
+        return any(state is not None and state.status == Status.paused for state in states)
 
     # Implementation.
 

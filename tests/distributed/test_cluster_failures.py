@@ -16,6 +16,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -499,6 +500,35 @@ def test_workers_that_are_all_paused_are_named() -> None:
         processes.client.run(pause)
         with pytest.raises(dboost.DBoostError, match=r"all workers have been paused .*tcp://127.* uses .* of "):
             dboost.fit(lazily(), "z", client=processes.client, **OPTIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("confined", [False, True], ids=["others may read", "no other worker may read"])
+def test_tasks_of_a_worker_that_stays_paused_go_to_others(expected: str, confined: bool) -> None:
+    """Dask leaves the tasks in the queue of a paused worker there, and steals none of them, even if others are idle."""
+
+    def pause(dask_worker: Any = None) -> None:
+        dask_worker.status = Status.paused
+
+    def slow(frame: pd.DataFrame) -> pd.DataFrame:
+        time.sleep(0.2)
+        return frame
+
+    impatient = {"dboost.patience": "1s", "dboost.worker-timeout": "3s", "dboost.single-worker-values": 0}
+    environment = {"DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "False"}
+    lazy = dd.from_pandas(FRAME, npartitions=12)
+    table = lazy.map_partitions(slow, meta=lazy._meta)
+    with Processes(2, environment=environment) as processes, dask.config.set(impatient), ThreadPoolExecutor() as pool:
+        victim = min(processes.addresses())
+        workers = [victim] if confined else None
+        fit = pool.submit(dboost.fit, table, "z", client=processes.client, workers=workers, **OPTIONS)
+        processes.wait_for(lambda: len(processes.client.processing()[victim]) > 1)
+        processes.client.run(pause, workers=[victim])
+        if not confined:
+            assert fit.result(60).sha256 == expected
+            return
+        with pytest.raises(dboost.DBoostError, match=rf"the workers that may .* paused .*{victim} uses .* of "):
+            fit.result(60)
 
 
 def test_a_worker_above_its_share_of_memory_has_a_limit_all_the_same() -> None:
