@@ -83,7 +83,8 @@ def from_xgboost(model: Any, levels: Levels) -> Ensemble:
         if kind not in ("gbtree", "dart"):
             raise ParameterError(f"{name} is of kind {kind!r}; only trees (gbtree, dart) can be carried over")
         forest = booster["gbtree"]["model"] if kind == "dart" else booster["model"]
-        weights = np.asarray(booster.get("weight_drop") or np.ones(len(forest["trees"])), np.float32)
+        weights = booster.get("weight_drop") or forest.get("weight_drop")  # the latter from XGBoost 3.4 on
+        weights = np.asarray(weights or np.ones(len(forest["trees"])), np.float32)
         parameters = learner["learner_model_param"]
         loss, options, link = _loss(learner["objective"], name)
         n_levels, n_targets = np.size(options.get("quantile", 0.0)), int(parameters.get("num_target", 1))

@@ -127,6 +127,24 @@ def test_xgboosts_other_boosters() -> None:
     np.testing.assert_allclose(dboost.from_xgboost(estimator).predict(plain), estimator.predict(plain), rtol=2e-5, atol=2e-6)
 
 
+def test_dart_models_of_xgboost_3_4(tmp_path: Path) -> None:
+    """They are of kind gbtree, with the weights of their trees in the model."""
+    X, y = table()
+    plain = X[["x", "size", "age", "rooms"]]
+    more = {"booster": "dart", "rate_drop": 0.5, "one_drop": 1}
+    theirs = xgboost.train(QUIET | more, xgboost.DMatrix(plain, y["y"]), 6)
+    theirs.save_model(tmp_path / "dart.json")
+    content = json.loads((tmp_path / "dart.json").read_text())
+    kept = content["learner"]["gradient_booster"]
+    if kept["name"] == "dart":  # of an older version
+        kept = kept["gbtree"] | {"name": "gbtree", "model": kept["gbtree"]["model"] | {"weight_drop": kept["weight_drop"]}}
+        content["learner"]["gradient_booster"] = kept
+    assert min(kept["model"]["weight_drop"]) < 1.0
+    (tmp_path / "dart.json").write_text(json.dumps(content))
+    found = dboost.from_xgboost(tmp_path / "dart.json").predict(plain)
+    np.testing.assert_allclose(found, theirs.predict(xgboost.DMatrix(plain)), rtol=2e-5, atol=2e-6)
+
+
 @pytest.mark.fast_cells(10)
 @pytest.mark.parametrize("base_score", [0.0, 0.2, 0.8, 1.0, 3.0])
 @pytest.mark.parametrize("objective", [*OBJECTIVES, "binary:logitraw"])
