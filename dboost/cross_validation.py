@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -24,7 +24,8 @@ from dboost.data.partition import as_frame, is_lazy, is_path, is_stream
 from dboost.data.paths import open_path
 from dboost.data.predict_io import filtered
 from dboost.data.row_filter import RowFilter
-from dboost.data.sources import Stream, stream_of
+from dboost.data.sources import stream_of
+from dboost.data.stored_stream import rereadable
 from dboost.dataset import Dataset
 from dboost.display import html_card, metric_name, number, with_spread
 from dboost.errors import DataError, InputTypeError, ParameterError
@@ -475,7 +476,7 @@ def folded(
     else:
         if target is ...:
             raise InputTypeError("the target is missing: give the name of a column, or one value per row")
-        division, shaping["features"] = _with_values(data, target, division, options)
+        data, division, shaping["features"] = _with_values(data, target, division, options)
         reading = {name: getattr(parameters, name) for name in ("max_bins", "random_state")}
         # With the needs of the folds: a limit that is far too small for them is refused before the data are read.
         limit = None if options.memory_limit is None else Budget.of(options.memory_limit, trees)
@@ -619,8 +620,11 @@ def target_of(targets: Column, parameters: Parameters, name: Any = None) -> Targ
 
 def _with_values(
     data: Any, target: Any, division: FoldOptions, options: DataOptions
-) -> tuple[FoldOptions, Sequence[str] | None]:
-    """Return the division with values in place of names of columns, and the features: without these columns."""
+) -> tuple[Any, FoldOptions, Sequence[str] | None]:
+    """Return the division with values in place of names of columns, and the features: without these columns.
+
+    The data are returned, too: columns are read before the other ones, so a stream that may be read once only is stored.
+    """
     known = names_of_table(data) or Names(())
     given = {name: getattr(division, name) for name in _COLUMNS}
     named = {
@@ -629,11 +633,21 @@ def _with_values(
         if known.is_label(value) and not (name == "folds" and isinstance(value, Number))
     }
     if not named:
-        return division, options.features
+        return data, division, options.features
+    used = (
+        *(target if may_name_columns(target) else [target]),
+        options.sample_weight,
+        options.offset,
+        options.group,
+        *named.values(),
+    )
+    row_filter = None if options.filter is None else RowFilter(options.filter)
+    if is_stream(data) and not known:
+        data = rereadable(data, partial(_columns_used, options.features, used, row_filter), "cv")
     what = ", ".join(f"{name}={column!r}" for name, column in named.items())
+    names: Names | None
     if is_stream(data):
-        table: Any = stream_of(data, row_filter=None if options.filter is None else RowFilter(options.filter))
-        names = table.names if known else None
+        table, names = data, stream_of(data).names
     elif options.filter is not None:
         table = filtered(data, options.filter)
         names = names_of_table(table)
@@ -648,34 +662,40 @@ def _with_values(
     weight = options.sample_weight
     is_column = names.is_label(weight)
     if is_column and names.find(weight) is not None:
-        weight, is_column = _values_of(table, names, weight), False
+        weight, is_column = _values_of(table, names, weight, row_filter), False
     is_kept = None if weight is None or is_column else np.asarray(_computed(weight)).reshape(-1) > 0
     values: dict[str, Any] = {}
     for name, column in named.items():
-        found = _values_of(table, names, column)
+        found = _values_of(table, names, column, row_filter)
         found = found if is_kept is None or len(is_kept) != len(found) else found[is_kept]
         if pd.isna(found).any():
             raise DataError(f"column {column!r}, which was given as {name}, has missing values: fill them, or remove the rows")
         values[name] = np.unique(found, return_inverse=True)[1]
-    used = (
-        *(target if may_name_columns(target) else [target]),
-        options.sample_weight,
-        options.offset,
-        options.group,
-        *named.values(),
-    )
     taken = {names.find(column) for column in used if names.is_label(column)}
     features = [name for name in names if name not in taken] if options.features is None else options.features
-    return division._replace(**values), features
+    return data, division._replace(**values), features
 
 
-def _values_of(table: Any, names: Names, column: Any) -> np.ndarray:
-    """Return a column of a table as an array."""
+def _columns_used(
+    features: Sequence[str] | None, roles: Iterable[Any], row_filter: RowFilter | None, names: Names
+) -> Sequence[str]:
+    """Return the columns of a stream that a cross-validation reads. roles : names of columns, or values."""
+    wanted = set(names if features is None else features).union(role for role in roles if names.is_label(role))
+    if row_filter is not None:
+        wanted.update(row_filter.columns(names))
+    if not wanted <= set(names):  # an error of the fit, which says what there is
+        return names
+    names.check_once(wanted)
+    return [name for name in names if name in wanted]
+
+
+def _values_of(table: Any, names: Names, column: Any, row_filter: RowFilter | None) -> np.ndarray:
+    """Return a column of a table as an array. row_filter : of a stream."""
     name = names.find(column)
     assert name is not None
     names.check_once([name])
-    if isinstance(table, Stream):
-        return np.concatenate([_column_of(some, name) for some in table.partitions([name])])
+    if is_stream(table):
+        return np.concatenate([_column_of(some, name) for some in stream_of(table, row_filter=row_filter).partitions([name])])
     return _column_of(_computed(select(table, (name,)) if is_lazy(table) else table), name)
 
 

@@ -223,7 +223,7 @@ def as_frame(data: Any) -> Frame:
 
 def _collecting(data: Any) -> str:
     """Return the call that reads a stream into a table, for messages."""
-    for name in ("collect", "read_all", "to_table", "to_arrow_table"):
+    for name in ("to_arrow_table", "collect", "read_all", "to_table"):  # `to_table` of DuckDB makes a table of the database
         if hasattr(data, name):
             return f"data.{name}()"
     return "pyarrow.table(data)"

@@ -176,6 +176,11 @@ class Stream:
     most_bytes: int | None = None
     row_filter: RowFilter | None = None
 
+    @property
+    def none_found(self) -> str:
+        """What to say if there are no rows: which, or why."""
+        return self.hint if self.row_filter is None else f" for which filter {self.row_filter.predicate} is true"
+
     def without_rows(self) -> Any:
         """Return a table of the library that the partitions are of, without rows."""
         return self.data.head(0).collect() if is_a(self.data, "polars", "LazyFrame") else pa.table({})

@@ -58,7 +58,7 @@ class StoredStream:
             if self._folder is not None or sum(self.sizes) > SMALL_BYTES:
                 self._store()
         if not sum(self.lengths):
-            raise DataError(f"the data have no rows{source.hint}")
+            raise DataError(f"the data have no rows{source.none_found}")
 
     def _store(self) -> None:
         self._folder = PrivateDirectory() if self._folder is None else self._folder

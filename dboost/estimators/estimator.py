@@ -30,7 +30,7 @@ from dboost._lazy_import import is_a, pd
 from dboost.booster import Booster, as_booster, trained
 from dboost.data.eval_tables import named_sets
 from dboost.data.labels import Names, names_of_table, with_named_constraints
-from dboost.data.partition import chosen_features, is_lazy, is_path, kind_of, no_table
+from dboost.data.partition import chosen_features, is_lazy, is_path, is_stream, no_table
 from dboost.data.predictor import NAME
 from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
@@ -196,6 +196,11 @@ def outline(X: Any) -> Any:
     """Return a table with the same columns: of a dataframe of any library a pandas frame without rows."""
     names = names_of_table(X)
     return X if names is None else pd.DataFrame(columns=list(names.labels))
+
+
+def _has_unknown_names(X: Any) -> bool:
+    """Return whether X is a stream whose names of columns are known when it is read."""
+    return is_stream(X) and names_of_table(X) is None
 
 
 Range = tuple[int, int]
@@ -421,6 +426,8 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         else:  # the scores before the first tree are unknown for the model of `start_from`
             before = getattr(self, "_before", {}) if start.is_own else {}
         self._set_model(trained(fitted, request.parameters, start.model))
+        if _has_unknown_names(X):
+            self._set_features_of(self.booster_)
         self._set_names = (*sets, HELD_OUT, WATCHED)
         self._seeds, self._before = seeds, before
         self.do_early_stopping_ = policy.stops
@@ -528,11 +535,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
                 f"the model is one for {'numbers' if is_for_classes else 'classes'}: "
                 f"load it into a {'DBoostRegressor' if is_for_classes else 'DBoostClassifier'}"
             )
-        if hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_
-        self.n_features_in_ = booster.n_features_in_
-        if booster.ensemble.named:
-            self.feature_names_in_ = booster.feature_names_in_
+        self._set_features_of(booster)
         self._set_model(booster)
         self._before, self.do_early_stopping_ = {}, False
         self.train_score_, self.validation_score_ = np.empty(0), np.empty(0)
@@ -543,8 +546,18 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         given = isinstance(self.random_state, numbers.Integral)
         return Seeds(drawn, int(self.random_state) if given else drawn)
 
+    def _set_features_of(self, booster: Booster) -> None:
+        """Set `n_features_in_` and `feature_names_in_` to those of a model."""
+        if hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+        self.n_features_in_ = booster.n_features_in_
+        if booster.ensemble.named:
+            self.feature_names_in_ = booster.feature_names_in_
+
     def _set_features(self, X: Any) -> None:
-        """Set `n_features_in_`, and `feature_names_in_` if X has names."""
+        """Set `n_features_in_`, and `feature_names_in_` if X has names; not of a stream without known names."""
+        if _has_unknown_names(X):
+            return
         if isinstance(X, Dataset):
             self.n_features_in_ = len(X.features)
             if X.has_names:
@@ -555,8 +568,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         else:
             chosen = chosen_features(self.features, names_of_table(X))
             self.feature_names_in_, self.n_features_in_ = np.array(chosen, object), len(chosen)
-        has_names = names_of_table(X) is not None or kind_of(X) == "stream"  # whose names are known when it is read
-        if isinstance(self.monotonic_cst, Mapping) and not has_names:
+        if isinstance(self.monotonic_cst, Mapping) and names_of_table(X) is None:
             raise ParameterError(
                 f"{type(self).__name__} was not fitted on data with feature names. "
                 "Pass monotonic_cst as an integer array instead."
@@ -569,7 +581,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         """
         names = names_of_table(X)
         is_other = not is_a(X, "dask.array", "Array") if is_lazy(X) else no_table(X) is not None
-        is_unknown = names is None and (is_other or kind_of(X) == "stream")
+        is_unknown = _has_unknown_names(X) or (names is None and is_other)
         if is_path(X) or is_unknown or len(getattr(X, "shape", (0, 0))) != 2:
             return  # the model raises an error
         if names is None or not self.booster_.ensemble.named:

@@ -53,7 +53,7 @@ from dboost.data.labels import Names
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.exact import TOTAL_BITS, total
 from dboost.inspection.importance import importance
-from dboost.inspection.row_functions import Block, Key, at_least_one, over_blocks, rereadable_rows, sample
+from dboost.inspection.row_functions import Block, Key, at_least_one, over_blocks, sample, weighted_rows
 from dboost.inspection.shapley import Path, check_counts, edge_answers, paths_of
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.schema import Feature
@@ -267,7 +267,7 @@ def partial_dependence(
     if sample_weight is not None and (data is None or kind == "individual"):
         why = "there are no rows: pass data=…" if data is None else "individual curves are each of one row"
         raise ParameterError(f"sample_weight has nothing to weigh: {why}")
-    data = rereadable_rows(data, ensemble, sample_weight)
+    data = weighted_rows(data, ensemble, sample_weight)
     rows = None if data is None else sample(data, ensemble, SAMPLE_ROWS, sample_weight, chosen)[1]
     on = axes(ensemble, chosen, grid, rows)
     at, finish = points(on), _unchanged if scale == "raw" else ensemble.outputs.linked

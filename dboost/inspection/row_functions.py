@@ -130,7 +130,7 @@ def _some_rows(
     """Return the chosen rows, and their ascending positions, which follow from the number of all rows."""
     of_block: dict[Key, np.ndarray] = {}
     pick: Callable[[Key, Block], Block] = partial(_picked, of_block, slice(None) if columns is None else columns)
-    data = rereadable_rows(data, ensemble, weight)
+    data = weighted_rows(data, ensemble, weight)
     if in_parts(data):
         lengths = over_blocks(data, ensemble, _length, weight)  # with the same columns, so that batches are the same
         numbers = choose(sum(length for _, length in lengths))
@@ -299,6 +299,16 @@ def rereadable_rows(data: Any, ensemble: Ensemble, *roles: Any) -> Any:
         return _columns_of(names, ensemble, [name for role in roles for name in _named(role, data, names)])
 
     return rereadable(data, columns, "inspect")
+
+
+def weighted_rows(data: Any, ensemble: Ensemble, weight: Any, *roles: Any) -> Any:
+    """Return rows as `rereadable_rows` does, with weights as of `over_blocks`.
+
+    Values are refused as weights of a stream, also of a small one, which is kept in memory.
+    """
+    if is_stream(data):
+        _column(weight, ensemble, data)
+    return rereadable_rows(data, ensemble, weight, *roles)
 
 
 def _named(role: Any, data: Any, names: Sequence[str]) -> list[str]:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
 import pytest
 from distributed import Client
 
@@ -125,6 +127,7 @@ FUNCTIONS: dict[str, Call] = {
     "fit, eval_set": lambda X: dboost.fit(FRAME[:2000], "y", eval_set=X, **FEATURES, **LIMIT, **OPTIONS),
     "prepare": lambda X: dboost.prepare(X, "y", **FEATURES).close(),
     "cv": lambda X: dboost.cv(X, "y", folds=2, **FEATURES, **LIMIT, **OPTIONS),
+    "cv, columns": lambda X: dboost.cv(X, "y", groups="k", sample_weight="w", folds=2, **FEATURES, **LIMIT, **OPTIONS),
     "continue_on": lambda X: list(dboost.continue_on([X], "y", **FEATURES, **LIMIT, **OPTIONS)),
     "DBoostRegressor.fit": lambda X: dboost.DBoostRegressor(max_iter=3).fit(X, Y),
     "fit_async": lambda X: asyncio.run(dboost.fit_async(X, "y", **FEATURES, **LIMIT, **OPTIONS)),
@@ -134,6 +137,7 @@ ON_CLUSTER: dict[str, Call] = {
     "fit, eval_set": lambda X, client: dboost.fit(FRAME[:2000], "y", eval_set=X, client=client, **FEATURES, **OPTIONS),
     "prepare": lambda X, client: dboost.prepare(X, "y", client=client, **FEATURES).close(),
     "cv": lambda X, client: dboost.cv(X, "y", folds=2, client=client, **FEATURES, **OPTIONS),
+    "cv, columns": lambda X, client: dboost.cv(X, "y", groups="k", folds=2, client=client, **FEATURES, **OPTIONS),
 }
 METHODS: dict[str, Call] = {
     "predict": lambda model, X: _read(model.predict(X)),
@@ -250,3 +254,77 @@ def test_a_stream_that_is_read_twice_gives_what_a_table_gives(model: dboost.Boos
         model.partial_dependence(Watched(), "a", sample_weight=Y)
     with pytest.raises(dboost.DataError, match="inspect: the data have no column 'z'"):
         model.partial_dependence(Watched(), "a", sample_weight="z")
+
+
+@pytest.mark.parametrize("small_bytes", [0, 2**40])
+def test_weights_are_columns_whatever_the_size(
+    model: dboost.Booster, small_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_stream, "SMALL_BYTES", small_bytes)
+    weight = np.ones(N_ROWS)
+    calls: list[Call] = [
+        lambda X: model.partial_dependence(X, "a", sample_weight=weight),
+        lambda X: model.interaction_strength(X, sample_weight=weight),
+        lambda X: model.report("report.html", X, "y", sample_weight=weight),
+    ]
+    for call in calls:
+        watched = Watched()
+        with pytest.raises(dboost.InputTypeError, match=r"sample_weight must be the name of a column"):
+            call(watched)
+        assert not watched.n_read
+
+
+@pytest.mark.parametrize("small_bytes", [0, 2**40])
+@pytest.mark.parametrize(
+    "columns", [{"groups": "k"}, {"time": "c"}, {"groups": "k", "sample_weight": "w", "filter": pc.field("a") > 0}]
+)
+def test_columns_of_a_cross_validation(small_bytes: int, columns: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_stream, "SMALL_BYTES", small_bytes)
+    for features in ({}, FEATURES):
+        options = {"folds": 2, **features, **columns, **OPTIONS}
+        found, expected = dboost.cv(Watched(), "y", **options), dboost.cv(FRAME, "y", **options)
+        assert found.boosters == expected.boosters
+        np.testing.assert_array_equal(found.predictions, expected.predictions)
+
+
+def test_columns_that_a_stream_lacks() -> None:
+    for wrong in ({"groups": "no"}, {"groups": "k", "features": ["no"]}):
+        with pytest.raises((dboost.DataError, dboost.ParameterError), match=r"no column 'no', .*; the columns are 'a', 'b'"):
+            dboost.cv(Watched(), "y", folds=2, **wrong, **OPTIONS)
+
+
+def test_a_filter_that_keeps_nothing(model: dboost.Booster, client: Client) -> None:
+    none = pc.field("a") > 99
+    calls: list[Call] = [
+        lambda X: dboost.fit(X, "y", filter=none, **OPTIONS),
+        lambda X: dboost.fit(X, "y", filter=none, client=client, **OPTIONS),
+        lambda X: dboost.cv(X, "y", groups="k", filter=none, **OPTIONS),
+        lambda X: model[:].calibrate(X, "y", filter=none),
+    ]
+    for call in calls:
+        with pytest.raises(dboost.DataError, match=r"no rows for which filter \(a > 99\) is true"):
+            call(Watched())
+
+
+@pytest.mark.parametrize("kind", ["reader", "scanner", "dataset"])
+def test_estimators(kind: str) -> None:
+    rows = pa.Table.from_pandas(FRAME[["a", "b", "c"]][:2000], preserve_index=False)
+
+    def stream() -> Any:
+        dataset = pads.dataset(rows)
+        return {"reader": rows.to_reader(), "scanner": dataset.scanner(), "dataset": dataset}[kind]
+
+    expected = dboost.DBoostRegressor(**OPTIONS, random_state=0, features=["b", "a"]).fit(rows, Y[:2000])
+    found = dboost.DBoostRegressor(**OPTIONS, random_state=0, features=["b", "a"]).fit(stream(), Y[:2000])
+    assert found.booster_ == expected.booster_
+    assert (found.n_features_in_, found.feature_names_in_.tolist()) == (2, ["b", "a"])
+    np.testing.assert_array_equal(found.predict(stream()), expected.predict(rows))
+    assert dboost.DBoostRegressor(**OPTIONS).fit(stream(), Y[:2000]).n_features_in_ == 3
+
+
+def test_advice_of_a_refusal(model: dboost.Booster) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    relation = duckdb.from_arrow(pa.Table.from_pandas(FRAME[:9], preserve_index=False))
+    with pytest.raises(dboost.InputTypeError, match=r"pass data\.to_arrow_table\(\)"):
+        list(model.staged_predict(relation))
+    assert relation.to_arrow_table().num_rows == 9

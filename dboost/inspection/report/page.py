@@ -32,7 +32,7 @@ from dboost.data.labels import Names
 from dboost.errors import InputTypeError, ParameterError
 from dboost.inspection.importance import importance
 from dboost.inspection.plots import canvas, effects, performance
-from dboost.inspection.row_functions import Block, EvaluatedRows, rereadable_rows, sample
+from dboost.inspection.row_functions import Block, EvaluatedRows, sample, weighted_rows
 from dboost.inspection.shapley import has_counts
 from dboost.model.data_summary import Distribution, Summary
 from dboost.model.ensemble import Ensemble
@@ -198,7 +198,7 @@ def write(booster: Any, path: str | os.PathLike[str], data: Any, target: Any, we
         if value is not None and data is None:
             raise ParameterError(f"{what} rows: pass data=… too")
     statements = None if card is None else checked_card(card)
-    data = rereadable_rows(data, booster.ensemble, target, weight)
+    data = weighted_rows(data, booster.ensemble, weight, target)
     write_whole(path, page(ReportContext(booster, data, target, weight, statements)).encode())
 
 
