@@ -85,7 +85,11 @@ def check_predictions(case: Case, booster: Booster) -> None:
         "prediction": booster.predict,
         "raw_score": lambda X: booster.predict(X, raw_score=True),
     }
-    shapes: list[tuple[int, ...]] = [(70,), (70, n_classes) if n_classes > 2 else (70,)]
+    n_outputs = booster.ensemble.n_outputs
+    shapes: list[tuple[int, ...]] = [(70,), (70, n_outputs) if n_outputs > 1 else (70,)]
+    if draw.loss == "normal":
+        asked["distribution"] = booster.predict_distribution
+        shapes.append((70, 2))
     if n_classes:
         asked["probability"] = booster.predict_proba
         shapes.append((70, n_classes))
@@ -170,7 +174,7 @@ def check_trees(draw: Draw, booster: Booster, n_before: int) -> None:
     nodes = booster.to_frame()
     allowed = groups(draw)
     number = {name: j for j, name in enumerate(booster.feature_names_in_)}
-    for _, tree in nodes[nodes["iteration"] > n_before].groupby(["iteration", "class"], dropna=False):
+    for _, tree in nodes[nodes["iteration"] > n_before].groupby(["iteration", booster.outputs.axis], dropna=False):
         leaves = tree[tree["feature"].isna()]
         assert np.isfinite(tree["value"].dropna()).all()
         most = draw.options.get("max_leaf_nodes", 31)
@@ -195,7 +199,7 @@ def check_trees(draw: Draw, booster: Booster, n_before: int) -> None:
         grid = table.loc[np.repeat(table.index, len(column))].reset_index(drop=True)
         grid[name] = np.tile(column, len(table))
         X = grid[draw.names] if draw.array is None else grid[draw.names].to_numpy(np.float64)
-        curves = plain(booster.predict(X, raw_score=True, iteration_range=(n_before, booster.n_iter_)))
+        curves = plain(booster.predict(X, raw_score=draw.loss != "normal", iteration_range=(n_before, booster.n_iter_)))
         assert (sign * np.diff(curves.reshape(len(table), -1), axis=1) >= 0).all()
 
 
