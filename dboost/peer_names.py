@@ -23,6 +23,7 @@ LOSSES_OF_PEERS = {
     "quantile": ("pinball", "pinball_loss", "reg:quantileerror"),
     "huber": ("reg:pseudohubererror",),
     "expectile": ("reg:expectileerror",),
+    "normal": ("rmsewithuncertainty",),
     "poisson": ("count:poisson",),
     "gamma": ("reg:gamma",),
     "tweedie": ("reg:tweedie",),
@@ -30,8 +31,8 @@ LOSSES_OF_PEERS = {
                  "categorical_crossentropy", "cross_entropy", "crossentropy", "deviance", "log", "logistic", "logloss",
                  "multi:softmax", "multi:softprob", "multi_logloss", "multiclass", "multinomial_deviance", "softmax"),
 }  # fmt: skip
-#: Of these, the names of losses that differ: another function near zero, and targets between 0 and 1.
-_SIMILAR_LOSSES = {"reg:pseudohubererror", "cross_entropy", "crossentropy"}
+#: Of these, the names of losses that differ: another function near zero, targets between 0 and 1, predictions of two columns.
+_SIMILAR_LOSSES = {"reg:pseudohubererror", "cross_entropy", "crossentropy", "rmsewithuncertainty"}
 _SAME_LOSSES = {name: ours for ours, names in LOSSES_OF_PEERS.items() for name in names if name not in _SIMILAR_LOSSES}
 
 #: Keywords of earlier versions, and what replaces them, for messages.

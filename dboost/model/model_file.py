@@ -352,7 +352,7 @@ def _loss(value: Any, n_outputs: int, has_classes: bool | None) -> dict[str, Any
         _check(name == "name" or option is None or is_number, f"the loss's {name} is not a number")
     if own > 1:
         _check(n_outputs == own, f"the loss {loss['name']!r} has {own} outputs, the model has {n_outputs}")
-        _check(loss.get("scale") is None or loss["scale"] > 0, "the loss's scale is not positive")
+        _check((loss.get("scale") or 0) > 0, "the loss's scale is not positive")
     n_classes = loss.get("n_classes", 2)
     _check(n_classes == max(n_outputs, 2), f"the loss is one of {n_classes} classes, the model has {n_outputs} outputs")
     try:

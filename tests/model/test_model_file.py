@@ -146,9 +146,9 @@ def test_a_newer_format_is_refused() -> None:
         model_file.loads(data, "model.json")
 
 
-def forged(change: Callable[[dict[str, Any]], Any]) -> bytes:
+def forged(change: Callable[[dict[str, Any]], Any], ensemble: Ensemble = BY_HAND) -> bytes:
     """A file with changed contents and a correct checksum."""
-    *first, _, content = model_file.dumps(BY_HAND).split(b"\n", 4)
+    *first, _, content = model_file.dumps(ensemble).split(b"\n", 4)
     entries = json.loads(b"{" + content)
     change(entries)
     content = json.dumps(entries)[1:].encode()
@@ -266,6 +266,15 @@ def test_a_forgery_without_a_change_is_read() -> None:
 def test_nonsense_with_a_right_checksum_is_refused(change: Callable[[dict[str, Any]], Any], complaint: str) -> None:
     with pytest.raises(ModelFileError, match=f"forged.json does not hold a valid model: .*({complaint})"):
         model_file.loads(forged(change), "forged.json")
+
+
+@pytest.mark.parametrize("scale", [None, 0.0, -1.0])
+def test_a_normal_model_has_a_scale(scale: float | None) -> None:
+    X = np.arange(60.0)[:, None]
+    ensemble = dboost.fit(X, np.sin(X[:, 0]), loss="normal", max_iter=1, progress=False).ensemble
+    assert model_file.loads(forged(lambda _: None, ensemble), "forged.json").loss == ensemble.loss
+    with pytest.raises(ModelFileError, match="the loss's scale is not positive"):
+        model_file.loads(forged(put("loss", "scale", scale), ensemble), "forged.json")
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ PARAMETERS: list[tuple[Callable[[], Any], str]] = [
             "huber": "reg:pseudohubererror hubber",
             "poisson": "count:poisson",
             "quantile": "reg:quantileerror",
+            "normal": "RMSEWithUncertainty",
         }.items()
         for name in names.split()
     ),
