@@ -288,7 +288,8 @@ def partial_dependence(
         values, counts = _means(over_blocks(data, ensemble, function, sample_weight))
     if centred:
         values = values - np.nanmean(values, axis=1, keepdims=True)
-    frame = _tidy(ensemble, on, values, numbers, counts if kind == "conditional" else None)
+    names = ensemble.outputs.names if scale == "raw" else ensemble.outputs.linked_names
+    frame = _tidy(ensemble, names, on, values, numbers, counts if kind == "conditional" else None)
     deciles = {axis.feature.name: axis.deciles.tolist() for axis in on if axis.deciles is not None}
     shown = [column for column in frame.columns if column not in (*TAKEN, ensemble.outputs.axis)]
     frame.attrs = {"kind": kind, "scale": scale, "centred": centred, "deciles": deciles, "features": shown}
@@ -443,9 +444,11 @@ def _mean(totals: Sequence[int | None], amounts: Sequence[int | None]) -> float:
 
 
 def _tidy(
-    ensemble: Ensemble, on: list[Axis], values: np.ndarray, numbers: np.ndarray | None, counts: np.ndarray | None
-) -> pd.DataFrame:
-    """One row of the result per (row,) point and class. values : float64[n_rows or 1, n_points, n_outputs]."""
+    ensemble: Ensemble, names: list[Any], on: list[Axis], values: np.ndarray, numbers: np.ndarray | None,
+    counts: np.ndarray | None,
+) -> pd.DataFrame:  # fmt: skip
+    """One row of the result per (row,) point and output. names : of the outputs; values : float64[n_rows or 1, n_points,
+    n_outputs]."""
     n_rows, n_points, n_outputs = values.shape
     taken = (*TAKEN, ensemble.outputs.axis)
     columns: dict[str, Any] = {}
@@ -459,7 +462,7 @@ def _tidy(
         columns[f"feature {name}" if name in taken else name] = np.tile(np.repeat(of_point, n_outputs), n_rows)
     if n_outputs > 1:
         classes = np.empty(n_outputs, object)
-        classes[:] = ensemble.outputs.names
+        classes[:] = names
         columns[ensemble.outputs.axis] = np.tile(classes, n_rows * n_points)
     columns["value"] = values.ravel()
     if counts is not None:

@@ -77,6 +77,11 @@ class Outputs:
         return [None] * self.n
 
     @property
+    def linked_names(self) -> list[Any]:
+        """Names of the columns of `linked`."""
+        return self.names
+
+    @property
     def labels(self) -> np.ndarray | None:
         """The classes in the dtype of the target, in the order of `probabilities`; None for numbers."""
         return None
@@ -369,6 +374,10 @@ class NormalOutputs(SeveralOutputs):
     @cached_property
     def columns(self) -> tuple[str, ...]:
         return self.loss.output_names
+
+    @property
+    def linked_names(self) -> list[Any]:
+        return list(DISTRIBUTION_COLUMNS)
 
     @property
     def prediction_columns(self) -> None:

@@ -222,6 +222,19 @@ def test_estimators() -> None:
     assert estimator.booster_.shap_values(X[:5]).shape == (5, 3, 2)
 
 
+def test_dependence_of_the_scale_and_of_its_logarithm() -> None:
+    booster = fit()
+    points = pd.DataFrame({"u": X["u"], "v": -1.0, "z": X["z"]})
+    means = {
+        "raw": booster.predict(points, raw_score=True).mean(),
+        "prediction": booster.predict_distribution(points).mean(),
+    }
+    for scale, expected in means.items():
+        found = booster.partial_dependence(X, "v", grid=[-1.0], scale=scale).set_index("output")["value"]
+        assert list(found.index) == list(expected.index)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 def test_residuals_are_those_of_the_mean(tmp_path: Path) -> None:
     booster = fit()
     axes = booster.plot_residuals(X, Y)
