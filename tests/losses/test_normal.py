@@ -233,6 +233,8 @@ def test_dependence_of_the_scale_and_of_its_logarithm() -> None:
         found = booster.partial_dependence(X, "v", grid=[-1.0], scale=scale).set_index("output")["value"]
         assert list(found.index) == list(expected.index)
         np.testing.assert_allclose(found, expected, rtol=1e-12)
+    surfaces = booster.plot_partial_dependence(X, ["u", "v"], scale="prediction")
+    assert [axes.get_title("left") for axes in surfaces] == ["output loc", "output scale"]
 
 
 def test_residuals_are_those_of_the_mean(tmp_path: Path) -> None:

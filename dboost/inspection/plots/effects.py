@@ -231,13 +231,13 @@ def _borders(values: np.ndarray) -> np.ndarray:
 
 
 def _classes(table: pd.DataFrame, names: list[str], label: str) -> Any:
-    """Draw one surface per class."""
+    """Draw one surface per class, or other output."""
     groups = _by_class(table)[:MAX_PANELS]
     grid = _grid(len(groups), 2.9)
     for ax, (of_class, part) in zip(grid, groups, strict=True):
         part.attrs = table.attrs
         _surface(ax, part, names, label)
-        ax.set_title(f"class {canvas.short(of_class)}")
+        ax.set_title(f"{_axis(table)} {canvas.short(of_class)}")
     return grid
 
 
