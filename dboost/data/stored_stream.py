@@ -49,6 +49,16 @@ class StoredStream:
         #: Rows and bytes of each partition.
         self.lengths: list[int] = []
         self.sizes: list[int] = []
+        try:
+            self._read(source, columns)
+        except BaseException:
+            if self._folder is not None:  # its traceback would keep the files
+                self._folder.close()
+            raise
+        if not sum(self.lengths):
+            raise DataError(f"the data have no rows{source.none_found}")
+
+    def _read(self, source: Stream, columns: Sequence[str]) -> None:
         for partition in source.partitions(columns):
             table = nw.from_native(partition).to_arrow()
             self.lengths.append(table.num_rows)
@@ -57,15 +67,14 @@ class StoredStream:
             del partition, table
             if self._folder is not None or sum(self.sizes) > SMALL_BYTES:
                 self._store()
-        if not sum(self.lengths):
-            raise DataError(f"the data have no rows{source.none_found}")
 
     def _store(self) -> None:
         self._folder = PrivateDirectory() if self._folder is None else self._folder
         first = len(self.lengths) - len(self._waiting)
         try:
             for k, table in enumerate(self._waiting, first):
-                with pa.OSFile(self._path(k), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+                # In the format of streams each batch may have dictionaries of its own.
+                with pa.OSFile(self._path(k), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
                     writer.write_table(table)
         except OSError as error:
             why = "the disk is full" if is_full(error) else reason(error)
@@ -89,7 +98,7 @@ class StoredStream:
     def __getitem__(self, number: int) -> Any:
         """Return a partition as a table."""
         with pa.OSFile(self._path(number)) as file:
-            return pa.ipc.open_file(file).read_all()
+            return pa.ipc.open_stream(file).read_all()
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """Return the rows as a stream of Arrow."""

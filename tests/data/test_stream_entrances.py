@@ -25,6 +25,7 @@ import dboost
 from dboost.data import predict_stream, sources, stored_stream, table
 from dboost.distributed import read_tasks
 from dboost.inspection import row_functions
+from dboost.storage import spool
 from tests.helpers.clusters import threads_cluster
 
 #: Batches of 1000 rows of 8 bytes × 6 columns.
@@ -328,3 +329,44 @@ def test_advice_of_a_refusal(model: dboost.Booster) -> None:
     with pytest.raises(dboost.InputTypeError, match=r"pass data\.to_arrow_table\(\)"):
         list(model.staged_predict(relation))
     assert relation.to_arrow_table().num_rows == 9
+
+
+def _of_own_dictionaries() -> pa.Table:
+    """Return rows whose batches have dictionaries of their own, as writers of Arrow make them from text."""
+    schema = pa.schema([("a", pa.float64()), ("s", pa.dictionary(pa.int8(), pa.string())), ("y", pa.float64())])
+    batches = []
+    for k in range(10):
+        some = FRAME[300 * k : 300 * (k + 1)]
+        codes = pa.array(np.arange(300) % (k + 1), pa.int8())
+        texts = pa.DictionaryArray.from_arrays(codes, pa.array([f"{k % 3} {j}" for j in range(k + 1)]))
+        batches.append(pa.RecordBatch.from_arrays([pa.array(some["a"]), texts, pa.array(some["y"])], schema=schema))
+    return pa.Table.from_batches(batches)
+
+
+def test_dictionaries_of_batches_in_files(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_stream, "SMALL_BYTES", 0)
+    monkeypatch.setattr(stored_stream, "PARTITION_BYTES", 6000)
+    rows = _of_own_dictionaries()
+    expected = dboost.fit(rows, "y", **OPTIONS)
+    assert dboost.fit(rows.to_reader(), "y", client=client, **OPTIONS) == expected
+    assert expected[:].calibrate(rows.to_reader(), "y").calibration == expected[:].calibrate(rows, "y").calibration
+    found, in_memory = (dboost.cv(X, "y", groups="s", folds=2, features=["a"], **OPTIONS) for X in (rows.to_reader(), rows))
+    assert found.boosters == in_memory.boosters
+
+
+def test_an_error_in_the_middle_leaves_no_files(model: dboost.Booster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_stream, "SMALL_BYTES", 0)
+    monkeypatch.setattr(spool, "temporary_root", lambda: tmp_path)
+    table = pa.Table.from_pandas(FRAME, preserve_index=False)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for k, batch in enumerate(table.to_batches(max_chunksize=BATCH_ROWS)):
+            if k == 9:
+                assert list(tmp_path.rglob("*.arrow"))
+                raise OSError("the source is gone")
+            yield batch
+
+    with pytest.raises(OSError, match="the source is gone") as caught:
+        model.partial_dependence(pa.RecordBatchReader.from_batches(table.schema, batches()), "a")
+    assert not list(tmp_path.iterdir())
+    assert caught.tb is not None  # which refers to what the function had
