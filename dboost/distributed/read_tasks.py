@@ -18,7 +18,7 @@ import queue
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ MIN_ROWS = 5_000
 _MAX_PLAN_BYTES = 32 * 1024
 #: How often tasks are submitted if unusable workers join.
 _MAX_SUBMISSIONS = 10
+_submissions = count()
 #: Seconds between two events with the number of partitions that have been read.
 _EVENT_INTERVAL = 0.25
 
@@ -316,7 +317,9 @@ class ReadTasks:
         """Read some of the `n_all` partitions of a batch, of which `n_before` have been read."""
         plan_key = f"dboost-plan-{connection.fit}-{batch}"
         runs = {run[0]: run for run in ([[i] for i in numbers] if self._parts is None else self._parts.runs(numbers))}
-        keys = {i: f"{READING}{connection.fit}-{batch}-{i}" for i in runs}
+        # Tasks that are submitted again have other names: the client may learn late that the former ones are cancelled.
+        submission = next(_submissions)
+        keys = {i: f"{READING}{connection.fit}-{batch}-{submission}-{i}" for i in runs}
         graph = dict(self._graph)
         packed: Any = self.packed(plan)
         if len(packed) > _MAX_PLAN_BYTES:

@@ -26,12 +26,12 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client
+from distributed import Client, Future
 from distributed.core import Status
 
 import dboost
 from dboost.distributed import connection as attempts
-from dboost.distributed import worker_plugin
+from dboost.distributed import read_tasks, worker_plugin
 from dboost.distributed.connection import Connection
 from dboost.distributed.messages import FAILED, unpack_error
 from dboost.distributed.reducer import Reducer
@@ -200,6 +200,25 @@ def test_a_worker_that_joins_is_given_rows(cluster: Processes, silent: float) ->
 
 
 @pytest.mark.slow
+def test_tasks_are_submitted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the worker leaves that is to read all partitions: the end of the former tasks does not concern the later ones."""
+    receipts, keys = read_tasks._receipts, []
+
+    def every_other_time(connection: Connection, waiting: dict[Future, int], *others: Any) -> Any:
+        keys.append({future.key for future in waiting})
+        if len(keys) % 2:
+            raise read_tasks._SubmitAgain
+        return receipts(connection, waiting, *others)
+
+    monkeypatch.setattr(read_tasks, "_receipts", every_other_time)
+    rows = FRAME[["a", "b", "z"]]
+    with threads_cluster(2, 1) as client:
+        for _ in range(8):
+            dboost.fit(rows, "z", client=client, max_iter=1, progress=False)
+    assert len(keys) == 16
+    assert len(set.union(*keys)) == sum(map(len, keys))
+
+
 def test_a_partition_that_kills_its_workers_is_named(cluster: Processes) -> None:
     def deadly(frame: pd.DataFrame, partition_info: Any = None) -> pd.DataFrame:
         if partition_info and partition_info["number"] == 1:
