@@ -576,6 +576,8 @@ def drawn(number: int) -> Draw:
         option(60, "early_stopping_rounds", 1, 2)
         if "early_stopping_rounds" not in options:
             option(10, "stopping", True)
+        if careless and options.get("eval_metric") == "own":  # which stops nothing: of two mistakes, places may find either
+            del options["eval_metric"]
     if mistake in WORDED_BY_FORM:  # as a feature, text in a partition would break the rule of another parameter first
         options.pop("monotonic_cst", None)
     if not careless:
