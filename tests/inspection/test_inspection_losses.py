@@ -41,7 +41,7 @@ def test_values_add_up_and_dependences_are_means_of_predictions(loss: str) -> No
     assert booster.importance().iloc[0] == 100
     dependence = booster.partial_dependence(frame, "x", grid=[0.5], scale="prediction")
     if loss == "normal":
-        dependence = dependence[dependence["output"] == "mean"]
+        dependence = dependence[dependence["output"] == "loc"]
     found = dependence["value"].item()
     changed = frame.assign(x=0.5)
     predicted = booster.predict_proba(changed)["1"] if target == "late" else booster.predict(changed)
