@@ -522,8 +522,8 @@ def test_workers_that_are_all_paused_are_named() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("confined", [False, True], ids=["others may read", "no other worker may read"])
-def test_tasks_of_a_worker_that_stays_paused_go_to_others(expected: str, confined: bool) -> None:
+@pytest.mark.parametrize("others", ["may read", "may not read", "cannot take over tasks"])
+def test_tasks_of_a_worker_that_stays_paused_go_to_others(expected: str, others: str) -> None:
     """Dask leaves the tasks in the queue of a paused worker there, and steals none of them, even if others are idle."""
 
     def pause(dask_worker: Any = None) -> None:
@@ -534,16 +534,19 @@ def test_tasks_of_a_worker_that_stays_paused_go_to_others(expected: str, confine
         return frame
 
     impatient = {"dboost.patience": "1s", "dboost.worker-timeout": "3s", "dboost.single-worker-values": 0}
-    environment = {"DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "False"}
+    environment = {
+        "DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "False",
+        "DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING": str(others != "cannot take over tasks"),
+    }
     lazy = dd.from_pandas(FRAME, npartitions=12)
     table = lazy.map_partitions(slow, meta=lazy._meta)
     with Processes(2, environment=environment) as processes, dask.config.set(impatient), ThreadPoolExecutor() as pool:
         victim = min(processes.addresses())
-        workers = [victim] if confined else None
+        workers = [victim] if others == "may not read" else None
         fit = pool.submit(dboost.fit, table, "z", client=processes.client, workers=workers, **OPTIONS)
         processes.wait_for(lambda: len(processes.client.processing()[victim]) > 1)
         processes.client.run(pause, workers=[victim])
-        if not confined:
+        if others == "may read":
             assert fit.result(60).sha256 == expected
             return
         with pytest.raises(dboost.DBoostError, match=rf"the workers that may .* paused .*{victim} uses .* of "):
