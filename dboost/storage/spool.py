@@ -26,7 +26,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -249,7 +249,8 @@ class Spool:
         self.most_bytes = most_bytes
         self._stored: dict[tuple[int, int], _StoredArrays] = {}
         self._directory: PrivateDirectory | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._n_writing = 0
         self._closed = False
 
     @property
@@ -326,20 +327,30 @@ class Spool:
                     self._allowance += removed.n_bytes
 
     def close(self) -> None:
-        """Remove all arrays and files."""
+        """Remove all arrays and files, when threads that outlive a cancelled run have written what they write now: a removed
+        file takes room on the disk until it is closed."""
         with self._lock:
             self._closed = True
+            self._lock.wait_for(lambda: not self._n_writing)
             self._stored.clear()
             if self._directory is not None:
                 self._directory.close()
 
-    def _new_file(self, number: int, part: int) -> IO[bytes]:
+    @contextmanager
+    def _new_file(self, number: int, part: int) -> Iterator[IO[bytes]]:
         with self._lock:  # a thread that outlives a cancelled run must not write into the directory being removed
             if self._closed:
                 raise DBoostError("reading was cancelled")
             if self._directory is None:
                 self._directory = PrivateDirectory()
-            return open(self._path(number, part), "xb")
+            self._n_writing += 1
+        try:
+            with open(self._path(number, part), "xb") as file:
+                yield file
+        finally:
+            with self._lock:
+                self._n_writing -= 1
+                self._lock.notify_all()
 
     def _path(self, number: int, part: int) -> Path:
         assert self._directory is not None

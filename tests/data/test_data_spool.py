@@ -9,10 +9,13 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import dask
 import dask.array as da
@@ -24,6 +27,7 @@ import pytest
 from dboost.data import ReadOptions, open_table
 from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.errors import DBoostError
+from dboost.storage import spool as spool_module
 from dboost.storage.spool import Spool, remove_stale
 
 N_PARTS = 5
@@ -120,6 +124,32 @@ def test_files_go_when_reading_fails(temporary: Path, error: type[BaseException]
 
 
 @pytest.mark.slow
+def test_closing_waits_for_threads_that_write(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removed file takes room on the disk as long as a thread has it open."""
+    writing, may_end = threading.Event(), threading.Event()
+    write = spool_module._Form.write
+
+    def write_slowly(*args: Any) -> None:
+        writing.set()
+        assert may_end.wait(60)
+        write(*args)
+
+    monkeypatch.setattr(spool_module._Form, "write", write_slowly)
+    spool = Spool(0)
+    with ThreadPoolExecutor(2) as threads:
+        put = threads.submit(spool.put, 0, [np.zeros(9)])
+        assert writing.wait(60)
+        closed = threads.submit(spool.close)
+        with pytest.raises(TimeoutError):
+            closed.result(0.2)
+        with pytest.raises(DBoostError, match="cancelled"):
+            spool.put(1, [np.zeros(9)])
+        may_end.set()
+        put.result(60)
+        closed.result(60)
+    assert list(temporary.iterdir()) == []
+
+
 def test_files_go_on_interrupt(temporary: Path) -> None:
     """A real SIGINT reaches the main thread, while the reading threads complete their partitions."""
     script = """
