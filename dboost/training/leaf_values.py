@@ -33,6 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial, reduce
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -616,11 +617,22 @@ class LeafEstimator:
 
     def values_of_outputs(self, sums: np.ndarray, subset: RowSubset) -> np.ndarray:
         """Return the leaf values of a tree of all outputs: float64[n_outputs, n_leaves]. sums : those of `output_sums`."""
-        if self._loss.leaf_statistic != "newton":
-            steps = self._residual_steps(sums.shape[1], subset, range(len(sums)))
-            return np.stack([bounded(of_output, self._parameters, self._loss) for of_output in steps])
-        of_outputs = enumerate(sums)
-        return np.stack([leaf_values(one, self._parameters, self._loss.of_output(k)) for k, one in of_outputs])
+        values, parameters = np.empty(sums.shape[:2]), self._parameters
+        for (statistic, _), alike in groupby(range(len(sums)), self._kind_of_steps):
+            found = [*alike]
+            outputs = range(found[0], found[-1] + 1)
+            if statistic == "newton":
+                for k in outputs:
+                    values[k] = leaf_values(sums[k], parameters, self._loss.of_output(k))
+                continue
+            for k, steps in zip(outputs, self._residual_steps(sums.shape[1], subset, outputs), strict=True):
+                values[k] = bounded(steps, parameters, self._loss.of_output(k))
+        return values
+
+    def _kind_of_steps(self, output: int) -> tuple[str, bool]:
+        """Return what the leaf values of an output are: those of adjacent outputs of one kind are computed together."""
+        loss = self._loss.of_output(output)
+        return loss.leaf_statistic, loss.has_clipped_step
 
     def values(self, grown: Leaves, subset: RowSubset) -> np.ndarray:
         """Return the leaf values of the tree grown last, by the rows of its sample: float64[n_leaves]."""

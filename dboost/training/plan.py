@@ -46,7 +46,7 @@ from dboost.data.labels import Names
 from dboost.display import number
 from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
-from dboost.losses import Loss, Quantiles
+from dboost.losses import Loss
 from dboost.losses.base import CustomTerms
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import ALIASES, names_of
@@ -731,14 +731,7 @@ def make_plan(
 
 def width_of(parameters: Parameters, loss: Loss) -> int:
     """Return the number of values per leaf."""
-    if parameters.multi_strategy != "multi_output_tree":
-        return 1
-    if loss.n_outputs > 1 and loss.leaf_statistic != "newton" and not isinstance(loss, Quantiles):
-        raise ParameterError(
-            f"multi_strategy='multi_output_tree': the leaf values of loss={loss.name!r} are no Newton steps; give "
-            "multi_strategy='one_output_per_tree'"
-        )
-    return loss.n_outputs
+    return loss.n_outputs if parameters.multi_strategy == "multi_output_tree" else 1
 
 
 def check_width(model: Ensemble, parameters: Parameters, loss: Loss) -> None:

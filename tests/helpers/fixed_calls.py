@@ -236,6 +236,7 @@ CASES |= {
     for name, targets, options in (
         ("two targets", ["y", "tails"], {"loss": "squared_error", "sample_weight": "w", "eval_set": HELD_OUT}),
         ("two losses", ["count", "y"], {"loss": ["poisson", "squared_error"], "sample_weight": "v", "subsample": 0.7}),
+        ("huber", ["y", "tails", "count"], {"loss": ["huber", "huber", "poisson"], "sample_weight": "v", "subsample": 0.7}),
     )
 }
 CASES["one tree, continued"] = Fixed("level", {"sample_weight": "v"}, _ONE_TREE, LATER)

@@ -237,8 +237,6 @@ def test_one_tree_for_all_levels() -> None:
         predicted = booster.predict(HELD_OUT)
         losses.append(sum(mean_pinball_loss(HELD_OUT["y"], predicted[repr(q)], alpha=q) for q in LEVELS))
     assert losses[0] < losses[1]
-    with pytest.raises(ParameterError, match="are no Newton steps; give multi_strategy='one_output_per_tree'"):
-        dboost.fit(X, np.column_stack([Y, Y]), loss="absolute_error", multi_strategy="multi_output_tree")
 
 
 @pytest.mark.slow

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +184,81 @@ def test_labels_and_losses_of_several_targets() -> None:
     assert model.history["train_loss"].is_monotonic_decreasing
     mixed = np.column_stack([y, np.random.default_rng(0).poisson(1 + y)]).astype(float)
     assert dboost.fit(X, mixed, loss=["squared_error", "poisson"], multi_strategy="multi_output_tree").ensemble.width == 2
-    with pytest.raises(ParameterError, match="are no Newton steps"):
-        dboost.fit(X, mixed, loss="absolute_error", multi_strategy="multi_output_tree")
+
+
+def quantile(numbers: np.ndarray, level: str) -> float:
+    """The smallest number that at least this share does not exceed; if that is the exact share, the mean with the next one."""
+    ordered, share = np.sort(numbers), Fraction(level) * len(numbers)
+    rank = math.ceil(share)
+    return float(ordered[rank - 1] if share < rank else (ordered[rank - 1] + ordered[rank]) / 2)
+
+
+class TwinOfResiduals(Twin):
+    """The same for losses of targets whose leaf values are no Newton steps. Rows of weight n are here n times."""
+
+    def __init__(self, model: Booster, losses: list[str], X: np.ndarray, Y: np.ndarray, iteration: int) -> None:
+        raw = np.array(naive_trees.raw_scores(model.ensemble, X.tolist(), iteration - 1))
+        self.losses, self.residuals = losses, Y - raw
+        self.deltas = [quantile(np.abs(of_target), "0.9") for of_target in self.residuals.T]
+        first = self.gradients(Y - model.ensemble.baseline)
+        self.gradient = self.gradients(self.residuals)
+        scales = 1 / np.sqrt((first**2).sum(axis=0))
+        c = scales * np.sign(Directions(len(losses), False, 0).drawn(iteration))
+        if iteration % 2 == 0:
+            c = scales**2 * (self.gradient * (self.gradient @ c)[:, None]).sum(axis=0)
+        self.g, self.h = self.gradient @ (c / np.linalg.norm(c)), np.ones(len(Y))
+
+    def gradients(self, residuals: np.ndarray) -> np.ndarray:
+        deltas = [quantile(np.abs(of_target), "0.9") for of_target in residuals.T]
+        bounds = [{"huber": delta, "absolute_error": 0.0}.get(loss) for loss, delta in zip(self.losses, deltas, strict=True)]
+        of_outputs = zip(residuals.T, bounds, strict=True)
+        return -np.column_stack(
+            [np.sign(u) if bound == 0 else u if bound is None else u.clip(-bound, bound) for u, bound in of_outputs]
+        )
+
+    def value(self, output: int, rows: np.ndarray) -> float:
+        u, loss = self.residuals[rows, output], self.losses[output]
+        if loss == "squared_error":
+            return u.sum() / (len(u) + 1.0)
+        median = quantile(u, "0.5")
+        return median + (loss == "huber") * (u - median).clip(-self.deltas[output], self.deltas[output]).mean()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    "losses", [["huber"] * 3, ["huber", "absolute_error", "huber"], ["absolute_error", "squared_error", "huber"]]
+)
+def test_leaf_values_of_residuals_are_those_of_the_twin(losses: list[str], weighted: bool) -> None:
+    """Each target has its own δ of Huber loss, in its own unit, and it changes with the iterations."""
+    rng = np.random.default_rng(8)
+    X, _ = table(400, 3)
+    Z = np.nan_to_num(X, nan=1.0)
+    Y = np.column_stack([Z[:, 0] + Z[:, 1], 10 * np.sin(Z[:, 2]), 50 * Z[:, 3] * Z[:, 0]])
+    Y += rng.standard_t(2, size=(400, 3)) * [1.0, 5.0, 20.0]
+    times = rng.integers(1, 4, len(X)) if weighted else np.ones(len(X), int)
+    model = dboost.fit(
+        X, Y, sample_weight=times if weighted else None, loss=losses, multi_strategy="multi_output_tree", max_iter=4,
+        max_leaf_nodes=6, n_threads=1,
+    )  # fmt: skip
+    assert model.ensemble.width == 3 and len(model.ensemble.trees) == 4
+    X, Y = np.repeat(X, times, axis=0), np.repeat(Y, times, axis=0)
+    seen = set()
+    for iteration, tree in enumerate(model.ensemble.trees, 1):
+        twin = TwinOfResiduals(model, losses, X, Y, iteration)
+        seen.add(twin.deltas[-1])
+        rows_of = {0: np.arange(len(X))}
+        for node in range(tree.n_nodes):
+            rows = rows_of[node]
+            if tree.feature[node] < 0:
+                np.testing.assert_allclose(
+                    tree.value[node], [0.1 * twin.value(k, rows) for k in range(3)], rtol=1e-6, atol=1e-9
+                )
+                continue
+            left = goes_left(tree, node, X[rows])
+            rows_of[tree.left[node]], rows_of[tree.right[node]] = rows[left], rows[~left]
+            if not weighted:  # limits count rows, not weights
+                assert twin.gain(rows, left) >= twin.best_gain(X, rows) * 0.99
+    assert len(seen) == 4
 
 
 def rows_of(gradient: np.ndarray, hessian: np.ndarray, y: np.ndarray, w: np.ndarray, times: np.ndarray) -> GradientRows:
