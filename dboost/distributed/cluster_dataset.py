@@ -3,8 +3,10 @@
 `prepare_on_cluster` reads the partitions as a fit does, to find the features and the split points, and then makes a task for
 each partition that returns it as a `data.chunk.BinnedPartition`. Dask holds the results: it spills them to disk when
 a worker runs short of memory, and computes those of a lost worker again from their source. While the split points are found it
-also holds the raw partitions, so the source is read once. A task compares the fingerprint of its partition with that of the
-first reading: a source that has changed meanwhile is an error, also for fits much later and for those of other clients.
+also holds the raw partitions, so the source is read once. Of files that are read within a memory limit the sessions hold them,
+in files, and the tasks take them from there: one task can read several ranges of a row group then (`read_tasks`). A task
+compares the fingerprint of its partition with that of the first reading: a source that has changed meanwhile is an error, also
+for fits much later and for those of other clients.
 
 Workers cannot read a stream: the client bins it, in files, and `sent_to_workers` sends them the bins, some at a time.
 
@@ -15,7 +17,7 @@ recovery and workers that join, is as for any table. Several fits may run at the
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +28,7 @@ from distributed import Client, Future
 
 from dboost.data import Chunk, Column, RowRoles
 from dboost.data.chunk import BinnedPartition
+from dboost.data.column import CategoryColumn
 from dboost.data.dask_collections import in_place
 from dboost.data.partition import (
     ReadPlan,
@@ -40,13 +43,13 @@ from dboost.data.partition import (
 )
 from dboost.data.roles import ROLES, n_columns_of, rows_of
 from dboost.data.stored_stream import WAVE_BYTES
-from dboost.data.table import values_of
+from dboost.data.table import ColumnUnifier, values_of
 from dboost.distributed.cluster_fit import ClusterTable, fit_over, n_parts_of
 from dboost.distributed.connection import Connection, address_of, current_client, submit, usable
 from dboost.distributed.messages import pack
 from dboost.distributed.read_tasks import MIN_ROWS, ReadTasks, finished, rows_alone
 from dboost.distributed.worker_choice import WorkerChoice
-from dboost.distributed.worker_plugin import running
+from dboost.distributed.worker_plugin import running, slices_of
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 from dboost.model.ensemble import Ensemble
 from dboost.session.calls import unpack
@@ -285,7 +288,7 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
         connection.progress = request.progress
         request.progress.phase("reading the data")
         restricted = _restricted(connection)
-        raw, held = _held(client, tasks, restricted)
+        raw, held = (tasks, []) if tasks.parts is not None else _held(client, tasks, restricted)
         futures: list[Future] = []
         try:
             table = ClusterTable(connection, lambda: raw, request.n_threads)
@@ -306,11 +309,18 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
             shared = f"dboost-bins-{token}"
             most_rows = slice_rows(None if request.budget is None else request.budget.chunk, len(features))
             common = plan, binning, n_rows, parameters.random_state, raw.filled, has, n_targets, most_rows
-            graph = raw.graph | {shared: (_identity, pack(common))}
+            graph: dict[Any, Any] = {} if raw.parts is not None else raw.graph
+            graph = graph | {shared: (_identity, pack(common))}
+            owners = {
+                i: (entry.ref, connection.fit, entry.batch) for entry in partitions.worker_partitions for i in entry.numbers
+            }
             for i, key in enumerate(keys):
                 given = {role: rows_alone(some_values(values, ends[i], ends[i + 1])) for role, values in raw.whole.items()}
                 known = starts[i], n_kept[i], partitions.lengths[i], partitions.fingerprints[i]
-                graph[key] = (_bin_part, shared, i, known, pack(given), raw.bundles[i])
+                if raw.parts is not None:
+                    graph[key] = (_bin_read, shared, i, known, pack(given), pack((owners[i], raw.parts.only([i]))))
+                else:
+                    graph[key] = (_bin_part, shared, i, known, pack(given), raw.bundles[i])
             futures += submit(client, graph, keys, **restricted)
             of_samples = {f"dboost-sample-{token}-{i}": (_sample_of, key) for i, key in enumerate(keys)}
             held_keys: dict[Any, Any] = {future.key: future for future in futures}
@@ -376,17 +386,58 @@ def _length_of(partition: BinnedPartition) -> int:
     return partition.n_rows
 
 
-def _bin_part(
-    shared: bytes, i: int, known: tuple[int, int, int, int], given: bytes, bundle: tuple[Any, ...]
-) -> BinnedPartition:
-    """Bin a partition, in a task.
+#: From the first reading of a partition: global id of the first row of positive weight, number of such rows and of all rows,
+#: fingerprint.
+_Known = tuple[int, int, int, int]
+#: Returns a partition in one chunk and its fingerprint, given the plan, the separate roles, and the rows of a slice.
+_Read = Callable[[ReadPlan, tuple[str, ...], int | None], tuple[Chunk, int]]
 
-    known : from the first reading: global id of the first row of positive weight, number of such rows and of all, fingerprint.
+
+def _bin_part(shared: bytes, i: int, known: _Known, given: bytes, bundle: tuple[Any, ...]) -> BinnedPartition:
+    """Bin a partition, in a task."""
+    return _binned(
+        shared, i, known, given, lambda plan, filled, most_rows: _read_again(*in_place(bundle, filled), plan, most_rows)
+    )
+
+
+def _bin_read(shared: bytes, i: int, known: _Known, given: bytes, source: bytes) -> BinnedPartition:
+    """Bin a partition that a session has read, in a task. It is read again if the session is gone.
+
+    source : pickled: where the partition is (session, fit, batch), and a `Parts` of it.
     """
+    (owner, fit, batch), parts = unpack(source)
+
+    def read(plan: ReadPlan, filled: tuple[str, ...], most_rows: int | None) -> tuple[Chunk, int]:
+        slices = slices_of(owner, fit, batch, i)
+        if slices is None:
+            (data,) = parts.partitions(plan.needed)
+            return _read_again(data, {}, plan, most_rows)
+        return _joined_slices(slices, plan), joined_fingerprint([one.fingerprint or 0 for one in slices])
+
+    return _binned(shared, i, known, given, read)
+
+
+def _joined_slices(slices: list[Chunk], plan: ReadPlan) -> Chunk:
+    """Return the slices of a partition as one chunk."""
+    first = slices[0]
+    assert first.matrix is None  # rows of files have none
+    if len(slices) == 1:
+        return first
+    columns: list[Column] = []
+    for j, spec in enumerate(plan.specs):
+        unifier = ColumnUnifier(spec.name)
+        values = np.concatenate([unifier.add(one.columns[j], 0) for one in slices])
+        is_code = isinstance(first.columns[j], CategoryColumn)
+        columns.append(CategoryColumn(values, unifier.categories.categories()) if is_code else values)
+    return Chunk(sum(one.n_rows for one in slices), columns, first.roles)
+
+
+def _binned(shared: bytes, i: int, known: _Known, given: bytes, read: _Read) -> BinnedPartition:
+    """Return a partition in bins. read : reads it."""
     plan, binning, n_rows, seed, filled, has, n_targets, most_rows = unpack(shared)
     start, n_kept, length, first_fingerprint = known
     try:
-        chunk, found_fingerprint = _read_again(*in_place(bundle, filled), plan, most_rows)
+        chunk, found_fingerprint = read(plan, filled, most_rows)
         if (chunk.n_rows, found_fingerprint) != (length, first_fingerprint):
             values = "other values" if chunk.n_rows == length else f"{chunk.n_rows} rows where it had {length}"
             raise DataError(

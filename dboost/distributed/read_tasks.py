@@ -228,6 +228,11 @@ class ReadTasks:
         """The roles that are separate collections."""
         return self._filled
 
+    @property
+    def parts(self) -> Parts | None:
+        """The partitions, if they are read from files within a memory limit, where neighbours may be read faster together."""
+        return self._parts
+
     def over(self, graph: dict[Any, Any], bundles: list[Any]) -> ReadTasks:
         """Return tasks that read the same partitions from another graph."""
         found = copy.copy(self)

@@ -34,6 +34,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dboost.config import liveness_timeout
+from dboost.data import Chunk
 from dboost.distributed.feature_exchange import Inbox, Peers
 from dboost.distributed.host_sessions import answer_hand_over
 from dboost.distributed.line import Line, Message, packed
@@ -80,6 +81,9 @@ class PartitionMover:
 
     def __init__(self, worker: Worker, plugin: Any, pool: Executor) -> None:
         self._worker, self._plugin, self._pool = worker, plugin, pool
+        self._loop = asyncio.get_running_loop()
+        #: Sessions that could not be reached when a task asked for their partitions.
+        self._gone: set[SessionRef] = set()
         worker.handlers.update({"dboost_give": self.give, "dboost_take": self.take})
 
     async def give(self, fit: str, session: str, batch: str, partition: int, number: int) -> dict[str, Any]:
@@ -115,6 +119,31 @@ class PartitionMover:
                     break
         return {"status": OK, "result": pack(SessionRef(self._worker.address, worker_session.session))}
 
+    def slices(self, owner: SessionRef, fit: str, batch: str, partition: int) -> list[Chunk] | None:
+        """Return the slices of a partition that a session of any worker has read; None if it is gone. Called in tasks."""
+        if owner.worker == self._worker.address:
+            worker_session = self._plugin.known(fit, owner.session)
+            try:
+                return None if worker_session is None else list(_slices(worker_session, batch, partition))
+            except MissingPartitions:
+                return None
+        if owner in self._gone:
+            return None
+        found: list[Chunk] = []
+        for number in count():
+            fetching = self._fetch(owner, fit, batch, partition, number)
+            try:
+                reply = asyncio.run_coroutine_threadsafe(fetching, self._loop).result()
+            except (TimeoutError, OSError):
+                reply = None
+            if reply is None or reply["status"] != OK:
+                self._gone.add(owner)
+                return None
+            found.append(unpack(reply["content"]))
+            if not reply["more"]:
+                return found
+        raise AssertionError
+
     async def _fetch(self, giver: SessionRef, fit: str, batch: str, partition: int, number: int) -> Any:
         """Return the sender's reply. While there is none, ping the sender: it may hang although its connection is open."""
         rpc = self._worker.rpc(giver.worker)
@@ -137,6 +166,15 @@ def _packed_slice(worker_session: WorkerSession, batch: str, partition: int, num
     except MissingPartitions:
         return None
     return pack(chunk), more
+
+
+def _slices(worker_session: WorkerSession, batch: str, partition: int) -> Iterator[Chunk]:
+    """Yield the slices of a partition that this worker has read."""
+    for number in count():
+        chunk, more = worker_session.batch_of(batch).give(partition, number)
+        yield chunk
+        if not more:
+            return
 
 
 def _take_slice(worker_session: WorkerSession, batch: str, partition: int, plan: bytes, content: bytes, number: int) -> None:
@@ -190,7 +228,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         self._lines: dict[Line, tuple[str, str]] = {}
         #: Lines on which sessions send slices of histograms, by fit and session.
         self._peers: dict[tuple[str, str], Peers] = {}
-        self._mover = PartitionMover(worker, self, self._pool)
+        self.mover = PartitionMover(worker, self, self._pool)
         self.meter = WorkMeter()
         self._unpublish = publish(self.meter)
         worker.handlers.update(
@@ -600,6 +638,11 @@ def here(fit: str, version: str, lost: Collection[str]) -> tuple[WorkerSession, 
         raise RuntimeError(f"worker {worker.address} has dboost {__version__}, the client {version}")
     worker_session = plugin.worker_session(fit, lost)
     return worker_session, SessionRef(worker.address, worker_session.session)
+
+
+def slices_of(owner: SessionRef, fit: str, batch: str, partition: int) -> list[Chunk] | None:
+    """Return the slices of a partition that a session of any worker has read; None if it is gone. Called in tasks."""
+    return _plugin().mover.slices(owner, fit, batch, partition)
 
 
 def running(fit: str) -> AbstractContextManager[None]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.chunk import CategoryIndex, Chunk
+from dboost.data.column import CategoryColumn, without_unused
 from dboost.data.partition import ReadPlan
 from dboost.data.roles import RowRoles
 from dboost.data.row_metadata import MetadataRows, RowMetadata, RowMetadataSpool
@@ -97,10 +99,24 @@ class PartitionBatch:
             self._pieces[i] = SpooledChunk((*(self._pieces[i].slices if number else ()), one))
 
     def give(self, i: int, number: int) -> tuple[Chunk, bool]:
-        """Return a slice of partition `i`, for another worker, and whether there are more."""
+        """Return a slice of partition `i` as it was read, and whether there are more."""
         self._check([i])
         slices = self._pieces[i].slices
-        return self._reader.chunk(i, slices[number], number), number + 1 < len(slices)
+        chunk = self._reader.chunk(i, slices[number], number)
+        if not number and self._metadata is not None and self._metadata_spool is None:  # the reader has joined the roles
+            chunk = replace(chunk, roles=self._roles_of(i, self._metadata))
+        return chunk, number + 1 < len(slices)
+
+    def _roles_of(self, i: int, metadata: RowMetadata) -> RowRoles:
+        """Return the roles of a partition as they were read. metadata : of all rows, in memory."""
+        assert self._rows is not None and self._rows.numbers is not None
+        k = self._rows.numbers.index(i)
+        first, n_rows = sum(self._rows.lengths[:k]), self._rows.lengths[k]
+        roles = metadata.roles.rows(slice(first, first + n_rows))
+        target = roles.target
+        if isinstance(target, CategoryColumn):
+            return replace(roles, target=without_unused(target))
+        return roles if target is None else replace(roles, target=target.astype(metadata.target_dtype))
 
     def attach(self, role: str, values: dict[int, Any]) -> None:
         """Store a role of the partitions, if the user passed one array for all rows."""

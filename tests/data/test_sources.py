@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from distributed import Client
 
 import dboost
 from dboost.data import parquet, predict_stream, stored_stream
-from dboost.data.partition import is_stream
+from dboost.data.partition import is_stream, slice_rows
 from dboost.data.paths import open_source
 from dboost.data.predictor import Predictor
 from dboost.data.row_filter import RowFilter
@@ -555,6 +556,10 @@ def test_workers_decode_a_row_group_that_is_larger_than_its_share_once(
     assert sum(read) <= 1.1 * n_bytes
     assert moved  # to the worker that has not read the file
     assert found.sha256 == dboost.fit(table.to_pandas(), "y", features=["x1", "x3"], **OPTIONS).sha256
+    read.clear()
+    with dboost.prepare(data, "y", features=["x1", "x3"], memory_limit="20MiB", client=client) as prepared:
+        assert sum(read) <= 1.1 * n_bytes
+        assert found.sha256 == dboost.fit(prepared, **OPTIONS).sha256
 
 
 @pytest.mark.slow
@@ -575,6 +580,29 @@ def test_ranges_of_a_row_group_are_read_again_after_a_worker_was_killed(
         found = dboost.fit(tmp_path / "rows.parquet", "y", client=cluster.client, callbacks=[kill], **options)
         assert len(cluster.addresses()) == 2
     assert found.sha256 == dboost.fit(frame, "y", **options).sha256
+
+
+@pytest.mark.slow
+def test_prepared_ranges_of_a_row_group_are_read_again_after_a_worker_was_killed(tmp_path: Path) -> None:
+    frame = frame_of(400_000).assign(c=np.where(np.arange(400_000) % 5 < 2, "no", "yes"))
+    frame = frame.astype({"x0": "float32", "x1": "float32", "count": "int32"})
+    frame.to_parquet(tmp_path / "rows.parquet", row_group_size=len(frame))
+    features, weights = ["x0", "x1", "count", "town"], np.arange(len(frame)) % 3.0
+    parts = open_source(tmp_path / "rows.parquet", most_bytes=2**22, columns=[*features, "c"])
+    assert [len(run) for run in parts.runs(range(len(parts.parts)))] == [len(parts.parts)] != [1]
+    sliced: list[int] = []
+    for partition in parts.partitions(["x0"]):
+        sliced.append(math.ceil(len(partition) / slice_rows(2**22, len(features))))
+    assert max(sliced) > 1  # slices of a partition are joined
+    with Processes(3) as cluster, cluster.impatient():
+        options: dict[str, Any] = {"memory_limit": "16MiB", "client": cluster.client, "features": features}
+        for target, weight in (("y", weights), ("c", None)):
+            expected = dboost.fit(frame, target, features=features, sample_weight=weight, **OPTIONS)
+            with dboost.prepare(tmp_path / "rows.parquet", target, sample_weight=weight, **options) as data:
+                assert dboost.fit(data, **OPTIONS).sha256 == expected.sha256
+                if target == "c":
+                    os.kill(cluster.any_pid(), signal.SIGKILL)
+                    assert dboost.fit(data, **OPTIONS).sha256 == expected.sha256
 
 
 @pytest.mark.parametrize("kind", ["RecordBatchReader", "polars LazyFrame"])
