@@ -13,6 +13,7 @@ from dboost.booster import Booster
 from dboost.errors import ParameterError
 from dboost.estimators.constructor import EstimatorParameters, accepts_names_of_fits, constructor, documented
 from dboost.estimators.estimator import BaseGradientBoosting, Range, as_targets
+from dboost.estimators.tags import add_tags_of_classes
 from dboost.params import FOREST, accepts_names_of_predictions, accepts_peer_names, is_for_classes
 
 
@@ -98,7 +99,7 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_label = True
+        add_tags_of_classes(tags, self)
         return tags
 
     @accepts_names_of_predictions
@@ -119,12 +120,23 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
     def decision_function(self, X: Any, *, iteration_range: Range | None = None) -> Any:
         """Return raw scores; parameters as of `predict`.
 
+        Those of a forest are probabilities, from which one half is subtracted where the sign decides: for two classes and for
+        labels.
+
         Returns
         -------
         array (n,) of the second class's log odds for two classes, else (n, n_classes) or (n, n_labels), or a lazy Dask
         collection
         """
-        return self._predict_with(X, "predict", raw_score=True, iteration_range=iteration_range)
+        return self._from_even(self._predict_with(X, "predict", raw_score=True, iteration_range=iteration_range))
+
+    def _from_even(self, raw: Any) -> Any:
+        """Return raw scores relative to those at which two classes are equally probable."""
+        if self.boosting != FOREST:
+            return raw
+        loss = self.booster_.outputs.loss
+        even = np.array([part.even_score for part in loss.parts or (loss,)])
+        return raw - even if even.any() else raw
 
     def staged_predict_proba(self, X: Any) -> Iterator[Any]:
         """Yield what `predict_proba` gives after one iteration, after two, and so on."""
@@ -132,4 +144,4 @@ class DBoostClassifier(ClassifierMixin, BaseGradientBoosting):
 
     def staged_decision_function(self, X: Any) -> Iterator[Any]:
         """Yield what `decision_function` gives after one iteration, after two, and so on."""
-        yield from self._staged_predict_with(X, "staged_predict", raw_score=True)
+        yield from map(self._from_even, self._staged_predict_with(X, "staged_predict", raw_score=True))

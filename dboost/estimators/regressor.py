@@ -12,6 +12,7 @@ from dboost.dataset import Dataset
 from dboost.errors import ParameterError
 from dboost.estimators.constructor import accepts_names_of_fits, documented
 from dboost.estimators.estimator import BaseGradientBoosting, Range, as_targets, threads_of
+from dboost.estimators.tags import add_tags_of_numbers
 from dboost.params import accepts_names_of_intervals, accepts_names_of_predictions, is_for_classes
 
 
@@ -39,7 +40,7 @@ class DBoostRegressor(RegressorMixin, BaseGradientBoosting):
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
+        add_tags_of_numbers(tags, self)
         return tags
 
     @accepts_names_of_fits

@@ -332,7 +332,10 @@ class Loss:
             If the loss has one raw score per row and there are more than two classes.
         """
         if self.n_outputs == 1 and n_classes > 2:
-            raise DataError(f"loss={self.name!r} is for two classes, but the target has {n_classes}; log_loss takes any number")
+            raise DataError(  # the first words are those of scikit-learn
+                f"Only binary classification is supported by loss={self.name!r}, which is for two classes, but the target has "
+                f"{n_classes}; log_loss takes any number"
+            )
         return self
 
     def best_constant(self, mean: float) -> float | None:

@@ -26,10 +26,12 @@ from sklearn.model_selection import (
 )
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler, TargetEncoder
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils import get_tags
+from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
 from threadpoolctl import threadpool_limits
 
 from dboost import DBoostClassifier, DBoostRegressor
+from tests.helpers.outside_losses import Interval, NormalOfUser
 
 BOTH = pytest.mark.parametrize("Estimator", [DBoostRegressor, DBoostClassifier])
 
@@ -46,6 +48,80 @@ BOTH = pytest.mark.parametrize("Estimator", [DBoostRegressor, DBoostClassifier])
 def test_scikit_learns_own_checks(estimator: Any, check: Callable[[Any], None]) -> None:
     """No check is expected to fail."""
     check(estimator)
+
+
+FEW: dict[str, Any] = {"max_iter": 20, "min_samples_leaf": 1}
+NEGATIVE = {"check_regressor_multioutput": "negative targets, although a tag says that the loss takes none"}
+TWO_DIMENSIONAL = dict.fromkeys(
+    ["check_regressors_train", "check_estimator_sparse_array", "check_estimator_sparse_matrix"],
+    "predictions have a column for each quantile",
+) | dict.fromkeys(
+    ["check_fit_score_takes_y", "check_n_features_in_after_fitting", "check_pipeline_consistency"],
+    "there is no R² of several quantiles: score says what to use",
+)
+BY_HASH = dict.fromkeys(
+    ["check_sample_weight_equivalence_on_dense_data", "check_sample_weight_equivalence_on_sparse_data"],
+    "a tree's rows are drawn by their numbers, so repeated rows are other ones",
+)
+OF_LEAVES = {
+    "check_class_weight_classifiers": "trees have leaves with rows of one class only, whatever the weight of the others",
+    "check_classifiers_multilabel_output_format_predict_proba": "shares of labels in leaves may be 0 and 1",
+}
+#: Estimators, and the checks that contradict what they are for.
+OF_LOSSES = [
+    *((DBoostRegressor(loss=loss, **FEW), {}) for loss in ("absolute_error", "huber", "normal")),
+    *((DBoostRegressor(loss=loss, **FEW), NEGATIVE) for loss in ("poisson", "gamma", "tweedie")),
+    (DBoostRegressor(loss="quantile", quantile=0.9, **FEW), {}),
+    (DBoostRegressor(loss="quantile", quantile=[0.1, 0.5, 0.9], **FEW), TWO_DIMENSIONAL),
+    (DBoostRegressor(loss="expectile", expectile=0.9, **FEW), {}),
+    (DBoostRegressor(loss="huber", multi_strategy="multi_output_tree", **FEW), {}),
+    (DBoostRegressor(boosting="forest", max_iter=30), BY_HASH),
+    (DBoostClassifier(loss="exponential", **FEW), {}),
+    (DBoostClassifier(multi_strategy="multi_output_tree", **FEW), {}),
+    (DBoostClassifier(boosting="forest", max_iter=30), BY_HASH | OF_LEAVES),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("estimator", "exceptions"), OF_LOSSES, ids=lambda one: repr(one) if hasattr(one, "fit") else "")
+def test_scikit_learns_checks_of_each_loss(estimator: Any, exceptions: dict[str, str]) -> None:
+    found = check_estimator(estimator, on_fail=None, on_skip=None)
+    failed = {result["check_name"]: result["exception"] for result in found if result["status"] == "failed"}
+    assert failed.keys() == exceptions.keys(), failed
+
+
+@pytest.mark.parametrize(
+    ("options", "several", "one", "positive", "poor"),
+    [
+        ({}, True, True, False, False),
+        ({"loss": "huber"}, True, True, False, False),
+        ({"loss": "gamma"}, True, True, True, False),
+        ({"loss": "normal"}, False, True, False, False),
+        ({"loss": "quantile", "quantile": 0.9}, True, True, False, True),
+        ({"loss": "quantile", "quantile": [0.1, 0.9]}, False, True, False, True),
+        ({"loss": ["huber", "poisson"]}, True, False, True, False),
+        ({"loss": Interval()}, True, False, False, False),
+        ({"loss": NormalOfUser()}, False, True, False, False),
+        ({"boosting": "forest"}, True, True, False, False),
+        ({"loss": "quantile"}, True, True, False, False),  # without a level, which fit refuses
+        ({"loss": "squared"}, True, True, False, False),
+    ],
+)
+def test_tags_of_regressors(options: dict[str, Any], several: bool, one: bool, positive: bool, poor: bool) -> None:
+    tags = get_tags(DBoostRegressor(**options))
+    targets = tags.target_tags
+    assert (targets.multi_output, targets.single_output, targets.positive_only) == (several, one, positive)
+    assert tags.regressor_tags.poor_score == poor
+
+
+@pytest.mark.parametrize(
+    ("options", "many"),
+    [({}, True), ({"loss": "exponential"}, False), ({"boosting": "forest"}, True), ({"loss": "huber"}, True)],
+)
+def test_tags_of_classifiers(options: dict[str, Any], many: bool) -> None:
+    tags = get_tags(DBoostClassifier(**options)).classifier_tags
+    assert (tags.multi_class, tags.multi_label) == (many, True)
 
 
 def cities(n: int = 600) -> tuple[pd.DataFrame, np.ndarray]:

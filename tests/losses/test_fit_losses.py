@@ -160,7 +160,7 @@ def test_evaluation_sets_with_offsets() -> None:
         ("poisson", [1.0, -2.0, 0.0], r"loss='poisson' requires non-negative y and sum\(y\) > 0: the target is -2 in row 1"),
         ("tweedie", [-1e-9, 2.0, 0.0], r"loss='tweedie' requires non-negative y and sum\(y\) > 0"),
         ("poisson", [0.0, 0.0, 0.0], r"loss='poisson' requires non-negative y and sum\(y\) > 0: all targets are 0"),
-        ("exponential", [0, 1, 2], "loss='exponential' is for two classes, but the target has 3"),
+        ("exponential", [0, 1, 2], "supported by loss='exponential', which is for two classes, but the target has 3"),
         ("exponential", [1, 1, 1], "one class only"),
         ("poisson", ["a", "b", "a"], "loss 'poisson' wants a numeric target"),
     ],

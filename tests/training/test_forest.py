@@ -192,9 +192,22 @@ def test_estimators_have_the_score_of_scikit_learn() -> None:
     assert classes.booster_.ensemble.parameters["max_features"] == 0.4, "two of five"
     assert not hasattr(DBoostRegressor(max_iter=1, progress=False).fit(X, Y), "oob_score_")
     assert not hasattr(dboost.DBoostRegressor(**FOREST, subsample=0.5, eval_metric="mae").fit(X, Y), "oob_score_")
-    assert DBoostClassifier(**FOREST).fit(X, Y > 0).decision_function(X[:3]).tolist() == (
-        DBoostClassifier(**FOREST).fit(X, Y > 0).predict_proba(X[:3])[:, 1].tolist()
-    )
+
+
+def test_signs_of_decision_functions_are_the_classes() -> None:
+    labels = np.column_stack([Y > 0, Y > 1]).astype(int)
+    for y, probabilities in (
+        (Y > 0, lambda model: model.predict_proba(X)[:, 1]),
+        (labels, lambda model: model.predict_proba(X)),
+    ):
+        model = DBoostClassifier(**FOREST).fit(X, y)
+        decided = model.decision_function(X)
+        np.testing.assert_array_equal(decided > 0, model.predict(X))
+        np.testing.assert_allclose(decided, probabilities(model) - 0.5, atol=1e-12)
+        *_, last = model.staged_decision_function(X)
+        np.testing.assert_array_equal(last, decided)
+    of_classes = DBoostClassifier(**FOREST).fit(X, CLASSES)
+    np.testing.assert_array_equal(of_classes.decision_function(X), of_classes.booster_.predict(X, raw_score=True))
 
 
 def test_cross_validation_of_forests() -> None:
