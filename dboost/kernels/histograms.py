@@ -21,9 +21,10 @@ those of a table that holds the row n times, to the last bit. (Other weights are
 **Channels.** A node's histogram is ``histogram[channel, bucket]``: channel 0 sums gradients, 1 Hessians, 2 (if present) counts
 rows. Buckets are ordered by feature; each feature has `n_bins` of them and one more for missing values.
 
-**Small tables.** As long as the sums over all rows of the table fit in halves of a word, histograms may stay packed. They are
-then stored as prefix sums over the bins (`accumulate` instead of `flush`), with counts in words of their own: the search needs
-prefix sums, and those of the larger child are the parent's minus the smaller child's, just like the sums themselves.
+**Small tables.** As long as the sums over all rows of the table fit in halves of a word, histograms may stay packed. Those of
+65,536 rows always fit; those of more rows do unless most gradients are large (`rows.add_sizes`). Packed histograms are stored
+as prefix sums over the bins (`accumulate` instead of `flush`), with counts in words of their own: the search needs prefix sums,
+and those of the larger child are the parent's minus the smaller child's, just like the sums themselves.
 
 There are 264 words between columns, not 256, so that the first buckets of all columns do not fall into the same cache set.
 """

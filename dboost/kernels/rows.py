@@ -93,6 +93,40 @@ def quantise_above(gradient, hessian, influence, least, scales, first, last, end
     return I(above), I(below)
 
 
+@kernel
+def add_sizes(gradient, hessian, repeat_count, scales, sizes):
+    """Add up what the sums of any rows lie between, once the rows are quantised (see `quantise`).
+
+    gradient, hessian : float32[n]; repeat_count : uint8[n], how often each row counts, empty for once; sizes : int64[3]: the
+    sums of the negative gradients, of the positive ones and of the Hessians are added.
+    """
+    g_scale, h_scale = np.float32(scales[0]), np.float32(scales[1])
+    below = above = of_hessians = I(0)
+    if repeat_count.size > 0:
+        for i in range(gradient.size):
+            times = I(repeat_count[i])
+            g = I(np.int32((gradient[i] * g_scale + ROUNDER) - ROUNDER)) * times
+            below += g if g < I(0) else I(0)
+            above += g if g > I(0) else I(0)
+            of_hessians += times if hessian.size == 0 else I(0)
+        for i in range(hessian.size):
+            h = np.int32((hessian[i] * h_scale + ROUNDER) - ROUNDER)
+            of_hessians += I(h if h > np.int32(1) else np.int32(1)) * I(repeat_count[i])
+    else:  # loops that vectorise
+        for i in range(gradient.size):
+            g = np.int32((gradient[i] * g_scale + ROUNDER) - ROUNDER)
+            below += I(g if g < np.int32(0) else np.int32(0))
+            above += I(g if g > np.int32(0) else np.int32(0))
+        for i in range(hessian.size):
+            h = np.int32((hessian[i] * h_scale + ROUNDER) - ROUNDER)
+            of_hessians += I(h if h > np.int32(1) else np.int32(1))
+        if hessian.size == 0:
+            of_hessians = I(gradient.size)
+    sizes[0] += below
+    sizes[1] += above
+    sizes[2] += of_hessians
+
+
 @internal
 def split_records(codes, goes_left, source, target):
     """Move records to the left child (front of `target`) or to the right child (back of it). Return how many went left.

@@ -333,7 +333,7 @@ def search_packed(packed, slot, at, n_bins, feature, total, limits, scratch, bes
             best[SPLIT_BIN] = first - at + b
             best[MISSING_LEFT] = missing_left
             best[LEFT_G] = np.float64(np.int32(word >> I(32)))
-            best[LEFT_H] = np.float64(np.int32(word))
+            best[LEFT_H] = np.float64(word & I(0xFFFFFFFF))
             best[LEFT_N] = best[LEFT_H] if limits.count_channel == 1 else 0.0
             if all_counts.size > 0:
                 best[LEFT_N] = np.float64(rows[first + b] + extra_rows)

@@ -11,7 +11,7 @@ import numpy as np
 
 from dboost.kernels import or_empty
 from dboost.kernels.histograms import TILE_COLUMNS, PackedSums
-from dboost.kernels.rows import STRIPE
+from dboost.kernels.rows import STRIPE, add_sizes
 from dboost.kernels.splits import SPLIT_SIZE, new_search_scratch
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.session.thread_team import Team
@@ -34,6 +34,8 @@ from dboost.trees.tree_task import ANY_ORDER, GradientStats, GrownTree, GrowthPo
 
 #: With ANY_ORDER the number of open leaves is at most the logarithm of the sum of the Hessians.
 _SLOTS_ANY_ORDER = 64
+#: Of more rows the sums never fit in packed histograms, unless nearly all gradients are tiny.
+_MOST_ROWS_PACKED = 1 << 20
 
 
 class WholeTreeGrower:
@@ -57,6 +59,7 @@ class WholeTreeGrower:
         self._unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
         self._has_categories = bool(shard.bin_layout.is_categorical.any())
         self._buffers: _Buffers | None = None
+        self._sums_fit = True  # whether the sums over all rows fit in packed histograms, as far as is known
 
     def advance_rows(self, terms: tuple, values: np.ndarray) -> GradientStats:
         """Advance all rows (see `shards.shard.advance_rows`)."""
@@ -146,8 +149,11 @@ class WholeTreeGrower:
         if task.constraints is not None and buffers.paths[0] is None:
             buffers.paths = [new_feature_paths(task.constraints, 2 * task.policy.max_leaves - 1) for _ in range(team.n_threads)]
 
+        packing = task.packing
+        if histograms.packed is not None and task.limits.count_channel != 2:
+            packing = packing._replace(rows=n + 1)  # buckets without counts hold the sums of all rows
         fused_task = FusedTask(
-            task.packing, task.limits, task.policy, task.scales, task.allowed, task.least_influence, task.constraints,
+            packing, task.limits, task.policy, task.scales, task.allowed, task.least_influence, task.constraints,
             task.direction,
         )  # fmt: skip
 
@@ -179,10 +185,24 @@ class WholeTreeGrower:
             in_fine_bins(grown, task.bin_merge, shard.is_identity_bin_map)
         return grown
 
+    def _stays_packed(self, task: TreeTask) -> bool:
+        """Return whether histograms of numeric features may stay packed. Trees after one for which they may not do not try."""
+        n_rows = self.shard.n_trained
+        if task.can_stay_packed(n_rows, self._by_unit):
+            return True
+        if not self._sums_fit or n_rows > _MOST_ROWS_PACKED or not task.has_plain_gain:
+            return False
+        gradient, hessian, _ = self.shard.split_arrays(task.output)
+        repeat_count, sizes = or_empty(self.shard.repeat_count, "uint8"), np.zeros(3, np.int64)
+        for some in (slice(*of) for of in self.shard.ranges()):
+            add_sizes(gradient[some], or_empty(hessian, "float32")[some], repeat_count[some], task.scales, sizes)
+        self._sums_fit = task.can_stay_packed_by(sizes, self._by_unit)
+        return self._sums_fit
+
     def _histograms_for(self, task: TreeTask, buffers: _Buffers) -> LeafHistograms:
         """Return buffers for the histograms of open leaves."""
         shape = buffers.n_slots, int(self.shard.bin_layout.offset[-1])
-        if not self._has_categories and task.can_stay_packed(self.shard.n_trained, self._by_unit):
+        if not self._has_categories and self._stays_packed(task):
             if buffers.packed is None:
                 counts = np.zeros(shape if task.limits.count_channel == 2 else (0, 0), np.int64)
                 buffers.packed = PackedSums(np.zeros(shape, np.int64), counts)

@@ -326,16 +326,25 @@ class TreeTask:
         return 0.5 * self.scales[1] / self.scales[0] ** 2
 
     def can_stay_packed(self, n_rows: int, by_unit: bool) -> bool:
-        """Return whether histograms of numeric features may stay packed.
+        """Return whether histograms of numeric features may stay packed, whatever the gradients of so many rows are.
 
-        This requires that the halves of a word cannot overflow, and that the split gain has no L1 penalty, step limit or
-        bounds. Buckets with counts overflow earlier; they are flushed to histograms by channel, which exist only if threads
-        divide rows.
+        This requires that the halves of a word cannot overflow. Buckets with counts overflow earlier; they are flushed to
+        histograms by channel, which exist only if threads divide rows.
         """
-        limits, packing = self.limits, self.packing
-        most = rows_in_32_bits(packing) if limits.count_channel == 2 and not by_unit else packing.rows
-        is_plain = limits.l1 == 0.0 and limits.max_step == math.inf and limits.is_bounded == 0
-        return n_rows <= most and is_plain and self.node_bins is None
+        has_flush = self.limits.count_channel == 2 and not by_unit
+        return self.has_plain_gain and n_rows <= (rows_in_32_bits(self.packing) if has_flush else self.packing.rows)
+
+    def can_stay_packed_by(self, sizes: np.ndarray, by_unit: bool) -> bool:
+        """Return whether histograms of numeric features may stay packed for rows with these sums (`kernels.rows.add_sizes`)."""
+        below, above, of_hessians = sizes.tolist()
+        fits = below >= -(2**31) and above < 2**31 and of_hessians < 2**32
+        return self.has_plain_gain and fits and not (by_unit and self.limits.count_channel == 2)
+
+    @property
+    def has_plain_gain(self) -> bool:
+        """Whether the gain of a split has no L1 penalty, step limit or bounds, and bins are those of the tree."""
+        limits = self.limits
+        return limits.l1 == 0.0 and limits.max_step == math.inf and limits.is_bounded == 0 and self.node_bins is None
 
 
 def split_params_of(

@@ -13,7 +13,7 @@ from dboost.exact import unit_for
 from dboost.kernels import or_empty
 from dboost.kernels import rows as kernels
 from dboost.kernels.histograms import PAIR, TRIPLE, Packing
-from dboost.kernels.rows import select_rows
+from dboost.kernels.rows import add_sizes, select_rows
 from dboost.training.loop import _scale
 from tests.helpers.compiled import compiled
 from tests.helpers.naive import rows as naive
@@ -62,6 +62,24 @@ def test_the_largest_gradient_becomes_the_largest_integer(packing: Packing, maxi
     top = packing.max_gradient
     found = [naive.fields(r)[0] for r in records.tolist()]
     assert found == [top, -top, top // 2 if found[2] == top // 2 else top // 2 + 1, 0]  # a half may be rounded either way
+
+
+@given(
+    gradient=st.lists(FLOAT32, max_size=60), with_hessian=st.booleans(), with_times=st.booleans(), seed=st.integers(0, 2**32)
+)
+def test_sums_of_any_rows_lie_between_the_sizes(gradient: list[float], with_hessian: bool, with_times: bool, seed: int) -> None:
+    rng, n = np.random.default_rng(seed), len(gradient)
+    g = np.array(gradient, np.float32)
+    h = rng.exponential(size=n).astype(np.float32) if with_hessian else None
+    times = rng.integers(1, 256, n).astype(np.uint8) if with_times else None
+    scales = np.array([_scale(32_767, float(np.abs(g).max(initial=0.0))), 1.0 if h is None else 1_000.0])
+    sizes = np.array([-5, 6, 7])
+    add_sizes(g, or_empty(h, "float32"), or_empty(times, "uint8"), scales, sizes)
+    counts = [1] * n if times is None else times.tolist()
+    gradients = [times * naive.quantised(one, scales[0]) for one, times in zip(g, counts, strict=True)]
+    hessians = [1 if h is None else naive.quantised_hessian(one, scales[1]) for one in (g if h is None else h)]
+    negative, positive = (sum(one for one in gradients if one * sign > 0) for sign in (-1, 1))
+    assert sizes.tolist() == [negative - 5, positive + 6, sum(map(math.prod, zip(hessians, counts, strict=True))) + 7]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])

@@ -337,7 +337,7 @@ def test_a_profile_accounts_for_the_tree(
 ) -> None:
     """A tiny table's histograms stay packed, those of the measured ones do not: both have kernels of their own."""
     if not packed:
-        monkeypatch.setattr(TreeTask, "can_stay_packed", lambda *_, **__: False)
+        monkeypatch.setattr(TreeTask, "has_plain_gain", False)
     picture = folder / "profile.svg"
     profile.main(["--quick", "--workloads", "W1b", "--trees", "6", "--every", "3", "--plot", str(picture)])
     rows = {row[0]: row for row in cells(capsys.readouterr().out)}
