@@ -361,8 +361,9 @@ def parts_of(
             first += n
             continue
         if most_bytes is not None and size > most_bytes:
-            n_parts = min(-(-size // most_bytes), n)
-            for a, b in pairwise(n * i // n_parts for i in range(n_parts + 1)):
+            # All but the last are of the same length, so that each is a batch of the decoder.
+            length = -(-n // min(-(-size // most_bytes), n))
+            for a, b in pairwise([*range(0, n, length), n]):
                 n_stored = footer.stored[k] * (b - a) // n
                 once = footer.decoders[k] <= 2 * most_bytes
                 yield _some(part, (first + a, first + b), groups=(k,), rows=(a, b), n_bytes=n_stored, is_decoded_once=once)
@@ -412,10 +413,9 @@ def read_in_order(
     each range is read by itself. most_bytes : as in `open_parquet`.
     """
     wanted = list(names if columns is None else columns)
-    for (*_, is_range), some in groupby(parts, key=lambda part: (part.file.url, part.groups, part.rows is not None)):
-        run = list(some)
-        if not is_range or len(run) == 1:
-            yield from (read_part(part, names=names, types=types, columns=wanted) for part in run)
+    for run in _runs_of(parts):
+        if len(run) == 1:
+            yield read_part(run[0], names=names, types=types, columns=wanted)
             continue
         with _opened_parquet(run[0], types, wanted) as (file, stored, index):
             assert run[0].groups is not None
@@ -424,6 +424,24 @@ def read_in_order(
             for part, table in zip(run, tables, strict=True):
                 yield _frame_of_part(part, table, types, wanted, index)
                 del table
+
+
+def _runs_of(parts: Sequence[ParquetPart]) -> Iterator[list[ParquetPart]]:
+    """Yield the parts in order; consecutive ranges of a row group together."""
+    run: list[ParquetPart] = []
+    for part in parts:
+        before = run[-1] if run else None
+        if before is not None and not (
+            (part.file.url, part.groups) == (before.file.url, before.groups)
+            and part.rows is not None
+            and before.rows is not None
+            and part.rows[0] == before.rows[1]
+        ):
+            yield run
+            run = []
+        run.append(part)
+    if run:
+        yield run
 
 
 @contextmanager
@@ -471,24 +489,31 @@ def _decoder_bytes(group: Any, columns: Collection[str] | None) -> int:
 
 
 def _ranges_of(file: Any, parts: Sequence[ParquetPart], columns: list[str]) -> Iterator[pa.Table]:
-    """Yield columns of consecutive ranges of a row group."""
-    longest = max(part.rows[1] - part.rows[0] for part in parts if part.rows is not None)
-    n_rows = max(min(_BATCH_ROWS, longest // 8), 1)
-    batches = file.iter_batches(n_rows, list(parts[0].groups or ()), columns, use_threads=False)
-    waiting: list[Any] = []
-    for part in parts:
-        assert part.rows is not None
-        n = part.rows[1] - part.rows[0]
-        while sum(batch.num_rows for batch in waiting) < n:
-            waiting.append(next(batches))
-        n_whole = sum(batch.num_rows for batch in waiting[:-1])
-        last = waiting.pop()
-        waiting.append(last.slice(0, n - n_whole))
-        # Copies: slices would keep whole batches.
-        yield pa.table(
-            {name: pa.concat_arrays([batch.column(name) for batch in waiting]) for name in columns},
-        ).replace_schema_metadata(file.schema_arrow.metadata)
-        waiting = [last.slice(n - n_whole)]
+    """Yield columns of consecutive ranges of a row group. Most are a batch of Arrow each, without a copy, see `parts_of`."""
+    spans = [part.rows for part in parts if part.rows is not None]
+    before = spans[0][0]
+    batches = file.iter_batches(max(b - a for a, b in spans), list(parts[0].groups or ()), columns, use_threads=False)
+    rest: Any = None
+    for first, last in spans:
+        pieces: list[Any] = []
+        missing, is_cut = last - first, rest is not None
+        while missing:
+            batch, rest = next(batches) if rest is None else rest, None
+            if batch.num_rows <= before:
+                before -= batch.num_rows
+                continue
+            if before or batch.num_rows - before > missing:
+                batch, rest = batch.slice(before, missing), batch.slice(before + missing)
+                before, is_cut = 0, True
+            pieces.append(batch)
+            missing -= batch.num_rows
+        if is_cut or len(pieces) > 1:  # a copy: slices would keep whole batches
+            found = [pa.concat_arrays([piece.column(name) for piece in pieces]) for name in columns]
+        else:
+            found = [pieces[0].column(name) for name in columns]
+        del pieces, batch
+        yield pa.table(found, names=columns, metadata=file.schema_arrow.metadata)
+        del found
         pa.default_memory_pool().release_unused()
 
 
