@@ -964,7 +964,10 @@ class Table:
         """Replace the weights of all rows. weights : maps the position of a chunk to float64[n]."""
         filled = [i for i, length in enumerate(self.lengths) if length]
         if self._metadata_spool is None:
-            self.all_roles = replace(self.all_roles, weight=np.concatenate([np.empty(0), *map(weights, filled)]))
+            weight = np.empty(self.n_rows)
+            for i in filled:
+                weight[self._starts[i] : self._starts[i + 1]] = weights(i)
+            self.all_roles = replace(self.all_roles, weight=weight)
             return
         for i in filled:
             self._metadata_spool.put("sample_weight", self.numbers[i], weights(i))

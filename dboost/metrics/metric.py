@@ -11,7 +11,7 @@ set. For the latter the rows are brought together and sorted, so its value does 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ from dboost.errors import ParameterError
 from dboost.exact import unit_for
 from dboost.losses import Loss
 from dboost.losses.base import one_target
+
+#: Largest number of rows of a piece, see `ScoredRows.pieces`.
+_PIECE_ROWS = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,15 @@ class ScoredRows:
         target = one_target(self.target, loss.columns[output])
         size = size.outputs[output] if size.outputs else size
         return ScoredRows(target, loss.ordered(self.raw)[output], self.weight, loss.parts[output], size, self.block)
+
+    def pieces(self) -> Iterator[ScoredRows]:
+        """Yield the rows in pieces of about the same number, whose intermediate values take little memory."""
+        n = self.target.shape[-1]
+        n_pieces = max(-(-n // _PIECE_ROWS), 1)
+        for k in range(n_pieces):
+            some = slice(n * k // n_pieces, n * (k + 1) // n_pieces)
+            weight = None if self.weight is None else self.weight[some]
+            yield ScoredRows(self.target[..., some], self.raw[..., some], weight, self.loss, self.size)
 
     def parts(self) -> list[ScoredRows]:
         """Return the rows for each of `Loss.parts`, else the rows themselves."""

@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -240,6 +240,9 @@ def _mean_of(
     """Return the metric "weighted mean of a number per row", which is about `largest` at most; NaN where the mean overflows."""
 
     def chunk(rows: ScoredRows) -> tuple[ExactSum, ExactSum]:
+        return reduce(merge, map(of_piece, rows.pieces()))
+
+    def of_piece(rows: ScoredRows) -> tuple[ExactSum, ExactSum]:
         size = rows.size
         with np.errstate(over="ignore", invalid="ignore"):
             values, unit = per_row(rows), size.unit(largest(size))

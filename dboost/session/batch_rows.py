@@ -190,28 +190,27 @@ class BatchRows:
             of_parts = np.bincount(parts[is_trained], minlength=int(parts.max()) + 1) > 0
             of_kept = RowIds(np.array(ids.runs(kept_range.start, kept_range.stop), np.int64))
             segments = shared.segments(of_parts, of_kept)
+            fields = {}
             with shared.building:  # one fold after the other, since this takes memory for a moment
-                fields = segments.in_order(self._fields_of_fold(spec, kept, kept_range))
-                if spec.shard.compacts_target:
-                    fields["target"] = compacted(fields["target"])
-                for name in {"target", "weight"} & fields.keys():
-                    fields[name] = shared.values(name, fields[name], of_parts)
+                for name, values in segments.in_order(self._fields_of_fold(spec, kept, kept_range)):
+                    own = compacted(values) if name == "target" and spec.shard.compacts_target else values
+                    fields[name] = shared.values(name, own, of_parts) if name in ("target", "weight") else own
+                    del values, own
             yield rows_in_memory(fields | shared.fields, spec.shard, segments=segments, shared=shared)
         self._shared.clear()
         self.close_values()
 
-    def _fields_of_fold(self, spec: BuildSpec, kept: np.ndarray, kept_range: slice) -> dict[str, np.ndarray]:
-        """Return everything but codes of the rows that a fold trains on, in the order of the table.
+    def _fields_of_fold(self, spec: BuildSpec, kept: np.ndarray, kept_range: slice) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield everything but codes of the rows that a fold trains on, by name, in the order of the table.
 
         kept : their positions in the table; kept_range : their range among its rows of positive weight.
         """
-        raw = self._raw_scores(spec, kept, kept_range)
-        fields = {"target": spec.in_unit(self.y[..., kept]), "raw": spec.in_unit(raw)}
+        yield "target", spec.in_unit(self.y[..., kept])
+        yield "raw", spec.in_unit(self._raw_scores(spec, kept, kept_range))
         if spec.shard.weighted:
-            fields["weight"] = np.ones(len(kept)) if self.table.weight is None else self.table.weight[kept]
+            yield "weight", np.ones(len(kept)) if self.table.weight is None else self.table.weight[kept]
         if (draw_id := self._draw_id_of(spec, kept_range)) is not None:
-            fields["draw_id"] = draw_id
-        return fields
+            yield "draw_id", draw_id
 
     @property
     def _shares_codes(self) -> bool:
@@ -331,10 +330,8 @@ class BatchRows:
         """Yield the roles of ranges that together are the rows of positive weight: encoded targets, and start scores for
         offsets if there are any."""
         table = self.table
-        if not table.keeps_roles_apart:
-            kept = kept_rows(table.weight)
+        if not table.keeps_roles_apart and kept_rows(table.weight) is None:
             roles = replace(table.all_roles, target=self.y)
-            roles = roles if kept is None else roles.rows(kept)
             if roles.n_rows:
                 yield roles if self.start_scores is None else replace(roles, offset=self.start_scores)
             return

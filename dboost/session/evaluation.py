@@ -104,6 +104,21 @@ class EvalRows:
             weighted = weighted or weight is not None
         return max_weight, weighted
 
+    def start_fields(self, spec: BuildSpec) -> Iterator[dict[str, np.ndarray]]:
+        """Yield target, weight and raw scores of chosen rows chunk by chunk; see `pieces`. No model may be continued."""
+        assert self.rows is not None and spec.warm_start.model is None
+        begin, last = 0, 0
+        for k, length in enumerate(self.table.lengths):
+            first, last = last, int(np.searchsorted(self.rows, begin + length))
+            if first < last:
+                at, offset = self.rows[first:last] - begin, self.table.roles(k).offset
+                raw = np.repeat(spec.baseline[:, None], last - first, axis=1)
+                if offset is not None:
+                    raw[spec.target.loss.offset_outputs] += offset[at]
+                weight = np.ones(last - first) if self.weight is None else self.weight[first:last]
+                yield {"target": self.target_of(k)[..., at], "weight": weight, "raw": raw}
+            begin += length
+
     def pieces(self, spec: BuildSpec, piece_rows: int, n_threads: int) -> Iterator[dict[str, np.ndarray]]:
         """Yield the rows in pieces: codes (narrow, wide), target, weight (ones if the table has none) and raw scores."""
         baseline, warm_start = spec.baseline, spec.warm_start
@@ -418,7 +433,8 @@ class SessionEvalSets:
         shared = shared if place is None else None
         store = RowStore(groups if shared is None else eval_fields(spec.shard, weighted, has_codes=False), [n_rows], place)
         try:
-            for piece in rows.pieces(spec, block_rows, n_threads):
+            without_codes = shared is not None and spec.warm_start.model is None
+            for piece in rows.start_fields(spec) if without_codes else rows.pieces(spec, block_rows, n_threads):
                 store.append(len(piece["weight"]), piece)
             block = row_matrix(rows.table, rows.positions()) if with_block else None
         except BaseException:

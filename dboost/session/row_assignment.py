@@ -62,7 +62,7 @@ def assign_rows(rows: BatchRows, numbered: Numbered, n_classes: int | None, assi
         weight = _weights(rows, k, assignment.class_weight)
         for piece in _pieces(rows, numbered, n_classes, k):
             some, drawn = piece.rows, (piece.draw_ids, piece.classes)
-            uses = None if fold is None else fold.of(piece.first_id + np.arange(len(some)))
+            uses = None if fold is None else fold.uses[fold.at(piece.first_id, len(some))]
             if uses is not None:
                 held = uses == TEST
             else:
@@ -87,8 +87,13 @@ def assign_rows(rows: BatchRows, numbered: Numbered, n_classes: int | None, assi
 
 def _in_table_order(fold: FoldRows, ranges: Sequence[tuple[int, int]]) -> FoldRows:
     """Return the uses and parts of consecutive rows. ranges : first global id and number of rows of each partition."""
-    row_ids = np.concatenate([np.empty(0, np.int64), *(np.arange(start, start + n) for start, n in ranges)])
-    return FoldRows(fold.of(row_ids), parts=fold.parts_of(row_ids), group=fold.group)
+    assert fold.parts is not None
+    parts, some = fold.parts, [fold.at(*of) for of in ranges if of[1]]
+    return FoldRows(
+        np.concatenate([fold.uses[:0], *(fold.uses[of] for of in some)]),
+        parts=np.concatenate([parts[:0], *(parts[of] for of in some)]),
+        group=fold.group,
+    )
 
 
 def _weights(rows: BatchRows, k: int, class_weight: np.ndarray | None) -> np.ndarray:

@@ -182,22 +182,12 @@ class FoldRows:
             self.group,
         )
 
-    def of(self, row_ids: np.ndarray) -> np.ndarray:
-        """Return the uses of rows (int64[n], global ids): uint8[n]."""
-        return self.uses[self._at(row_ids)]
-
-    def parts_of(self, row_ids: np.ndarray) -> np.ndarray:
-        """Return the parts of rows (int64[n], global ids): uint8[n]."""
-        assert self.parts is not None
-        return self.parts[self._at(row_ids)]
-
-    def _at(self, row_ids: np.ndarray) -> np.ndarray:
-        """Return the positions of rows in `uses`."""
-        if self.ends is None:
-            return row_ids
-        begins = np.concatenate(([0], self.ends[:-1]))
-        run = np.searchsorted(self.starts, row_ids, "right") - 1
-        return row_ids - self.starts[run] + begins[run]
+    def at(self, first: int, n: int) -> slice:
+        """Return where the n rows of one run from global id `first` on are in `uses` and `parts`."""
+        if self.ends is not None:
+            run = int(np.searchsorted(self.starts, first, "right")) - 1
+            first += (int(self.ends[run - 1]) if run else 0) - int(self.starts[run])
+        return slice(first, first + n)
 
 
 #: Maximal number of parts of a group of folds.

@@ -128,7 +128,9 @@ class WholeTreeGrower:
         # If rows are excluded by their influence only, this happens while the gradients are quantized.
         by_influence = task.sample is None and task.least_influence > 0 and shard.segments is None
         influence = shard.influence(task.output) if by_influence else None
-        chosen = shard.grown_rows(task.sample, task.least_influence, task.output) if influence is None else None
+        chosen = None
+        if influence is None:
+            chosen = shard.grown_rows(task.sample, task.least_influence, task.output, into=buffers.rows)
         n = shard.n_rows if chosen is None else len(chosen)
         rows = TreeRows(
             shard.histogram_rows, shard.bins.narrow, shard.bins.row_of, gradient, or_empty(hessian, "float32"),
@@ -221,6 +223,7 @@ class _Buffers:
     nodes: list[NodeArrays]  # by thread
     n_slots: int  # most leaves that are open at the same time
     paths: list[FeaturePaths | None]  # by thread
+    rows: np.ndarray  # int64[n_rows], for the rows that a fold trains on; empty without folds
     pool: np.ndarray | None = None  # histograms of open leaves
     packed: PackedSums | None = None  # or these, see `TreeTask.can_stay_packed`
 
@@ -234,6 +237,7 @@ class _Buffers:
             nodes=[new_node_arrays(policy.max_leaves) for _ in range(n_threads)],
             n_slots=n_slots,
             paths=[None] * n_threads,
+            rows=np.empty(0 if shard.segments is None else shard.n_rows, np.int64),
         )
 
 

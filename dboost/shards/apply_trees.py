@@ -96,13 +96,11 @@ def add_grown_tree(
         of_node = values.take(grown.leaf_of[: grown.n_nodes], mode="clip")
         add_tree(codes, layout, grown.nodes, grown.left_codes, of_node, first, last, raw)
         return
-    leaf = np.empty(end, np.uint8 if grown.n_leaves <= 256 else np.int32)
+    leaf: np.ndarray = np.empty(end, np.uint8 if grown.n_leaves <= 256 else np.int32)
     find(leaf, begin, end)
-    if values.ndim == 1:
-        raw[first:last] += values[leaf[begin:end]]
-        return
-    for of_output, values_of in zip(raw, values, strict=True):
-        of_output[first:last] += values_of[leaf[begin:end]]
+    for at in range(first, last, _BLOCK):
+        to = min(at + _BLOCK, last)
+        raw[..., at:to] += values.take(leaf[at + offset : to + offset], axis=-1)
 
 
 def add_iterations(

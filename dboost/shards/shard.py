@@ -22,7 +22,7 @@ elsewhere, or too many rows are near it, all rows are read again: the threshold 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -118,6 +118,8 @@ def codes_of(tiles: np.ndarray, wide: np.ndarray | None, layout: BinLayout) -> B
     return codes
 
 
+#: Rows that are reordered at a time.
+_PIECE_ROWS = 1 << 16
 #: Maximal number of rows of a shard in memory: row numbers have 32 bits while a tree grows (`kernels.histograms`).
 MOST_ROWS = 2**32
 
@@ -207,21 +209,32 @@ class RowSegments:
             at += last - first
         return found or [(0, 0)]
 
-    def positions(self) -> np.ndarray:
-        """Return the rows, ascending: int64[n_rows]."""
-        return np.concatenate([np.arange(first, last) for first, last in self._segments])
+    def positions(self, into: np.ndarray | None = None) -> np.ndarray:
+        """Return the rows, ascending: int64[n_rows]. into : int64[>= n_rows], receives them; default: a new array."""
+        found = np.empty(self.n_rows, np.int64) if into is None else into[: self.n_rows]
+        found[:] = 1
+        at = end = 0
+        for first, last in self._segments:
+            found[at] = first - end + (at > 0)
+            at, end = at + last - first, last
+        return np.cumsum(found, out=found)
 
-    def in_order(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return fields for all rows of the shard ([..., n]), given those of the rows that are trained on in the order of the
-        table; others are 0."""
+    def in_order(self, fields: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield fields by name for all rows of the shard ([..., n]), one after the other: a single one is in memory twice.
+
+        fields : of the rows that are trained on, in the order of the table; those of other rows are 0.
+        """
         rank = self._find_rank()
-        found = {name: np.zeros((*values.shape[:-1], len(self._order)), values.dtype) for name, values in fields.items()}
-        for name, values in fields.items():
+        for name, values in fields:
+            found = np.zeros((*values.shape[:-1], len(self._order)), values.dtype)
             at = 0
             for first, last in self._segments:
-                found[name][..., first:last] = values[..., rank[at : at + last - first]]
-                at += last - first
-        return found
+                for low in range(first, last, _PIECE_ROWS):
+                    high = min(low + _PIECE_ROWS, last)
+                    found[..., low:high] = values[..., rank[at : at + high - low]]
+                    at += high - low
+            del values
+            yield name, found
 
     def row_ids(self, first: int, last: int) -> np.ndarray:
         """Return the global ids of rows first…last-1, which belong to one segment: int64[last - first]."""
@@ -248,7 +261,8 @@ class RowSegments:
         is_trained = np.zeros(len(self._order), bool)
         for first, last in self._segments:
             is_trained[self._order[first:last]] = True
-        rank = np.cumsum(is_trained, dtype=np.uint32) - np.uint32(1)
+        rank = np.cumsum(is_trained, dtype=np.uint32)
+        rank -= np.uint32(1)
         return np.concatenate([rank[self._order[first:last]] for first, last in self._segments])
 
 
@@ -367,10 +381,12 @@ class Shard:
         stays = self.influence(output) >= least_influence
         return np.flatnonzero(stays) if rows is None else rows[stays[rows]]
 
-    def grown_rows(self, sample: Sample | None, least_influence: int = 0, output: int = 0) -> np.ndarray | None:
-        """Return `sampled_rows`, and None only if these are all rows of the arrays."""
+    def grown_rows(
+        self, sample: Sample | None, least_influence: int = 0, output: int = 0, into: np.ndarray | None = None
+    ) -> np.ndarray | None:
+        """Return `sampled_rows`, and None only if these are all rows of the arrays. into : see `RowSegments.positions`."""
         rows = self.sampled_rows(sample, least_influence, output)
-        return self.segments.positions() if rows is None and self.segments is not None else rows
+        return self.segments.positions(into) if rows is None and self.segments is not None else rows
 
     def _sampled(self, sample: Sample) -> np.ndarray:
         drawn_by = self.fields.get("draw_id", self.fields.get("row_ids"))

@@ -67,7 +67,9 @@ def sharing(shared: SharedCodes, fold: FoldRows) -> ShardBlocks:
     kept = np.flatnonzero(is_trained)
     of_parts = np.bincount(fold.parts[is_trained], minlength=int(fold.parts.max()) + 1) > 0
     segments = shared.segments(of_parts, ids_of(len(kept)))
-    return rows_in_memory(segments.in_order(fields_of(kept)) | shared.fields, SPEC, segments=segments, shared=shared)
+    return rows_in_memory(
+        dict(segments.in_order(fields_of(kept).items())) | shared.fields, SPEC, segments=segments, shared=shared
+    )
 
 
 def content(rows: ShardBlocks) -> dict[str, np.ndarray]:
@@ -115,7 +117,7 @@ def test_a_fold_that_shares_codes_has_the_rows_that_it_would_have_alone(seed: in
         )
         own.shard.leaf[0], order = leaf[kept], rows.shard.segments
         assert order is not None
-        rows.shard.leaf[0] = order.in_order({"leaf": leaf[kept]})["leaf"]
+        rows.shard.leaf[0] = dict(order.in_order([("leaf", leaf[kept])]))["leaf"]
         values = rng.normal(size=(1, SPEC.max_leaves))
         one, other = own.advance_rows(TERMS, values), rows.advance_rows(TERMS, values)
         assert one is not None and other is not None
@@ -253,7 +255,7 @@ def test_folds_share_values_that_do_not_depend_on_them(seed: int, n_folds: int) 
         given_values = WEIGHT[kept].copy()
         if k == other:
             given_values[rng.integers(0, len(kept))] *= -1
-        own = segments.in_order({"weight": given_values})["weight"]
+        own = dict(segments.in_order([("weight", given_values)]))["weight"]
         found.append((segments.positions(), own[segments.positions()], shared.values("weight", own, of_parts)))
     assert other < n_folds or len({id(values) for *_, values in found}) == 1
     for rows, expected, values in found:
