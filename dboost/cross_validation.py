@@ -94,13 +94,13 @@ class CVResult:
         The model of each fold; with early stopping, up to the best iteration.
     predictions : float64[n_rows] or float64[n_rows, n_classes]
         Predictions, or probabilities of the classes, of each row by the model that has not been trained on it, in row order.
-        NaN for rows that no fold holds out, the mean for rows that several folds hold out.
+        NaN for rows that no fold holds out and for rows of weight 0, the mean for rows that several folds hold out.
     n_iterations : int
         Number of iterations of each fold, also those after the best one.
-    targets, weights : float64[n_rows], or None
-        Of the rows, which `calibrate` uses; None for classes, and for weights of 1.
+    targets, weights : float64[...], or None
+        Of the rows of positive weight, which `calibrate` uses; None for classes, and for weights of 1.
     held_out : list of (int64[...], float64[..., n_outputs])
-        For each fold the positions of its held-out rows, and their raw scores by its model, which intervals follow from;
+        For each fold the positions of its held-out rows among those of positive weight, and their raw scores by its model, which intervals follow from;
         empty for classes.
     states, settings
         What ``cv(…, start_from=result)`` continues and compares; no part of the public API.
@@ -274,15 +274,15 @@ def cv(
     folds : int, splitter of scikit-learn, iterable of (train, test), or one value per row, optional
         Default: 5, or those of `start_from`.
         A number divides the rows at random (by `random_state`), each class evenly. Pairs hold positions or masks; a row that is
-        in neither is left out. With one value per row, each value is a fold. Positions and values count the rows of positive
-        weight. For tables and paths `folds`, `groups` and `time` may be names of columns, which are then no features unless
+        in neither is left out. With one value per row, each value is a fold. Positions and values count the rows of the table
+        (those that `filter` keeps), or of the `Dataset`, which has no rows of weight 0. For tables and paths `folds`, `groups` and `time` may be names of columns, which are then no features unless
         `features` names them.
     group : str, or one value per row, optional
         What rows belong together, as in `dboost.fit`: a number of folds and splitters do not divide the rows of a group, and
         samples of rows (`subsample`) take whole groups. A `Dataset` has the groups of `dboost.prepare`. Splitters get the
-        groups as integers (whole numbers are themselves), for rows of positive weight.
+        groups as integers (whole numbers are themselves). Splitters divide the rows of positive weight.
     groups : str, or one value per row, optional
-        The same for the folds only, under scikit-learn's name: for the rows of positive weight, and splitters get these values.
+        The same for the folds only, under scikit-learn's name: splitters get these values.
     time : str, or one value per row, optional
         With a number of folds: divide the rows in the order of these values into one part more than there are folds; each fold
         trains on all parts before the one that it holds out. Rows of equal time are in the same part.
@@ -364,6 +364,8 @@ class FoldOptions(NamedTuple):
     time: Any
     repeats: int
     known: CVResult | None = None  # with the folds to use, unless others are given
+    #: bool[n_rows] of a table with rows of weight 0: whether a row has a positive weight. Values and pairs count all rows.
+    is_kept: np.ndarray | None = None
 
     @property
     def least(self) -> int:
@@ -392,10 +394,13 @@ class FoldOptions(NamedTuple):
             raise DataError(f"start_from is a result of {len(known[0].uses)} rows of positive weight, the data have {n_rows}")
         if known and self.folds is None and self.groups is None and self.time is None and self.repeats == 1:
             return known
+        if keys is not None and self.is_kept is not None:
+            of_kept, keys = keys, np.zeros(len(self.is_kept), keys.dtype)
+            keys[self.is_kept] = of_kept
         found = split_rows(
             5 if self.folds is None else self.folds, n_rows, lambda: targets,
             groups=keys if self.groups is None and self.can_keep_groups else self.groups, time=self.time,
-            repeats=self.repeats, is_classification=is_classification, seed=seed,
+            repeats=self.repeats, is_classification=is_classification, seed=seed, is_kept=self.is_kept,
         )  # fmt: skip
         same = [np.array_equal(one.uses, other.uses) for one, other in zip(found, known, strict=False)]
         if known and not (len(found) == len(known) and all(same)):
@@ -435,6 +440,7 @@ class FoldedRows:
     rows: BinnedRows  # stay in memory as long as this object
     targets: Column
     folds: list[FoldRows]
+    is_kept: np.ndarray | None = None  # of `FoldOptions`
 
 
 @contextmanager
@@ -487,7 +493,7 @@ def folded(
         targets = rows.targets()
         is_classification = target_of(targets, parameters, prepared.target).classes is not None
         found = division.of(rows.n_rows, targets, is_classification, parameters.random_state, rows.groups())
-        yield FoldedRows(prepared, rows, targets, found)
+        yield FoldedRows(prepared, rows, targets, found, division.is_kept)
 
 
 class FoldSettings:
@@ -590,6 +596,9 @@ def cross_validate(
         return result(np.empty(0), states, described)
     held_out = rows.held_out_scores([booster.ensemble for booster in boosters], folds)
     predictions = _held_out_means(rows.n_rows, boosters[0].outputs.means, held_out)
+    if folded.is_kept is not None:
+        of_kept, predictions = predictions, np.full((len(folded.is_kept), *predictions.shape[1:]), np.nan)
+        predictions[folded.is_kept] = of_kept
     if target.classes is not None:
         return result(predictions, states, described, None, rows.weights())
     numbers = encode_column(folded.targets, target, lambda row: f"row {row} of those of positive weight")
@@ -621,7 +630,8 @@ def target_of(targets: Column, parameters: Parameters, name: Any = None) -> Targ
 def _with_values(
     data: Any, target: Any, division: FoldOptions, options: DataOptions
 ) -> tuple[Any, FoldOptions, Sequence[str] | None]:
-    """Return the division with values in place of names of columns, and the features: without these columns.
+    """Return the division with values in place of names of columns and with the rows that have a positive weight, and the
+    features: without these columns.
 
     The data are returned, too: columns are read before the other ones, so a stream that may be read once only is stored.
     """
@@ -632,11 +642,13 @@ def _with_values(
         for name, value in given.items()
         if known.is_label(value) and not (name == "folds" and isinstance(value, Number))
     }
-    if not named:
+    weight = options.sample_weight
+    is_unknown = bool(known) and known.is_label(weight) and known.find(weight) is None  # an error of the fit
+    if not named and (weight is None or is_unknown):
         return data, division, options.features
     used = (
         *(target if may_name_columns(target) else [target]),
-        options.sample_weight,
+        weight,
         options.offset,
         options.group,
         *named.values(),
@@ -654,26 +666,29 @@ def _with_values(
     else:
         table = open_path(data, columns=()) if is_path(data) else data  # the fit checks the columns
         names = names_of_table(table)
-    if names is None:
+    if names is None and named:
         raise InputTypeError(f"{what} names a column, but the data have no columns: give one value per row")
+    names = names or Names(())
     for name, column in named.items():
         if names.find(column) is None:
             raise ParameterError(f"the data have no column {column!r}, which was given as {name}{names.hint(column)}")
-    weight = options.sample_weight
-    is_column = names.is_label(weight)
-    if is_column and names.find(weight) is not None:
-        weight, is_column = _values_of(table, names, weight, row_filter), False
-    is_kept = None if weight is None or is_column else np.asarray(_computed(weight)).reshape(-1) > 0
+    if names.is_label(weight):
+        weight = None if names.find(weight) is None else _values_of(table, names, weight, row_filter)
+    # Weights that are no numbers are an error of the fit.
+    is_kept = None if weight is None else pd.to_numeric(np.asarray(_computed(weight)).reshape(-1), errors="coerce") > 0
+    if is_kept is not None and (is_kept.all() or not is_kept.any()):
+        is_kept = None
     values: dict[str, Any] = {}
     for name, column in named.items():
         found = _values_of(table, names, column, row_filter)
-        found = found if is_kept is None or len(is_kept) != len(found) else found[is_kept]
-        if pd.isna(found).any():
+        rows = slice(None) if is_kept is None or len(is_kept) != len(found) else is_kept
+        if pd.isna(found[rows]).any():
             raise DataError(f"column {column!r}, which was given as {name}, has missing values: fill them, or remove the rows")
-        values[name] = np.unique(found, return_inverse=True)[1]
+        values[name] = np.zeros(len(found), np.int64)
+        values[name][rows] = np.unique(found[rows], return_inverse=True)[1]
     taken = {names.find(column) for column in used if names.is_label(column)}
-    features = [name for name in names if name not in taken] if options.features is None else options.features
-    return data, division._replace(**values), features
+    features = [name for name in names if name not in taken] if named and options.features is None else options.features
+    return data, division._replace(**values, is_kept=is_kept), features
 
 
 def _columns_used(

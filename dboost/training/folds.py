@@ -92,6 +92,7 @@ def split_rows(
     repeats: int = 1,
     is_classification: bool,
     seed: int,
+    is_kept: np.ndarray | None = None,
 ) -> list[FoldRows]:
     """Return the folds of a cross-validation.
 
@@ -99,6 +100,7 @@ def split_rows(
     ----------
     folds : int, iterable of (train, test), one value per row, or splitter of scikit-learn
     n_rows : int
+        Number of rows to divide.
     targets : callable
         Returns the targets of all rows.
     groups : one value per row, optional
@@ -112,6 +114,9 @@ def split_rows(
         Whether a number of folds divides each class evenly.
     seed : int
         Of the assignment of rows to a number of folds.
+    is_kept : bool[...], optional
+        For each row of the table whether it is one of the n_rows, if not all are: pairs, and values per row, count the rows of
+        the table.
 
     Raises
     ------
@@ -120,7 +125,8 @@ def split_rows(
     DataError
         If folds, groups or times of rows are missing.
     """
-    of_groups = None if groups is None else _per_row(groups, n_rows, "groups")
+    is_kept = np.ones(n_rows, bool) if is_kept is None else is_kept
+    of_groups = None if groups is None else _per_row(groups, is_kept, "groups")
     is_number = isinstance(folds, int | np.integer) and not isinstance(folds, bool)
     if isinstance(repeats, bool) or not isinstance(repeats, int | np.integer) or repeats < 1:
         raise ParameterError(f"repeats={repeats!r} must be a number of at least 1")
@@ -132,7 +138,7 @@ def split_rows(
             raise ParameterError("groups do not go together with time: leave one of them out")
         if repeats > 1:
             raise ParameterError("repeats do not go together with time, which divides the rows in one way only")
-        found = _ordered(int(folds), _per_row(time, n_rows, "time"))
+        found = _ordered(int(folds), _per_row(time, is_kept, "time"))
     elif is_number:
         found = []
         for repeat in range(repeats):
@@ -144,18 +150,18 @@ def split_rows(
             found += [_of_test(numbers == fold) for fold in range(int(folds))]
     elif hasattr(folds, "split"):
         y = _plain(targets())
-        found = [_of_pair(pair, n_rows) for pair in folds.split(np.zeros((n_rows, 1)), y, of_groups)]
+        found = [_of_pair(pair, np.ones(n_rows, bool)) for pair in folds.split(np.zeros((n_rows, 1)), y, of_groups)]
     elif _is_column(folds):
         if groups is not None:
             raise ParameterError("groups do not go together with the fold of each row: leave one of them out")
-        values = _per_row(folds, n_rows, "folds")
+        values = _per_row(folds, is_kept, "folds")
         found = [_of_test(values == value) for value in np.unique(values)]
         if len(found) < 2:
             raise ParameterError("folds: all rows are in the same fold; at least two are needed")
     elif isinstance(folds, Iterable) and not isinstance(folds, str):
         if groups is not None:
             raise ParameterError("groups do not go together with pairs (train, test): leave one of them out")
-        found = [_of_pair(pair, n_rows) for pair in folds]
+        found = [_of_pair(pair, is_kept) for pair in folds]
     else:
         raise InputTypeError(
             f"folds={folds!r:.60} must be a number, pairs (train, test), the fold of each row, or a splitter of scikit-learn"
@@ -238,35 +244,40 @@ def _is_column(folds: Any) -> bool:
     return isinstance(folds, list | tuple) and bool(folds) and not isinstance(folds[0], list | tuple | np.ndarray)
 
 
-def _per_row(values: Any, n_rows: int, name: str) -> np.ndarray:
-    """Return one value per row as an array, without missing values."""
+def _per_row(values: Any, is_kept: np.ndarray, name: str) -> np.ndarray:
+    """Return the values of the kept rows as an array, without missing values; `values` has one for each row of the table."""
     found = np.asarray(values.compute() if hasattr(values, "compute") else values)
-    if found.shape != (n_rows,):
+    if found.shape != is_kept.shape:
         raise ParameterError(
-            f"{name} has shape {found.shape}, but the data have {n_rows} rows of positive weight: give one value for each"
+            f"{name} has shape {found.shape}, but the data have {len(is_kept)} {_rows(is_kept)}: give one value for each"
         )
-    is_missing = pd.isna(found)
+    is_missing = pd.isna(found) & is_kept
     if is_missing.any():
         raise DataError(
-            f"{name} has missing values in {np.count_nonzero(is_missing)} of {n_rows} rows of positive weight, first in row "
+            f"{name} has missing values in {np.count_nonzero(is_missing)} of {len(is_kept)} {_rows(is_kept)}, first in row "
             f"{np.argmax(is_missing)}: fill them, or remove the rows"
         )
-    return found
+    return found[is_kept]
+
+
+def _rows(is_kept: np.ndarray) -> str:
+    return "rows of positive weight" if is_kept.all() else "rows"
 
 
 def _of_test(is_test: np.ndarray) -> FoldRows:
     return FoldRows(np.where(is_test, TEST, TRAIN))
 
 
-def _of_pair(pair: Any, n_rows: int) -> FoldRows:
-    """Return a fold from positions or masks of the rows to train on and to hold out."""
+def _of_pair(pair: Any, is_kept: np.ndarray) -> FoldRows:
+    """Return a fold of the kept rows from positions or masks of the rows of the table to train on and to hold out."""
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         raise InputTypeError(f"folds: {pair!r:.60} is no pair (train, test)")
+    n_rows = len(is_kept)
     uses = np.zeros(n_rows, np.uint8)
     for rows, use in zip(pair, (TRAIN, TEST), strict=True):
         at = np.asarray(rows)
         if at.dtype == bool:
-            at = np.flatnonzero(_per_row(at, n_rows, "a mask of folds"))
+            at = np.flatnonzero(_per_row(at, np.ones(n_rows, bool), "a mask of folds"))
         if at.dtype.kind not in "iu" and len(at):
             raise InputTypeError(f"folds: rows are given by their positions or by a mask, not by {at.dtype}")
         if len(at) and (at.min() < 0 or at.max() >= n_rows):
@@ -275,7 +286,7 @@ def _of_pair(pair: Any, n_rows: int) -> FoldRows:
         if use == TEST and (uses[at] == TRAIN).any():
             raise ParameterError(f"folds: row {int(at[np.argmax(uses[at] == TRAIN)])} is both trained on and held out")
         uses[at] = use
-    return FoldRows(uses)
+    return FoldRows(uses[is_kept])
 
 
 def _plain(column: Column) -> np.ndarray:

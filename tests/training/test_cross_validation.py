@@ -275,9 +275,8 @@ def test_repeated_folds_of_groups(sizes: np.ndarray) -> None:
 def test_columns_by_name_in_tables_of_every_kind(tmp_path: Path) -> None:
     shops = RNG.choice([f"shop {number}" for number in range(20)], N)
     weight = (np.arange(N) % 5 > 0).astype(np.float64)
-    kept = weight > 0
     options = {"max_iter": 3, "max_leaf_nodes": 8, "progress": False, "folds": 3}
-    expected = dboost.cv(FRAME[[*FEATURES, "y"]], "y", groups=shops[kept], sample_weight=weight, **options)
+    expected = dboost.cv(FRAME[[*FEATURES, "y"]], "y", groups=shops, sample_weight=weight, **options)
     table = FRAME[[*FEATURES, "y"]].assign(shop=shops, v=weight)
     table.to_parquet(tmp_path / "rows.parquet", index=False)
     table.to_csv(tmp_path / "rows.csv", index=False)
@@ -408,12 +407,47 @@ def test_a_memory_limit_and_other_threads_change_nothing() -> None:
         assert [booster.sha256 for booster in dboost.cv(FRAME, "y", folds=3, **OPTIONS, **how).boosters] == expected
 
 
-def test_rows_of_weight_zero_are_in_no_fold() -> None:
-    weight = (np.arange(N) % 4 > 0).astype(np.float64)
-    result = dboost.cv(FRAME, "y", sample_weight=weight, folds=3, **OPTIONS)
-    assert result.predictions.shape == (int(weight.sum()),)
-    kept = FRAME[weight > 0].reset_index(drop=True)
-    np.testing.assert_array_equal(result.predictions, dboost.cv(kept, "y", folds=3, **OPTIONS).predictions)
+def test_rows_of_weight_zero_are_in_no_fold(tmp_path: Path) -> None:
+    """Pairs, values and predictions count the rows of the table, whatever its kind."""
+    table = FRAME[[*FEATURES, "y"]].assign(v=(np.arange(N) % 4 > 0) * 1.0, shop=np.arange(N) % 17, fold=np.arange(N) // 700)
+    kept = table["v"].to_numpy() > 0
+    rows, options = table[kept].reset_index(drop=True), OPTIONS | {"max_iter": 4}
+    table.to_parquet(tmp_path / "rows.parquet", index=False)
+    numbers = np.cumsum(kept) - 1
+    pairs = list(KFold(3).split(table))
+    of_kept = [tuple(numbers[at[kept[at]]] for at in pair) for pair in pairs]
+    masks = [tuple(np.isin(np.arange(N), at) for at in pair) for pair in pairs]
+    for given, expected in (
+        ({"folds": 3}, {"folds": 3}),
+        ({"folds": pairs}, {"folds": of_kept}),
+        ({"folds": masks}, {"folds": of_kept}),
+        ({"folds": table["fold"].to_numpy()}, {"folds": rows["fold"].to_numpy()}),
+        ({"folds": "fold"}, {"folds": rows["fold"].to_numpy()}),
+        ({"folds": 3, "groups": table["shop"]}, {"folds": 3, "groups": rows["shop"]}),
+        ({"folds": 3, "group": table["shop"]}, {"folds": 3, "groups": rows["shop"]}),
+        ({"folds": 3, "time": table["shop"]}, {"folds": 3, "time": rows["shop"]}),
+        ({"folds": GroupKFold(3), "groups": table["shop"]}, {"folds": GroupKFold(3), "groups": rows["shop"]}),
+    ):
+        reference = dboost.cv(rows, "y", **options, **expected)
+        for data, weight in ((table, "v"), (table, table["v"]), (tmp_path / "rows.parquet", "v")):
+            found = dboost.cv(data, "y", sample_weight=weight, **options, **given)
+            assert hashes(found) == hashes(reference), given
+            assert found.predictions.shape == (N,)
+            assert np.isnan(found.predictions[~kept]).all()
+            np.testing.assert_array_equal(found.predictions[kept], reference.predictions)
+    names_missing = table.assign(shop=np.where(kept, table["shop"], np.nan))
+    found = dboost.cv(names_missing, "y", folds=3, groups="shop", sample_weight="v", **options)
+    assert hashes(found) == hashes(dboost.cv(rows, "y", folds=3, groups="shop", **options))
+    for wrong, message in (
+        ({"groups": rows["shop"]}, f"groups has shape .*, but the data have {N} rows: give one"),
+        ({"groups": table["shop"].where(np.arange(N) != 2)}, f"missing values in 1 of {N} rows, first in row 2"),
+        ({"folds": [(np.array([1, 2]), np.array([0, 4]))]}, "fold 0 has no row to hold out"),
+    ):
+        with pytest.raises(DBoostError, match=message):
+            dboost.cv(table, "y", sample_weight="v", **options, **wrong)
+    more = dboost.cv(table, "y", sample_weight="v", folds=pairs, **options)
+    assert dboost.cv(table, "y", sample_weight="v", start_from=more, **options).predictions.shape == (N,)
+    assert more.predict_interval(table, coverage=0.5).shape == (N, 2)
 
 
 def test_offsets_are_part_of_the_predictions() -> None:
