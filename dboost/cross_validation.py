@@ -100,8 +100,8 @@ class CVResult:
     targets, weights : float64[...], or None
         Of the rows of positive weight, which `calibrate` uses; None for classes, and for weights of 1.
     held_out : list of (int64[...], float64[..., n_outputs])
-        For each fold the positions of its held-out rows among those of positive weight, and their raw scores by its model, which intervals follow from;
-        empty for classes.
+        For each fold the positions of its held-out rows among those of positive weight, and their raw scores by its model,
+        which intervals follow from; empty for classes.
     states, settings
         What ``cv(…, start_from=result)`` continues and compares; no part of the public API.
     """
@@ -275,8 +275,8 @@ def cv(
         Default: 5, or those of `start_from`.
         A number divides the rows at random (by `random_state`), each class evenly. Pairs hold positions or masks; a row that is
         in neither is left out. With one value per row, each value is a fold. Positions and values count the rows of the table
-        (those that `filter` keeps), or of the `Dataset`, which has no rows of weight 0. For tables and paths `folds`, `groups` and `time` may be names of columns, which are then no features unless
-        `features` names them.
+        (those that `filter` keeps), or of the `Dataset`, which has no rows of weight 0. For tables and paths `folds`, `groups`
+        and `time` may be names of columns, which are then no features unless `features` names them.
     group : str, or one value per row, optional
         What rows belong together, as in `dboost.fit`: a number of folds and splitters do not divide the rows of a group, and
         samples of rows (`subsample`) take whole groups. A `Dataset` has the groups of `dboost.prepare`. Splitters get the

@@ -96,6 +96,11 @@ def predictions(
     is_frame = lazy.ndim == 2
     kind = pa.float64() if is_frame or booster.classes_ is None else pa.array(booster.classes_).type
     prefix = "" if booster.classes_ is None else "probability_"
+    ids = [*dict.fromkeys(ids)]
+    own = [f"{prefix}{label}" for label in lazy.columns] if is_frame else ["prediction"]
+    for name in ids:
+        if name in own:
+            raise ParameterError(f"--id: the predictions have a column {name!r}, too; give the column of DATA another name")
     beside = _partitions(_columns(data, ids, booster, row_filter), client) if ids else repeat(dict)
     for i, (compute, compute_ids) in enumerate(zip(_partitions(lazy, client), beside, strict=False)):
         try:
@@ -104,9 +109,9 @@ def predictions(
             raise DataError(f"{data}, partition {i}: {error}") from error
         found = {name: _plain(pa.array(kept[name])) for name in ids}
         if is_frame:
-            found |= {f"{prefix}{label}": pa.array(column, kind) for label, column in table.items()}
+            found |= {name: pa.array(column, kind) for name, (_, column) in zip(own, table.items(), strict=True)}
         else:
-            found["prediction"] = pa.array(table, kind)
+            found[own[0]] = pa.array(table, kind)
         yield pa.table(found)
 
 

@@ -122,7 +122,12 @@ def _value(token: _Token | None, text: str) -> Any:
     if token.kind == "text":
         return pa.scalar(token.text[1:-1].replace("''", "'"))
     if token.kind == "number":
-        return pa.scalar(int(token.text) if re.fullmatch(r"[+-]?\d+", token.text) else float(token.text))
+        if not re.fullmatch(r"[+-]?\d+", token.text):
+            return pa.scalar(float(token.text))
+        value = int(token.text)
+        if not -(2**63) <= value < 2**64:
+            raise _error(text, f"{token.text} is larger than all whole numbers of 64 bits; with a decimal point it is a float")
+        return pa.scalar(value, pa.int64() if value < 2**63 else pa.uint64())
     try:
         if token.kind == "time":
             is_date = len(token.text) == len("2026-01-31")

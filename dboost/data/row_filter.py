@@ -5,6 +5,10 @@ The predicate names columns, which need not be features. A row is kept if it is 
 have such rows, from the least and the largest value of each column in a row group, and from the columns in the names of
 folders; Arrow's own rules for fragments of a dataset draw the conclusions. Extremes of floats are not used, because they say
 nothing of NaN. A predicate of polars skips no parts.
+
+Whether a row is kept must not depend on other rows, which may be in another partition. Expressions of pyarrow cannot look at
+other rows. Those of polars can (``pl.col("x") > pl.col("x").mean()``) and do not tell: so half of the rows in reverse order,
+and some rows alone, are evaluated once more, and the results must be the same.
 """
 
 from __future__ import annotations
@@ -78,11 +82,32 @@ class RowFilter:
 
                 frame: Any = polars.from_arrow(table)
                 found = frame.filter(self.predicate)[_POSITION].to_numpy()
+                if len(frame):
+                    self._check_rows(frame, found)
             else:
                 found = table.filter(self.predicate)[_POSITION].to_numpy()
+        except DataError:
+            raise
         except Exception as error:  # polars has errors of its own
             raise DataError(f"filter {self.predicate} cannot be evaluated: {reason(error)}") from error
         return np.sort(found)
+
+    def _check_rows(self, frame: Any, found: np.ndarray) -> None:
+        """Raise a DataError if the predicate of polars has another value for a row among fewer rows, in another order."""
+        among_all = np.zeros(len(frame), bool)
+        among_all[found] = True
+        half, ends = np.arange(len(frame) // 2)[::-1], np.array([0, len(frame) // 2, len(frame) - 1])
+        for rows in (half, *ends[:, None]):
+            some = frame[rows]
+            differs = np.zeros(len(frame), bool)
+            differs[rows] = among_all[rows]
+            differs[some.filter(self.predicate)[_POSITION].to_numpy()] ^= True
+            if differs.any():
+                raise DataError(
+                    f"filter {self.predicate} looks at other rows than the one that it selects, which may be in another "
+                    f"partition: row {np.argmax(differs)} has another result among fewer rows; select such rows before, or "
+                    "compute a column of them"
+                )
 
     def rows_of(self, data: Any) -> Any:
         """Return the rows of a dataframe in memory that satisfy the predicate, as a frame of the same library."""

@@ -111,13 +111,17 @@ def assemble_imported(
     baseline: np.ndarray,
     library: str,
     width: int = 1,
+    n_targets: int = 1,
 ) -> Ensemble:
-    """Return an ensemble from pairs (output, tree), in the order of the iterations. width : number of values per leaf."""
+    """Return an ensemble from pairs (output, tree), in the order of the iterations.
+
+    width : number of values per leaf; n_targets : number of outputs if each is of a target of its own.
+    """
     n_outputs = len(baseline)
-    are_levels = isinstance(options.get("quantile"), list)
-    if width > 1 and n_outputs == 2 and not are_levels:
+    are_classes = n_targets == 1 and not isinstance(options.get("quantile"), list)
+    if width > 1 and n_outputs == 2 and are_classes:
         trees, width = [(1, replace(tree, value=tree.value[:, 1] - tree.value[:, 0])) for _, tree in trees], 1
-    if n_outputs == 2 and not are_levels:
+    if n_outputs == 2 and are_classes:
         trees = [(0 if output in (0, 1) else output, tree if output else _negated(tree)) for output, tree in trees]
         baseline, n_outputs = np.array([baseline[1] - baseline[0]]), 1
     of_output: list[list[Tree]] = [[] for _ in range(n_outputs // width)]
@@ -127,7 +131,10 @@ def assemble_imported(
         of_output[output].append(tree)
     if len({len(of) for of in of_output}) > 1:
         raise ParameterError(f"the model of {library} is damaged: its classes have different numbers of trees")
-    kind = losses.by_name(loss, max(2, n_outputs), **options)
+    if n_targets > 1:
+        kind: losses.Loss = losses.PerOutput([losses.by_name(loss, 2, **options)] * n_targets, [*map(str, range(n_targets))])
+    else:
+        kind = losses.by_name(loss, max(2, n_outputs), **options)
     classes = tuple(range(max(2, n_outputs))) if kind.is_classification else None
     n_iterations = len(of_output[0])
     source: dict[str, Any] = {"label": library, "rows": None, "first_iteration": 1, "last_iteration": n_iterations}

@@ -87,16 +87,15 @@ def from_xgboost(model: Any, levels: Levels) -> Ensemble:
         weights = np.asarray(weights or np.ones(len(forest["trees"])), np.float32)
         parameters = learner["learner_model_param"]
         loss, options, link = _loss(learner["objective"], name)
-        n_levels, n_targets = np.size(options.get("quantile", 0.0)), int(parameters.get("num_target", 1))
-        if n_targets > 1 and n_targets != n_levels:
-            raise ParameterError(f"{name} predicts several targets, a Booster of ours one")
+        n_levels = np.size(options.get("quantile", 0.0))
+        n_targets, n_classes = int(parameters.get("num_target", 1)), int(parameters["num_class"])
         if n_levels > 1 and n_targets != n_levels:
             raise ValueError(f"num_target is {n_targets}, and there are {n_levels} quantiles")
-        n_outputs = max(n_levels, int(parameters["num_class"]))
+        if (link == "softmax" and n_classes < 2) or min(n_targets, n_classes) > 1:
+            raise ValueError(f"num_class is {n_classes} and num_target {n_targets}, which does not fit the objective")
+        n_outputs = max(n_targets, n_classes)  # with an objective of one output, XGBoost takes "classes" for targets
         width = _values_per_leaf(forest["trees"], n_outputs, name)
         check_outputs(n_outputs, len(forest["trees"]) * width, name)
-        if (link == "softmax") != (n_outputs > n_levels):
-            raise ValueError(f"num_class is {parameters['num_class']}, which does not fit the objective")
         features, named = _features(learner, forest, int(parameters["num_feature"]), levels, name)
         trees = [
             (int(output), _tree(tree, weight, features, link, name))
@@ -104,8 +103,9 @@ def from_xgboost(model: Any, levels: Levels) -> Ensemble:
         ][: _n_trees(learner, forest, n_outputs // width, is_estimator)]
         baseline = _baseline(parameters["base_score"], link, n_outputs, name)
         return assemble_imported(
-            trees, features, named=named, loss=loss, options=options, baseline=baseline, library="XGBoost", width=width
-        )
+            trees, features, named=named, loss=loss, options=options, baseline=baseline, library="XGBoost", width=width,
+            n_targets=1 if link == "softmax" or n_levels > 1 else n_outputs,
+        )  # fmt: skip
     except DAMAGES as error:
         if isinstance(error, ParameterError):
             raise

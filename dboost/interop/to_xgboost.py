@@ -83,9 +83,9 @@ def dumps(ensemble: Ensemble, loss: Loss) -> bytes:
             "learner_model_param": {
                 "base_score": _NEUTRAL[response],
                 "boost_from_average": "1",
-                "num_class": str(n_outputs if n_outputs > 1 and not levels else 0),
+                "num_class": str(n_outputs if response == "softmax" else 0),
                 "num_feature": str(len(features)),
-                "num_target": str(len(levels) or 1),
+                "num_target": str(1 if response == "softmax" else n_outputs),
             },
             "objective": _quantiles(levels) if levels else _objective(response, ensemble),
         },
@@ -99,7 +99,7 @@ def _quantiles(levels: Sequence[float]) -> dict[str, Any]:
 
 
 def _objective(response: str, ensemble: Ensemble) -> dict[str, Any]:
-    stored = ensemble.loss
+    stored = ensemble.loss.get("losses", [ensemble.loss])[0]  # of the first target, if there are several
     if response == "softmax":
         return {"name": "multi:softprob", "softmax_multiclass_param": {"num_class": str(ensemble.n_outputs)}}
     if response == "sigmoid":
@@ -114,7 +114,7 @@ def _objective(response: str, ensemble: Ensemble) -> dict[str, Any]:
         "absolute_error": {"name": "reg:absoluteerror"},
         "quantile": _quantiles([stored.get("quantile", 0.5)]),
     }
-    return others.get(stored["name"], _SQUARED)
+    return others.get(ensemble.loss["name"], _SQUARED)
 
 
 def _categories(features: tuple[Feature, ...]) -> dict[str, Any]:

@@ -104,6 +104,20 @@ def test_a_column_beside_predictions_must_exist(table: str, frame: pd.DataFrame,
     assert not (tmp_path / "p.csv").exists()
 
 
+@pytest.mark.parametrize(("column", "option"), [("prediction", ""), ("probability_yes", "--proba")])
+def test_a_column_beside_predictions_is_none_of_theirs(
+    column: str, option: str, frame: pd.DataFrame, tmp_path: Path, capsys: Any
+) -> None:
+    dboost.fit(frame[["a", "b", "y"]], "y", max_iter=1, progress=False).save(tmp_path / "model.json")
+    frame.assign(**{column: 7.0}).to_parquet(tmp_path / "rows.parquet", index=False)
+    predict = ["predict", str(tmp_path / "model.json"), str(tmp_path / "rows.parquet"), "--output"]
+    assert main([*predict, str(tmp_path / "p.csv"), *option.split(), "--id", column]) == 2
+    assert f"--id: the predictions have a column {column!r}, too" in capsys.readouterr().err
+    assert not (tmp_path / "p.csv").exists()
+    assert main([*predict, str(tmp_path / "p.csv"), *option.split(), "--id", "name", "--id", "name"]) == 0
+    assert next(iter(pd.read_csv(tmp_path / "p.csv"))) == "name"
+
+
 @pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("ending", [".parquet", ".csv"])
 def test_rows_without_a_target_are_left_out_if_asked(
@@ -263,6 +277,8 @@ def test_what_a_filter_means(text: str, kept: list[int]) -> None:
         ("a is missing", "after the column a there is no comparison"),
         ("__import__('os').remove('x')", "after the column __import__ there is no comparison"),
         ("a > 1; drop", "'; drop' cannot be read"),
+        ("a == 99999999999999999999", "99999999999999999999 is larger than all whole numbers of 64 bits"),
+        ("a in (1, -9223372036854775809)", "-9223372036854775809 is larger"),
     ],
 )
 def test_filters_that_are_refused(text: str, message: str) -> None:

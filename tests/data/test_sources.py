@@ -451,6 +451,25 @@ def test_filters_that_cannot_be_used_are_refused(kind: str, tmp_path: Path) -> N
         fit(pc.field("count") < 60, frame["y"].to_numpy())
 
 
+@pytest.mark.parametrize("kind", ["pandas", "Dask", "Parquet folder"])
+def test_filters_that_look_at_other_rows_are_refused(kind: str, tmp_path: Path) -> None:
+    """Their result would depend on the partitions."""
+    frame, x = frame_of(), pl.col("x0")
+    data = (SOURCES | OTHERS)[kind](frame, tmp_path / "rows")
+    for predicate in (
+        x > x.mean(),
+        x.rank() > 9,
+        x.shift(1) > 0,
+        pl.col("town").is_first_distinct(),
+        pl.int_range(pl.len()) > 9,
+        x.sum().over("town") > 3,
+    ):
+        with pytest.raises(dboost.DataError, match="looks at other rows than the one that it selects"):
+            dboost.fit(data, "y", features=["x0"], filter=predicate, **OPTIONS)
+    for predicate in (x.is_null() | (x > 0), pl.col("town").str.contains("m"), pl.col("town").is_in(["Ulm"]), x.round(1) > 0):
+        dboost.fit(data, "y", features=["x0"], filter=predicate, **OPTIONS)
+
+
 def test_filters_need_the_names_of_columns() -> None:
     with pytest.raises(dboost.InputTypeError, match="filter names columns, and ndarray has none"):
         dboost.fit(np.zeros((9, 2)), np.zeros(9), filter=pc.field("f0") < 60)

@@ -269,7 +269,6 @@ def test_what_of_xgboost_is_refused(tmp_path: Path) -> None:
         (trained(objective="rank:pairwise"), "objective 'rank:pairwise'"),
         (trained(objective="reg:logistic", target=y / 100), "objective 'reg:logistic'"),
         (trained(objective="reg:quantileerror", quantile_alpha=[0.9, 0.1]), "2 quantiles, and .* ascending levels only"),
-        (trained(target=np.column_stack([y, y])), "several targets"),
         (3, "expected a Booster"),
     ):
         with pytest.raises(ParameterError, match=complaint):
@@ -285,6 +284,39 @@ def test_what_of_xgboost_is_refused(tmp_path: Path) -> None:
             dboost.from_xgboost(tmp_path / name)
     with pytest.raises(ModelFileError, match="there is no such file"):
         dboost.from_xgboost(tmp_path / "nothing.json")
+
+
+@pytest.mark.parametrize("strategy", ["one_output_per_tree", "multi_output_tree"])
+@pytest.mark.parametrize("n_targets", [2, 3])
+def test_models_of_several_targets(n_targets: int, strategy: str, tmp_path: Path) -> None:
+    """XGBoost's are read, and it reads ours, whose links it has."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 4)).astype(np.float32)
+    X[::7, 1] = np.nan
+    targets = np.column_stack([X[:, 0], X[:, 2] ** 2, X[:, 0] * X[:, 3]])[:, :n_targets]
+    rows, path = xgboost.DMatrix(X), tmp_path / "model.json"
+    for objective, of_theirs, loss in (
+        ("reg:squarederror", targets, "squared_error"),
+        ("reg:absoluteerror", targets, "absolute_error"),
+        ("binary:logistic", (targets > 0.3) * 1.0, "log_loss"),
+        ("count:poisson", np.abs(targets), "poisson"),
+        ("reg:tweedie", np.abs(targets), "tweedie"),
+    ):
+        settings = QUIET | {"objective": objective, "multi_strategy": strategy}
+        theirs = xgboost.train(settings, xgboost.DMatrix(X, of_theirs), 4)
+        read = dboost.from_xgboost(theirs)
+        predict = read.predict_proba if loss == "log_loss" else read.predict
+        np.testing.assert_allclose(np.asarray(predict(X)), theirs.predict(rows), rtol=2e-5, atol=2e-6)
+        ours = dboost.fit(X, of_theirs, loss=loss, max_iter=4, multi_strategy=strategy, progress=False)
+        predict = ours.predict_proba if loss == "log_loss" else ours.predict
+        ours.to_xgboost_json(path)
+        np.testing.assert_allclose(xgboost.Booster(model_file=path).predict(rows), np.asarray(predict(X)), rtol=2e-5, atol=2e-6)
+        again = dboost.from_xgboost(path)
+        predict_again = again.predict_proba if loss == "log_loss" else again.predict
+        np.testing.assert_allclose(np.asarray(predict_again(X)), np.asarray(predict(X)), rtol=2e-5, atol=2e-6)
+        assert again.loss.name == loss and again.loss.n_outputs == n_targets
+    longer = dboost.fit(X, of_theirs, start_from=read, max_iter=2, loss="tweedie", multi_strategy=strategy, progress=False)
+    assert longer.n_iter_ == read.n_iter_ + 2
 
 
 LIGHTGBMS: dict[str, tuple[str, dict[str, Any]]] = {

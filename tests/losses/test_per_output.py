@@ -260,7 +260,6 @@ def test_models_are_exported_if_predictions_are_raw_scores(tmp_path: Any) -> Non
     booster.to_xgboost_json(tmp_path / "model.json")
     found = xgboost.Booster(model_file=tmp_path / "model.json").predict(xgboost.DMatrix(numbers))
     np.testing.assert_allclose(found, booster.predict(numbers), rtol=1e-4, atol=1e-3)
-    with pytest.raises(
-        ParameterError, match="if its predictions are raw scores, which those of log_loss are not: export a model"
-    ):
-        dboost.fit(numbers, LABELS, **OPTIONS).to_xgboost_json(tmp_path / "labels.json")
+    mixed = dboost.fit(numbers, LABELS, loss=["log_loss", *["squared_error"] * (len(LABELS.columns) - 1)], **OPTIONS)
+    with pytest.raises(ParameterError, match="if its predictions are raw scores, which those of log_loss, squared"):
+        mixed.to_xgboost_json(tmp_path / "labels.json")

@@ -417,7 +417,7 @@ def test_rows_of_weight_zero_are_in_no_fold(tmp_path: Path) -> None:
     pairs = list(KFold(3).split(table))
     of_kept = [tuple(numbers[at[kept[at]]] for at in pair) for pair in pairs]
     masks = [tuple(np.isin(np.arange(N), at) for at in pair) for pair in pairs]
-    for given, expected in (
+    for division, expected in (
         ({"folds": 3}, {"folds": 3}),
         ({"folds": pairs}, {"folds": of_kept}),
         ({"folds": masks}, {"folds": of_kept}),
@@ -430,8 +430,8 @@ def test_rows_of_weight_zero_are_in_no_fold(tmp_path: Path) -> None:
     ):
         reference = dboost.cv(rows, "y", **options, **expected)
         for data, weight in ((table, "v"), (table, table["v"]), (tmp_path / "rows.parquet", "v")):
-            found = dboost.cv(data, "y", sample_weight=weight, **options, **given)
-            assert hashes(found) == hashes(reference), given
+            found = dboost.cv(data, "y", sample_weight=weight, **options, **division)
+            assert hashes(found) == hashes(reference), division
             assert found.predictions.shape == (N,)
             assert np.isnan(found.predictions[~kept]).all()
             np.testing.assert_array_equal(found.predictions[kept], reference.predictions)
