@@ -72,7 +72,7 @@ from dboost.shards.statistics import (
 )
 from dboost.training.directions import Directions
 from dboost.training.minimize import minimize_convex
-from dboost.trees.tree_task import GradientStats, Leaves, RowSubset, bounded, leaf_values, newton_steps
+from dboost.trees.tree_task import GradientStats, Leaves, RowSubset, StepLimits, bounded, leaf_values, newton_steps
 
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
@@ -621,12 +621,11 @@ class LeafEstimator:
         for (statistic, _), alike in groupby(range(len(sums)), self._kind_of_steps):
             found = [*alike]
             outputs = range(found[0], found[-1] + 1)
+            limits, rows = StepLimits.of(map(self._loss.of_output, outputs)), slice(outputs.start, outputs.stop)
             if statistic == "newton":
-                for k in outputs:
-                    values[k] = leaf_values(sums[k], parameters, self._loss.of_output(k))
-                continue
-            for k, steps in zip(outputs, self._residual_steps(sums.shape[1], subset, outputs), strict=True):
-                values[k] = bounded(steps, parameters, self._loss.of_output(k))
+                values[rows] = leaf_values(sums[rows], parameters, limits)
+            else:
+                values[rows] = bounded(self._residual_steps(sums.shape[1], subset, outputs), parameters, limits)
         return values
 
     def _kind_of_steps(self, output: int) -> tuple[str, bool]:

@@ -11,7 +11,7 @@ them inside one compiled call per tree.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -500,12 +500,12 @@ class TreeRoutes(NamedTuple):
 
 
 def newton_steps(sums: np.ndarray, parameters: Parameters) -> np.ndarray:
-    """Return the Newton step of each leaf, -T_α(G) / (H + λ): float64[n].
+    """Return the Newton step of each leaf, -T_α(G) / (H + λ): float64[…, n].
 
-    sums : float64[n, 2], exact sums of gradients and Hessians. Where H + λ is 0 the step is 0.
+    sums : float64[…, n, 2], exact sums of gradients and Hessians. Where H + λ is 0 the step is 0.
     """
-    g, h = _thresholded(sums[:, 0], parameters), sums[:, 1] + parameters.l2_regularization
-    return np.divide(-g, h, out=np.zeros(len(g)), where=h > 0)
+    g, h = _thresholded(sums[..., 0], parameters), sums[..., 1] + parameters.l2_regularization
+    return np.divide(-g, h, out=np.zeros(g.shape), where=h > 0)
 
 
 def _thresholded(gradients: np.ndarray, parameters: Parameters) -> np.ndarray:
@@ -515,15 +515,26 @@ def _thresholded(gradients: np.ndarray, parameters: Parameters) -> np.ndarray:
     return np.sign(gradients) * np.maximum(np.abs(gradients) - parameters.l1_regularization, 0.0)
 
 
-def leaf_values(sums: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
+class StepLimits(NamedTuple):
+    """What the losses of several outputs say about steps, see `Loss`: float64[n_outputs, 1] each."""
+
+    step_factor: np.ndarray
+    longest_step: np.ndarray
+    score_unit: np.ndarray
+
+    @classmethod
+    def of(cls, losses: Iterable[Loss]) -> StepLimits:
+        """Collect those of the losses of some outputs."""
+        found = [(loss.step_factor, loss.longest_step, loss.score_unit) for loss in losses]
+        return cls(*np.array(found, np.float64).T[:, :, None])
+
+
+def leaf_values(sums: np.ndarray, parameters: Parameters, loss: Loss | StepLimits) -> np.ndarray:
     """Return what each leaf adds to the raw score: -ν T_α(G) / (H + λ), bounded by the largest step.
 
-    sums : as in `newton_steps`; loss : its `step_factor` and `longest_step` apply.
+    sums : as in `newton_steps`, of one output or of several; loss : its `step_factor` and `longest_step` apply.
     """
-    step = newton_steps(sums, parameters)
-    if loss.step_factor != 1.0:
-        step *= loss.step_factor
-    return bounded(step, parameters, loss)
+    return bounded(newton_steps(sums, parameters) * loss.step_factor, parameters, loss)
 
 
 def follow_sums(parameters: Parameters, loss: Loss) -> bool:
@@ -532,13 +543,12 @@ def follow_sums(parameters: Parameters, loss: Loss) -> bool:
     return by_sums and parameters.step == "leaf" and loss.leaf_statistic == "newton"
 
 
-def bounded(step: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
+def bounded(step: np.ndarray, parameters: Parameters, loss: Loss | StepLimits) -> np.ndarray:
     """Return the steps times the learning rate, clipped to the largest step allowed, in units of raw scores."""
     if parameters.max_delta_step is not None:
         step = np.clip(step, -parameters.max_delta_step, parameters.max_delta_step)
     with np.errstate(over="ignore"):  # the next pass over the rows reports scores that are not finite
-        values = np.clip(parameters.learning_rate * step, -loss.longest_step, loss.longest_step)
-        return values if loss.score_unit == 1.0 else values * loss.score_unit
+        return np.clip(parameters.learning_rate * step, -loss.longest_step, loss.longest_step) * loss.score_unit
 
 
 def within_bounds(values: np.ndarray, grown: GrownTree, unit: float) -> None:
@@ -676,14 +686,14 @@ class TreeSnapshot:
         """
         splits = np.flatnonzero(self.child >= 0)
         left, sums = self.child[splits], self._sums_of_outputs()
+        losses = [loss.of_output(k) for k in range(len(sums))]
+        values = leaf_values(sums, parameters, StepLimits.of(losses))
+        scores = -0.5 * newton_steps(sums, parameters) * _thresholded(sums[..., 0], parameters)
         cover, gained = np.zeros(len(self.feature)), np.zeros(len(self.feature))
-        values = np.stack([leaf_values(one, parameters, loss.of_output(k)) for k, one in enumerate(sums)])
-        for of_output in sums:
+        for of_output, score in zip(sums, scores, strict=True):
             cover += of_output[:, 1]
-            score = -0.5 * newton_steps(of_output, parameters) * _thresholded(of_output[:, 0], parameters)
             gained[splits] += score[left] + score[left + 1] - score[splits]
-        are_sums = [follow_sums(parameters, loss.of_output(k)) for k in range(len(sums))]
-        self._set_values(values.T, self.values.T, np.array(are_sums))
+        self._set_values(values.T, self.values.T, np.array([follow_sums(parameters, one) for one in losses]))
         return cover / len(sums), np.ascontiguousarray(values.T), gained
 
     def _sums_of_outputs(self) -> np.ndarray:
