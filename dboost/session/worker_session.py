@@ -357,7 +357,7 @@ class WorkerSession:
         """Train on shards in memory, too. n_rows : of all of them."""
         runners = []
         for some in shards:
-            if some.shared is None:
+            if not some.has_tiles:
                 in_ranges(some.shard.fill_tiles, some.n_rows, self._n_threads)
             runners.append(ShardRunner(some, batch, spec, past, self._team_of_all(n_rows)))
         self._runners += runners

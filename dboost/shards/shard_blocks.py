@@ -67,7 +67,11 @@ class ShardBlocks:
         Number of rows that are trained on.
     bytes_read : int
         From files, so far.
+    has_tiles : bool
+        Whether the tiles of rows in memory are filled.
     """
+
+    has_tiles = False
 
     def __init__(
         self,
@@ -327,10 +331,11 @@ def rows_in_memory(
     segments: RowSegments | None = None,
     shared: SharedCodes | None = None,
 ) -> ShardBlocks:
-    """Return rows in memory, in a store that takes over their arrays; tiles must still be filled unless they are shared, see
+    """Return rows in memory, in a store that takes over their arrays; tiles that are not given must still be filled, see
     `Shard.fill_tiles`.
 
-    fields : by name, see `ShardSpec.start_groups`; scattered rows have "row_ids", too; segments, shared : see `ShardBlocks`.
+    fields : by name, see `ShardSpec.start_groups`, and tiles; scattered rows have "row_ids", too; segments, shared : see
+    `ShardBlocks`.
     """
     spec = spec_in_memory(fields, spec)
     if spec.compacts_target:
@@ -341,6 +346,7 @@ def rows_in_memory(
         groups.append(FieldGroup("ids", [Field("row_ids", "<i8")], sealed=True))
     store = RowStore(groups, [fields["raw"].shape[1]], arrays=fields)
     rows = ShardBlocks(store, spec, ids, segments=segments, shared=shared)
+    rows.has_tiles = "tiles" in fields
     for name, values in spec.constant_state(fields.get("weight"), fields["raw"].shape).items():
         rows.shard.fields[name][...] = values
     if spec.has_tree_bins:

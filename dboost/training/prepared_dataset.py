@@ -60,7 +60,7 @@ from dboost.session.worker_session import WorkerSession
 from dboost.shards.encode import encoded_pieces
 from dboost.shards.shard import BinnedColumns, RowIds, codes_of, tiles_of
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
-from dboost.shards.shard_spec import code_fields, plan_layout, rows_that_fit, target_field
+from dboost.shards.shard_spec import code_fields, column_fields, plan_layout, rows_that_fit, target_field
 from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field, StorageError
 from dboost.storage.lease import Lease
 from dboost.storage.path_text import PREPARED, path_text
@@ -91,6 +91,7 @@ from dboost.training.direct_calls import DirectCalls, log_rows_in_files
 from dboost.training.engine import Engine
 from dboost.training.fit import LocalTable, learn_target
 from dboost.training.plan import FitPlan, FitRequest, RowsDescription, ValidationPlan, needs_test_set
+from dboost.training.prepared_codes import codes_in_memory
 
 
 @dataclass(eq=False)
@@ -344,11 +345,17 @@ class PreparedRows:
         return self.data.n_rows
 
     def shards(self, spec: BuildSpec) -> Iterator[ShardBlocks]:
-        store = RowStore(spec.shard.start_groups(), [self.data.n_rows])
-        for piece in self.pieces(spec):
-            codes = piece.codes
-            store.append(codes.n_rows, piece.fields | {"narrow": codes.narrow, "wide": codes.wide})
-        yield rows_in_memory(store.load(), spec.shard)
+        data, of_codes = self.data, {field.name for field in column_fields(spec.shard.layout)}
+        groups = [
+            FieldGroup(name, [field for field in fields if field.name not in of_codes], sealed=sealed)
+            for name, fields, sealed in spec.shard.start_groups()
+        ]
+        store = RowStore(groups, [data.n_rows])
+        for fields in self._starting(spec):
+            store.append(fields["raw"].shape[1], fields)
+        store.check_filled()
+        codes = codes_in_memory(data.codes, data.codes_in, spec.shard, self._request.n_threads)
+        yield rows_in_memory(store.load() | codes, spec.shard)
 
     def write(self, spec: BuildSpec, root: Path | None) -> tuple[RowStore, RowIds]:
         """Return a store that streams bin codes from the prepared folder; its own files are in a private directory."""

@@ -18,8 +18,8 @@ OPTIONS = {
     "distributed", "metrics/named.py", "session/bites.py", "session/evaluation.py", "session/memory.py",
     "shards/arcbite_rows.py", "shards/streamed_grower.py", "shards/shard_grower.py", "shards/shared_codes.py",
     "storage/block_file.py", "training/arcbites.py", "training/auto_iterations.py", "training/checkpoint.py",
-    "training/dataset_rows.py", "training/prepared_dataset.py", "trees/bin_proposal.py", "trees/grower.py",
-    "trees/split_finder.py",
+    "training/dataset_rows.py", "training/prepared_codes.py", "training/prepared_dataset.py", "trees/bin_proposal.py",
+    "trees/grower.py", "trees/split_finder.py",
 }  # fmt: skip
 #: More files than this are too many for one evening.
 MOST_FILES = 50
