@@ -7,8 +7,9 @@ release the lock.
 
 *Compilation* is what a new user waits for first, so it is kept short. Passes that kernels do not need are left out
 (`pipeline`). Kernels that only other kernels call are `internal`: they have no code that converts Python's arguments, which
-is the larger part of a small kernel (calling one from Python ends the process). Records of arrays are looped over rather
-than assigned by slices. Kernels take related arguments as records (`NamedTuple`), whose fields Numba passes one by one.
+is the larger part of a small kernel (calling one from Python ends the process), and no machine code of their own
+(`internal_code`). Records of arrays are looped over rather than assigned by slices. Kernels take related arguments as records
+(`NamedTuple`), whose fields Numba passes one by one.
 
 *No kernel makes an array or returns one*; callers pass scratch and results. So references to arrays are not counted
 (`_nrt=False`), which saves a tenth of the time on small tables, and a cached kernel loads without Numba's runtime and the
@@ -24,9 +25,10 @@ covers content and not dates, which change when files are packed into an image.
 
 *Versions of Numba.* Kernels compile and run with every supported version. With the version that `cache_files` was written
 for, processes that compile at the same time do not disturb each other, a cached kernel loads without what Numba needs only
-for compiling, a damaged file of the cache is replaced, and a `NUMBA_CACHE_DIR` that can be read but not written, as in a
-container image, is used: kernels that are not in it are compiled and not kept. With other versions Numba's own cache is used,
-which has no checksums and whose private parts differ: remove its folder if files in it are damaged.
+for compiling, a callee is compiled in its callers only, a damaged file of the cache is replaced, and a `NUMBA_CACHE_DIR` that
+can be read but not written, as in a container image, is used: kernels that are not in it are compiled and not kept. With other
+versions Numba's own cache is used, which has no checksums and whose private parts differ: remove its folder if files in it are
+damaged.
 
 *Without compilation.* With `NUMBA_DISABLE_JIT=1` kernels run as Python on NumPy's numbers: the same model, some thousand
 times slower, for debuggers and coverage.
@@ -53,7 +55,7 @@ from dboost.kernels.pipeline import KernelCompiler
 #: Whether kernels run as Python, as `NUMBA_DISABLE_JIT=1` asks for.
 INTERPRETED = bool(getattr(numba.config, "DISABLE_JIT", 0))
 
-#: Whether this is the version of Numba whose private parts `cache_files` uses.
+#: Whether this is the version of Numba whose private parts `cache_files` and `internal_code` use.
 KNOWN_NUMBA = numba.version_info.short == (0, 68)
 
 _PACKAGE = Path(__file__).parent.parent
@@ -121,8 +123,18 @@ _NOTICE = _Notice()
 event.register("numba:compile", _NOTICE)
 
 
+def _internal_compiler() -> type[KernelCompiler]:
+    """Return what compiles kernels that only kernels call."""
+    if not KNOWN_NUMBA:
+        return KernelCompiler
+    from dboost.kernels.internal_code import InternalCompiler
+
+    return InternalCompiler
+
+
 def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    options |= {"nogil": True, "_nrt": False, "no_cfunc_wrapper": True, "pipeline_class": KernelCompiler}
+    compiler = _internal_compiler() if "no_cpython_wrapper" in options else KernelCompiler
+    options |= {"nogil": True, "_nrt": False, "no_cfunc_wrapper": True, "pipeline_class": compiler}
 
     def decorate(function: Callable[..., Any]) -> Any:
         if INTERPRETED:
@@ -190,7 +202,7 @@ def or_empty(array: np.ndarray | None, dtype: str) -> np.ndarray:
 
 
 #: For Numba's `overload` of what kernels call: `jit_options`.
-OVERLOAD: Any = {"error_model": "numpy", "_nrt": False, "pipeline_class": KernelCompiler}
+OVERLOAD: Any = {"error_model": "numpy", "_nrt": False, "pipeline_class": _internal_compiler()}
 #: A kernel that Python calls. `error_model="numpy"` drops the checks for division by zero that keep loops from vectorising.
 kernel = _decorator(error_model="numpy")
 #: A kernel that only kernels call.

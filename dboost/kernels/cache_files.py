@@ -30,6 +30,9 @@ from typing import Any
 
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, UserProvidedCacheLocator
+from numba.core.compiler import CompileResult
+
+from dboost.kernels.internal_code import KIND, InternalLibrary
 
 #: Seconds for which the files of other states of the code are kept: another checkout or branch may use them.
 OTHERS_KEPT = 24 * 3600
@@ -130,6 +133,27 @@ class KernelFolder(UserProvidedCacheLocator):
 
 class _KernelResults(CompileResultCacheImpl):
     _locator_classes = [KernelFolder, *CompileResultCacheImpl._locator_classes]  # noqa: RUF012
+
+    def rebuild(self, target_context: Any, payload: Any) -> Any:
+        """Return what was compiled for a signature, from what `reduce` has made of it."""
+        (name, kind, code), descriptor, environment, signature, *_ = payload
+        if kind != KIND:
+            return super().rebuild(target_context, payload)
+        library = InternalLibrary.load(target_context.codegen(), name, code)
+        result = dict.fromkeys(CompileResult._fields) | {
+            "target_context": target_context,
+            "typing_context": target_context.typing_context,
+            "library": library,
+            "environment": environment,
+            "entry_point": target_context.get_executable(library, descriptor, environment),
+            "fndesc": descriptor,
+            "signature": signature,
+            "objectmode": False,
+            "lifted": (),
+            "reload_init": (),
+            "referenced_envs": (),
+        }
+        return CompileResult(**result)
 
 
 class KernelCache(FunctionCache):

@@ -23,6 +23,7 @@ from dboost.kernels.checksum import checksum
 if kernels.KNOWN_NUMBA:
     from dboost.kernels import cache_files
     from dboost.kernels.cache_files import KernelFiles
+    from dboost.kernels.internal_code import KIND
 
 known_numba = pytest.mark.skipif(not kernels.KNOWN_NUMBA, reason="other versions of Numba have a cache of their own")
 
@@ -140,6 +141,9 @@ def test_cached_kernels_load_without_what_numba_compiles_with_and_new_kernels_us
 
     assert said("from dboost.kernels.parts import four_times; print(four_times(1))") == "4\n"
     assert said(USED) == "40 False\n80 1\n"
+    # A callee is linked into its callers: it has no machine code of its own.
+    linked_only = {Path(name).name.split(".")[1].split("-")[0]: KIND.encode() in data for name, data in kept(copy).items()}
+    assert linked_only == {"twice": True, "four_times": False, "eight_times": False}
 
 
 @pytest.mark.slow
