@@ -281,13 +281,14 @@ def _in_window(
             return None
         reached = window.weights(low, scale).cumsum(axis=1)
         need, met = _ranks(level, reached[:, -1])
-        bucket = (reached < need[:, None]).sum(axis=1)
-        below = np.where(bucket > 0, reached[groups, bucket - 1], 0)
+        bucket = (reached >= need[:, None]).argmax(axis=1)
+        below, upto = np.where(bucket > 0, reached[groups, bucket - 1], 0), reached[groups, bucket]
         # If the share is met exactly at the end of a bucket, the next larger number is in the next one that is not empty.
-        ends = met & (reached[groups, bucket] == need)
-        following = (reached <= need[:, None]).sum(axis=1)
-        following = np.where(ends & (following < N_BUCKETS - 1), following, bucket)
-        here = reached[groups, bucket] - below + np.where(following > bucket, reached[groups, following] - need, 0)
+        ends, following = met & (upto == need), bucket
+        if ends.any():
+            following = np.where(ends, (reached <= need[:, None]).sum(axis=1), bucket)
+            following = np.where(following < N_BUCKETS - 1, following, bucket)
+        here = reached[groups, following] - below
         if float(here.sum()) * window.n_rows <= FEW * max(float(reached[:, -1].sum()), 1.0):
             collected = window.collect(low, scale, np.column_stack([bucket, following]))
             return None if collected is None else _among(collected, below, need, met, above)
@@ -314,27 +315,19 @@ def _among(
         As in `find_quantiles`.
     """
     group, key, weight = collected[np.lexsort((collected[:, 1], collected[:, 0]))].T
-    # Equal numbers of a group are adjacent: keep the last of them, with the weight of all numbers up to it.
-    last = np.append((group[1:] != group[:-1]) | (key[1:] != key[:-1]), True)[: len(key)]
-    running = weight.astype(np.int64).cumsum()[last]
-    group, key = group[last].astype(np.int64), key[last]
-    begin = np.searchsorted(group, np.arange(len(need)))
-    reached = running - np.append(0, running)[begin][group] + below[group]
-    # The first key of each group at which its share is reached; every group that holds numbers has one.
-    at = np.flatnonzero(reached >= need[group])
-    owner, first = np.unique(group[at], return_index=True)
-    at = at[first]
-    keys, next_key = np.zeros(len(need), np.uint64), np.zeros(len(need), np.uint64)
-    keys[owner] = key[at]
+    if not len(group):
+        return np.zeros(len(need))
+    running = weight.astype(np.int64).cumsum()
+    # The number at which the weight of a group and of all groups before it reaches the share. Groups without numbers need none.
+    begin = group.searchsorted(np.arange(len(need) + 1, dtype=np.uint64))
+    wanted = np.append(0, running)[begin[:-1]] + need - below
+    at = np.minimum(running.searchsorted(wanted), len(key) - 1)
+    keys, next_key = key[at], np.append(key, np.uint64(0))[at + 1]
+    is_last = at + 1 >= begin[1:]
     # Where the share is met exactly, the quantile is the mean of this number and the next one of the group.
-    exact = np.zeros(len(need), bool)
-    exact[owner] = met[owner] & (reached[at] == need[owner])
-    exact &= need > 0
-    followed = (at + 1 < len(key)) & (np.append(group, -1)[at + 1] == owner)
-    next_key[owner[followed]] = key[at[followed] + 1]
-    unknown = exact & (next_key == 0)
-    if unknown.any():
-        next_key[unknown] = above(keys)[unknown]
+    exact = met & (need > 0) & (running[at] == wanted) & (is_last | (next_key != keys))
+    if (exact & is_last).any():
+        next_key = np.where(is_last, above(keys), next_key)
     found = from_keys(keys)
     found[exact] = (found[exact] + from_keys(next_key)[exact]) / 2.0
     return np.where(need > 0, found, 0.0)

@@ -39,7 +39,7 @@ from dboost.kernels.histograms import (
     add_records,
     flush,
 )
-from dboost.kernels.rows import STRIPE, add_leaf, add_leaves, label_rows, quantise, quantise_above, split_records
+from dboost.kernels.rows import STRIPE, add_leaf, label_rows, quantise, quantise_above, split_records
 from dboost.kernels.simd import barrier
 from dboost.kernels.splits import (
     FEATURE,
@@ -476,16 +476,10 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             mine = records[side_of[node], begins[node, thread] : ends[node, thread]]
             label_rows(mine, leaf, n_leaves)
             leaf_sums[n_leaves, 0] = leaf_sums[n_leaves, 1] = 0.0
+            add_leaf(mine, gradient, hessian, repeat_count, scales[2], scales[3], leaf_sums, n_leaves)
             if influence is not None:
                 if route_excluded:
                     mine = records[side_of[node], excluded[node, 0] : excluded[node, 1]]
                     label_rows(mine, leaf, n_leaves)
-                # A few excluded rows are subtracted from the sums over all rows, which are integers.
-                sign = -1.0 if route_excluded else 1.0
-                add_leaf(mine, gradient, hessian, repeat_count, scales[2], scales[3], sign, leaf_sums, n_leaves)
             n_leaves += 1
-    if influence is None or route_excluded:
-        for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
-            last = first + STRIPE if first + STRIPE < n_rows else n_rows
-            add_leaves(leaf, gradient, hessian, repeat_count, sampled, first, last, scales[2], scales[3], leaf_sums)
     return n_nodes
