@@ -489,7 +489,7 @@ def folded(
         reading |= {"memory_limit": limit, "n_threads": options.n_threads}
         opened = prepare(data, target, **shaping, **reading)
     with opened as prepared:
-        rows: BinnedRows = prepared._rows(options.client)
+        rows: BinnedRows = prepared._rows(options.client, for_folds=True)
         targets = rows.targets()
         is_classification = target_of(targets, parameters, prepared.target).classes is not None
         found = division.of(rows.n_rows, targets, is_classification, parameters.random_state, rows.groups())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -19,14 +20,17 @@ from typing import Any, Self
 import numpy as np
 
 from dboost import display
+from dboost.data import ReadOptions
 from dboost.data.binning import Binning
+from dboost.data.chunk import BinnedPartition
+from dboost.data.table import open_binned
 from dboost.distributed.client import client_for
 from dboost.errors import DataFileMissingError, InputTypeError, ParameterError, shown
 from dboost.schema import Feature
 from dboost.session.memory import format_bytes
 from dboost.storage.path_text import path_text
 from dboost.storage.spool import PrivateDirectory
-from dboost.training.dataset_rows import LocalRows, StoredDataset, is_stored, read_description
+from dboost.training.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
 from dboost.training.folds import BinnedRows
 from dboost.training.prepared_dataset import is_prepared, named_roles, open_folder
 
@@ -213,10 +217,11 @@ class Dataset:
         """Whether only one process may train on the rows: those of a folder that one process has written."""
         return self._cluster is None and self._stored is None
 
-    def _rows(self, client: Any = None) -> BinnedRows:
+    def _rows(self, client: Any = None, *, for_folds: bool = False) -> BinnedRows:
         """Return the rows for several fits at the same time; they stay in memory as long as a caller holds them.
 
         client : for files of a cluster, to read them on its workers; default: the current client, else this process reads them.
+        for_folds : whether the fits share codes; the rows in this process have them in temporary files then.
 
         Raises
         ------
@@ -234,19 +239,28 @@ class Dataset:
         if self._stored is not None:
             with client_for(self, client) as cluster:
                 return self._stored_rows(self._stored, cluster)
+        if for_folds:
+            described, partitions = self._description(), self._partitions
+            table = open_binned(partitions(), described.binning, described.named, ReadOptions(retain_bytes=0))
+            return LocalRows(described, table.lengths, partitions, table=table)
         with self._reading:
             rows = None if self._in_memory is None else self._in_memory()
             if rows is None:
-                rows = self._read()
+                described, in_memory = self._description(), list(self._partitions())
+                rows = LocalRows(described, [one.n_rows for one in in_memory], lambda: in_memory)
                 self._in_memory = weakref.ref(rows)
             return rows
 
-    def _read(self) -> LocalRows:
+    def _description(self) -> DatasetDescription:
         with closing(open_folder(self.path)) as opened:
             if opened.has("start"):
                 raise InputTypeError("the data set was prepared to go on from a model, so it is for that fit only")
-            described, partitions = opened.description, list(opened.partitions())
-            return LocalRows(described, [one.n_rows for one in partitions], lambda: partitions)
+            return opened.description
+
+    def _partitions(self) -> Iterator[BinnedPartition]:
+        """Read the partitions of the folder one after the other."""
+        with closing(open_folder(self.path)) as opened:
+            yield from opened.partitions()
 
     def _stored_rows(self, stored: StoredDataset, client: Any) -> BinnedRows:
         """Return the rows of files that workers have written; those that a cluster has read stay there."""

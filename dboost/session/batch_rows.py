@@ -61,8 +61,8 @@ class BatchRows:
     ----------
     table : Table
     n_threads : int
-    source : PartitionBatch or Table
-        What the table was made of, and is closed with it.
+    source : PartitionBatch or Table, or None
+        What the table was made of, and is closed with it; None if it belongs to the caller.
     n_growing : int, optional
         Trees of the folds that share codes which grow at the same time, if the fit's `BuildSpec` has no number.
 
@@ -78,9 +78,10 @@ class BatchRows:
         The fold that the rows are trained on for, if it belongs to a group of folds.
     """
 
-    def __init__(self, table: Table, n_threads: int, source: PartitionBatch | Table, n_growing: int | None = None) -> None:
-        self.table, self.n_threads, self._n_growing = table, n_threads, n_growing
-        self._source: PartitionBatch | Table | None = source
+    def __init__(
+        self, table: Table, n_threads: int, source: PartitionBatch | Table | None, n_growing: int | None = None
+    ) -> None:
+        self.table, self.n_threads, self._n_growing, self._source = table, n_threads, n_growing, source
         self.chosen: dict[str, ChosenRows] | None = None
         self.fold: FoldRows | None = None
         self._shared: dict[int, SharedCodes] = {}  # by share, until the rows are built

@@ -196,11 +196,11 @@ class WorkerSession:
             raise MissingPartitions(batch)
         return found
 
-    def adopt(self, batch: str, table: Table) -> None:
-        """Register a table that was read in this process as a batch; it is closed when its rows are encoded."""
+    def adopt(self, batch: str, table: Table, *, closes: bool = True) -> None:
+        """Register a table that was read in this process as a batch. closes : whether to close it once its rows are encoded."""
         # `assign_rows` must not change the weights of the caller's table.
         reweighable = table if table.keeps_roles_apart else table.weighing(table.weight)
-        self._rows[batch] = BatchRows(reweighable, self._n_threads, table)
+        self._rows[batch] = BatchRows(reweighable, self._n_threads, table if closes else None)
 
     def _close_batch(self, batch: str) -> None:
         """Release the rows of a batch that are not built."""

@@ -170,6 +170,7 @@ class LocalRows:
     partitions: Callable[[], Iterable[BinnedPartition]]
     #: Returns how a fit may use memory for partitions that are read, given its request. Default: they are in memory.
     options: Callable[[FitRequest], ReadOptions] | None = None
+    table: Table | None = None  # of these rows, for all fits; default: each fit opens its own
 
     @property
     def n_rows(self) -> int:
@@ -184,6 +185,8 @@ class LocalRows:
         return refit_leaves(model, table, rows_of=partial(DatasetRows, data=self.data), **options)
 
     def _table(self, request: FitRequest) -> LocalTable:
+        if (table := self.table) is not None:
+            return LocalTable(lambda: table, request.n_threads, is_shared=True)
         options = None if self.options is None else self.options(request)
 
         def opened() -> Table:
@@ -192,6 +195,8 @@ class LocalRows:
         return LocalTable(opened, request.n_threads)
 
     def targets(self) -> Column:
+        if self.table is not None and self.table.target is not None and self.table.target_dtype == "float64":
+            return self.table.target
         return joined_targets([partition.roles.target for partition in self.partitions()])
 
     def groups(self) -> np.ndarray | None:

@@ -503,12 +503,14 @@ class LocalTable:
     open_table : callable
         Reads the table.
     n_threads : int
+    is_shared : bool, default False
+        Whether other fits use the table, too; then the caller closes it, and its roles are in memory.
     """
 
     _BATCH = "training data"
 
-    def __init__(self, open_table: Callable[[], Table], n_threads: int) -> None:
-        self._open_table, self._n_threads = open_table, n_threads
+    def __init__(self, open_table: Callable[[], Table], n_threads: int, *, is_shared: bool = False) -> None:
+        self._open_table, self._n_threads, self._is_shared = open_table, n_threads, is_shared
         self._resources = ExitStack()  # released by `close`
 
     def load(self) -> tuple[Feature, ...]:
@@ -516,7 +518,7 @@ class LocalTable:
         team = team_for(table.n_rows, len(table.features), self._n_threads)
         self._session = WorkerSession(self._n_threads, team=team)
         self._resources.callback(self._session.close)
-        self._session.adopt(self._BATCH, table)
+        self._session.adopt(self._BATCH, table, closes=not self._is_shared)
         self.named = table.named
         self.n_kept, _, self.unit_weights = self._session.rows_of(self._BATCH).trained_rows()
         return table.features
