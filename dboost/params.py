@@ -526,8 +526,9 @@ class Parameters:
     min_category_hessian: float = _parameter(
         20.0,
         Number(least=0.0),
-        "Categories with a smaller sum of Hessians (and with less than 2 % of their node's) stay on the right side of "
-        "categorical splits. LightGBM's `min_data_per_group` has the same purpose and counts rows.",
+        "Categories with a smaller sum of Hessians (and with less than 2 % of their node's, or too few to differ by more than "
+        "noise) stay on the right side of categorical splits. LightGBM's `min_data_per_group` has the same purpose and counts "
+        "rows.",
     )
     early_stopping_rounds: int | None = _parameter(
         None,

@@ -9,6 +9,7 @@ vectorises on every processor and is exact in the range used here.
 
 `add_tree` routes coded rows through a finished tree: rows that did not take part in growing it (evaluation sets, rows that
 apply earlier trees). `add_leaves` computes the exact sums by leaf at the end of a tree, `sum_by_leaf` those of any other value.
+`sum_squares` adds up what the noise of gradients follows from.
 """
 
 from __future__ import annotations
@@ -274,3 +275,35 @@ def sum_by_leaf(leaf, values, repeat_count, rows, first, last, unit, sums):
         if repeat_count.size > 0:
             whole *= repeat_count[i]
         sums[leaf[i]] += whole
+
+
+#: Sums of `sum_squares`: squares and Hessians, lanes (as of `quantile_keys.add_influence`), exponents of float32.
+SQUARES_SHAPE = (2, 4, 256)
+
+
+@kernel
+def sum_squares(gradient, hessian, repeat_count, sums):
+    """Add up squared gradients, and Hessians, by the exponents of the numbers: integers, so that any division gives the same.
+
+    gradient : float32[n] as int32 bits, which are rounded to 13 significant bits; hessian : likewise, not rounded, empty for 1
+    each; repeat_count : uint8[n], how often a row counts, empty for once; sums : int64[SQUARES_SHAPE], added to. They hold
+    2**29 rows, whatever the repeat counts.
+    """
+    for i in range(gradient.size):
+        times, lane = I(1), i & (SQUARES_SHAPE[1] - 1)
+        if repeat_count.size > 0:
+            times = I(repeat_count[i])
+        exponent, significand = _exponent_and_significand(gradient[i])
+        rounded = (significand + I(1 << 10)) >> I(11)
+        sums[0, lane, exponent] += times * rounded * rounded
+        exponent, significand = I(127), I(1 << 23)  # of the number 1
+        if hessian.size > 0:
+            exponent, significand = _exponent_and_significand(hessian[i])
+        sums[1, lane, exponent] += times * significand
+
+
+@inlined
+def _exponent_and_significand(bits):
+    """Return the exponent of a float32 and its significand as an integer of 24 bits."""
+    exponent, below = I((bits >> np.int32(23)) & np.int32(0xFF)), I(bits & np.int32(0x7FFFFF))
+    return exponent, below | I(0x800000) if exponent > 0 else below

@@ -31,6 +31,15 @@ which is less than without bounds, and may be negative.
 the best prefix of that order is the best of all subsets for squared error (Fisher 1958; Breiman et al. 1984, section 4.2.2).
 Prefixes from both ends are tried, of at most `max_categories` categories. Rare categories stay on the right: those with less
 Hessian than `min_category_hessian`, or than 2 % of the node if that is less (in a small node every category is rare).
+
+That exception for small nodes holds only as far as the categories differ by more than noise. With v = Σ g² / Σ h over all
+training rows, G_k - m H_k (m = G / H) has a variance of about v H_k if the K categories do not differ, and the moments of
+DerSimonian and Laird (1986) estimate by how much they do:
+
+    Q = Σ_k (G_k - m H_k)² / H_k,    τ² = (Q - (K - 1) v) / (H - Σ_k H_k² / H)
+
+The mean gradient of a category varies by v / H_k from row noise and by τ² from category to category; a category with less
+Hessian than ``NOISE_SHARE`` v / τ² (and than `min_category_hessian`) is rare.
 """
 
 from __future__ import annotations
@@ -60,6 +69,7 @@ class SplitParams(NamedTuple):
     max_categories: int
     min_category_hessian: float
     is_bounded: int = 0  # 1 if steps are bounded (by `total[3]` and `total[4]` of a node)
+    noise: float = 0.0  # Σ g² / Σ h of all rows; 0 for no limit on categories that follows from it
 
 
 class SearchScratch(NamedTuple):
@@ -399,6 +409,40 @@ def search_bounded(histogram, at, n_bins, feature, way, total, limits, best):
 
 #: A category with this share of its node's Hessian is never rare.
 RARE_SHARE = 0.02
+#: A category with less Hessian than this times v / τ² is rare (see the module's docstring).
+NOISE_SHARE = 0.15
+
+
+@internal
+def _least_support(histogram, at, n_categories, limits):
+    """Return the smallest Hessian of a category of a node that is not rare."""
+    most = limits.min_category_hessian
+    total_g, total_h, squares, n_used = 0.0, 0.0, 0.0, 0.0
+    for code in range(n_categories + 1):
+        h = histogram[1, at + code]
+        if h > 0.0:
+            total_g += histogram[0, at + code]
+            total_h += h
+            squares += h * h
+            n_used += 1.0
+    support = total_h * RARE_SHARE
+    if not support < most:
+        return most
+    if not limits.noise > 0.0 or total_h == 0.0:
+        return support
+    mean = total_g / total_h
+    spread = 0.0
+    for code in range(n_categories + 1):
+        h = histogram[1, at + code]
+        if h > 0.0:
+            difference = histogram[0, at + code] - mean * h
+            spread += difference * difference / h
+    excess = spread - (n_used - 1.0) * limits.noise
+    if not excess > 0.0:
+        return most
+    reliable = NOISE_SHARE * limits.noise * (total_h - squares / total_h) / excess
+    support = reliable if reliable > support else support
+    return support if support < most else most
 
 
 @internal
@@ -409,11 +453,7 @@ def sort_categories(histogram, at, n_categories, limits, keys, order):
     int64[n_categories + 1].
     """
     used = 0
-    support = 0.0
-    for code in range(n_categories + 1):
-        support += histogram[1, at + code]
-    support *= RARE_SHARE
-    support = support if support < limits.min_category_hessian else limits.min_category_hessian
+    support = _least_support(histogram, at, n_categories, limits)
     for code in range(n_categories + 1):
         h = histogram[1, at + code]
         if h > 0.0 and h >= support:

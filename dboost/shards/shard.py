@@ -12,7 +12,8 @@ codes of their rows (`shards.shared_codes`), which are in another order, and a f
 (`RowSegments`). All sums over rows are exact, so they do not depend on the order.
 
 **Advance.** Between two iterations, `advance_rows` adds the last trees to the scores and computes gradients and Hessians. It
-returns the largest gradient and Hessian and exact sums of the loss, which merge over any division of the rows.
+returns the largest gradient and Hessian and exact sums of the loss, which merge over any division of the rows; with
+categorical features also sums by which categories are told from noise (`shards.gradient_noise`).
 
 **Rows near the trimming threshold** (see `exact`). From tree to tree the threshold of influence trimming hardly
 moves: mostly the influence of the first row that is kept has the same first digit again. So the pass that computes the
@@ -51,9 +52,10 @@ from dboost.losses.gradient_pass import (
 )
 from dboost.losses.per_output import PerOutputTerms
 from dboost.losses.projection import ProjectedTerms, project
+from dboost.shards.gradient_noise import noise_of
 from dboost.shards.shard_spec import NARROW_BINS, SHARED_CODES, ShardSpec, code_rows, plan_layout, tile_shape
 from dboost.trees.bin_proposal import BinMerge
-from dboost.trees.tree_task import GradientStats, RowSubset, Sample, hash_rows
+from dboost.trees.tree_task import GradientNoise, GradientStats, RowSubset, Sample, hash_rows
 
 
 class BinnedColumns(NamedTuple):
@@ -527,6 +529,26 @@ def advance_rows(
     scratch : PassScratch
     first, last : int
     """
+    stats = _of_all_outputs(shard, loss_terms, values, loss_unit, scratch, first, last)
+    if not shard.layout.is_categorical.any():
+        return stats
+    return replace(stats, noise=tuple(_noise(shard, tree, first, last) for tree in range(shard.spec.n_trees)))
+
+
+def _noise(shard: Shard, tree: int, first: int, last: int) -> GradientNoise:
+    """Return what the noise of a tree's gradients follows from, of rows first…last-1, also those that a sample leaves out."""
+    rows, (gradient, hessian, _) = slice(first, last), shard.split_arrays(tree)
+    changes = or_empty(hessian, "float32")[rows]
+    if hessian is not None and shard.spec.weights_as_hessian:  # the pass over a file does not read these Hessians
+        assert shard.weight is not None
+        changes = shard.weight[rows].astype(np.float32)
+    return noise_of(gradient[rows], changes, or_empty(shard.repeat_count, "uint8")[rows])
+
+
+def _of_all_outputs(
+    shard: Shard, loss_terms: tuple, values: np.ndarray, loss_unit: float, scratch: PassScratch, first: int, last: int
+) -> GradientStats:
+    """Advance all outputs, see `advance_rows`."""
     if isinstance(loss_terms, ProjectedTerms):
         return _projected(shard, loss_terms, values, loss_unit, scratch, first, last)
     near = None
@@ -577,7 +599,7 @@ def _projected(
         none = np.zeros(shard.n_outputs)
         stats = GradientStats(none, none, 0.0, 0.0)
     else:
-        stats = advance_rows(shard, terms.terms, values, loss_unit, scratch, first, last)
+        stats = _of_all_outputs(shard, terms.terms, values, loss_unit, scratch, first, last)
     gradient, hessian, _ = shard.split_arrays(0)
     changes = None if shard.spec.weights_as_hessian else hessian
     found = project(shard.gradient_rows, terms, gradient, or_empty(changes, "float32"), first, last)

@@ -176,6 +176,8 @@ class ShardBlocks:
             if getattr(terms, "keeps_gradients", False):
                 reads, writes = ["target", "gradient", *([of_outputs] if has_hessian else [])], []
             writes += split
+        if spec.has_repeat_count:
+            reads.append("repeat_count")
         found: GradientStats | None = None
         for shard in self.walk(reads, writes):
             for first, last in shard.ranges():

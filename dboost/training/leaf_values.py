@@ -589,7 +589,8 @@ class LeafEstimator:
             direction = directions.refined(self._gradient_products(stats))
             if direction is not None:
                 terms = ProjectedTerms(self._terms, direction, directions.of_classes, keeps_gradients=True)
-                stats = replace(stats, max_split=self._advance(np.zeros_like(values), terms).max_split)
+                along = self._advance(np.zeros_like(values), terms)
+                stats = replace(stats, max_split=along.max_split, noise=along.noise)
         self._max_gradient, self._max_hessian, self._influence = stats.max_gradient, stats.max_hessian, stats.influence
         return stats
 

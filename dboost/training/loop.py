@@ -470,6 +470,7 @@ class BoostingLoop:
             scales,
             None if max_step is None else max_step / loss.step_factor,
             is_bounded=direction is not None,
+            noise=0.0 if stats.noise is None else stats.noise[output].ratio,
         )
         allowed = np.ones(len(self.binning.features), np.uint8)
         sample = Sample.of(parameters.subsample, parameters.random_state, iteration)

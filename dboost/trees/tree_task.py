@@ -179,6 +179,21 @@ def child_stats(total, best, limits, direction, left, right):
                 left[3] = right[4] = middle
 
 
+class GradientNoise(NamedTuple):
+    """Exact sums of the gradients' squares and of the Hessians that a tree grows by, see `shards.gradient_noise`."""
+
+    squares: int  # in units of 2**-276: the square of the smallest float32 with 13 significant bits
+    hessians: int  # in units of 2**-149: the smallest float32
+
+    def merge(self, other: GradientNoise) -> GradientNoise:
+        return GradientNoise(self.squares + other.squares, self.hessians + other.hessians)
+
+    @property
+    def ratio(self) -> float:
+        """Σ g² / Σ h."""
+        return self.squares / (max(self.hessians, 1) << 127)
+
+
 @dataclass(frozen=True, eq=False)
 class GradientStats:
     """Gradient statistics of a pass over all rows: exact, and the same for any division of the rows."""
@@ -191,6 +206,8 @@ class GradientStats:
     influence: np.ndarray | None = None
     #: The largest gradient and Hessian along the direction of a tree of all outputs: float64[2].
     max_split: np.ndarray | None = None
+    #: Of each tree, if features are categorical.
+    noise: tuple[GradientNoise, ...] | None = None
 
     @classmethod
     def of_outputs(cls, outputs: Sequence[GradientStats]) -> GradientStats:
@@ -206,6 +223,9 @@ class GradientStats:
 
     def merge(self, other: GradientStats) -> GradientStats:
         """Return the statistics of the rows of both: exact, associative and commutative."""
+        noise = None
+        if self.noise is not None and other.noise is not None:
+            noise = tuple(map(GradientNoise.merge, self.noise, other.noise))
         return GradientStats(
             np.maximum(self.max_gradient, other.max_gradient),
             np.maximum(self.max_hessian, other.max_hessian),
@@ -213,6 +233,7 @@ class GradientStats:
             self.fine_loss + other.fine_loss,
             None if self.influence is None or other.influence is None else self.influence + other.influence,
             None if self.max_split is None or other.max_split is None else np.maximum(self.max_split, other.max_split),
+            noise,
         )
 
 
@@ -348,14 +369,20 @@ class TreeTask:
 
 
 def split_params_of(
-    parameters: Parameters, count_channel: int, scales: np.ndarray, max_step: float | None = None, *, is_bounded: bool = False
+    parameters: Parameters,
+    count_channel: int,
+    scales: np.ndarray,
+    max_step: float | None = None,
+    *,
+    is_bounded: bool = False,
+    noise: float = 0.0,
 ) -> SplitParams:
     """Return the split parameters in the units of a tree's quantised sums: G = unit_g * q_g and H = unit_h * q_h.
 
     ½ G² / (H + λ) in the units of the loss is ½ unit_g² / unit_h times the same expression in quantised sums with λ / unit_h.
 
     count_channel : see `SplitParams`; scales : see `TreeTask`; max_step : largest step of a leaf, None for no bound;
-    is_bounded : whether features are constrained to be monotonic.
+    is_bounded : whether features are constrained to be monotonic; noise : Σ g² / Σ h, see `SplitParams`.
     """
     gradient_unit, hessian_unit = 1.0 / float(scales[0]), 1.0 / float(scales[1])
     return SplitParams(
@@ -371,6 +398,7 @@ def split_params_of(
         max_categories=parameters.max_category_group,
         min_category_hessian=parameters.min_category_hessian / hessian_unit,
         is_bounded=int(is_bounded),
+        noise=noise * hessian_unit / gradient_unit**2,
     )
 
 

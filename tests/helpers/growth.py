@@ -116,7 +116,8 @@ class Problem:
     def _task(self) -> TreeTask:
         """Return the task as training would make it."""
         parameters, packing = self.parameters, self.precision.packing
-        n = self.table.n_rows if self.repeat_count is None else int(self.repeat_count.sum())
+        n_rows = self.table.n_rows
+        n = n_rows if self.repeat_count is None else int(self.repeat_count.sum())
         max_g = float(np.abs(self.gradient).max())
         scale_g, scale_h, unit_h = float(np.float32(packing.max_gradient / (max_g or 1.0))), 1.0, 1.0
         if self.hessian is not None:
@@ -130,6 +131,10 @@ class Problem:
             parameters.max_delta_step,
             is_bounded=self.rest["direction"] is not None,
         )
+        if self.table.layout.is_categorical.any():
+            squares = np.rint(self.gradient * np.float32(scale_g)).astype(np.int64) ** 2
+            hessians = 1 if self.hessian is None else np.maximum(np.rint(self.hessian * np.float32(scale_h)), 1.0)
+            limits = limits._replace(noise=float(squares.sum() / np.broadcast_to(hessians, n_rows).sum()))
         return TreeTask(limits, packing, self.policy, scales, np.ones(len(self.table.codes), np.uint8), **self.rest)
 
     @property

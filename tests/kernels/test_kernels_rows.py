@@ -14,6 +14,7 @@ from dboost.kernels import or_empty
 from dboost.kernels import rows as kernels
 from dboost.kernels.histograms import PAIR, TRIPLE, Packing
 from dboost.kernels.rows import add_sizes, select_rows
+from dboost.shards.gradient_noise import noise_of
 from dboost.training.loop import _scale
 from tests.helpers.compiled import compiled
 from tests.helpers.naive import rows as naive
@@ -208,3 +209,19 @@ def test_rows_beyond_the_room_are_counted_not_written() -> None:
     chosen = np.full(3, -1)
     assert select_rows(np.uint64(0), 10, 100, np.uint64(2**64 - 1), chosen) == 100
     assert chosen.tolist() == [10, 11, 12]
+
+
+@given(
+    rows=st.lists(st.tuples(FLOAT32, st.floats(0, width=32, allow_infinity=False), st.integers(0, 255)), max_size=40),
+    with_hessian=st.booleans(),
+    with_times=st.booleans(),
+    cut=st.integers(0, 40),
+)
+def test_noise_is_summed_exactly(rows: list[tuple[float, float, int]], with_hessian: bool, with_times: bool, cut: int) -> None:
+    gradient, hessian, times = (np.array([row[k] for row in rows], dtype) for k, dtype in enumerate(("f4", "f4", "u1")))
+    hessian, times = hessian if with_hessian else hessian[:0], times if with_times else times[:0]
+    found = noise_of(gradient[:cut], hessian[:cut], times[:cut]).merge(noise_of(gradient[cut:], hessian[cut:], times[cut:]))
+    squares, hessians = naive.noise_sums(gradient, hessian if with_hessian else None, times.tolist() if with_times else None)
+    assert found.squares == squares * 2**276 and found.hessians == hessians * 2**149
+    if hessians > 0:
+        assert found.ratio == float(squares / hessians)

@@ -80,6 +80,7 @@ LIMITS = st.builds(
     category_l2=st.sampled_from([0.0, 10.0]),
     max_categories=st.sampled_from([1, 2, 1000]),
     min_category_hessian=st.sampled_from([0.0, 5.0]),
+    noise=st.sampled_from([0.0, 1.0, 900.0]),
 )
 
 
@@ -281,6 +282,26 @@ def test_levels_are_sorted(histograms: list[Histogram], limits: SplitParams) -> 
         order = np.full(n, -1)
         used = sort_categories(channels, 0, n - 1, limits, np.empty(n), order)
         assert order[:used].tolist() == naive.sorted_levels(histogram, limits)
+
+
+def used_levels(histogram: Histogram, limits: SplitParams) -> list[int]:
+    channels = np.array(histogram, np.float64).T.copy()
+    n = len(histogram)
+    order = np.full(n, -1)
+    return sorted(order[: sort_categories(channels, 0, n - 1, limits, np.empty(n), order)].tolist())
+
+
+def test_levels_of_small_nodes_have_to_differ_beyond_noise() -> None:
+    """In a node of 170 each level of 10 has 2 % of it; whether it may go left depends on what levels and rows differ by."""
+    limits = limits_of(min_category_hessian=20.0)
+    alike = [(g * 10, 10, 10) for g in (-1, 1) * 5] + [(0, 70, 70)]  # Q = 100 of 11 levels
+    assert used_levels(alike, limits) == list(range(11))
+    assert used_levels(alike, limits._replace(noise=11.0)) == [10]
+    assert used_levels(alike, limits._replace(noise=8.2)) == list(range(11))  # 0.15 * 8.2 * 135.3 / (100 - 82) = 9.2
+    assert used_levels(alike, limits._replace(noise=8.5)) == [10]  # 0.15 * 8.5 * 135.3 / (100 - 85) = 11.5
+    assert used_levels(alike, limits._replace(noise=11.0, min_category_hessian=0.0)) == list(range(11))
+    large = [(g * 1000, 1000, 1000) for g in (-1, 1)] + [(0, 19, 19), (0, 20, 20)]
+    assert used_levels(large, limits._replace(noise=1e6)) == [0, 1, 3]
 
 
 def test_many_levels_are_sorted() -> None:

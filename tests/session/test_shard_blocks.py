@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.losses import SquaredError
+from dboost.losses.classification import LogLossTerms, SoftmaxTerms
+from dboost.losses.projection import ProjectedTerms
 from dboost.shards.shard import RowIds, Shard, tiles_of
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
+from dboost.shards.shard_spec import ShardSpec, plan_layout
 from dboost.storage.block_file import FieldRef
 from dboost.storage.row_store import InFiles, RowStore
 from dboost.trees.tree_task import Sample
@@ -24,6 +28,8 @@ TERMS = SquaredError().terms()
 N = 100
 TABLE = make_table([5, 300, 2, 2, 255], N, missing=0.0)
 SPEC = spec_of(TABLE.layout, weighted=True)
+#: The same layout, with a categorical feature.
+CATEGORIES = plan_layout(TABLE.layout.n_bins, np.array([True] + [False] * 4))
 #: Global ids of the rows, in two runs.
 IDS = RowIds(np.array([[1000, 30], [50, 70]]))
 
@@ -46,9 +52,11 @@ def kept() -> ShardBlocks:
     return rows
 
 
-def stored(root: Path, block_rows: int) -> RowStore:
-    store = RowStore(SPEC.groups(in_memory=False), [N], InFiles(block_rows, root))
-    store.append(N, start() | {"tiles": tiles_of(TABLE.stored(), TABLE.layout)})
+def stored(root: Path, block_rows: int, spec: ShardSpec = SPEC, fields: dict[str, np.ndarray] | None = None) -> RowStore:
+    fields = start() if fields is None else fields
+    store = RowStore(spec.groups(in_memory=False), [N], InFiles(block_rows, root))
+    constant = spec.constant_state(fields["weight"], fields["raw"].shape)
+    store.append(N, fields | constant | {"tiles": tiles_of(TABLE.stored(), TABLE.layout)})
     return store
 
 
@@ -133,6 +141,41 @@ def test_some_rows_are_those_of_memory(
             np.testing.assert_array_equal(found[name], wanted, name)
             np.testing.assert_array_equal(np.concatenate([part[name] for part in parts], axis=-1), wanted, name)
     assert (found is None) == (not parts)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("terms", "changes"),
+    [
+        (SquaredError().terms(), {"constant_hessian": True, "integer_weights": True}),
+        (LogLossTerms(), {}),
+        (LogLossTerms(counts_influence=True), {"integer_weights": True, "constant_hessian": True, "weights_as_hessian": True}),
+        (LogLossTerms(counts_influence=True), {"weights_as_hessian": True}),
+        (
+            ProjectedTerms(SoftmaxTerms(), np.array([1, -1], "f4"), True),
+            {"n_outputs": 2, "width": 2, "weights_as_hessian": True},
+        ),
+    ],
+    ids=["counts", "weights", "counts as Hessians", "weights as Hessians", "along a direction"],
+)
+def test_statistics_of_gradients_are_those_of_memory(root: Path, terms: Any, changes: dict[str, Any]) -> None:
+    """They include those of options: influences, noise of gradients."""
+    spec = spec_of(CATEGORIES, weighted=True, **changes)
+    fields = start() | {"target": np.arange(N) % 2.0, "weight": 1.0 + np.arange(N) // 8}
+    fields["raw"] = np.resize(fields["raw"], (spec.n_outputs, N))
+    if not spec.integer_weights:
+        fields["weight"] += 0.3
+    values, store = np.full((spec.n_outputs, 8), 0.25), stored(root, 16, spec, fields)
+    found, expected = ShardBlocks(store, spec, IDS), rows_in_memory(fields, spec, IDS)
+    for _ in range(2):
+        of_files, of_memory = found.advance_rows(terms, values), expected.advance_rows(terms, values)
+        assert of_files is not None and of_memory is not None and of_memory.noise is not None
+        for name, value in vars(of_memory).items():
+            np.testing.assert_array_equal(getattr(of_files, name), value, name)
+    gradient, hessian, _ = expected.shard.split_arrays(0)
+    squares, hessians = gradient.astype(float) ** 2, np.ones(N) if hessian is None else hessian.astype(float)
+    times = fields["weight"] if spec.has_repeat_count else 1.0
+    assert of_memory.noise[0].ratio == pytest.approx((squares * times).sum() / (hessians * times).sum(), rel=3e-4)  # 13 bits
     store.close()
 
 

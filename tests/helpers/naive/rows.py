@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -59,3 +61,17 @@ def splitmix(seed: int, row: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
     return x ^ (x >> 31)
+
+
+def noise_sums(
+    gradient: Sequence[float], hessian: Sequence[float] | None, times: Sequence[int] | None
+) -> tuple[Fraction, Fraction]:
+    """Sums of squared gradients (each of 13 significant bits, halves away from zero) and of Hessians."""
+    squares, hessians = Fraction(0), Fraction(0)
+    for row, g in enumerate(gradient):
+        unit = Fraction(2) ** (max(math.frexp(g)[1], -125) - 13)
+        rounded = math.floor(abs(Fraction(float(g))) / unit + Fraction(1, 2)) * unit
+        n = 1 if times is None else times[row]
+        squares += n * rounded**2
+        hessians += n * (1 if hessian is None else Fraction(float(hessian[row])))
+    return squares, hessians

@@ -92,9 +92,24 @@ def numeric_candidates(histogram: Histogram, feature: int, limits: SplitParams) 
             yield Candidate(score, feature, cut, missing_left, range(cut + 1), left)
 
 
+def least_support(histogram: Histogram, limits: SplitParams) -> float:
+    """The smallest Hessian of a level that is not rare: all of the limit, or 2 % of the node if levels differ beyond noise."""
+    most, share = limits.min_category_hessian, 0.02 * float(sum(h for _, h, _ in histogram))
+    if share >= most or limits.noise == 0.0:
+        return min(most, share)
+    found = [(float(g), float(h)) for g, h, _ in histogram if h > 0]
+    total = sum(h for _, h in found)
+    mean = sum(g for g, _ in found) / total
+    spread = sum((g - mean * h) * (g - mean * h) / h for g, h in found)
+    excess = spread - (len(found) - 1) * limits.noise
+    if excess <= 0.0:
+        return most
+    return min(most, max(share, 0.15 * limits.noise * (total - sum(h * h for _, h in found) / total) / excess))
+
+
 def sorted_levels(histogram: Histogram, limits: SplitParams) -> list[int]:
     """Levels (and "missing") that may go left, by smoothed mean gradient; ties by code."""
-    least = min(limits.min_category_hessian, 0.02 * float(sum(h for _, h, _ in histogram)))
+    least = least_support(histogram, limits)
     usable = [c for c, (_, h, _) in enumerate(histogram) if h > 0 and h >= least]
     return sorted(usable, key=lambda c: (histogram[c][0] / (histogram[c][1] + limits.smoothing), c))
 

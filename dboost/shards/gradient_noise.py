@@ -1,0 +1,33 @@
+"""The noise of gradients by which splits of categories are told from noise (see `kernels.splits`): v = Σ g² / Σ h of a tree.
+
+The pass that computes the gradients of some rows adds up both sums, so they need no further pass and no call of their own.
+The scales of histograms follow from the largest gradient, which is known after the pass only: so numbers are added up by their
+exponents, and the sums are Python integers, the same for any division of the rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dboost.kernels.rows import SQUARES_SHAPE, sum_squares
+from dboost.trees.tree_task import GradientNoise
+
+
+def noise_of(gradient: np.ndarray, hessian: np.ndarray, repeat_count: np.ndarray) -> GradientNoise:
+    """Return the sums of some rows.
+
+    gradient : float32[n]; hessian : float32[n], empty for 1 each; repeat_count : uint8[n], how often each row counts, empty for
+    once.
+    """
+    sums = np.zeros(SQUARES_SHAPE, np.int64)
+    sum_squares(gradient.view(np.int32), hessian.view(np.int32), repeat_count, sums)
+    squares, hessians = sums.sum(axis=1)
+    return GradientNoise(_total(squares, 2), _total(hessians, 1))
+
+
+def _total(by_exponent: np.ndarray, power: int) -> int:
+    """Return the sum of numbers, or of their squares (power 2), as an integer."""
+    exponents = np.flatnonzero(by_exponent)
+    # Numbers below the normal ones, of exponent 0, have the unit of those of exponent 1.
+    shifts = (power * np.maximum(exponents - 1, 0)).tolist()
+    return sum(n << shift for n, shift in zip(by_exponent[exponents].tolist(), shifts, strict=True))
