@@ -14,6 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -35,12 +36,13 @@ if TYPE_CHECKING:
     from dboost.booster import Booster
 
 
-#: Endings of files of other formats, which the output must not have.
-_OTHER_FORMATS = (".tsv", ".txt", ".json", ".xlsx", ".gz", ".zip")
+#: Endings of files that the output may have; a name without an ending is a Parquet file, too.
+_ENDINGS = ("", ".parquet", ".pq", ".csv")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.output.lower().endswith(_OTHER_FORMATS):
+    is_file = not (arguments.delta or arguments.output.endswith("/"))
+    if is_file and PurePath(arguments.output).suffix.lower() not in _ENDINGS:
         raise ParameterError(
             f"--output {arguments.output}: predictions are written as Parquet or CSV, so name it …parquet or …csv"
         )

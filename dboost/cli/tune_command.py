@@ -196,6 +196,8 @@ def distribution(text: str) -> optuna.distributions.BaseDistribution | None:
             raise ValueError("a range is LOW..HIGH or log:LOW..HIGH, with two numbers")
         if not -math.inf < numbers[0] < numbers[1] < math.inf:
             raise ValueError(f"{numbers[0]} is not below {numbers[1]}")
+        if ends != text and numbers[0] <= 0:
+            raise ValueError(f"a range with log: begins above 0, not at {numbers[0]}")
         is_whole = all(isinstance(number, int) for number in numbers)
         kind: Any = optuna.distributions.IntDistribution if is_whole else optuna.distributions.FloatDistribution
         return kind(*numbers, log=ends != text)

@@ -1036,7 +1036,7 @@ def _level(level: Any, spec: ColumnSpec) -> Level:
 def _refusal(spec: ColumnSpec, dtype: str, what: str | None) -> DataError:
     if spec.kinds:
         return DataError(f"column {spec.name!r} has type {dtype}, but it held {spec.kinds[0]} in training")
-    head = f"column {spec.name!r} has type {dtype}, which is not a feature: "
+    head = f"column {spec.name!r} has type {dtype}, which is neither a number nor a category: "
     if what == "complex":
         return DataError(head + "Complex data not supported; use the real and imaginary parts as two columns")
     if what == "date":

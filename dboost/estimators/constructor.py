@@ -181,7 +181,7 @@ def _place(name: str) -> str | None:
     """Return where a keyword belongs that `fit` does not have, to follow its name in a message."""
     if name not in {*EstimatorParameters.__annotations__, "loss", "class_weight"}:
         return None
-    return f": it is an argument of the constructor, such as DBoostRegressor({name}=…), or of set_params"
+    return f": it is an argument of the constructor, {name}=…, or of set_params"
 
 
 #: Decorates the methods that train.

@@ -61,6 +61,8 @@ def from_lightgbm(model: Any, levels: Levels) -> Ensemble:
         If the file cannot be read.
     """
     text, name = _text(model)
+    if not text.startswith("tree\n") or "\nend of trees" not in text:
+        raise ModelFileError(f"{name} is not a model of LightGBM, or it is cut short")
     try:
         return _parse(text, levels, name)
     except DAMAGES as error:
@@ -83,8 +85,6 @@ def _text(model: Any) -> tuple[str, str]:
 
 
 def _parse(text: str, levels: Levels, name: str) -> Ensemble:
-    if not text.startswith("tree\n") or "\nend of trees" not in text:
-        raise ModelFileError(f"{name} is not a model of LightGBM, or it is cut short")
     head, *blocks = text[: text.index("\nend of trees")].split("\nTree=")
     entries = _entries(head, "the head")
     rest = text[text.index("\nend of trees") :]

@@ -290,10 +290,10 @@ def _of_pair(pair: Any, is_kept: np.ndarray) -> FoldRows:
 
 
 def _plain(column: Column) -> np.ndarray:
-    """Return targets as an array."""
+    """Return targets as scikit-learn has them: an array [n], or [n, n_targets]."""
     if isinstance(column, CategoryColumn):
         return np.array(column.categories, object)[column.codes]
-    return column
+    return column.T
 
 
 # Fits.

@@ -286,6 +286,7 @@ def test_values_that_are_searched(text: str, expected: Any) -> None:
     ("assignment", "message"),
     [
         ("learning_rate=0.3..0.1", "--set learning_rate=0.3..0.1: 0.3 is not below 0.1"),
+        ("learning_rate=log:0..1", "--set learning_rate=log:0..1: a range with log: begins above 0, not at 0"),
         ("learning_rate=log:0..1", "--set learning_rate=log:0..1: "),
         ("max_iter=10..", "--set max_iter=10..: a range is LOW..HIGH or log:LOW..HIGH, with two numbers"),
         ("max_iter=a..b", "--set max_iter=a..b: a range is"),

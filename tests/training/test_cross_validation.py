@@ -450,6 +450,20 @@ def test_rows_of_weight_zero_are_in_no_fold(tmp_path: Path) -> None:
     assert more.predict_interval(table, coverage=0.5).shape == (N, 2)
 
 
+def test_splitters_get_several_targets() -> None:
+    targets = FRAME[["y", "a"]].to_numpy()
+    pairs = list(KFold(3).split(FRAME))
+    found = dboost.cv(FRAME[["b", "c"]], targets, folds=KFold(3), max_iter=2, progress=False)
+    assert hashes(found) == hashes(dboost.cv(FRAME[["b", "c"]], targets, folds=pairs, max_iter=2, progress=False))
+
+    class Seen(KFold):
+        def split(self, X: Any, y: Any = None, groups: Any = None) -> Any:
+            np.testing.assert_array_equal(y, targets)
+            return super().split(X, y, groups)
+
+    assert hashes(dboost.cv(FRAME[["b", "c"]], targets, folds=Seen(3), max_iter=2, progress=False)) == hashes(found)
+
+
 def test_offsets_are_part_of_the_predictions() -> None:
     offset = RNG.normal(size=N)
     result = dboost.cv(FRAME, "y", offset=offset, folds=np.arange(N) % 2, **OPTIONS)
