@@ -348,6 +348,12 @@ def cv(
     )  # fmt: skip
     options = DataOptions(sample_weight, offset, group, features, categorical_features, filter, client, memory_limit, n_threads)
     division = FoldOptions(folds, groups, time, repeats, earlier)
+    proposal = settings.parameters.split_proposal
+    if proposal != "global":
+        raise ParameterError(
+            f"split_proposal={proposal!r} proposes split points for each tree or fit, but cv bins the rows once, for all "
+            "folds: leave it out, or give an estimator with it to sklearn.model_selection.cross_validate"
+        )
     try:
         settings.progress.phase("reading and binning")
         with folded(data, target, division, options, settings.parameters, settings.trees_of(division)) as rows:

@@ -225,7 +225,7 @@ def find_quantiles(
         It saves passes if the quantiles are in it.
     """
     if window is not None and n_groups:
-        found_there = _in_window(window, above, level, n_groups)
+        found_there = _in_window(window, count, above, level, n_groups)
         if found_there is not None:
             return found_there
     groups = np.arange(n_groups)
@@ -251,6 +251,9 @@ def _ranks(level: Fraction | Ranks, weights: np.ndarray) -> tuple[np.ndarray, np
     if not isinstance(level, Fraction):
         return level(weights)
     parts, whole = level.numerator, level.denominator  # integers: many fractions would take longer than a pass
+    if int(weights.max(initial=0)) * parts < 2**63 > whole:
+        needed, rest = np.divmod(weights * parts, whole)
+        return needed + (rest > 0), rest == 0
     shares = [divmod(parts * weight, whole) for weight in weights.tolist()]
     return np.array([n + (rest > 0) for n, rest in shares], np.int64), np.array([rest == 0 for _, rest in shares])
 
@@ -267,19 +270,26 @@ def ranks_of(levels: Sequence[Fraction], n_groups: int) -> Ranks:
 
 
 def _in_window(
-    window: Window, above: Callable[[np.ndarray], np.ndarray], level: Fraction | Ranks, n_groups: int
+    window: Window,
+    count: Callable[[np.ndarray, np.uint64], np.ndarray],
+    above: Callable[[np.ndarray], np.ndarray],
+    level: Fraction | Ranks,
+    n_groups: int,
 ) -> np.ndarray | None:
     """Return the quantiles of all groups (see `find_quantiles`) if they are in the window; otherwise None.
 
-    If a bucket holds too many numbers, it becomes (with its neighbors) the next window of its group.
+    If a bucket holds too many numbers, it becomes (with its neighbors) the next window of its group; unless all of them are 0,
+    as residuals are where predictions are exact.
     """
     groups = np.arange(n_groups)
     low = np.full(n_groups, window.low)
     scale = N_BUCKETS / np.maximum(np.full(n_groups, window.high) - low, 1e-300)
+    zeros: np.ndarray | None = None  # weight of each group's zeros
     for _ in range(_MOST_WINDOWS):
         if not (np.isfinite(low).all() and np.isfinite(scale).all()):
             return None
-        reached = window.weights(low, scale).cumsum(axis=1)
+        weights = window.weights(low, scale)
+        reached = weights.cumsum(axis=1)
         need, met = _ranks(level, reached[:, -1])
         bucket = (reached >= need[:, None]).argmax(axis=1)
         below, upto = np.where(bucket > 0, reached[groups, bucket - 1], 0), reached[groups, bucket]
@@ -289,12 +299,25 @@ def _in_window(
             following = np.where(ends, (reached <= need[:, None]).sum(axis=1), bucket)
             following = np.where(following < N_BUCKETS - 1, following, bucket)
         here = reached[groups, following] - below
-        if float(here.sum()) * window.n_rows <= FEW * max(float(reached[:, -1].sum()), 1.0):
-            collected = window.collect(low, scale, np.column_stack([bucket, following]))
-            return None if collected is None else _among(collected, below, need, met, above)
-        if ((need > 0) & ((bucket == 0) | (bucket == N_BUCKETS - 1))).any():
+        most, is_zero = FEW * max(float(reached[:, -1].sum()), 1.0) / window.n_rows, np.zeros(n_groups, bool)
+        if float(here.sum()) > most:
+            own = weights[groups, bucket]
+            beside = weights[groups, bucket - 1] + weights[groups, np.minimum(bucket + 1, N_BUCKETS - 1)]
+            holds_zero = bucket == np.clip(-low * scale, 0, N_BUCKETS - 1).astype(np.int64)
+            is_zero = holds_zero & ~ends & (own > 4 * beside)
+            if is_zero.any():
+                if zeros is None:
+                    zeros = count(np.full(n_groups, _SIGN >> np.uint64(8)), np.uint64(0))[:, 0]
+                is_zero &= own == zeros
+        if float(here[~is_zero].sum()) <= most:
+            wanted = np.where(is_zero[:, None], (N_BUCKETS, -1), np.column_stack([bucket, following]))
+            collected = window.collect(low, scale, wanted)
+            if collected is None:
+                return None
+            return np.where(is_zero, 0.0, _among(collected, below, np.where(is_zero, 0, need), met, above))
+        if ((need > 0) & ~is_zero & ((bucket == 0) | (bucket == N_BUCKETS - 1))).any():
             return None
-        low, scale = low + (bucket - 1) / scale, scale * (N_BUCKETS / 3)
+        low, scale = np.where(is_zero, (low, scale), (low + (bucket - 1) / scale, scale * (N_BUCKETS / 3)))
     return None
 
 

@@ -85,8 +85,8 @@ def check_predictions(case: Case, booster: Booster) -> None:
         "prediction": booster.predict,
         "raw_score": lambda X: booster.predict(X, raw_score=True),
     }
-    n_outputs = booster.ensemble.n_outputs
-    shapes: list[tuple[int, ...]] = [(70,), (70, n_outputs) if n_outputs > 1 else (70,)]
+    n_outputs, n_numbers = booster.ensemble.n_outputs, draw.n_numbers
+    shapes: list[tuple[int, ...]] = [(70, n) if n > 1 else (70,) for n in (n_numbers, n_outputs)]
     if draw.loss == "normal":
         asked["distribution"] = booster.predict_distribution
         shapes.append((70, 2))
@@ -115,7 +115,8 @@ def check_predictions(case: Case, booster: Booster) -> None:
     if isinstance(other, str | Path) and booster.custom_loss is None:
         booster.save(case.folder / "predicts.dboost")
         command("predict", str(case.folder / "predicts.dboost"), str(other), "--output", str(case.folder / "out.parquet"))
-        found = pq.read_table(case.folder / "out.parquet")["prediction"].to_pandas()
+        found = pq.read_table(case.folder / "out.parquet")
+        found = found["prediction"].to_numpy() if n_numbers == 1 else found.to_pandas().to_numpy()
         np.testing.assert_array_equal(found, plain(booster.predict(data)), f"the command line of {form}")
     trained = plain(booster.predict(case.features(draw.table(), "training"), raw_score=True))
     assert np.isfinite(trained).all() and len(trained) == draw.n_rows
@@ -177,11 +178,12 @@ def check_trees(draw: Draw, booster: Booster, n_before: int) -> None:
     for _, tree in nodes[nodes["iteration"] > n_before].groupby(["iteration", booster.outputs.axis], dropna=False):
         leaves = tree[tree["feature"].isna()]
         assert np.isfinite(tree["value"].dropna()).all()
-        most = draw.options.get("max_leaf_nodes", 31)
+        is_forest = draw.options.get("boosting") == "forest"
+        most = draw.options.get("max_leaf_nodes", None if is_forest else 31)
         assert most is None or len(leaves) <= most
         assert leaves["depth"].max() <= (draw.options.get("max_depth") or np.inf)
         if len(leaves) > 1:
-            assert leaves["count"].min() >= draw.options.get("min_samples_leaf", 20)
+            assert leaves["count"].min() >= draw.options.get("min_samples_leaf", 1 if is_forest else 20)
         if allowed is not None:
             children = tree.set_index("node")
             paths = [(0, frozenset())]
@@ -200,7 +202,7 @@ def check_trees(draw: Draw, booster: Booster, n_before: int) -> None:
         grid[name] = np.tile(column, len(table))
         X = grid[draw.names] if draw.array is None else grid[draw.names].to_numpy(np.float64)
         curves = plain(booster.predict(X, raw_score=draw.loss != "normal", iteration_range=(n_before, booster.n_iter_)))
-        assert (sign * np.diff(curves.reshape(len(table), -1), axis=1) >= 0).all()
+        assert (sign * np.diff(curves.reshape(len(table), len(column), -1), axis=1) >= 0).all()
 
 
 def check_model(case: Case, booster: Booster) -> None:

@@ -16,7 +16,6 @@ import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +23,7 @@ from dboost.errors import ParameterError
 from dboost.params import Parameters
 from dboost.peer_names import ALIASES, check_removed, explanation, is_neutral, with_our_names
 from dboost.storage.path_text import path_text
+from dboost.version import __version__
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"
 #: Output of ``dboost train`` without ``--output``.
@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the arguments; ``run`` of the result is the function of the command. Exit with status 2 if they are invalid."""
     parser = Parser(prog="dboost", description="Gradient boosting on Dask.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"dboost {version('dboost')}")
+    parser.add_argument("--version", action="version", version=f"dboost {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     for add in (_train, _predict, _inspect, _prepare, _cv, _tune, _demo, _warmup):
         command = add(commands)

@@ -127,7 +127,10 @@ def refuse_other_proposals(parameters: Parameters) -> None:
     """Raise a ParameterError if split points would be proposed from values."""
     proposal = parameters.split_proposal
     if proposal != "global":
-        raise ParameterError(f"split_proposal={proposal!r} wants to see the values, but these data were binned before")
+        raise ParameterError(
+            f"split_proposal={proposal!r} proposes split points from the values, but these data were binned before: leave it "
+            "out, or fit on the table itself"
+        )
 
 
 def check_thresholds(model: Ensemble, binning: Binning, what: str = "start_from") -> None:

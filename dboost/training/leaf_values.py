@@ -562,7 +562,8 @@ class LeafEstimator:
         self._rows = AllRows(lambda part, merge, *rest: self._merged(of_parts(merge), part, *rest), n_counted, max_weight)
         self._statistic: Any = None  # `Loss.statistic` after the last trees
         self._terms = loss.terms()
-        self._steps: dict[int, np.ndarray] = {}  # quantiles of the leaves of each output's last tree
+        #: The smallest and the largest leaf quantile of each output, of its last tree that has two different ones.
+        self._reach: dict[int, tuple[float, float]] = {}
         self._max_gradient, self._max_hessian = np.zeros((2, loss.n_outputs))
         self._influence: np.ndarray | None = None
         self._influence_terms: tuple | None = None
@@ -695,9 +696,9 @@ class LeafEstimator:
     def _residual_quantiles(self, levels: list[Fraction], outputs: range, n_leaves: int, subset: RowSubset) -> np.ndarray:
         """Return the quantiles of the leaves' residuals for the level of each output: float64[len(outputs), n_leaves]."""
         near, n_groups = None, len(outputs) * n_leaves
-        last = [self._steps.get(output, np.zeros(1)) for output in outputs]
-        least, largest = (np.array([reach(of_output) for of_output in last]) for reach in (np.min, np.max))
-        if (largest > least).all():
+        last = [self._reach[output] for output in outputs if output in self._reach]
+        if len(last) == len(outputs):
+            least, largest = np.transpose(last)
             near = Window(
                 np.repeat(2 * least - largest, n_leaves),
                 np.repeat(2 * largest - least, n_leaves),
@@ -712,7 +713,9 @@ class LeafEstimator:
             n_groups,
             near,
         ).reshape(len(outputs), n_leaves)
-        self._steps.update(zip(outputs, found, strict=True))
+        for output, steps in zip(outputs, found, strict=True):
+            if steps.max() > steps.min():
+                self._reach[output] = float(steps.min()), float(steps.max())
         return found
 
     def _multiplier(self, steps: np.ndarray, subset: RowSubset) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import json
 import os
 import re
@@ -265,6 +266,18 @@ def test_arguments_that_make_no_sense(arguments: tuple[str, ...], complaint: str
     assert complaint in said
     assert said.startswith("dboost: ")
     assert said.count("\n") == 1
+
+
+def test_a_checkout_that_is_not_installed_runs_commands(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    for arguments in (["--version"], ["warmup", "--help"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(arguments)
+    assert f"dboost {dboost.__version__}\n" in capsys.readouterr().out
 
 
 def test_help_and_version(capsys: Any) -> None:

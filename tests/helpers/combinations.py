@@ -235,6 +235,7 @@ SUITED: dict[str, list[str]] = {
     "huber": _REAL,
     "expectile": _REAL,
     "normal": _REAL,
+    "half_brier_score": [*TWO_CLASSES, *MANY_CLASSES],
     "smooth": _REAL,
     "poisson": [*COUNTS, *AMOUNTS, "zeros and ones"],
     "tweedie": [*COUNTS, *AMOUNTS, "zeros and ones"],
@@ -244,6 +245,15 @@ SUITED: dict[str, list[str]] = {
     "logistic": [*TWO_CLASSES],
 }
 OWN: dict[str, Loss] = {"smooth": Smooth(0.5), "logistic": Logistic()}
+#: Losses that a second target may have beside one of these, and their targets.
+OF_SECOND = {name: SUITED[name] for name in ("squared_error", "absolute_error", "huber", "poisson", "gamma")}
+#: Losses of one of several targets of numbers.
+OF_SEVERAL = (*OF_SECOND, "quantile", "expectile", "tweedie")
+_OF_CLASSES = ("log_loss", "exponential", "logistic", "half_brier_score")
+#: Several levels in one model.
+LEVELS = ([0.1, 0.5, 0.9], [0.01, 0.99], [0.2, 0.4, 0.5, 0.6, 0.8])
+#: Parameters of boosting, which a forest refuses.
+OF_STEPS = ("learning_rate", "criterion", "step", "max_delta_step", "influence_trimming")
 
 WEIGHTS: dict[str, Made] = {
     "ones": lambda rng, n: np.ones(n),
@@ -362,6 +372,20 @@ class Draw:
     strangers: bool = False
     earlier: str | None = None
     mistake: str | dict[str, Any] | None = None
+    #: A second target, and its loss if it is another one.
+    second: str | None = None
+    second_loss: str | None = None
+
+    @property
+    def targets(self) -> str | list[str]:
+        """The column of the target, or the columns of both."""
+        return "y" if self.second is None else ["y", "z"]
+
+    @property
+    def n_numbers(self) -> int:
+        """How many numbers are predicted for a row."""
+        levels = self.options.get("quantile")
+        return 2 if self.second is not None else len(levels) if isinstance(levels, list) else 1
 
     @property
     def names(self) -> list[str]:
@@ -371,6 +395,8 @@ class Draw:
         """The parameters of training; data, roles and evaluation sets are not among them."""
         keywords = dict(self.options)
         keywords["loss"] = OWN.get(self.loss, self.loss)
+        if self.second_loss is not None:
+            keywords["loss"] = [self.loss, self.second_loss]
         if keywords.get("eval_metric") == "own":
             keywords["eval_metric"] = own_metric
         if keywords.pop("stopping", False):
@@ -397,7 +423,7 @@ class Draw:
 
     def is_class(self) -> bool:
         """Whether the target is one of classes."""
-        return self.loss in ("log_loss", "exponential", "logistic") or (
+        return self.loss in _OF_CLASSES or (
             self.loss == "auto" and self.target in {**TWO_CLASSES, **MANY_CLASSES} and self.target != "five numbers"
         )
 
@@ -433,6 +459,8 @@ class Draw:
         if self.array is not None:
             frame = frame.assign(**dict(zip(self.names, as_array(frame, self.array).T, strict=True)))
         frame["y"] = TARGETS[self.target](rng, signal)
+        if self.second is not None:
+            frame["z"] = TARGETS[self.second](rng, -signal)
         if self.weight is not None:
             frame["w"] = WEIGHTS[self.weight](rng, n)
         if self.offset is not None:
@@ -569,7 +597,7 @@ def drawn(number: int) -> Draw:
         if chance(50):
             arcbites |= pick([{"order": "cyclic"}, {"order": "adaptive"}, {"parts": 2}])
     if watched is not None:
-        is_class = loss in ("log_loss", "exponential", "logistic", "auto") and target in {**TWO_CLASSES, **MANY_CLASSES}
+        is_class = loss in (*_OF_CLASSES, "auto") and target in {**TWO_CLASSES, **MANY_CLASSES}
         of_classes = ["accuracy", ["log_loss"]] if many else ["roc_auc", "brier_score", ["accuracy", "brier_score"]]
         of_numbers = ["mean_absolute_error", "root_mean_squared_error", ["mean_squared_error"]]
         option(30, "eval_metric", "own", *(of_classes if is_class else of_numbers))
@@ -588,11 +616,25 @@ def drawn(number: int) -> Draw:
             options.pop("step", None)
     if options.get("split_proposal", "global") == "global" or careless:
         option(10, "memory_limit", "64MiB", 10**9)
-    if many and chance(50):
+    is_plain = mistake is None and not careless
+    second = second_loss = None
+    if loss == "quantile" and mistake is None and chance(50):
+        options["quantile"] = pick(LEVELS)
+    elif loss in OF_SEVERAL and mistake is None and chance(30):
+        second_loss = None if chance(50) else pick(OF_SECOND)
+        second = pick(SUITED[loss if second_loss is None else second_loss])
+    if loss == "half_brier_score" or (loss in ("auto", "squared_error") and chance(25)):
+        options["boosting"] = "forest"
+        if is_plain:
+            for name in OF_STEPS:
+                options.pop(name, None)
+            arcbites = None
+            offset = offset if loss == "squared_error" else None
+    elif (many or second is not None or isinstance(options.get("quantile"), list) or loss == "normal") and chance(50):
         options["multi_strategy"] = "multi_output_tree"
         if not careless:
-            options.pop("influence_trimming", None)
-            options.pop("step", None)
+            for name in ("influence_trimming", "step", "monotonic_cst"):
+                options.pop(name, None)
     return Draw(
         number=number,
         n_rows=n_rows,
@@ -610,4 +652,6 @@ def drawn(number: int) -> Draw:
         strangers=chance(40),
         earlier=earlier,
         mistake=mistake,
+        second=second,
+        second_loss=second_loss,
     )

@@ -26,7 +26,7 @@ from dboost.cli import main
 from tests.helpers.clusters import ROOT
 from tests.helpers.combinations import OWN, Draw, as_array, drawn
 from tests.helpers.places import Call, Place, can_kill, killing, seeded, small_things
-from tests.helpers.table_forms import ARRAYS, FORMS, arrays_of, forms_of, vector
+from tests.helpers.table_forms import ARRAYS, FORMS, arrays_of, forms_of, several, vector
 
 
 class Refused(DBoostError):
@@ -59,15 +59,18 @@ class Case(Call):
     def given(self, frame: pd.DataFrame, what: str) -> dict[str, Any]:
         """Return data, target, sample_weight and offset. what : which table it is, for random choices."""
         draw, rng = self.draw, self.rng(what)
-        columns = {"target": "y", "sample_weight": "w", "offset": "o"}
-        columns = {role: column for role, column in columns.items() if column in frame or column == "y"}
+        columns: dict[str, Any] = {"target": draw.targets}
+        columns |= {role: column for role, column in (("sample_weight", "w"), ("offset", "o")) if column in frame}
         if draw.array is not None:
             X = as_array(frame[draw.names], draw.array)
             data = X if self.form is None else ARRAYS[self.form].make(X, rng, self.folder)
             plain = self.form is None
             return {
                 "data": data,
-                **{role: np.asarray(frame[name]) if plain else vector(frame[name], rng) for role, name in columns.items()},
+                **{
+                    role: np.asarray(frame[name]) if plain else self.apart_from(frame[name], rng)
+                    for role, name in columns.items()
+                },
             }
         features = [name for name in draw.names if name in frame]
         table = frame if self.form is None else FORMS[self.form].make(frame, rng, self.folder)
@@ -76,7 +79,11 @@ class Case(Call):
         if self.where == "lazy":
             return {"data": table[features], **{role: table[name] for role, name in columns.items()}}
         table = frame[features] if self.form is None else FORMS[self.form].make(frame[features], rng, self.folder)
-        return {"data": table, **{role: vector(frame[name], rng) for role, name in columns.items()}}
+        return {"data": table, **{role: self.apart_from(frame[name], rng) for role, name in columns.items()}}
+
+    def apart_from(self, role: pd.Series | pd.DataFrame, rng: Random) -> Any:
+        """Return a role beside the features. Of an array, several targets have no names."""
+        return several(role, rng, named=self.draw.array is None) if isinstance(role, pd.DataFrame) else vector(role, rng)
 
     @property
     def is_apart(self) -> bool:
@@ -180,7 +187,8 @@ def _command_line(case: Case) -> Booster:
     for role in ("sample_weight", "offset"):
         if rows.get(role) is not None:
             keywords[role] = rows[role]
-    arguments = [str(rows["data"]), "--target", rows["target"], "--output", str(case.folder / "model.dboost"), "--quiet"]
+    target = ",".join(np.atleast_1d(rows["target"]))
+    arguments = [str(rows["data"]), "--target", target, "--output", str(case.folder / "model.dboost"), "--quiet"]
     keywords.pop("progress", None)
     if keywords.get("start_from") is not None:
         case.earlier.save(case.folder / "earlier.json")  # type: ignore[union-attr]

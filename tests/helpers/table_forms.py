@@ -189,7 +189,7 @@ def _parquet_folder(frame: pd.DataFrame, rng: Random, folder: Path, names: str =
 
 def runs_of(frame: pd.DataFrame) -> str | None:
     """Return the last feature if its rows are in the order of its categories, so that they may be keys of folders."""
-    name = [name for name in frame.columns if name not in ("y", "w", "o")][-1]
+    name = [name for name in frame.columns if name not in ("y", "z", "w", "o")][-1]
     values, is_category = frame[name].astype(object), isinstance(frame[name].dtype, pd.CategoricalDtype)
     is_key = set(map(type, values)) == ({int} if is_category else {str}) and "" not in set(values)
     return name if is_key and values.is_monotonic_increasing else None
@@ -419,6 +419,14 @@ ARRAYS: dict[str, ArrayForm] = {
 def arrays_of(dtype: str, *where: str) -> list[str]:
     """Return the forms of an array of this type, in memory or lazy."""
     return [name for name, form in ARRAYS.items() if form.where in where and dtype not in form.lacks]
+
+
+def several(values: pd.DataFrame, rng: Random, *, named: bool) -> Any:
+    """Return two targets as a table of any library, or without names as an array or a list of rows."""
+    array = np.asarray(values.to_numpy())
+    if named:
+        return rng.choice([values, pl.from_pandas(values), pa.Table.from_pandas(values, preserve_index=False)])
+    return rng.choice([array, np.asfortranarray(array), array.tolist()])
 
 
 def vector(values: pd.Series, rng: Random) -> Any:

@@ -160,6 +160,26 @@ def test_two_passes_find_quantiles_that_are_where_they_are_expected(monkeypatch:
     assert asked.n_passes == 3
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_quantiles_among_many_zeros_take_few_passes(monkeypatch: pytest.MonkeyPatch, weighted: bool) -> None:
+    """Residuals are 0 where predictions are exact: a bucket of zeros needs no collecting, nor passes over all digits."""
+    rng = np.random.default_rng(0)
+    n = 20_001
+    values, group = rng.normal(size=n), rng.integers(4, size=n).astype(np.uint8)
+    values[(rng.random(n) < 0.4) & (group != 3)] = 0.0
+    values[::7] *= -1.0  # zeros of both signs
+    asked = Asked(values, rng.integers(1, 4, n) * 1.0 if weighted else None, group, 4, [7_000], False)
+    monkeypatch.setattr("dboost.exact.FEW", 100)
+    for level in (Fraction(1, 2), Fraction(1, 5), Fraction(9, 20)):
+        expected = find_quantiles(asked.count, asked.above, level, 4)
+        asked.n_passes = 0
+        found = find_quantiles(asked.count, asked.above, level, 4, asked.window(-2.0, 2.0))
+        assert found.tolist() == expected.tolist()
+        assert (expected[:3] == 0.0).all() == (level != Fraction(1, 5)) and expected[3] != 0.0
+        assert not np.signbit(found[found == 0.0]).any()
+        assert asked.n_passes <= (2 if level == Fraction(1, 5) else 4)
+
+
 def test_windows_of_fits_do_not_change_them(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     X = rng.normal(size=(3000, 3))

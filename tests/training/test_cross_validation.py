@@ -375,8 +375,11 @@ def test_what_cv_does_not_take() -> None:
         with pytest.raises(ParameterError, match="max_bins=99 does not fit"):
             dboost.cv(data, max_bins=99)
         assert dboost.cv(data, max_iter=2, progress=False).boosters[0].n_iter_ == 2
-        with pytest.raises(ParameterError, match="split_proposal"):
-            dboost.cv(data, max_iter=2, progress=False, split_proposal="node")
+        with pytest.raises(ParameterError, match=r"split_proposal='node' .* but these data were binned before: leave it out"):
+            dboost.fit(data, max_iter=2, progress=False, split_proposal="node")
+    for proposal in ("exact", "tree", "node"):
+        with pytest.raises(ParameterError, match=f"split_proposal='{proposal}' .* but cv bins the rows once, for all folds"):
+            dboost.cv(FRAME, "y", split_proposal=proposal, **OPTIONS)
     with pytest.raises(InputTypeError, match="closed"):
         dboost.cv(data)
 
