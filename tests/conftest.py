@@ -30,10 +30,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Before pytest leaves out what is slow."""
+    """Before pytest leaves out what is slow, and deals the rest out to processes: none waits for a long test at the end."""
     from tests.helpers.cells import mark_slow_cells
 
     mark_slow_cells(items)
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -197,6 +197,7 @@ def test_what_is_copied_is_let_through() -> None:
         assert fnmatch.filter(let, name)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_steps_make_what_runs(tmp_path: Path) -> None:
     faulthandler.cancel_dump_traceback_later()  # every step has a deadline of its own

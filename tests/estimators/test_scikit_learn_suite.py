@@ -79,6 +79,7 @@ def run(folder: Path, *options: str) -> dict[str, tuple[str, int, str]]:
     return {name: tuple(found) for name, found in json.loads(outcomes.read_text()).items()}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_histgradientboosting_tests_pass_with_the_import_swapped(
     tmp_path: Path, record_property: Callable[[str, object], None]

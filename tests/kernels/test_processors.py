@@ -73,6 +73,7 @@ print(*(model.sha256 for model in models))
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(not KNOWN_NUMBA, reason="other versions of Numba do not read a cache that they cannot write")
 def test_kernels_of_an_image_serve_other_processors(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def test_the_race(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f">{text}</text>" in picture.read_text() for text in ("W1b", "W5", "xgboost", "limits"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_command_runs_the_lot(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = folder / "report.json"
@@ -430,6 +431,7 @@ def test_tuning_refuses_what_it_cannot_measure(given: str, capsys: pytest.Captur
     assert given.partition("=")[0] in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_tuning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "found.json"
