@@ -494,8 +494,7 @@ def folded(
         limit = None if options.memory_limit is None else Budget.of(options.memory_limit, trees)
         reading |= {"memory_limit": limit, "n_threads": options.n_threads}
         opened = prepare(data, target, **shaping, **reading)
-    with opened as prepared:
-        rows: BinnedRows = prepared._rows(options.client, for_folds=True)
+    with opened as prepared, prepared._rows_of_folds(options.client) as rows:
         targets = rows.targets()
         is_classification = target_of(targets, parameters, prepared.target).classes is not None
         found = division.of(rows.n_rows, targets, is_classification, parameters.random_state, rows.groups())

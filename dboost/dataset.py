@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -217,11 +217,21 @@ class Dataset:
         """Whether only one process may train on the rows: those of a folder that one process has written."""
         return self._cluster is None and self._stored is None
 
-    def _rows(self, client: Any = None, *, for_folds: bool = False) -> BinnedRows:
+    @contextmanager
+    def _rows_of_folds(self, client: Any) -> Iterator[BinnedRows]:
+        """Yield the rows for fits that share codes: in this process those of the data set are in files; see `_rows`."""
+        self._check_open()
+        if not self.is_in_one_process:
+            yield self._rows(client)
+            return
+        described = self._description()
+        with open_binned(self._partitions(), described.binning, described.named, ReadOptions(retain_bytes=0)) as table:
+            yield LocalRows(described, table.lengths, self._partitions, table=table)
+
+    def _rows(self, client: Any = None) -> BinnedRows:
         """Return the rows for several fits at the same time; they stay in memory as long as a caller holds them.
 
         client : for files of a cluster, to read them on its workers; default: the current client, else this process reads them.
-        for_folds : whether the fits share codes; the rows in this process have them in temporary files then.
 
         Raises
         ------
@@ -239,10 +249,6 @@ class Dataset:
         if self._stored is not None:
             with client_for(self, client) as cluster:
                 return self._stored_rows(self._stored, cluster)
-        if for_folds:
-            described, partitions = self._description(), self._partitions
-            table = open_binned(partitions(), described.binning, described.named, ReadOptions(retain_bytes=0))
-            return LocalRows(described, table.lengths, partitions, table=table)
         with self._reading:
             rows = None if self._in_memory is None else self._in_memory()
             if rows is None:

@@ -350,13 +350,19 @@ def _code_fields(layout: BinLayout) -> list[Field]:
 
 
 def eval_fields(shard: ShardSpec, weighted: bool, has_codes: bool = True) -> tuple[FieldGroup, FieldGroup]:
-    """Return the fields of an evaluation set. shard : of the training rows; has_codes : whether the set has its own codes."""
+    """Return the fields of an evaluation set.
+
+    shard : of the training rows; has_codes : whether the set has its own codes. Held-out rows of folds that share codes have
+    none, and no saved scores: `cv` does not take arcbites, so no model is truncated during a fit.
+    """
     outputs = (shard.n_outputs,)
     rows = [target_field(shard.n_targets), *([Field("weight", "<f8")] if weighted else [])]
     if has_codes:
         narrow, wide = _code_fields(shard.layout)
         rows = [narrow, rows[0], wide, *rows[1:]]
-    state = [Field("raw", "<f8", outputs), Field("tree_sum" if shard.averages else "saved", "<f8", outputs)]
+    state = [Field("raw", "<f8", outputs)]
+    if shard.averages or has_codes:
+        state.append(Field("tree_sum" if shard.averages else "saved", "<f8", outputs))
     return FieldGroup("eval-rows", rows, sealed=True), FieldGroup("eval-scores", state, sealed=False)
 
 
