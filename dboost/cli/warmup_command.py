@@ -34,8 +34,9 @@ ON_CLUSTERS = ("columns of numbers", "categories", "categories of over 255 level
 FOR_LOSSES = ("columns of numbers", "categories")
 #: Parameters that prevent packed histograms, so that small tables use the kernels of large ones.
 UNPACKED = {"l1_regularization": 1e-9}
-#: Rows of an evaluation set to which trees are added in the way for many rows (`shards.apply_trees`).
-MANY_ROWS = 8192
+#: Rows for the kernels of many rows: trees added to an evaluation set (`shards.apply_trees`), sums of gradients that decide
+#: whether histograms stay packed, and roots of several trees (`session.whole_tree_grower`).
+MANY_ROWS = 65_537
 #: The shortest training.
 FEW: dict[str, Any] = {"max_iter": 2, "progress": False}
 
@@ -45,10 +46,11 @@ def run(arguments: argparse.Namespace) -> None:
     if why is not None:
         raise DBoostError(f"there is nothing to do, since compiled kernels are not kept for later processes: {why}")
     start = time.perf_counter()
-    # Kernels for many rows: samples of large tables, and evaluation sets.
+    # Kernels for many rows, and samples of large tables.
     sample_rows(SAMPLE_ROWS + 1, 0)
     many = np.random.default_rng(0).standard_normal((MANY_ROWS, 2))
     dboost.fit(many, many[:, 0], eval_set=(many, many[:, 0]), **FEW)
+    dboost.fit(many, np.arange(MANY_ROWS) % 3, loss="log_loss", **FEW)
     # Rows on both workers: one that has all of them uses the kernels of a fit without a cluster.
     keys = {"dboost.single-worker-values": 0, "dboost.session-per-host": False}
     with dask.config.set(keys), inside() as cluster:

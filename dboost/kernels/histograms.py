@@ -26,6 +26,9 @@ rows. Buckets are ordered by feature; each feature has `n_bins` of them and one 
 as prefix sums over the bins (`accumulate` instead of `flush`), with counts in words of their own: the search needs prefix sums,
 and those of the larger child are the parent's minus the smaller child's, just like the sums themselves.
 
+**Several outputs.** The trees of all outputs of an iteration have the same rows at their roots. `add_roots` adds the words of
+four outputs at the same time, side by side: it takes less time than two passes of `add_tile`.
+
 There are 264 words between columns, not 256, so that the first buckets of all columns do not fall into the same cache set.
 """
 
@@ -35,8 +38,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dboost.kernels import inlined, internal
-from dboost.kernels.simd import prefetch
+from dboost.kernels import inlined, internal, kernel
+from dboost.kernels.exp_log import ROUNDER
+from dboost.kernels.simd import VECTOR, add_vector, prefetch
 
 U = np.uint64
 I = np.int64  # noqa: E741
@@ -161,6 +165,40 @@ def add_tile(tile, n_columns, records, repeat_count, buckets, packing):
                                 _add_4(buckets, word, U(6336), value)
                                 if fours > 7:
                                     _add_4(buckets, word >> U(32), U(7392), value)
+
+
+#: Rows whose words `add_roots` holds, and buckets of a feature there.
+ROOT_ROWS, ROOT_BUCKETS = 4096, 256
+
+
+@kernel
+def add_roots(gradient, hessian, scales, columns, first, last, words, sums):
+    """Add rows first…last-1 to the root histograms of at most VECTOR outputs.
+
+    gradient, hessian : float32[n_outputs, n_rows], Hessians float32[n_outputs, 0] if they are 1; scales : float64[n_outputs,
+    2], as in `rows.quantise`; columns : `shards.shard.BinnedColumns` of features of at most 255 bins; words : int64[ROOT_ROWS *
+    VECTOR], scratch of zeros; sums : int64[n_features * ROOT_BUCKETS * VECTOR], added to: words ``G << 32 | H`` by feature,
+    code and output.
+
+    The buckets of a feature stay in the fastest cache while the rows of a block are added to them.
+    """
+    codes, code_row = columns.narrow, columns.row_of
+    for begin in range(first, last, ROOT_ROWS):
+        end = begin + ROOT_ROWS if begin + ROOT_ROWS < last else last
+        for k in range(gradient.shape[0]):
+            g_scale, h_scale = np.float32(scales[k, 0]), np.float32(scales[k, 1])
+            g_of, h_of = gradient[k, begin:end], hessian[k, begin:end]
+            for i in range(g_of.size):
+                h = np.int32(1)
+                if h_of.size > 0:
+                    h = np.int32((h_of[i] * h_scale + ROUNDER) - ROUNDER)
+                    h = h if h > np.int32(1) else np.int32(1)
+                g = np.int32((g_of[i] * g_scale + ROUNDER) - ROUNDER)
+                words[VECTOR * i + k] = (I(g) << I(32)) + I(h)
+        for feature in range(code_row.size):
+            code_of, start = codes[code_row[feature], begin:end], U(feature * ROOT_BUCKETS)
+            for i in range(code_of.size):
+                add_vector(sums, (start + U(code_of[i])) * U(VECTOR), words, U(i) * U(VECTOR))
 
 
 @internal

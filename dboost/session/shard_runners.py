@@ -186,7 +186,7 @@ class ShardRunner:
 
     def grow_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree] | None:
         """Grow whole trees, each when it is requested; it is valid until the next one. None without a team."""
-        return None if self._whole is None else map(self._whole.grow_tree, tasks)
+        return None if self._whole is None else self._whole.grow_trees(tasks)
 
     def begin(self, tasks: Sequence[TreeTask]) -> None:
         """Begin trees that grow in rounds; earlier trees are dropped."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
 
 from dboost.kernels import or_empty
-from dboost.kernels.histograms import TILE_COLUMNS, PackedSums
+from dboost.kernels.histograms import ROOT_BUCKETS, ROOT_ROWS, TILE_COLUMNS, PackedSums, add_roots
 from dboost.kernels.rows import STRIPE, add_sizes
+from dboost.kernels.simd import VECTOR
 from dboost.kernels.splits import SPLIT_SIZE, new_search_scratch
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.session.thread_team import Team
@@ -36,6 +37,8 @@ from dboost.trees.tree_task import ANY_ORDER, GradientStats, GrownTree, GrowthPo
 _SLOTS_ANY_ORDER = 64
 #: Of more rows the sums never fit in packed histograms, unless nearly all gradients are tiny.
 _MOST_ROWS_PACKED = 1 << 20
+#: Of fewer rows, the root histograms of several trees take less time one by one.
+_LEAST_ROWS_TOGETHER = 1 << 14
 
 
 class WholeTreeGrower:
@@ -105,8 +108,62 @@ class WholeTreeGrower:
     def _ranges(self, thread: int) -> list[tuple[int, int]]:
         return self.shard.ranges(thread, self.team.n_threads)
 
-    def grow_tree(self, task: TreeTask) -> GrownTree:
-        """Grow a tree, which is valid until the next one."""
+    def grow_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        """Grow the trees of an iteration, each when it is requested; it is valid until the next one."""
+        for first in range(0, len(tasks), VECTOR):
+            some = tasks[first : first + VECTOR]
+            roots = self._roots(some) if self._have_roots_together(some) else [None] * len(some)
+            yield from map(self.grow_tree, some, roots)
+
+    def _have_roots_together(self, tasks: Sequence[TreeTask]) -> bool:
+        """Return whether the root histograms of trees are added up together: of all rows and feature by feature, in the time of
+        two or three trees. So it does not pay if many features share columns. In wide tables it would need much memory.
+        """
+        shard, layout = self.shard, self.shard.bin_layout
+        n_columns = len(layout.first) - 1
+        has_all_rows = shard.segments is None and shard.repeat_count is None
+        return (
+            len(tasks) > 2
+            and tasks[-1].output - tasks[0].output == len(tasks) - 1
+            and has_all_rows
+            and shard.n_rows >= _LEAST_ROWS_TOGETHER
+            and not self._by_unit
+            and layout.n_tiled == n_columns >= 0.8 * len(layout.n_bins)
+            and not self._has_categories
+            and all(task.sample is None and not task.least_influence and task.bin_merge is None for task in tasks)
+            and all(map(self._stays_packed, tasks))
+        )
+
+    def _roots(self, tasks: Sequence[TreeTask]) -> list[np.ndarray]:
+        """Return the root histograms of trees of consecutive outputs as packed prefix sums: int64[n_buckets] of each."""
+        shard, outputs = self.shard, slice(tasks[0].output, tasks[-1].output + 1)
+        hessian = np.empty((len(tasks), 0), np.float32) if shard.hessian is None else shard.hessian[outputs]
+        scales, n_features = np.array([task.scales[:2] for task in tasks]), len(shard.bin_layout.n_bins)
+
+        def work(thread: int) -> np.ndarray:
+            sums = np.zeros(n_features * ROOT_BUCKETS * VECTOR, np.int64)
+            words = np.zeros(ROOT_ROWS * VECTOR, np.int64)
+            for of in self._ranges(thread):
+                add_roots(shard.gradient[outputs], hessian, scales, shard.bins, *of, words, sums)
+            return sums.reshape(n_features, ROOT_BUCKETS, VECTOR)
+
+        prefix = sum(self.team.run(work)).cumsum(axis=1).reshape(-1, VECTOR)
+        return [*np.take(prefix, self._root_buckets, axis=0).T[: len(tasks)]]
+
+    @cached_property
+    def _root_buckets(self) -> np.ndarray:
+        """Where the buckets of histograms are among those of `add_roots`: int64[n_buckets]."""
+        n_codes = (self.shard.bin_layout.n_bins + 1).tolist()
+        return np.concatenate([feature * ROOT_BUCKETS + np.arange(n) for feature, n in enumerate(n_codes)])
+
+    @cached_property
+    def _root_counts(self) -> np.ndarray:
+        """The numbers of rows of the root, if all rows take part, as prefix sums over the buckets of each feature."""
+        columns, n_codes = self.shard.bins.columns(), (self.shard.bin_layout.n_bins + 1).tolist()
+        return np.concatenate([np.bincount(of, minlength=n).cumsum() for of, n in zip(columns, n_codes, strict=True)])
+
+    def grow_tree(self, task: TreeTask, root: np.ndarray | None = None) -> GrownTree:
+        """Grow a tree, which is valid until the next one. root : its root histogram, if that is known (`_roots`)."""
         self.route_excluded()
 
         def make() -> _Buffers:
@@ -115,15 +172,20 @@ class WholeTreeGrower:
         if self._shared is not None:
             shape = task.policy, task.limits.count_channel, self.shard.spec.n_channels, self.team.n_threads, self._by_unit
             with self._shared.buffers(shape, make) as lent:
-                return self._grow(task, lent)
+                return self._grow(task, lent, root)
         if self._buffers is None:
             self._buffers = make()
-        return self._grow(task, self._buffers)
+        return self._grow(task, self._buffers, root)
 
-    def _grow(self, task: TreeTask, buffers: _Buffers) -> GrownTree:
+    def _grow(self, task: TreeTask, buffers: _Buffers, root: np.ndarray | None) -> GrownTree:
         team, shard = self.team, self.shard
         buffers.of_team = buffers.of_team._replace(control=team.control)
-        histograms = self._histograms_for(task, buffers)
+        histograms = self._histograms_for(task, buffers, root is not None)
+        if root is not None:
+            assert histograms.packed is not None
+            histograms.packed.sums[0] = root
+            if histograms.packed.counts.size:
+                histograms.packed.counts[0] = self._root_counts
         gradient, hessian, leaf = shard.split_arrays(task.output)
         # If rows are excluded by their influence only, this happens while the gradients are quantized.
         by_influence = task.sample is None and task.least_influence > 0 and shard.segments is None
@@ -156,7 +218,7 @@ class WholeTreeGrower:
             packing = packing._replace(rows=n + 1)  # buckets without counts hold the sums of all rows
         fused_task = FusedTask(
             packing, task.limits, task.policy, task.scales, task.allowed, task.least_influence, task.constraints,
-            task.direction,
+            task.direction, root is not None,
         )  # fmt: skip
 
         def work(thread: int) -> int:
@@ -201,10 +263,10 @@ class WholeTreeGrower:
         self._sums_fit = task.can_stay_packed_by(sizes, self._by_unit)
         return self._sums_fit
 
-    def _histograms_for(self, task: TreeTask, buffers: _Buffers) -> LeafHistograms:
-        """Return buffers for the histograms of open leaves."""
+    def _histograms_for(self, task: TreeTask, buffers: _Buffers, stays_packed: bool) -> LeafHistograms:
+        """Return buffers for the histograms of open leaves. stays_packed : whether they are known to stay packed."""
         shape = buffers.n_slots, int(self.shard.bin_layout.offset[-1])
-        if not self._has_categories and self._stays_packed(task):
+        if stays_packed or (not self._has_categories and self._stays_packed(task)):
             if buffers.packed is None:
                 counts = np.zeros(shape if task.limits.count_channel == 2 else (0, 0), np.int64)
                 buffers.packed = PackedSums(np.zeros(shape, np.int64), counts)

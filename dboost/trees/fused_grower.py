@@ -87,6 +87,7 @@ class FusedTask(NamedTuple):
     least_influence: int
     constraints: FeatureConstraints | None  # see `trees.split_finder`
     direction: np.ndarray | None  # int8[n_features], see `tree_task.child_stats`
+    has_root: bool  # whether the first slot of the packed histograms holds the root's
 
 
 class LeafHistograms(NamedTuple):
@@ -215,8 +216,8 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
 
     while True:
         # The root's rows are quantised first; in a narrow table piece by piece, just before they are added up.
-        quantised = large >= 0 or influence is not None
-        if not quantised and by_unit:
+        quantised, is_known = large >= 0 or influence is not None, large < 0 and task.has_root
+        if not quantised and (by_unit or is_known):
             at = starts[thread]
             for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
                 last = first + STRIPE if first + STRIPE < n_rows else n_rows
@@ -229,7 +230,8 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
 
         # Add up the smaller child: one pass over this thread's rows for all columns, or over all rows for each of its units.
         side = side_of[small]
-        for unit in range(thread if by_unit else I(0), n_units if by_unit else I(1), n_threads if by_unit else I(1)):
+        n_passes = I(0) if is_known else n_units if by_unit else I(1)
+        for unit in range(thread if by_unit else I(0), n_passes, n_threads if by_unit else I(1)):
             first_column = units[unit] if by_unit else I(0)
             last_column = units[unit + 1] if by_unit else I(n_columns)
             columns = (first_column, last_column)
@@ -272,7 +274,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
         # Reduce over threads, subtract from the parent, search. The root's sums are known only after its reduction.
         for which in range(2):
             clear_split(all_found[thread, which])
-        if not by_unit:
+        if not (by_unit or is_known):
             for q in range(n_threads):
                 if packed_histograms is not None:
                     accumulate(layout, packing, my_columns, I(0), all_packed[q], packed_histograms, slot[small], q == 0, order)

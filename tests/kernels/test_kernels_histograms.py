@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,10 +11,12 @@ from hypothesis import strategies as st
 from numba import njit
 
 from dboost.kernels import histograms, or_empty
-from dboost.kernels.histograms import COLUMN_STRIDE, PAIR, TRIPLE, WEIGHED, Packing
+from dboost.kernels.histograms import COLUMN_STRIDE, PAIR, ROOT_BUCKETS, ROOT_ROWS, TRIPLE, WEIGHED, Packing
+from dboost.kernels.simd import VECTOR
 from tests.helpers.compiled import compiled
+from tests.helpers.examples import examples
 from tests.helpers.naive.histograms import histogram as naive_histogram
-from tests.helpers.naive.rows import record
+from tests.helpers.naive.rows import quantised, quantised_hessian, record
 from tests.helpers.tables import CodedTable, make_table, tables
 
 add_tile = compiled(histograms.add_tile)
@@ -208,6 +212,37 @@ def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int, p
         if packing is not PAIR:
             assert packed_counts[1, of_feature].tolist() == np.cumsum([n for _, _, n in sums]).tolist()
     assert (words[0] == 99).all() and (packed_counts[0] == 77).all()
+
+
+@pytest.mark.parametrize("with_hessian", [False, True], ids=["constant Hessian", "Hessian"])
+@given(
+    n_bins=st.lists(st.integers(1, 255), min_size=1, max_size=5),
+    n_rows=st.sampled_from([1, 50, ROOT_ROWS + 7]),
+    n_outputs=st.integers(1, VECTOR),
+    seed=st.integers(0, 2**32),
+    cut=st.floats(0, 1),
+)
+@examples(20)
+def test_roots_of_several_outputs(
+    with_hessian: bool, n_bins: list[int], n_rows: int, n_outputs: int, seed: int, cut: float
+) -> None:
+    """Add some rows, and then the others, as two threads would."""
+    rng, table = np.random.default_rng(seed), make_table(n_bins, n_rows, seed)
+    gradient = rng.normal(size=(n_outputs, n_rows)).astype(np.float32)
+    hessian = rng.random((n_outputs, n_rows if with_hessian else 0)).astype(np.float32)
+    scales, sums = rng.random((n_outputs, 2)) * 9_000, np.zeros(len(n_bins) * ROOT_BUCKETS * VECTOR, np.int64)
+    bounds = [0, round(cut * n_rows), n_rows]
+    for first, last in pairwise(bounds):
+        words = np.zeros(ROOT_ROWS * VECTOR, np.int64)
+        histograms.add_roots(gradient, hessian, scales, table.stored(), first, last, words, sums)
+    by_output = sums.reshape(len(n_bins), ROOT_BUCKETS, VECTOR)
+    for output, (g_scale, h_scale) in enumerate(scales.tolist()):
+        g = [quantised(one, g_scale) for one in gradient[output]]
+        h = [quantised_hessian(one, h_scale) for one in hessian[output]] or [1] * n_rows
+        for feature, codes in enumerate(table.codes.tolist()):
+            expected = naive_histogram(codes, ROOT_BUCKETS, g, h, range(n_rows))
+            assert by_output[feature, :, output].tolist() == [(a << 32) + b for a, b, _ in expected]
+    assert not by_output[:, :, n_outputs:].any()
 
 
 @pytest.mark.fast_cells(6)

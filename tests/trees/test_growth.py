@@ -7,17 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dboost
 from dboost.distributed.line import Message, packed
 from dboost.distributed.worker_calls import RoundSums
 from dboost.kernels.histograms import TILE_COLUMNS, rows_in_32_bits
 from dboost.kernels.rows import STRIPE
 from dboost.params import Parameters
-from dboost.session import thread_team
+from dboost.session import thread_team, whole_tree_grower
 from dboost.session.calls import SessionRef
 from dboost.training.plan import Precision, precision_of
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.tree_task import ANY_ORDER
 from tests.helpers.examples import examples
+from tests.helpers.fits import saved
 from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
 from tests.helpers.tables import CodedTable, make_table
 
@@ -189,6 +191,30 @@ def test_histograms_stay_packed_as_long_as_sums_fit(least: int, max_weight: int 
             tree = problem.finished(next(engine.grow([problem.task])))
             assert (engine.grower._buffers.packed is None) == (n_rows > most)
         assert_equal(problem.by_rounds([n_rows // 3], 4)[0], tree)
+
+
+@pytest.mark.parametrize("least", [1, 5], ids=["without counts", "with counts"])
+@pytest.mark.parametrize("n_threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_trees_whose_roots_are_added_up_together(least: int, n_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of nine classes, four and four trees have their roots together, and the last one has its own."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(900, 6))
+    X[rng.random(X.shape) < 0.1] = np.nan
+    X[:, 0] = rng.integers(4, size=900)
+    y = np.argsort(np.argsort(np.nan_to_num(X[:, 1] + X[:, 0]) + rng.normal(size=900))) // 100
+    together = []
+    add_up = whole_tree_grower.WholeTreeGrower._roots
+    monkeypatch.setattr(
+        whole_tree_grower.WholeTreeGrower, "_roots", lambda grower, tasks: together.append(len(tasks)) or add_up(grower, tasks)
+    )
+    models = []
+    for least_rows in (0, 901):
+        monkeypatch.setattr(whole_tree_grower, "_LEAST_ROWS_TOGETHER", least_rows)
+        models.append(
+            dboost.fit(X, y, loss="log_loss", max_iter=3, min_samples_leaf=least, n_threads=n_threads, progress=False)
+        )
+    assert together == [4, 4] * 3
+    assert saved(models[0], named=False) == saved(models[1], named=False)
 
 
 @pytest.mark.slow
