@@ -30,7 +30,7 @@ from dboost.model import model_file
 from dboost.model.margins import Calibration
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.examples import examples
-from tests.helpers.real_data import load
+from tests.helpers.real_data import AFTER_DEPARTURE, path
 
 RNG = np.random.default_rng(11)
 FEATURES = ["x", "town", "month"]
@@ -433,23 +433,46 @@ def test_the_plot_shows_the_share_of_targets_within(model: dboost.Booster) -> No
         model.plot_coverage(TEST, "y")
 
 
+def real_rows(name: str) -> tuple[pd.DataFrame, str, str]:
+    """Return a real table of numbers to predict, its target, and a column that divides it into two groups."""
+    frame = pd.read_parquet(path(name))
+    if name == "california":
+        return frame.assign(north=frame["latitude"] > 36.5), "median_house_value", "north"
+    if name == "elec2":
+        return frame.drop(columns="class").assign(day=frame["period"].between(14, 40)), "nswprice", "day"
+    if name == "adult":
+        return frame.drop(columns=["fold", "income"]), "hours_per_week", "sex"
+    flights = frame.drop(columns=AFTER_DEPARTURE).dropna(subset=["ArrDelay"]).sample(30_000, random_state=0)
+    return flights.reset_index(drop=True), "ArrDelay", "Origin"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "gamma"])
-def test_coverage_of_real_rows(loss: str) -> None:
-    """Of ten splits of the California housing rows; per region with `by`."""
-    table = load("california")
-    frame = table.X.assign(region=np.where(table.X["latitude"] > 36.5, "north", "south"), price=table.y)
-    shares, of_regions = [], []
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("california", {"loss": "squared_error"}),
+        ("california", {"loss": "gamma"}),
+        ("elec2", {"loss": "absolute_error"}),
+        ("adult", {"loss": "quantile", "quantile": [0.05, 0.95]}),
+        ("hflights", {"loss": "normal"}),
+    ],
+)
+def test_coverage_of_real_rows(name: str, options: dict[str, Any]) -> None:
+    """Of ten splits within one point of the wanted share, also of each group with `by`."""
+    frame, target, by = real_rows(name)
+    features = [column for column in frame if column not in (target, by)]
+    shares, of_groups = [], []
     for seed in range(10):
         order = np.random.default_rng(seed).permutation(len(frame))
-        train, held_out, test = (frame.iloc[rows] for rows in np.split(order, [8000, 13000]))
-        model = dboost.fit(train, "price", features=list(table.X.columns), loss=loss, max_iter=30)
-        found = fresh(model).calibrate(held_out, "price", by="region").predict_interval(test)
-        inside = (found["lower"] <= test["price"]) & (test["price"] <= found["upper"])
+        cuts = [int(0.4 * len(frame)), int(0.65 * len(frame))]
+        train, held_out, test = (frame.iloc[rows] for rows in np.split(order, cuts))
+        model = dboost.fit(train, target, features=features, max_iter=30, **options)
+        found = fresh(model).calibrate(held_out, target, by=by).predict_interval(test)
+        inside = (found["lower"] <= test[target]) & (test[target] <= found["upper"])
         shares.append(inside.mean())
-        of_regions.append(inside.groupby(test["region"]).mean())
+        of_groups.append(inside.groupby(test[by], observed=True).mean())
     assert np.mean(shares) == pytest.approx(0.9, abs=0.01)
-    assert pd.concat(of_regions, axis=1).mean(axis=1).to_numpy() == pytest.approx(np.full(2, 0.9), abs=0.015)
+    assert pd.concat(of_groups, axis=1).mean(axis=1).to_numpy() == pytest.approx(np.full(2, 0.9), abs=0.01)
 
 
 def test_estimators_and_predictors_give_the_same_intervals(model: dboost.Booster) -> None:
