@@ -11,7 +11,10 @@ ifneq ($(NUMBA_CACHE_DIR),)
 export NUMBA_CACHE_DIR
 endif
 
-PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(filter true 1,$(CI)),-m "" --durations=60)
+# Processes that run tests. On two processors, more of them use the time for which tests on clusters wait: make test PROCESSES=3
+PROCESSES ?= 2
+
+PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(if $(filter true 1,$(CI)),-m "" --durations=60)
 
 .PHONY: help demo test test-pythons deploy-test image-test lint format bench docs clean
 .DELETE_ON_ERROR:

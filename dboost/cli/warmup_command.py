@@ -57,7 +57,8 @@ def run(arguments: argparse.Namespace) -> None:
         for name, data in tables().items():
             began = time.perf_counter()
             for client in (None, cluster) if name in ON_CLUSTERS else (None,):
-                for weight in (None, FRACTIONS, TIMES):
+                # On a cluster, fits with weights use no other kernels than those without.
+                for weight in (None, FRACTIONS, TIMES) if client is None else (None,):
                     for target in targets().values():
                         _use(data, target, weight, client=client)
                         if name == "columns of numbers" and client is None:
