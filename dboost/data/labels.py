@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from dboost._lazy_import import is_a, nw, pd
-from dboost.errors import DataError
+from dboost.errors import DataError, InputTypeError
 
 #: Parameters of learning that name columns.
 CONSTRAINTS = {"monotonic_cst", "interaction_cst"}
@@ -174,7 +174,12 @@ def _shortened(name: str) -> str:
 
 
 def items_of_labels(given: Any) -> list[Any]:
-    """Return labels that the user gave in a list, set, Index, array or mapping as a list; rows of an array are tuples."""
+    """Return labels that the user gave in a list, set, Index, array or mapping as a list; rows of an array are tuples.
+
+    InputTypeError for anything else.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable) or is_a(given, "polars", "Expr"):
+        raise InputTypeError(f"names of columns are given as a list, not as {given!r:.60}")
     return [tuple(one.tolist()) if isinstance(one, np.ndarray) else one for one in given]
 
 

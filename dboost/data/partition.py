@@ -1195,7 +1195,9 @@ def role_column(values: Any, role: str, name: str | tuple[str, ...] | None, n_ro
 
 def _one_column(values: Any, role: str, name: str | None, n_rows: int | None) -> Column:
     if n_rows is not None and len(values) != n_rows:
-        raise DataError(f"{role} has {len(values)} rows, the data have {n_rows}")
+        is_text = hasattr(values, "__iter__") and all(isinstance(one, str) for one in values)
+        hint = "; if these are names of columns, give one, or a list of several that the data have" if is_text else ""
+        raise DataError(f"{role} has {len(values)} rows, the data have {n_rows}{hint}")
     dtype, is_key = ROLES[role].dtype, ROLES[role].kind == "key"
     # Keys may have any number of categories.
     spec = ColumnSpec(role if name is None else name, False if dtype is not None and not is_key else None, is_key, role=role)

@@ -148,7 +148,7 @@ def split_rows(
             else:
                 numbers = _numbered(int(folds), n_rows, targets, is_classification, own_seed)
             found += [_of_test(numbers == fold) for fold in range(int(folds))]
-    elif hasattr(folds, "split"):
+    elif hasattr(folds, "split") and not isinstance(folds, type):
         y = _plain(targets())
         found = [_of_pair(pair, np.ones(n_rows, bool)) for pair in folds.split(np.zeros((n_rows, 1)), y, of_groups)]
     elif _is_column(folds):

@@ -8,7 +8,9 @@ from typing import Any
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
+from sklearn.model_selection import KFold
 
 import dboost
 from dboost.cli import main
@@ -152,3 +154,20 @@ def test_a_plan_is_read_as_it_is_shown() -> None:
     plan = dboost.plan(10**9, 100)
     assert repr(plan) == str(plan)
     assert "time, about" in repr(plan) and max(map(len, repr(plan).splitlines())) <= 80
+
+
+@pytest.mark.parametrize("names", [["y"], ["y", "nope"], ("age", "y"), np.array(["age", "y"])])
+def test_lists_that_are_no_names_of_columns(names: Any) -> None:
+    with pytest.raises(dboost.DataError, match=r"target has \d rows, .*; if these are names of columns, give one"):
+        dboost.fit(FRAME, names, max_iter=1, progress=False)
+
+
+@pytest.mark.parametrize("features", [slice(0, 2), 3, len, pl.col("x")])
+def test_features_that_are_no_list(features: Any) -> None:
+    with pytest.raises(dboost.InputTypeError, match="names of columns are given as a list, not as"):
+        dboost.fit(FRAME, "y", features=features, max_iter=1, progress=False)
+
+
+def test_a_splitter_that_was_not_made() -> None:
+    with pytest.raises(dboost.InputTypeError, match="must be a number, pairs"):
+        dboost.cv(FRAME, "y", folds=KFold, max_iter=1)
