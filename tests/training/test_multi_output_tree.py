@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -259,6 +260,38 @@ def test_leaf_values_of_residuals_are_those_of_the_twin(losses: list[str], weigh
             if not weighted:  # limits count rows, not weights
                 assert twin.gain(rows, left) >= twin.best_gain(X, rows) * 0.99
     assert len(seen) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_any_two_losses_share_a_tree() -> None:
+    """Each pair of losses of single targets, and a sentence for those that are none."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 4))
+    s = X[:, 0] + np.sin(2 * X[:, 1])
+    targets = {
+        "squared_error": s + rng.normal(size=400),
+        "absolute_error": 3 * s,
+        "quantile": s + rng.standard_t(2, 400),
+        "huber": 10 * s + rng.standard_t(2, 400),
+        "expectile": s + 1.0,
+        "poisson": rng.poisson(np.exp(s)),
+        "gamma": np.exp(s) * rng.gamma(2.0, size=400) + 1e-9,
+        "tweedie": rng.poisson(np.exp(s)) * 1.5,
+        "log_loss": s > 0.0,
+        "exponential": s > 0.3,
+    }
+    levels = {"quantile": 0.8, "expectile": 0.7}
+    for pair in itertools.combinations_with_replacement(targets, 2):
+        Y, given = np.column_stack([targets[name] for name in pair]), {name: levels[name] for name in levels if name in pair}
+        for strategy, width in (("multi_output_tree", 2), ("one_output_per_tree", 1)):
+            model = dboost.fit(X, Y, loss=list(pair), multi_strategy=strategy, max_iter=15, min_samples_leaf=5, **given)
+            losses = model.history["train_loss"]
+            assert model.ensemble.width == width and losses.iloc[-1] < losses.iloc[0], pair
+            assert np.isfinite(model.predict(X)).all(), pair
+    for loss, message in (("normal", "has several outputs"), ("half_brier_score", "is for boosting='forest'")):
+        with pytest.raises(ParameterError, match=message):
+            dboost.fit(X, np.column_stack([s, s > 0]), loss=["huber", loss], multi_strategy="multi_output_tree")
 
 
 def rows_of(gradient: np.ndarray, hessian: np.ndarray, y: np.ndarray, w: np.ndarray, times: np.ndarray) -> GradientRows:
