@@ -1,9 +1,10 @@
-"""One tree for all classes beside a tree for each class: time, and log loss on held-out rows, also of XGBoost.
+"""One tree for all classes or targets beside a tree for each: time, and loss on held-out rows, also of XGBoost.
 
-    python -m benchmarks.multi_output --rows 50000 --classes 20 --iterations 100
+    python -m benchmarks.multi_output --rows 50000 --outputs 20 --iterations 100 --tables classes,mixtures,unlike
 
-Equal settings: 31 leaves, best first, learning rate 0.1, λ = 1. Fits alternate; the shortest of `--rounds` times is reported.
-Time is that of the whole fit, binning included. Libraries that are not installed are left out.
+Settings are equal (31 leaves, best first, learning rate 0.1, λ = 1); dboost is also measured with twice the leaves and twice
+the learning rate, which suit one tree for all outputs better. Fits alternate; the shortest of `--rounds` processor times is
+reported, that of the whole fit, binning included. Libraries that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -20,12 +21,24 @@ from rich.table import Table
 
 import dboost
 
-STRATEGIES = ("one_output_per_tree", "multi_output_tree")
-#: Returns seconds and the probabilities of the test rows after each of some numbers of iterations.
-Fit = Callable[[str], tuple[float, list[np.ndarray]]]
+Rows = tuple[np.ndarray, np.ndarray]
 
 
-def make(n_rows: int, n_features: int, n_classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+class Settings(NamedTuple):
+    """What the fits differ in."""
+
+    multi_strategy: str
+    max_leaf_nodes: int = 31
+    learning_rate: float = 0.1
+
+
+EACH, ONE = Settings("one_output_per_tree"), Settings("multi_output_tree")
+OF_DBOOST = (EACH, ONE, *(settings._replace(max_leaf_nodes=63, learning_rate=0.2) for settings in (EACH, ONE)))
+#: Returns the processor time, and the predictions of the test rows after each of some numbers of iterations.
+Fit = Callable[[Settings], tuple[float, list[np.ndarray]]]
+
+
+def make_classes(n_rows: int, n_features: int, n_classes: int, seed: int) -> Rows:
     """Generate features and classes: the largest of `n_classes` noisy scores, which share six functions of the features."""
     rng, of_classes = np.random.default_rng(seed), np.random.default_rng(5)
     X = rng.standard_normal((n_rows, n_features))
@@ -34,73 +47,115 @@ def make(n_rows: int, n_features: int, n_classes: int, seed: int) -> tuple[np.nd
     return X, (scores + 0.5 * rng.standard_normal(scores.shape)).argmax(axis=1)
 
 
-def dboost_fit(train: tuple, X: np.ndarray, marks: Sequence[int], threads: int) -> Fit:
-    def fit(strategy: str) -> tuple[float, list[np.ndarray]]:
-        began = time.perf_counter()
+def _functions(X: np.ndarray, n: int) -> np.ndarray:
+    """Return n functions of four features each: float64[n_rows, n]."""
+    a, b, c, d = (X[:, (np.arange(n) + j) % X.shape[1]] for j in range(4))
+    return np.sin(a) + b * c + (d > 0.3)
+
+
+def make_mixtures(n_rows: int, n_features: int, n_targets: int, seed: int) -> Rows:
+    """Generate features and targets that are mixtures of five functions of the features, with noise of variance 1."""
+    rng, of_targets = np.random.default_rng(seed), np.random.default_rng(5)
+    X = rng.standard_normal((n_rows, n_features))
+    return X, _functions(X, 5) @ of_targets.standard_normal((5, n_targets)) + rng.standard_normal((n_rows, n_targets))
+
+
+def make_unlike(n_rows: int, n_features: int, n_targets: int, seed: int) -> Rows:
+    """Generate features and targets, each of which is a function of its own, with noise of variance 1."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n_rows, n_features))
+    return X, _functions(X, n_targets) + rng.standard_normal((n_rows, n_targets))
+
+
+TABLES = {"classes": make_classes, "mixtures": make_mixtures, "unlike": make_unlike}
+
+
+def dboost_fit(train: Rows, X: np.ndarray, marks: Sequence[int], threads: int) -> Fit:
+    loss = "log_loss" if train[1].ndim == 1 else "squared_error"
+
+    def fit(settings: Settings) -> tuple[float, list[np.ndarray]]:
+        began = time.process_time()
         booster = dboost.fit(
-            *train, loss="log_loss", multi_strategy=strategy, max_iter=max(marks), min_samples_leaf=1, n_threads=threads
+            *train, loss=loss, max_iter=max(marks), min_samples_leaf=1, n_threads=threads, progress=False, **settings._asdict()
         )
-        seconds = time.perf_counter() - began
-        return seconds, [booster.truncate(mark).predict_proba(X) for mark in marks]
+        seconds = time.process_time() - began
+        models = map(booster.truncate, marks)
+        return seconds, [np.asarray(of.predict_proba(X) if loss == "log_loss" else of.predict(X)) for of in models]
 
     return fit
 
 
-def xgboost_fit(train: tuple, X: np.ndarray, marks: Sequence[int], threads: int) -> Fit:
+def xgboost_fit(train: Rows, X: np.ndarray, marks: Sequence[int], threads: int) -> Fit:
     import xgboost
 
-    def fit(strategy: str) -> tuple[float, list[np.ndarray]]:
-        settings: dict[str, Any] = {
-            "objective": "multi:softprob", "num_class": int(train[1].max()) + 1, "multi_strategy": strategy, "eta": 0.1,
-            "max_leaves": 31, "max_depth": 0, "grow_policy": "lossguide", "tree_method": "hist", "max_bin": 255,
-            "nthread": threads,
+    of_classes = train[1].ndim == 1
+    objective = {"objective": "multi:softprob", "num_class": int(train[1].max()) + 1} if of_classes else {}
+
+    def fit(settings: Settings) -> tuple[float, list[np.ndarray]]:
+        options: dict[str, Any] = objective | {
+            "multi_strategy": settings.multi_strategy, "eta": settings.learning_rate, "max_leaves": settings.max_leaf_nodes,
+            "max_depth": 0, "grow_policy": "lossguide", "tree_method": "hist", "max_bin": 255, "nthread": threads,
         }  # fmt: skip
-        began = time.perf_counter()
+        began = time.process_time()
         rows = xgboost.QuantileDMatrix(train[0], train[1], max_bin=255, nthread=threads)
-        booster = xgboost.train(settings, rows, max(marks))
-        seconds = time.perf_counter() - began
+        booster = xgboost.train(options, rows, max(marks))
+        seconds = time.process_time() - began
         return seconds, [booster.predict(xgboost.DMatrix(X), iteration_range=(0, mark)) for mark in marks]
 
     return fit
 
 
-def log_loss(probabilities: np.ndarray, y: np.ndarray) -> float:
-    return float(-np.log(np.maximum(probabilities[np.arange(len(y)), y], 1e-15)).mean())
+def held_out_loss(predicted: np.ndarray, y: np.ndarray) -> float:
+    """Return the log loss of probabilities, or the mean squared error of several targets."""
+    if y.ndim == 2:
+        return float(((predicted - y) ** 2).mean())
+    return float(-np.log(np.maximum(predicted[np.arange(len(y)), y], 1e-15)).mean())
+
+
+def measure(name: str, options: argparse.Namespace) -> Table:
+    """Measure the fits of one table."""
+    shape = options.features, options.outputs
+    train, (X, y) = TABLES[name](options.rows, *shape, 1), TABLES[name](20_000, *shape, 2)
+    marks = sorted({max(options.iterations // part, 1) for part in (5, 2, 1)})
+    settings = {"dboost": OF_DBOOST, "XGBoost": (EACH, ONE)}
+    fits = {"dboost": dboost_fit(train, X, marks, options.threads)}
+    if not options.alone:
+        with suppress(ImportError):
+            fits["XGBoost"] = xgboost_fit(train, X, marks, options.threads)
+    for one in (EACH, ONE):  # kernels are compiled
+        dboost_fit((train[0][:500], train[1][:500]), X[:10], [2], options.threads)(one)
+    seconds: dict[tuple[str, Settings], list[float]] = {}
+    losses: dict[tuple[str, Settings], list[float]] = {}
+    for _ in range(options.rounds):
+        for library, fit in fits.items():
+            for one in settings[library]:
+                took, predicted = fit(one)
+                seconds.setdefault((library, one), []).append(took)
+                losses[library, one] = [held_out_loss(of, y) for of in predicted]
+    drawn = Table(title=f"{options.rows:,} × {options.features}, {options.outputs} {name}, {options.threads} threads")
+    of_marks = [f"{'log loss' if y.ndim == 1 else 'MSE'}, {mark}" for mark in marks]
+    for column in ("library", "multi_strategy", "leaves", "rate", "seconds", "times as fast", *of_marks):
+        drawn.add_column(column, justify="right")
+    slowest = min(seconds["dboost", EACH])
+    for (library, one), took in seconds.items():
+        cells = one.multi_strategy, str(one.max_leaf_nodes), str(one.learning_rate), f"{min(took):.2f}"
+        drawn.add_row(library, *cells, f"{slowest / min(took):.2f}", *(f"{loss:.4f}" for loss in losses[library, one]))
+    return drawn
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.multi_output", description=__doc__.partition("\n")[0])
+    parser.add_argument("--tables", default=",".join(TABLES), help="some of %(default)s")
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--features", type=int, default=28)
-    parser.add_argument("--classes", type=int, default=20)
+    parser.add_argument("--outputs", type=int, default=20)
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--alone", action="store_true", help="without XGBoost, which takes most of the time")
     options = parser.parse_args(argv)
-    shape = options.features, options.classes
-    train, (X, y) = make(options.rows, *shape, 1), make(20_000, *shape, 2)
-    marks = sorted({max(options.iterations // part, 1) for part in (5, 2, 1)})
-    fits = {"dboost": dboost_fit(train, X, marks, options.threads)}
-    with suppress(ImportError):
-        fits["XGBoost"] = xgboost_fit(train, X, marks, options.threads)
-    for strategy in STRATEGIES:  # kernels are compiled
-        dboost_fit((train[0][:500], train[1][:500]), X[:10], [1], options.threads)(strategy)
-    seconds: dict[tuple[str, str], list[float]] = {}
-    losses: dict[tuple[str, str], list[float]] = {}
-    for _ in range(options.rounds):
-        for name, fit in fits.items():
-            for strategy in STRATEGIES:
-                took, predicted = fit(strategy)
-                seconds.setdefault((name, strategy), []).append(took)
-                losses[name, strategy] = [log_loss(of, y) for of in predicted]
-    drawn = Table(title=f"{options.rows:,} × {options.features}, {options.classes} classes, {options.threads} threads")
-    for column in ("library", "multi_strategy", "seconds", "times as fast", *(f"log loss, {mark}" for mark in marks)):
-        drawn.add_column(column, justify="right")
-    slowest = min(seconds["dboost", STRATEGIES[0]])
-    for (name, strategy), took in seconds.items():
-        speed = f"{slowest / min(took):.2f}"
-        drawn.add_row(name, strategy, f"{min(took):.2f}", speed, *(f"{loss:.4f}" for loss in losses[name, strategy]))
-    Console(width=120).print(drawn)
+    for name in options.tables.split(","):
+        Console(width=140).print(measure(name, options))
 
 
 if __name__ == "__main__":
