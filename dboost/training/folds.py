@@ -2,7 +2,7 @@
 
 The rows are binned once, by split points that all rows propose; a fold is one byte per row (`session.row_samples.FoldRows`).
 So the fit of a fold differs from a fit on the same rows of the data set in nothing: it gives the same trees to the last bit.
-Folds that are in memory in one process share the bin codes of all rows (`shards.shared_codes`).
+Folds that are in memory in one process share the bin codes of all rows (`shards.shared_codes`), and one table with the roles.
 
 Each fold is fitted in a thread of its own. After every iteration all folds wait for each other (`FoldScores`), because early
 stopping, callbacks, the time limit and the progress display use the means of their scores. If there are more than `AT_ONCE`
