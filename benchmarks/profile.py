@@ -105,9 +105,9 @@ class _Clock:
         """Return a context in which fits are profiled."""
         grow, advance, map_ranges = WholeTreeGrower.grow_tree, WholeTreeGrower.advance_rows, WholeTreeGrower.map_ranges
 
-        def clocked_grow(engine: WholeTreeGrower, task: TreeTask) -> GrownTree:
+        def clocked_grow(engine: WholeTreeGrower, task: TreeTask, *root: Any) -> GrownTree:
             start = time.process_time()
-            grown = grow(engine, task)
+            grown = grow(engine, task, *root)
             done = time.process_time()
             self._n_grown += 1
             if self._n_grown % self._every == 0:
