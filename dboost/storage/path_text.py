@@ -19,6 +19,8 @@ def path_text(path: str | os.PathLike[str]) -> str:
     if not isinstance(path, str | os.PathLike):
         raise InputTypeError(f"a path or URL must be text or a path, not {type(path).__name__}")
     text = os.fspath(path)
+    if not text:
+        raise InputTypeError("a path or URL is empty")
     for scheme in ("file://", "local://"):
         if text.startswith(f"{scheme}~"):
             return scheme + os.path.expanduser(text.removeprefix(scheme))

@@ -171,3 +171,8 @@ def test_features_that_are_no_list(features: Any) -> None:
 def test_a_splitter_that_was_not_made() -> None:
     with pytest.raises(dboost.InputTypeError, match="must be a number, pairs"):
         dboost.cv(FRAME, "y", folds=KFold, max_iter=1)
+
+
+def test_an_empty_path_is_not_the_current_folder() -> None:
+    with pytest.raises(dboost.InputTypeError, match="a path or URL is empty"):
+        dboost.fit("", "y", max_iter=1)
