@@ -680,7 +680,7 @@ def _with_values(
     if names.is_label(weight):
         weight = None if names.find(weight) is None else _values_of(table, names, weight, row_filter)
     # Weights that are no numbers are an error of the fit.
-    is_kept = None if weight is None else pd.to_numeric(np.asarray(_computed(weight)).reshape(-1), errors="coerce") > 0
+    is_kept = None if weight is None else _are_positive(_computed(weight))
     if is_kept is not None and (is_kept.all() or not is_kept.any()):
         is_kept = None
     values: dict[str, Any] = {}
@@ -694,6 +694,14 @@ def _with_values(
     taken = {names.find(column) for column in used if names.is_label(column)}
     features = [name for name in names if name not in taken] if named and options.features is None else options.features
     return data, division._replace(**values, is_kept=is_kept), features
+
+
+def _are_positive(weights: Any) -> np.ndarray | None:
+    """Return whether each weight is above 0; None if they are no list of numbers, which is an error of the fit."""
+    try:
+        return pd.to_numeric(np.asarray(weights).reshape(-1), errors="coerce") > 0
+    except (TypeError, ValueError):
+        return None
 
 
 def _columns_used(

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +24,7 @@ from dboost import display
 from dboost.data import ReadOptions
 from dboost.data.binning import Binning
 from dboost.data.chunk import BinnedPartition
+from dboost.data.roles import RowRoles
 from dboost.data.table import open_binned
 from dboost.distributed.client import client_for
 from dboost.errors import DataFileMissingError, InputTypeError, ParameterError, shown
@@ -224,9 +226,17 @@ class Dataset:
         if not self.is_in_one_process:
             yield self._rows(client)
             return
-        described = self._description()
-        with open_binned(self._partitions(), described.binning, described.named, ReadOptions(retain_bytes=0)) as table:
-            yield LocalRows(described, table.lengths, self._partitions, table=table)
+        described, roles = self._description(), list[RowRoles]()
+
+        def partitions() -> Iterator[BinnedPartition]:
+            for partition in self._partitions():
+                roles.append(partition.roles)
+                yield partition
+
+        with open_binned(partitions(), described.binning, described.named, ReadOptions(retain_bytes=0)) as table:
+            # Not the folder again, which may be another one by then.
+            stored = partial(map, lambda i, of_part: BinnedPartition(table.codes(i), of_part), range(len(roles)), roles)
+            yield LocalRows(described, table.lengths, stored, table=table)
 
     def _rows(self, client: Any = None) -> BinnedRows:
         """Return the rows for several fits at the same time; they stay in memory as long as a caller holds them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -20,7 +20,7 @@ from dboost.session.thread_team import Team
 from dboost.shards.shard_grower import ShardGrower
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.split_finder import BestSplits, SiblingPair, SplitFinder
-from dboost.trees.tree_task import GradientStats, TreeTask
+from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 from tests.helpers.sharded_engine import ShardedEngine
 
 
@@ -131,6 +131,10 @@ class _Clock(ShardedEngine):
         self.engines.append(self)
 
     map_ranges, grow_tree = ShardedEngine.map_shards, ShardedEngine.grow_tree
+
+    def grow_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        """Grow one tree after the other."""
+        return map(self.grow_tree, tasks)
 
     def route_excluded(self) -> None:
         """Do nothing: no rows are excluded."""

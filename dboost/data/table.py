@@ -913,6 +913,12 @@ class Table:
         roles = RowRoles() if self._metadata_spool is not None else self.roles(i)
         return Chunk(whole.n_rows, whole.columns, roles, whole.matrix)
 
+    def codes(self, i: int) -> tuple[np.ndarray, ...]:
+        """Return the codes of the features of partition `i`: uint8 or uint16 [n] each. Requires columns that are codes."""
+        assert self._binning is not None
+        (part,) = self._pieces[i].slices
+        return _unpacked(self._spool.get(self.numbers[i]), part)
+
     def slices(
         self, i: int, rows: np.ndarray | None = None, columns: Sequence[int] | None = None
     ) -> Iterator[tuple[int, np.ndarray | None, Chunk]]:

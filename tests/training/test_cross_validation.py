@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -451,6 +452,33 @@ def test_rows_of_weight_zero_are_in_no_fold(tmp_path: Path) -> None:
     more = dboost.cv(table, "y", sample_weight="v", folds=pairs, **options)
     assert dboost.cv(table, "y", sample_weight="v", start_from=more, **options).predictions.shape == (N,)
     assert more.predict_interval(table, coverage=0.5).shape == (N, 2)
+
+
+@pytest.mark.parametrize("happens", ["replaced", "deleted"])
+@pytest.mark.parametrize("target", ["y", "t"])
+def test_the_folder_is_read_once(target: str, happens: str, tmp_path: Path) -> None:
+    """What happens to it while the folds are trained changes nothing."""
+    folder = tmp_path / "data"
+    rows = FRAME[[*FEATURES, target, "w"]].assign(shop=np.arange(N) % 17)
+    roles = {"sample_weight": "w", "group": "shop"}
+    data = dboost.prepare(rows, target, folder, **roles)
+    options = {"folds": 3, "max_iter": 3, "progress": False}
+    expected = dboost.cv(data, **options)
+
+    def happen(now: Any) -> None:
+        if now.iteration == 1:
+            shutil.rmtree(folder)
+            if happens == "replaced":
+                dboost.prepare(rows[::-1], target, folder, **roles)
+
+    found = dboost.cv(data, callbacks=[happen], **options)
+    assert hashes(found) == hashes(expected)
+    np.testing.assert_array_equal(found.predictions, expected.predictions)
+
+
+def test_weights_that_are_none() -> None:
+    with pytest.raises(DataError, match="sample_weight is not one value per row"):
+        dboost.cv(FRAME, "y", sample_weight=[[1], [2, 3]], max_iter=1)
 
 
 def test_splitters_get_several_targets() -> None:
