@@ -126,7 +126,7 @@ def _value(token: _Token | None, text: str) -> Any:
             return pa.scalar(float(token.text))
         value = int(token.text)
         if not -(2**63) <= value < 2**64:
-            raise _error(text, f"{token.text} is larger than all whole numbers of 64 bits; with a decimal point it is a float")
+            raise _error(text, f"{token.text} is no whole number of 64 bits; with a decimal point it is a float")
         return pa.scalar(value, pa.int64() if value < 2**63 else pa.uint64())
     try:
         if token.kind == "time":

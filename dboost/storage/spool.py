@@ -338,18 +338,20 @@ class Spool:
 
     @contextmanager
     def _new_file(self, number: int, part: int) -> Iterator[IO[bytes]]:
-        with self._lock:  # a thread that outlives a cancelled run must not write into the directory being removed
-            if self._closed:
-                raise DBoostError("reading was cancelled")
-            if self._directory is None:
-                self._directory = PrivateDirectory()
-            self._n_writing += 1
+        is_counted = False
         try:
+            with self._lock:  # a thread that outlives a cancelled run must not write into the directory being removed
+                if self._closed:
+                    raise DBoostError("reading was cancelled")
+                if self._directory is None:
+                    self._directory = PrivateDirectory()
+                self._n_writing += 1
+                is_counted = True
             with open(self._path(number, part), "xb") as file:
                 yield file
         finally:
             with self._lock:
-                self._n_writing -= 1
+                self._n_writing -= is_counted
                 self._lock.notify_all()
 
     def _path(self, number: int, part: int) -> Path:

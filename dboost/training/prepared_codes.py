@@ -7,6 +7,7 @@ are the same if the checksums of their codes are, so a folder that was replaced 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable
 from threading import Lock
 from weakref import WeakValueDictionary
@@ -21,7 +22,8 @@ from dboost.storage.block_file import BlockFile
 from dboost.storage.row_store import FieldGroup, RowStore
 
 _in_use: WeakValueDictionary[Hashable, np.ndarray] = WeakValueDictionary()
-_reading = Lock()
+#: While codes are read, the lock of each process and data set: a forked process takes none that a thread of its parent holds.
+_reading: WeakValueDictionary[Hashable, Lock] = WeakValueDictionary()
 
 
 def codes_in_memory(
@@ -34,7 +36,8 @@ def codes_in_memory(
     assert file.checksums is not None
     of_file = str(file.path), file.checksums.tobytes()
     names = ["tiles", *(field.name for field in column_fields(spec.layout))]
-    with _reading:
+    lock = _reading.setdefault((os.getpid(), of_file), Lock())
+    with lock:
         known = {name: _in_use.get((of_file, name)) for name in names}
         found = {name: array for name, array in known.items() if array is not None}
         if len(found) < len(names):

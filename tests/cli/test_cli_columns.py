@@ -277,8 +277,8 @@ def test_what_a_filter_means(text: str, kept: list[int]) -> None:
         ("a is missing", "after the column a there is no comparison"),
         ("__import__('os').remove('x')", "after the column __import__ there is no comparison"),
         ("a > 1; drop", "'; drop' cannot be read"),
-        ("a == 99999999999999999999", "99999999999999999999 is larger than all whole numbers of 64 bits"),
-        ("a in (1, -9223372036854775809)", "-9223372036854775809 is larger"),
+        ("a == 99999999999999999999", "99999999999999999999 is no whole number of 64 bits"),
+        ("a in (1, -9223372036854775809)", "-9223372036854775809 is no whole number"),
     ],
 )
 def test_filters_that_are_refused(text: str, message: str) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
+import textwrap
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -96,3 +100,42 @@ def test_a_folder_that_is_replaced_during_a_fit_has_codes_of_its_own(tmp_path: P
 
     found.append(dboost.fit(tmp_path / "rows", callbacks=[replace_folder], **OPTIONS).sha256)
     assert found == expected[::-1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot fork here")
+def test_a_process_forked_while_codes_are_read_reads_its_own(tmp_path: Path) -> None:
+    """No other folder waits for this one, either."""
+    X = np.random.default_rng(2).normal(size=(400, 3))
+    for name in ("a", "b"):
+        dboost.prepare(X, X[:, 0] + (name == "b"), tmp_path / name, progress=False)
+    script = f"""
+        import os, signal, threading, warnings
+        import dboost
+        from dboost.training import prepared_codes
+
+        warnings.simplefilter("ignore")
+        def fit(name):
+            return dboost.fit({str(tmp_path)!r} + "/" + name, max_iter=1, progress=False, n_threads=1).sha256
+        expected = fit("a"), fit("b")
+        read, reading, may_end = prepared_codes._read, threading.Event(), threading.Event()
+        def slow(*arguments):
+            if threading.current_thread() is thread:
+                reading.set()
+                assert may_end.wait(60)
+            return read(*arguments)
+        prepared_codes._read = slow
+        thread = threading.Thread(target=fit, args=("a",))
+        thread.start()
+        assert reading.wait(60)
+        assert fit("b") == expected[1]
+        child = os.fork()
+        if not child:
+            signal.alarm(60)
+            os._exit(fit("a") != expected[0])
+        assert os.waitpid(child, 0)[1] == 0
+        may_end.set()
+        thread.join()
+        assert not len(prepared_codes._reading)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
