@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from dboost.booster import Booster, as_booster, trained
-from dboost.data.labels import CONSTRAINTS, columns_named, with_named_constraints
-from dboost.data.partition import is_stored_table, is_stream
+from dboost.data.labels import CONSTRAINTS, columns_named, names_of_table, with_named_constraints
+from dboost.data.partition import is_path, is_stored_table, is_stream
 from dboost.data.row_filter import RowFilter
 from dboost.data.table import GivenTable
 from dboost.dataset import Dataset
@@ -400,9 +400,13 @@ def prepare(
         progress=progress,
     )
     given = {role: value for role, value in table.roles.items() if value is not None}
-    named = {role: columns_named(value, data) or f"<{type(value).__name__}>" for role, value in given.items()}
+    later = partial(columns_named, data=data, is_read_later=is_path(data) or is_stream(data))
+    named = {role: later(value) or f"<{type(value).__name__}>" for role, value in given.items()}
     settings = dict.fromkeys(table.roles) | named
     settings |= {name: describe(value) for name, value in (shaping | {"max_bins": max_bins}).items()}
+    own_names = names_of_table(target) or ()
+    if len(own_names) > 1:
+        settings["target_names"] = [*own_names]
     if filter is not None:
         settings["filter"] = str(filter)
     if model is not None:

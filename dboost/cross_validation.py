@@ -567,7 +567,8 @@ def cross_validate(
     the result has predictions.
     """
     rows, folds, parameters = folded.rows, folded.folds, settings.parameters_on(folded.data)
-    target = target_of(folded.targets, parameters)
+    roles = folded.data._roles
+    target = target_of(folded.targets, parameters, roles.get("target"))
     metrics = metric_names(settings.eval_metric, target)
     described = _described(parameters.with_loss(target.loss.name), metrics, settings.early_stopping)
     states = [] if earlier is None else earlier.states
@@ -585,6 +586,7 @@ def cross_validate(
         budget=None if settings.limit is None else Budget(max(settings.limit // at_once, 1), n_sharing=at_once),
         early_stopping=settings.early_stopping,
         n_at_once=at_once,
+        roles=roles,
     )
     past = [state.history for state in states]
     means = FoldScores(len(folds), settings.callbacks, settings.progress, parameters.max_iter, settings.until, past, at_once)

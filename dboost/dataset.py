@@ -34,7 +34,7 @@ from dboost.storage.path_text import path_text
 from dboost.storage.spool import PrivateDirectory
 from dboost.training.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
 from dboost.training.folds import BinnedRows
-from dboost.training.prepared_dataset import is_prepared, named_roles, open_folder
+from dboost.training.prepared_dataset import is_prepared, named_roles, open_folder, roles_of_fits
 
 #: Names of features in the display of a notebook.
 _SHOWN = 12
@@ -119,6 +119,7 @@ class Dataset:
         self._features, self.n_rows, self._n_bytes, self.has_names = binning.features, n_rows, n_bytes, has_names
         self._settings, self.max_bins = settings, int(settings["max_bins"])
         self.target: str | list[str] | None = named_roles(settings).get("target")
+        self._roles = roles_of_fits(settings)
 
     @classmethod
     def published(cls, name: str, client: Any = None) -> Self:

@@ -26,7 +26,7 @@ from dboost.training.fit import LocalTable, fit, fit_table
 from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.plan import FitRequest
-from dboost.training.prepared_dataset import PreparedRows, check_same, check_same_model, is_prepared, named_roles, open_folder
+from dboost.training.prepared_dataset import PreparedRows, check_same, check_same_model, is_prepared, open_folder, roles_of_fits
 
 if TYPE_CHECKING:
     from dboost.distributed.read_tasks import ReadTasks
@@ -177,7 +177,7 @@ class PreparedInput:
 
     @property
     def roles(self) -> Mapping[str, Any]:
-        return named_roles(self.data.settings)
+        return roles_of_fits(self.data.settings)
 
     def shaped(self, learning: dict[str, Any]) -> dict[str, Any]:
         self._check(self.given | {name: value for name, value in learning.items() if name == "max_bins"})

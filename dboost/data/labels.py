@@ -211,13 +211,18 @@ def column_named(value: Any, data: Any) -> str | None:
     return names.find(value) or text_of(value)
 
 
-def columns_named(value: Any, data: Any) -> str | list[str] | None:
-    """Return the name of the column that a role means, the names if it means several, or None for values."""
+def columns_named(value: Any, data: Any, *, is_read_later: bool) -> str | list[str] | None:
+    """Return the name of the column that a role means, the names if it means several, or None for values.
+
+    is_read_later : whether the names of the columns are in files or a stream; texts that all differ are names then.
+    """
     name = column_named(value, data)
     if name is not None or not may_name_columns(value):
         return name
-    names = names_of_table(data) or Names(())
-    return list(value) if all(names.find(one) == one for one in value) else None
+    names = names_of_table(data)
+    if names is None and is_read_later:
+        return list(value) if len(set(value)) == len(value) else None
+    return list(value) if names is not None and all(names.find(one) == one for one in value) else None
 
 
 def may_name_columns(value: Any) -> bool:

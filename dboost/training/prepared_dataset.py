@@ -562,6 +562,12 @@ def named_roles(settings: dict[str, Any]) -> dict[str, str | list[str]]:
     return {role: [*map(str, name)] if isinstance(name, list) else str(name) for role, name in found.items()}
 
 
+def roles_of_fits(settings: dict[str, Any]) -> dict[str, str | list[str]]:
+    """Return `named_roles`, with the names of several targets that were given as a table of their own."""
+    names = settings.get("target_names")
+    return named_roles(settings) | ({} if names is None else {"target": names})
+
+
 def describe(value: Any) -> Any:
     """Convert a parameter to JSON types: names and numbers unchanged, other objects as the name of their type."""
     value = value.item() if isinstance(value, np.bool_ | np.number | np.str_) else value

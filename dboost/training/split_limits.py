@@ -97,5 +97,5 @@ def _searched(loop: BoostingLoop, tasks: list[TreeTask]) -> list[GrownTree]:
     """Return trees with at most one split, and take them back."""
     stumps = [replace(task, policy=task.policy._replace(max_depth=1)) for task in tasks]
     trees = [grown.copy() for grown in loop.engine.grow(stumps)]
-    loop.stats = loop.leaf_estimator.add_leaf_values(np.zeros((len(tasks), max(grown.n_leaves for grown in trees))))
+    loop.stats = loop.leaf_estimator.add_leaf_values(np.zeros((loop.loss.n_outputs, max(grown.n_leaves for grown in trees))))
     return trees

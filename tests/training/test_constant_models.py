@@ -363,3 +363,15 @@ def test_a_constant_target_of_any_size_is_predicted(loss: str, value: float) -> 
         warnings.simplefilter("ignore", UserWarning)
         booster = dboost.fit(X, np.full(60, value), loss=loss, max_iter=2)
     np.testing.assert_allclose(booster.predict(X), value, rtol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"multi_strategy": "multi_output_tree"}, {"boosting": "forest"}])
+@pytest.mark.parametrize("target", ["classes", "targets"])
+@pytest.mark.parametrize("limit", [{"subsample": 0.001}, {"min_samples_leaf": 20}])
+def test_one_tree_of_several_outputs_without_a_split(options: dict[str, Any], target: str, limit: dict[str, float]) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(17, 2))
+    y = rng.choice(["a", "b", "c"], 17) if target == "classes" else X + 1
+    with pytest.warns(UserWarning, match="no tree has a split"):
+        booster = dboost.fit(X, y, max_iter=2, progress=False, **options, **limit)
+    assert (booster.to_frame()["depth"] == 0).all()

@@ -13,6 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset
 import pytest
 
 import dboost
@@ -283,3 +288,33 @@ def test_a_missing_target_is_named() -> None:
     for call in (lambda: dboost.fit(mixed_frame(50), None), lambda: dboost.prepare(mixed_frame(50), None)):
         with pytest.raises(DataError, match="target y is None"):
             call()
+
+
+def test_several_targets_have_their_names_whatever_the_kind_of_table(tmp_path: Path) -> None:
+    frame = pd.DataFrame(np.random.default_rng(0).gamma(2, size=(60, 3)), columns=["x", "y", "z"])
+    table = pa.Table.from_pandas(frame)
+    (tmp_path / "rows").mkdir()
+    frame.to_parquet(tmp_path / "rows" / "a.parquet", index=False)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    expected = dboost.fit(frame, ["y", "z"], max_iter=2, progress=False)
+    for data in (
+        frame,
+        dd.from_pandas(frame, npartitions=2),
+        tmp_path / "rows",
+        str(tmp_path / "rows.csv"),
+        pa.dataset.dataset(tmp_path / "rows"),
+        table.to_reader(),
+    ):
+        with dboost.prepare(data, ["y", "z"], progress=False) as prepared:
+            assert prepared.target == ["y", "z"]
+            assert saved(dboost.fit(prepared, max_iter=2, progress=False)) == saved(expected)
+    names = ("y", "z")
+    for given in (frame[["y", "z"]], table.select(["y", "z"])):
+        with dboost.prepare(frame[["x"]], given, progress=False) as prepared:
+            assert prepared.target is None
+            assert saved(dboost.fit(prepared, max_iter=2, progress=False)) == saved(expected)
+            assert dboost.cv(prepared, folds=2, max_iter=2, progress=False).boosters[0].loss.output_names == names
+        assert dboost.cv(frame[["x"]], given, folds=2, max_iter=2, progress=False).boosters[0].loss.output_names == names
+    assert dboost.cv(frame, ["y", "z"], folds=2, max_iter=2, progress=False).boosters[0].loss.output_names == names
+    by_values = dboost.prepare(tmp_path / "rows", frame[["y", "z"]].to_numpy(), features=["x"], progress=False)
+    assert by_values.target is None
