@@ -402,7 +402,7 @@ def test_margins_of_held_out_predictions() -> None:
     assert share_inside(found.predict_interval(TEST), TEST["y"]) == pytest.approx(0.9, abs=0.02)
     weighted = dboost.cv(frame, "y", features=FEATURES, sample_weight="w", folds=3, max_iter=3)
     some = frame[frame["w"] > 0]
-    distance = np.abs(some["y"] - weighted.predictions).to_numpy()
+    distance = np.abs(frame["y"] - weighted.predictions).to_numpy()[frame["w"] > 0]
     expected = naive(np.repeat(distance, some["w"].astype(int)), 0.8)
     calibrated = weighted.calibrate(model, coverage=0.8).calibration
     assert calibrated is not None and calibrated.margin == expected and calibrated.rows == len(some)
