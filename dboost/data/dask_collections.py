@@ -16,6 +16,10 @@ decimals, fractions and integers. `with_numbers` returns the frame in which only
 of the same pandas frame. This holds as long as rows and columns are selected, joined or renamed; where the user's code has
 computed with the text, it remains.
 
+**Threads.** Dask keeps properties of expressions under locks that, before Python 3.12, all expressions of a class share, and
+takes them in different orders: two threads that build expressions could wait for each other for ever. So every function of this
+module that builds or optimizes expressions runs in one thread at a time; nothing is computed meanwhile.
+
 Importing Dask takes 0.5 s, so this module and `paths` are imported only for a collection or a path.
 """
 
@@ -26,7 +30,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import dask
 import dask.array as da
@@ -52,7 +57,23 @@ from dboost.data.roles import ROLES
 from dboost.data.row_filter import RowFilter
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 
+_building = threading.RLock()
+P = ParamSpec("P")
+R = TypeVar("R")
 
+
+def one_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that builds or optimizes expressions of Dask: it runs in one thread at a time."""
+
+    @wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        with _building:
+            return function(*args, **keywords)
+
+    return call
+
+
+@one_at_a_time
 def layout(data: Any) -> tuple[tuple[str, ...], bool]:
     """Return the column names of a Dask frame or array, and whether the data have them."""
     _check_held(data)
@@ -90,12 +111,14 @@ def _check_held(collection: Any) -> None:
         )
 
 
+@one_at_a_time
 def known_length(data: Any) -> int | None:
     """Return the number of rows of a Dask collection; None if Dask does not know it."""
     n_rows = data.shape[0] if isinstance(data, da.Array) else None
     return n_rows if isinstance(n_rows, int) else None
 
 
+@one_at_a_time
 def whole_rows(array: da.Array) -> da.Array:
     """Return the array with all columns in one chunk."""
     return array if array.numblocks[1] == 1 else array.rechunk({1: -1})
@@ -105,6 +128,7 @@ def whole_rows(array: da.Array) -> da.Array:
 _SORTED = {str, int, tuple, pd.Timestamp}
 
 
+@one_at_a_time
 def select(frame: dd.DataFrame, names: tuple[str, ...]) -> dd.DataFrame:
     """Return the columns with these names (labels as text); the frame itself if these are all, or if Dask cannot select.
 
@@ -118,6 +142,7 @@ def select(frame: dd.DataFrame, names: tuple[str, ...]) -> dd.DataFrame:
     return frame[[label[name] for name in names]]
 
 
+@one_at_a_time
 def filtered(frame: Any, row_filter: RowFilter, names: Sequence[str] | None = None) -> dd.DataFrame:
     """Return the rows that satisfy a predicate. names : the columns that are used besides; default all."""
     own, named = layout(frame)
@@ -150,6 +175,7 @@ _KEEP_VALUES = (
 )
 
 
+@one_at_a_time
 def with_numbers(collection: Any) -> Any:
     """Return a Dask frame or Series in which Dask has not made text of Python's numbers; other collections unchanged."""
     if not isinstance(collection, (dd.DataFrame, dd.Series)):
@@ -195,7 +221,10 @@ class _TextToStrings(dask_expr.ArrowStringConversion):
 def compute(collection: Any) -> Any:
     """Compute one collection in this process."""
     _check_held(collection)
-    return with_numbers(collection).compute(scheduler=_scheduler())
+    with _building:
+        lazy = with_numbers(collection)
+        lazy = lazy.optimize() if isinstance(lazy, (dd.DataFrame, dd.Series)) else lazy
+    return lazy.compute(scheduler=_scheduler())
 
 
 def consume(
@@ -296,6 +325,7 @@ def roles_in(given: Collection[str]) -> tuple[str, ...]:
     return tuple(role for role in ROLES if role in given)
 
 
+@one_at_a_time
 def bundled(data: Any, vectors: Mapping[str, Any]) -> tuple[dict[Any, Any], list[Any]]:
     """Return one graph for a collection and its aligned roles, and for each partition the key or task of all its pieces.
 
@@ -357,6 +387,13 @@ def _known(array: da.Array) -> bool:
     return not any(size != size for size in array.chunks[0])
 
 
+@one_at_a_time
+def delayed(collection: Any) -> Any:
+    """Return the partitions of a collection as an array or a list of delayed objects."""
+    return collection.to_delayed()
+
+
+@one_at_a_time
 def count_partitions(collection: Any) -> int:
     """Return the number of partitions, or of blocks of rows."""
     return collection.numblocks[0] if isinstance(collection, da.Array) else collection.npartitions
@@ -372,6 +409,7 @@ def in_place(pieces: tuple[Any, ...], filled: Sequence[str]) -> tuple[Any, dict[
     return pieces[0], dict(zip(filled, pieces[1:], strict=True))
 
 
+@one_at_a_time
 def predict_lazily(data: Any, predictor: Predictor) -> Any:
     """Return a lazy collection of predictions with the partitions of `data`, a Dask frame or array, or a path."""
     if is_path(data):

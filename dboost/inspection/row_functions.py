@@ -247,12 +247,12 @@ def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any],
     data = dask_collections.with_numbers(data)
     columns = columns_like(*dask_collections.layout(data), ensemble.features, ensemble.named)
     if isinstance(data, da.Array):
-        return dask_collections.whole_rows(data).to_delayed().ravel().tolist(), list(data.chunks[0])
+        return dask_collections.delayed(dask_collections.whole_rows(data)).ravel().tolist(), list(data.chunks[0])
     wanted = tuple(dict.fromkeys((*map(str, columns), *others)))
     absent = [name for name in others if name not in dask_collections.layout(data)[0]]
     if absent:
         raise DataError(f"the data have no column {absent[0]!r}")
-    pieces = (dask_collections.select(data, wanted) if ensemble.named else data).to_delayed()
+    pieces = dask_collections.delayed(dask_collections.select(data, wanted) if ensemble.named else data)
     return pieces, [float("nan")] * len(pieces)
 
 

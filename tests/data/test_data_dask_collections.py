@@ -7,7 +7,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import dask
 import dask.array as da
@@ -16,7 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dboost.data import ReadOptions, open_table
+from dboost.data import ReadOptions, dask_collections, open_table
 from dboost.errors import DataError
 from tests.helpers.table_content import content
 
@@ -153,7 +155,7 @@ def test_peak_memory_is_what_is_retained_and_a_few_partitions(tmp_path: Path) ->
     script = """
         import resource, sys
         import dask, dask.dataframe as dd, numpy as np, pandas as pd
-        from dboost.data import ReadOptions, open_table
+        from dboost.data import ReadOptions, dask_collections, open_table
         dask.config.set({"temporary-directory": sys.argv[1]})
         N = 100_000
         def part(i):
@@ -237,3 +239,25 @@ def test_an_error_that_all_partitions_share_names_none() -> None:
     with pytest.raises(OSError, match="the disk is gone") as caught:
         open_table(whole.rechunk((5, 2)), np.arange(20))
     assert not getattr(caught.value, "__notes__", [])
+
+
+def test_one_thread_at_a_time_builds_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads could wait for each other's locks in Dask before Python 3.12."""
+    frame = dd.from_pandas(pd.DataFrame({"x": [1.0, 2.0], "y": [0.0, 1.0]}), npartitions=2)
+    building, may_end, map_partitions = threading.Event(), threading.Event(), dd.map_partitions
+
+    def slow(*arguments: Any, **keywords: Any) -> Any:
+        building.set()
+        assert may_end.wait(60)
+        return map_partitions(*arguments, **keywords)
+
+    monkeypatch.setattr(dd, "map_partitions", slow)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(dask_collections.bundled, frame[["x"]], {"target": frame["y"]})
+        assert building.wait(60)
+        second = threads.submit(dask_collections.select, frame, ("x",))
+        with pytest.raises(TimeoutError):
+            second.result(0.2)
+        may_end.set()
+        assert len(first.result(60)[1]) == 2
+        assert list(second.result(60).columns) == ["x"]
