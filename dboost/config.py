@@ -22,6 +22,8 @@ from dboost.errors import ParameterError
 
 _DEFAULTS = yaml.safe_load(Path(__file__).with_name("dboost.yaml").read_text("utf-8"))
 dask.config.update_defaults(_DEFAULTS)
+#: Held while expressions of Dask are built (see `data.dask_collections`), or while its configuration is changed for that.
+building = threading.RLock()
 #: Seconds of the longest duration; some system calls refuse longer ones.
 _LONGEST = 1e8
 

@@ -50,6 +50,7 @@ from dask.dataframe.dask_expr._repartition import Repartition
 from dask.dataframe.dask_expr.io.io import FromGraph, FromPandas
 from dask.highlevelgraph import MaterializedLayer
 
+from dboost.config import building
 from dboost.data.labels import Names
 from dboost.data.partition import array_names, bad_shape, columns_like, holds_numbers, is_path, library
 from dboost.data.predictor import NAME, Predictor, like_input
@@ -57,7 +58,6 @@ from dboost.data.roles import ROLES
 from dboost.data.row_filter import RowFilter
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 
-_building = threading.RLock()
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -67,7 +67,7 @@ def one_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
-        with _building:
+        with building:
             return function(*args, **keywords)
 
     return call
@@ -221,7 +221,7 @@ class _TextToStrings(dask_expr.ArrowStringConversion):
 def compute(collection: Any) -> Any:
     """Compute one collection in this process."""
     _check_held(collection)
-    with _building:
+    with building:
         lazy = with_numbers(collection)
         lazy = lazy.optimize() if isinstance(lazy, (dd.DataFrame, dd.Series)) else lazy
     return lazy.compute(scheduler=_scheduler())

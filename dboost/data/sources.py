@@ -104,10 +104,12 @@ class Parts:
         import dask
         import dask.dataframe as dd
 
+        from dboost.config import building
+
         if not self.parts:  # a filter keeps none
             return dd.from_pandas(self.meta, npartitions=1)
         # Dask would convert all columns of text, and therefore read them all: it selects columns after that.
-        with dask.config.set({"dataframe.convert-string": False}):
+        with building, dask.config.set({"dataframe.convert-string": False}):
             return dd.from_map(self.read, self.parts, meta=self.meta, label=self.label, enforce_metadata=False)
 
 

@@ -337,6 +337,7 @@ def _kept_scores(ensemble: Ensemble, outputs: Outputs, rows: GivenRows, column: 
     import dask
 
     from dboost.config import without_graph_warning
+    from dboost.data import dask_collections
 
     named = {role: column_named(value, rows.data) for role, value in rows.roles.items()}
     for role, value in rows.roles.items():
@@ -347,7 +348,7 @@ def _kept_scores(ensemble: Ensemble, outputs: Outputs, rows: GivenRows, column: 
     roles: list[dict[str, Any]] = [{role: name for role, name in named.items() if name is not None} for _ in pieces]
     for role, value in rows.roles.items():
         if named[role] is None:
-            parts = list(np.ravel(value.to_delayed()))
+            parts = list(np.ravel(dask_collections.delayed(value)))
             if len(parts) != len(pieces):
                 raise DataError(f"{role} has {len(parts)} partitions, the data have {len(pieces)}")
             for of_piece, part in zip(roles, parts, strict=True):

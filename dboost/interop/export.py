@@ -51,7 +51,7 @@ def response_of(loss: Loss, n_outputs: int, to: str) -> tuple[str, float]:
         return "identity", 1.0
     if isinstance(loss, Quantiles):
         raise ParameterError(f"dboost sorts the scores of several quantiles, which {to} does not: fit one level to export it")
-    if to == "XGBoost" and loss.parts and len({part.name for part in loss.parts}) == 1:
+    if to == "XGBoost" and loss.parts and len({(type(part), part.name) for part in loss.parts}) == 1:
         return response_of(loss.parts[0], 1, to)  # it applies the link of its objective to each target
     if loss.predicts_one:
         raise ParameterError(

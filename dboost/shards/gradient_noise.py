@@ -1,4 +1,4 @@
-"""The noise of gradients by which splits of categories are told from noise (see `kernels.splits`): v = Σ g² / Σ h of a tree.
+"""The variance of gradients, v = Σ g² / Σ h of a tree, which decides what categories are rare in a node (see `kernels.splits`).
 
 The pass that computes the gradients of some rows adds up both sums, so they need no further pass and no call of their own.
 The scales of histograms follow from the largest gradient, which is known after the pass only: so numbers are added up by their
