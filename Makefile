@@ -16,7 +16,10 @@ PROCESSES ?= 2
 
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(if $(filter true 1,$(CI)),-m "" --durations=60)
 
-.PHONY: help demo test test-pythons deploy-test image-test lint format bench docs clean
+# Modules are compiled when they are first imported: compiling all of them takes a minute.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+
+.PHONY: help demo test test-pythons deploy-test image-test lint style format bench docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -34,9 +37,12 @@ help:
 demo: $(VENV)/.run
 	$(BIN)/dboost demo
 
+# Types are checked while the tests run: mypy uses one processor, and tests on clusters leave some of their time unused.
 # pytest ends with 3 when it failed itself (a process of its, between two tests), which says nothing about dboost.
-test: lint
-	$(PYTEST) || { test $$? -eq 3 && echo "pytest itself has failed: once more" && $(PYTEST); }
+test: style
+	@$(BIN)/mypy & types=$$!; \
+	$(PYTEST) || { test $$? -eq 3 && echo "pytest itself has failed: once more" && $(PYTEST); }; tests=$$?; \
+	wait $$types && exit $$tests || { echo "mypy has found errors: see above, before the tests"; exit 1; }
 
 test-pythons: $(VENV)/.dev
 	TEST_PYTHONS=all $(BIN)/python -m pytest -n 0 -v -m "" tests/project/test_packaging.py tests/project/test_install.py
@@ -48,10 +54,12 @@ image-test: $(VENV)/.dev
 deploy-test: $(VENV)/.dev
 	$(PYTEST) -m "" deploy/tests
 
-lint: $(VENV)/.dev
+lint: style
+	$(BIN)/mypy
+
+style: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -82,10 +90,10 @@ $(VENV)/bin/python:
 	exit 1
 
 $(VENV)/.run: requirements/run.txt pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/run.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(INSTALL) -r requirements/run.txt
+	$(INSTALL) --no-deps --editable .
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.run
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	$(INSTALL) -r requirements/dev.txt
 	@touch $@
