@@ -17,8 +17,9 @@ from numba import types
 from numba.core.caching import NullCache
 
 from dboost import kernels
-from dboost.cli import main
+from dboost.cli import main, warmup_command
 from dboost.kernels.checksum import checksum
+from dboost.losses import BUILT_IN
 
 if kernels.KNOWN_NUMBA:
     from dboost.kernels import cache_files
@@ -169,6 +170,17 @@ def test_warmup_refuses_to_compile_what_is_not_kept(
         raise SystemExit(main(["warmup"]))
     assert ended.value.code == 1
     assert f"compiled kernels are not kept for later processes: {why}" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_warmup_trains_with_every_loss() -> None:
+    """The test of the image runs the whole command with some of the losses."""
+    losses, targets = warmup_command.losses(), warmup_command.targets()
+    assert {loss.name for loss in BUILT_IN} == {*losses, "squared_error", "log_loss"}
+    table = warmup_command.tables()["columns of numbers"]
+    warmup_command._use(table, targets["three classes"], None, multi_strategy="multi_output_tree")
+    for loss, (target, options) in losses.items():
+        warmup_command._use(table, target, None, loss=loss, **options)
 
 
 @pytest.mark.slow
