@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy._core._multiarray_umath import __cpu_dispatch__ as dispatched
 
-from dboost.kernels import KNOWN_NUMBA
 from dboost.kernels.exp_log import exp, log
 from dboost.losses.classification import cheapest
 from tests.helpers.clusters import ROOT
@@ -60,44 +59,6 @@ def printed(**changes: str) -> list[str]:
 def test_other_instructions_give_the_same_bits() -> None:
     plain = printed(NPY_DISABLE_CPU_FEATURES=" ".join(dispatched), OPENBLAS_CORETYPE="Prescott")
     assert len(plain) == 12 and plain == printed()
-
-
-#: A fit of each usual loss, of which the models' digests are printed.
-USUAL_FITS = """
-import numpy as np, dboost
-X = np.random.default_rng(0).standard_normal((20_000, 10), dtype=np.float32)
-y = X[:, 0] * X[:, 1] + X[:, 2]
-models = [dboost.fit(X, target, loss=loss, max_iter=10, n_threads=2, progress=False)
-          for loss, target in (("squared_error", y), ("log_loss", y > 0))]
-print(*(model.sha256 for model in models))
-"""
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.skipif(not KNOWN_NUMBA, reason="other versions of Numba do not read a cache that they cannot write")
-def test_kernels_of_an_image_serve_other_processors(tmp_path: Path) -> None:
-    """Kernels for any processor of the kind train without compilation where nothing can be written, and to the same bits."""
-    generic = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path)}
-
-    def fitted(**changes: str) -> tuple[list[str], str]:
-        command = [sys.executable, "-c", USUAL_FITS]
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | changes, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split(), done.stderr
-
-    models, said = fitted(**generic)
-    assert "compiling kernels" in said
-    folders = [tmp_path, *(path for path in tmp_path.rglob("*") if path.is_dir())]
-    for folder in folders:
-        folder.chmod(0o555)
-    try:
-        again, said = fitted(**generic, HOME="/nonexistent")
-    finally:
-        for folder in folders:
-            folder.chmod(0o755)
-    assert again == models and "compiling kernels" not in said
-    assert fitted()[0] == models, "kernels for this processor"
 
 
 #: A fit on two workers, one of which compiles for any processor and one for this one; which names the workers see, and digests.

@@ -394,52 +394,22 @@ def test_here_and_on_a_cluster_are_one_fit(client: Client, tmp_path: Path) -> No
 
 
 TRAIN = """
-import os, sys, time
+import sys, time
+from distributed import Client
 import dboost
 from tests.helpers.fits import FEATURES, cut, mixed_frame
 FRAME, HELD = mixed_frame(400), mixed_frame(150, seed=1)
-client = None
-if len(sys.argv) > 2:
-    from distributed import Client
-    client = Client(sys.argv[2], set_as_default=False)
 def wait(now):
     print(now.iteration, flush=True)
-    time.sleep(0.01 if now.iteration < 50 or "TO_THE_END" in os.environ else 600)  # who kills it may be late
-booster = dboost.fit(cut(FRAME, [200]), "late", features=FEATURES, max_iter=60, subsample=0.7, eval_set={"held": HELD},
-    early_stopping_rounds=50, callbacks=wait, checkpoint=sys.argv[1], checkpoint_every=2, progress=False, client=client)
-booster.save(sys.argv[1] + "/model.json")
+    time.sleep(0.01 if now.iteration < 50 else 600)  # who kills it may be late
+dboost.fit(cut(FRAME, [200]), "late", features=FEATURES, max_iter=60, subsample=0.7, eval_set={"held": HELD},
+    early_stopping_rounds=50, callbacks=wait, checkpoint=sys.argv[1], checkpoint_every=2, progress=False,
+    client=Client(sys.argv[2], set_as_default=False))
 """
-
-
-def killed_until_done(folder: Path, moments: list[float], *arguments: str) -> int:
-    """Run the program again and again, and kill it that many seconds after its first iteration; return the number of kills."""
-    n_died = 0
-    for moment in [*moments, None]:
-        child = subprocess.Popen(
-            [sys.executable, "-c", TRAIN, str(folder), *arguments], stdout=subprocess.PIPE, cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | ({"TO_THE_END": "1"} if moment is None else {}),
-        )  # fmt: skip
-        assert child.stdout is not None
-        child.stdout.readline()
-        if moment is None:
-            child.communicate(timeout=300)
-            assert child.returncode == 0
-        else:
-            time.sleep(moment)
-            child.send_signal(signal.SIGKILL)
-            child.communicate()
-            n_died += child.returncode == -signal.SIGKILL
-    return n_died
 
 
 def uninterrupted(**options: Any) -> bytes:
     return saved(fit(max_iter=60, subsample=0.7, eval_set={"held": HELD}, early_stopping_rounds=50, **options))
-
-
-@pytest.mark.slow
-def test_a_process_is_killed(tmp_path: Path) -> None:
-    assert killed_until_done(tmp_path, [0.1]) == 1
-    assert (tmp_path / "model.json").read_bytes() == uninterrupted()
 
 
 WAIT = """
@@ -558,26 +528,24 @@ def test_killed_at_twenty_random_moments(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_client_scheduler_and_worker_are_killed(tmp_path: Path) -> None:
-    for victim in ("scheduler", "client", "worker"):
-        with Processes(2) as processes:
-            child = subprocess.Popen(
-                [sys.executable, "-c", TRAIN, str(tmp_path), processes.address], stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "TO_THE_END": "1"},
-            )  # fmt: skip
+def test_client_worker_and_scheduler_are_killed(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "10s"}
+    with Processes(2) as processes:
+        for victims in (["client"], ["worker", "scheduler"]):
+            command = [sys.executable, "-c", TRAIN, str(tmp_path), processes.address]
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT, env=environment)
             assert child.stdout is not None
-            for _ in range(5):
-                child.stdout.readline()
-            pids = list(processes.pids().values())
-            if victim == "scheduler":
-                processes.scheduler.kill()
-            elif victim == "client":
-                child.kill()
-            else:
-                os.kill(pids[0], signal.SIGKILL)
+            for victim in victims:
+                assert all(child.stdout.readline() for _ in range(5))
+                if victim == "worker":
+                    os.kill(processes.any_pid(), signal.SIGKILL)
+                else:
+                    {"client": child, "scheduler": processes.scheduler}[victim].kill()
             child.communicate(timeout=180)
-            assert (child.returncode == 0) == (victim == "worker")
-    assert (tmp_path / "model.json").read_bytes() == uninterrupted()
+            assert child.returncode != 0
+    seen: list[int] = []
+    resumed = uninterrupted(checkpoint=tmp_path, checkpoint_every=2, callbacks=lambda now: seen.append(now.iteration))
+    assert resumed == uninterrupted() and min(seen) > 8
 
 
 def test_checkpoint_every_is_checked_without_a_checkpoint() -> None:
