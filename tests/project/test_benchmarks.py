@@ -178,18 +178,22 @@ def test_accuracy_in_pairs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [["--trees", "5"], ["--defaults"]], ids=["equal settings", "defaults"])
+@pytest.mark.parametrize(
+    ("how", "tables"),
+    [(["--trees", "5"], list(accuracy.GENERATED)), (["--defaults"], ["regression", "categories"])],
+    ids=["equal settings", "defaults"],
+)
 def test_accuracy_on_generated_tables(
-    how: list[str], folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    how: list[str], tables: list[str], folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accuracy, "GENERATED", {k: replace(v, rows=600) for k, v in accuracy.GENERATED.items()})
     output = ["--output", str(folder / "losses.json")]
-    accuracy.main(["--tables", *accuracy.GENERATED, "--seeds", "2", "--threads", "1", *how, *output])
+    accuracy.main(["--tables", *tables, "--seeds", "2", "--threads", "1", *how, *output])
     losses = json.loads((folder / "losses.json").read_text())
-    assert list(losses) == list(accuracy.GENERATED) and len(losses["binary"]["xgboost"]["log loss"]) == 2
+    assert list(losses) == tables and len(losses["categories"]["xgboost"]["log loss"]) == 2
     drawn = capsys.readouterr().out
-    assert drawn.count("│ dboost ") == drawn.count("│ sklearn ") == 5
-    assert drawn.count("the best of the others, by ") == 5 and "1,200 × 28, 2 tables" in drawn
+    assert drawn.count("│ dboost ") == drawn.count("│ sklearn ") == len(tables)
+    assert drawn.count("the best of the others, by ") == len(tables) and "1,200 × 28, 2 tables" in drawn
 
 
 def test_a_verdict_compares_with_the_best_of_the_others() -> None:
@@ -435,7 +439,8 @@ def test_tuning_refuses_what_it_cannot_measure(given: str, capsys: pytest.Captur
 @pytest.mark.slow
 def test_tuning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "found.json"
-    found = tuning.main(["--quick", "--folds", "2", "--trials", "1", "--engines", "dboost,xgboost-kept", "--output", str(path)])
+    options = ["--quick", "--workers", "1", "--folds", "2", "--trials", "1", "--engines", "dboost,xgboost-kept"]
+    found = tuning.main([*options, "--output", str(path)])
     assert json.loads(path.read_text()) == found
     for way in ("cv", "fits", "one fit"):
         assert len(found["folds"][way]["seconds"]) == 1 and min(found["folds"][way]["peak_mib"]) > 50

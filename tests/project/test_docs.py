@@ -150,7 +150,7 @@ def test_defaults_in_migration_tables_are_true(page: Path) -> None:
 
 @pytest.fixture(scope="module")
 def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the built pages; the build treats warnings as errors."""
+    """Return the folder of the built pages; the build treats warnings as errors. All tests that use it are `long`."""
     pytest.importorskip("pydata_sphinx_theme")
     folder = tmp_path_factory.mktemp("docs") / "html"
     # Other tests run the blocks of all pages.
@@ -161,6 +161,7 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_documents_build_without_a_warning(html: Path) -> None:
     quick_start = (html / "quickstart.html").read_text(encoding="utf-8")
@@ -169,6 +170,7 @@ def test_the_documents_build_without_a_warning(html: Path) -> None:
         assert loads_from_elsewhere(page.read_text(encoding="utf-8")) == [], page
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_old_names_of_pages_lead_to_the_new_ones(html: Path) -> None:
     redirects = configuration()["redirects"]
@@ -318,6 +320,7 @@ WORDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_pages_are_found_by_their_titles_and_by_what_users_search_for(html: Path) -> None:
     text = (html / "searchindex.js").read_text(encoding="utf-8")

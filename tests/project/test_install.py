@@ -84,6 +84,7 @@ def read_digests(printed: str) -> dict[str, str]:
     return digests
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("case", chosen())
 def test_a_new_user_runs_the_readme(case: Case, wheel: Path, models_here: dict[str, str], tmp_path: Path) -> None:

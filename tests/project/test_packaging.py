@@ -81,6 +81,7 @@ def files_of_the_package() -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_archives_contain_the_package_and_nothing_else(tmp_path: Path) -> None:
     """The wheel is built from the source distribution, so this also shows that the latter is sufficient."""
