@@ -12,9 +12,9 @@ For lazy predictions of Dask collections and files the model, which may take man
 tasks of all partitions depend on. Only the columns that the model needs are read.
 
 **Objects.** Dask makes text of every column of Python objects when a frame is created (``dataframe.convert-string``), also of
-decimals, fractions and integers. `with_numbers` returns the frame in which only text has become text, so that the model is that
-of the same pandas frame. This holds as long as rows and columns are selected, joined or renamed; where the user's code has
-computed with the text, it remains.
+numbers, dates and lists. `with_objects` returns the frame in which only text has become text, so that the model, or the error,
+is that of the same pandas frame. This holds as long as rows and columns are selected, joined or renamed; where the user's code
+has computed with the text, it remains.
 
 **Threads.** Dask keeps properties of expressions under locks that, before Python 3.12, all expressions of a class share, and
 takes them in different orders: two threads that build expressions could wait for each other for ever. So every function of this
@@ -52,7 +52,7 @@ from dask.highlevelgraph import MaterializedLayer
 
 from dboost.config import building
 from dboost.data.labels import Names
-from dboost.data.partition import array_names, bad_shape, columns_like, holds_numbers, is_path, library
+from dboost.data.partition import array_names, bad_shape, columns_like, holds_other_than_text, is_path, library
 from dboost.data.predictor import NAME, Predictor, like_input
 from dboost.data.roles import ROLES
 from dboost.data.row_filter import RowFilter
@@ -176,15 +176,15 @@ _KEEP_VALUES = (
 
 
 @one_at_a_time
-def with_numbers(collection: Any) -> Any:
-    """Return a Dask frame or Series in which Dask has not made text of Python's numbers; other collections unchanged."""
+def with_objects(collection: Any) -> Any:
+    """Return a Dask frame or Series without the text that Dask has made of other objects; other collections unchanged."""
     if not isinstance(collection, (dd.DataFrame, dd.Series)):
         return collection
-    found = _with_numbers(collection.expr)
+    found = _with_objects(collection.expr)
     return collection if found is collection.expr else new_collection(found)
 
 
-def _with_numbers(expr: Any) -> Any:
+def _with_objects(expr: Any) -> Any:
     if isinstance(expr, FromPandas) and expr.pyarrow_strings_enabled and _has_objects(expr.frame.head(0)):
         named = zip(expr._parameters, expr.operands, strict=True)
         return _TextToStrings(type(expr)(*(False if name == "pyarrow_strings_enabled" else value for name, value in named)))
@@ -193,7 +193,7 @@ def _with_numbers(expr: Any) -> Any:
     if isinstance(expr, Repartition) and expr.operand("partition_size") is not None:  # it depends on the types
         return expr
     n_frames = len(expr.operands) if isinstance(expr, Concat) else int(isinstance(expr, _KEEP_VALUES))
-    operands = [_with_numbers(one) if isinstance(one, dask_expr.Expr) else one for one in expr.operands[:n_frames]]
+    operands = [_with_objects(one) if isinstance(one, dask_expr.Expr) else one for one in expr.operands[:n_frames]]
     if all(map(operator.is_, operands, expr.operands)):
         return expr
     return type(expr)(*operands, *expr.operands[n_frames:])
@@ -204,10 +204,10 @@ def _has_objects(meta: Any) -> bool:
 
 
 def _text_to_strings(part: Any) -> Any:
-    """Convert columns of objects to Arrow's strings, as Dask does, unless they hold numbers."""
+    """Convert columns of objects to Arrow's strings, as Dask does, unless they hold something else than text."""
     if part.ndim == 1:
-        return part if holds_numbers(part) else to_pyarrow_string(part)
-    kept = [j for j in range(part.shape[1]) if holds_numbers(part.iloc[:, j])]
+        return part if holds_other_than_text(part) else to_pyarrow_string(part)
+    kept = [j for j in range(part.shape[1]) if holds_other_than_text(part.iloc[:, j])]
     found = to_pyarrow_string(part.drop(columns=part.columns[kept]))
     for j in kept:
         found.insert(j, part.columns[j], part.iloc[:, j].array)
@@ -222,7 +222,7 @@ def compute(collection: Any) -> Any:
     """Compute one collection in this process."""
     _check_held(collection)
     with building:
-        lazy = with_numbers(collection)
+        lazy = with_objects(collection)
         lazy = lazy.optimize() if isinstance(lazy, (dd.DataFrame, dd.Series)) else lazy
     return lazy.compute(scheduler=_scheduler())
 
@@ -335,7 +335,7 @@ def bundled(data: Any, vectors: Mapping[str, Any]) -> tuple[dict[Any, Any], list
         If the numbers of partitions differ.
     """
     collections = [data, *(_match(vectors[role], data, role) for role in roles_in(vectors))]
-    collections = list(map(with_numbers, collections))
+    collections = list(map(with_objects, collections))
     graph: dict[Any, Any] = {}
     if all(isinstance(c, (dd.DataFrame, dd.Series)) for c in collections):
         meta = pd.Series(dtype=object)
@@ -416,7 +416,7 @@ def predict_lazily(data: Any, predictor: Predictor) -> Any:
         from dboost.data.paths import open_path
 
         data = open_path(data, predictor.features)
-    data = with_numbers(data)
+    data = with_objects(data)
     columns = columns_like(*layout(data), predictor.features, predictor.named)
     task = dask.delayed(predictor, name=f"dboost-model-{tokenize(predictor)}", traverse=False)
     if isinstance(data, da.Array):

@@ -230,6 +230,29 @@ def may_name_columns(value: Any) -> bool:
     return isinstance(value, list) and len(value) > 1 and all(isinstance(one, str) for one in value)
 
 
+def with_named_targets(target: Any, data: Any) -> Any:
+    """Return the names of the columns if a target is a collection of the labels of several, else the target as it is.
+
+    A list, an Index or an array of texts are labels if the table has a column for each. Labels that are neither text nor
+    tuples are values if there is one for each row. Columns of files are not known yet: texts that all differ may be names.
+    """
+    is_index, is_array = is_a(target, "pandas", "Index"), isinstance(target, np.ndarray) and target.dtype.kind in "UOT"
+    if not (isinstance(target, list) or is_index or (is_array and target.ndim == 1)) or isinstance(data, np.ndarray):
+        return target
+    names = names_of_table(data)
+    if may_name_columns(target) or len(target) < 2 or (names is not None and len(target) > len(names)):
+        return target
+    labels = target if isinstance(target, list) else target.tolist()
+    are_texts = all(isinstance(label, str) for label in labels)
+    if names is None:
+        return labels if are_texts and len(set(labels)) == len(labels) else target
+    are_long = are_texts or all(isinstance(label, str | tuple) for label in labels)
+    if not are_long and hasattr(type(data), "__len__") and not hasattr(data, "dask") and len(data) == len(labels):
+        return target
+    found = [names.find(label) for label in labels]
+    return target if None in found else found
+
+
 def with_named_constraints(parameters: dict[str, Any], data: Any) -> dict[str, Any]:
     """Return parameters of learning with the names of columns in `monotonic_cst` and `interaction_cst`.
 

@@ -57,7 +57,7 @@ from dboost.data.chunk import (
     too_many_classes,
 )
 from dboost.data.column import CategoryColumn, Column, apply, without_unused
-from dboost.data.labels import Names, items_of_labels, listed, may_name_columns, text_of
+from dboost.data.labels import Names, items_of_labels, listed, may_name_columns, names_of_table, text_of
 from dboost.data.roles import ROLES, RowRoles, keys_of
 from dboost.data.sparse import SparseColumn, column_of_pandas, columns_of_matrix, is_sparse_matrix
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
@@ -173,6 +173,8 @@ def collected(data: Any) -> Any:
     """
     if isinstance(data, np.ndarray):
         return data
+    if is_a(data, "pandas.api.extensions", "ExtensionArray"):  # such as `frame["c"].values` of categories
+        return pd.Series(data)
     if is_a(data, "pyarrow.dataset", "Scanner", "Dataset", "Fragment"):
         return data.to_table()
     kind = kind_of(data)
@@ -408,6 +410,11 @@ class ReadPlan:
         """Names of all columns that are read, each once."""
         return tuple(dict.fromkeys([*map(str, self.columns), *columns_of_roles(self.roles)]))
 
+    def labels(self, role: str) -> list[str]:
+        """Return the names of the columns of a role that has several; of others none."""
+        names = self.roles.get(role, role)
+        return [] if isinstance(names, str) else [f"{role} {name!r}" for name in names]
+
     def label(self, role: str) -> str:
         """Return the name of a role for messages."""
         names = self.roles.get(role, role)
@@ -572,7 +579,7 @@ def columns_like(
     if named and model_named:
         if absent:
             hint = "" if own is None else own.index_hint(absent[0])
-            raise DataError(f"the data have no column {listed(absent)}, which the model was trained on{hint}")
+            raise DataError(f"the data have no column {listed(absent)}, which the model needs{hint}")
         if own is not None:
             own.check_once(wanted)
         return wanted
@@ -821,12 +828,9 @@ def _masked(values: np.ndarray, mask: np.ndarray, spec: ColumnSpec) -> np.ndarra
 _NUMBERS = (numbers.Real, np.bool_, decimal.Decimal)
 
 
-def holds_numbers(column: pd.Series) -> bool:
-    """Return whether a column has the dtype object, and its values that are not missing, at least one, are numbers."""
-    if column.dtype != object:
-        return False
-    types = set(map(type, column[~_is_missing(column)]))
-    return bool(types) and all(issubclass(t, _NUMBERS) for t in types)
+def holds_other_than_text(column: pd.Series) -> bool:
+    """Return whether a column has the dtype object, and a value that is neither missing nor text."""
+    return column.dtype == object and not all(issubclass(t, str) for t in set(map(type, column[~_is_missing(column)])))
 
 
 def _is_missing(values: Any) -> np.ndarray:
@@ -1180,7 +1184,8 @@ def role_column(values: Any, role: str, name: str | tuple[str, ...] | None, n_ro
         Expected length.
     """
     columns = _columns_of(values, role)
-    names = name if isinstance(name, tuple) else (name,) * len(columns)
+    own_names = names_of_table(values) if name is None and len(columns) > 1 else None
+    names = name if isinstance(name, tuple) else own_names or (name,) * len(columns)
     found = [_one_column(one, role, own, n_rows) for one, own in zip(columns, names, strict=True)]
     if len(found) == 1:
         return found[0]
@@ -1232,7 +1237,7 @@ def _columns_of(values: Any, role: str) -> list[Any]:
     if hasattr(values, "tocsr"):
         raise InputTypeError(f"{role} is sparse: pass a dense array")
     try:
-        array = values if isinstance(values, np.ndarray) else np.asarray(values)
+        array = values if isinstance(values, np.ndarray) and not isinstance(values, np.matrix) else np.asarray(values)
     except ValueError as error:
         raise DataError(f"{role} is not one value per row: {error}") from None
     if array.dtype.kind == "U" and isinstance(values, (list, tuple)):

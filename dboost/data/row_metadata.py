@@ -107,7 +107,8 @@ class DataIssue:
 def raise_for_issues(issues: Sequence[DataIssue]) -> None:
     """Raise a DataError for an issue of the first role that has some, summed over the parts of the table that report it."""
     if issues:
-        worst = min(issues, key=lambda issue: (list(ROLES).index(issue.role), issue.problem))  # not that of the first part
+        order = list(ROLES)
+        worst = min(issues, key=lambda one: (order.index(one.role), one.problem, one.what))  # not that of the first part
         what, problem = worst.what, worst.problem
         same = [issue for issue in issues if (issue.what, issue.problem) == (what, problem)]
         count, first = sum(issue.count for issue in same), min(issue.first for issue in same)
@@ -188,9 +189,13 @@ def check_exact(target: Column | None, role: str, what: str, rows: MetadataRows)
     return rows.flagged(role, what, np.abs(target.astype(np.float64)) >= EXACT, problem, _REMEDY)
 
 
-def issues_of(role: str, column: Column, what: str, rows: MetadataRows) -> list[DataIssue]:
-    """Return the issues of a role. what : its name for messages."""
-    return [issue for flaw in ROLES[role].check(column) for issue in rows.flagged(role, what, *flaw)]
+def issues_of(role: str, column: Column, what: str, rows: MetadataRows, names: Sequence[str] = ()) -> list[DataIssue]:
+    """Return the issues of a role. what, names : its name for messages, and those of its columns if it has several."""
+    parts = [(what, column)]
+    if isinstance(column, np.ndarray) and column.ndim == 2:
+        each = names or [f"column {j} of {what}" for j in range(len(column))]
+        parts = [(own, column[j : j + 1]) for j, own in enumerate(each)]
+    return [issue for own, one in parts for flaw in ROLES[role].check(one) for issue in rows.flagged(role, own, *flaw)]
 
 
 def check_max_weight(max_weight: float, what: str) -> None:
@@ -244,7 +249,7 @@ class RowMetadataSpool:
             here = rows.of_partition(i)
             roles = self.get(i)
             for role, column in roles.by_name().items():
-                issues += issues_of(role, column, plan.label(role), here)
+                issues += issues_of(role, column, plan.label(role), here, plan.labels(role))
                 if self._dtypes[role, i].kind in "iu":
                     issues += check_exact(self.raw(role, i), role, plan.label(role), here)
             max_weight = max(max_weight, 1.0 if roles.weight is None else float(roles.weight.max()))

@@ -33,6 +33,7 @@ from dboost.data.chunk import (
     MatrixColumns,
 )
 from dboost.data.column import CategoryColumn, Column, apply, without_unused
+from dboost.data.labels import with_named_targets
 from dboost.data.partition import (
     ReadPlan,
     as_frame,
@@ -454,7 +455,7 @@ class Reader:
                 found[role], dtype, is_bool = join_target(of_role, self._target_categories)
             else:
                 found[role] = join_parts(of_role)
-            issues += issues_of(role, found[role], what, rows) + inexact
+            issues += issues_of(role, found[role], what, rows, plan.labels(role)) + inexact
         return RowMetadata(RowRoles.of(found), dtype, is_bool, tuple(issues))
 
 
@@ -532,7 +533,7 @@ def open_table(
     InputTypeError
         If the type of `data` or `target` is not supported.
     """
-    given = given_roles(target, roles)
+    given = given_roles(with_named_targets(target, data), roles)
     if target is None and require_target:
         raise DataError("training requires y to be passed, but the target y is None")
     remove_stale()
@@ -645,7 +646,9 @@ class GivenTable:
     shaping: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        shape: tuple[Any, ...] = getattr(self.roles["target"], "shape", ())
+        target = with_named_targets(self.roles["target"], self.data)
+        object.__setattr__(self, "roles", {**self.roles, "target": target})
+        shape: tuple[Any, ...] = getattr(target, "shape", ())
         if isinstance(self.data, str) and len(shape) == 2 and shape[1] > 1:
             raise InputTypeError(
                 f"the data come first and the target second: (data, target); the target is a table, data={self.data!r}"

@@ -244,7 +244,7 @@ def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any],
 
     if is_path(data):
         data = open_path(data, ensemble.features)
-    data = dask_collections.with_numbers(data)
+    data = dask_collections.with_objects(data)
     columns = columns_like(*dask_collections.layout(data), ensemble.features, ensemble.named)
     if isinstance(data, da.Array):
         return dask_collections.delayed(dask_collections.whole_rows(data)).ravel().tolist(), list(data.chunks[0])

@@ -90,7 +90,8 @@ class PerOutput(Loss):
         for part in self.parts:
             if part.n_outputs > 1 or len(part.target_columns) > 1:
                 raise ParameterError(
-                    f"loss={part.name!r} has several outputs or target columns: it is none of one target of several"
+                    f"loss={part.name!r} has several outputs or target columns, so it cannot be the loss of one of "
+                    "several targets: fit a model for each target"
                 )
         self.n_outputs = len(self.parts)
         names = {part.name for part in self.parts}

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dboost.display import counted, duration, metric_name, number
 from dboost.errors import ParameterError
 from dboost.model.ensemble import Ensemble
@@ -54,7 +52,7 @@ def schedule_of(parameters: dict[str, Any]) -> LearningRates | None:
         If a sequence is shorter than `max_iter`, or the first rate is no positive number.
     """
     given = parameters.get("learning_rate")
-    if isinstance(given, np.ndarray):
+    if hasattr(given, "tolist"):  # an array, a Series or an Index
         given = given.tolist()
     if isinstance(given, str) or not (callable(given) or isinstance(given, Sequence)):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import decimal
 import pickle
 from collections.abc import Callable, Iterator
@@ -410,6 +411,43 @@ def test_decimals_of_files_workers_and_separate_collections(of_floats: dboost.Bo
         assert fit(lazy[["a", "b", "c"]], lazy["y"], sample_weight=lazy["w"], client=client) == of_floats
         assert fit(FLOATS[["a", "b", "c"]], lazy["y"], sample_weight=lazy["w"]) == of_floats
     assert fit(decimals(), "y", sample_weight="w", client=client) == of_floats
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["a", 1, 2.5], "column 'c' mixes text with float, int: make it one or the other"),
+        ([("a", 1), ("b", 2), ("a", 2)], "column 'c' holds tuple"),
+        ([[1], [1, 2], []], "column 'c' holds list"),
+        ([datetime.date(2026, 1, 1), datetime.date(2026, 2, 1), None], "column 'c' has type date"),
+        ([{"a": 1}, {"a": 2}, None], "column 'c' holds dict"),
+    ],
+)
+def test_objects_that_dask_has_made_text_of_are_refused(values: list[Any], message: str, client: Client) -> None:
+    """As in a pandas frame, whose objects Dask shows as strings."""
+    frame = pd.DataFrame({"c": pd.Series([*values] * 10, dtype=object), "y": np.arange(30.0)})
+    lazy = dd.from_pandas(frame, npartitions=2)
+    for call in (lambda: fit(frame, "y"), lambda: fit(lazy, "y"), lambda: fit(lazy, "y", client=client)):
+        with pytest.raises(DataError, match=message):
+            call()
+    assert fit(lazy.assign(c=lazy["c"].astype(str) + "!"), "y").features[0].is_categorical
+
+
+@pytest.mark.parametrize(
+    "values", [[0, 1, 2], [2**60, 2**60 + 1, 2**60 + 2], [0.5, 1.5, 2.5], ["a", "b", "c"], [False, True, True]]
+)
+def test_an_extension_array_is_the_column_that_it_is_the_values_of(values: list[Any], client: Client) -> None:
+    """Categories of `Series.values` are classes, as those of the Series are."""
+    y = pd.Series(values * 20, dtype="category")
+    X = np.arange(60.0)[:, None]
+    of_series = fit(X, y)
+    assert of_series.classes_ is not None
+    assert of_series.classes_.tolist() == sorted(set(values))
+    assert fit(X, y.values) == of_series
+    assert fit(X, y.values, client=client) == of_series
+    assert fit(X, y.values, eval_set=(X, y.values)) == fit(X, y, eval_set=(X, y))
+    weight = pd.array([1, 2, 3] * 20, dtype="Int64")
+    assert fit(X, y, sample_weight=weight) == fit(X, y, sample_weight=weight.astype(float))
 
 
 def test_text_that_the_users_code_made_of_numbers_is_text() -> None:

@@ -75,7 +75,7 @@ DATA: list[tuple[Callable[[], Any], str]] = [
     (lambda: read(X, 2), "target is 2, but an array has no column names"),
     (lambda: read(X, Y, offset="o"), "offset is 'o', but an array has no column names"),
     (lambda: read(FRAME, "y", features=["a", "q"]), "no column 'q', which features asks for"),
-    (lambda: read(FRAME, "y", like=(Feature("a"), Feature("q"))), "no column 'q', which the model was trained on"),
+    (lambda: read(FRAME, "y", like=(Feature("a"), Feature("q"))), "no column 'q', which the model needs"),
     (lambda: read(X, Y, like=(Feature("a"),)), "X has 3 features, but dboost is expecting 1 features as input"),
     # target
     (lambda: read(X), "requires y to be passed, but the target y is None"),

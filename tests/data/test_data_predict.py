@@ -289,7 +289,7 @@ def test_nothing_is_computed_before_it_is_asked() -> None:
     got = predict_through(lazy, one, features=FEATURES, named=True)
     assert calls == []
     assert len(got.compute()) == 3
-    with pytest.raises(DataError, match="the data have no column 'a', which the model was trained on"):
+    with pytest.raises(DataError, match="the data have no column 'a', which the model needs"):
         predict_through(lazy[["b", "c"]], one, features=FEATURES, named=True)
     with pytest.raises(DataError, match="X has 2 features, but dboost is expecting 3"):
         predict_through(da.zeros((4, 2)), one, features=FEATURES, named=True)

@@ -145,6 +145,78 @@ def test_a_list_of_values_is_no_list_of_names() -> None:
                 dboost.fit(data, values)
 
 
+@pytest.mark.parametrize("kind", ["pandas", "Dask", "evaluation set", "cv", "prepared", "importance"])
+def test_several_columns_may_be_named_by_any_labels(kind: str) -> None:
+    """Collections of labels other than lists of text mean what the names mean."""
+    plain = dboost.fit(FRAME, ["b", "a"], features=["x", "z"], max_iter=2)
+    tuples, whole = FRAME.copy(), FRAME.copy()
+    tuples.columns = pd.MultiIndex.from_tuples([("set", name) for name in FRAME])
+    whole.columns = pd.RangeIndex(FRAME.shape[1])
+    calls: list[tuple[pd.DataFrame, Any, list[Any]]] = [
+        (FRAME, pd.Index(["b", "a"]), ["x", "z"]),
+        (FRAME, np.array(["b", "a"]), ["x", "z"]),
+        (tuples, [("set", "b"), ("set", "a")], [("set", "x"), ("set", "z")]),
+        (tuples, tuples.columns[[2, 0]], [("set", "x"), ("set", "z")]),
+        (whole, [2, 0], [1, 3]),
+        (whole, whole.columns[[2, 0]], [1, 3]),
+    ]
+    for frame, target, features in calls:
+        names = [str(frame.columns[j]) for j in (2, 0)]
+        options: dict[str, Any] = {"features": features, "max_iter": 2}
+        if kind == "cv":
+            result = dboost.cv(frame, target, folds=2, eval_metric=f"rmse of {names[1]}", **options)
+            assert f"rmse of {names[1]}" in result.summary["metric"].to_list()
+            continue
+        if kind == "prepared":
+            with dboost.prepare(frame, target, features=features) as data:
+                booster = dboost.fit(data, max_iter=2)
+        elif kind == "evaluation set":
+            booster = dboost.fit(frame, target, eval_set=frame, **options)
+            losses = booster.history[[f"eval_squared_error of {name}" for name in names]]
+            assert (losses.mean(axis=1) == booster.history["eval_squared_error"]).all()
+        else:
+            booster = dboost.fit(dd.from_pandas(frame, npartitions=3) if kind == "Dask" else frame, target, **options)
+        assert list(booster.predict(frame)) == names
+        np.testing.assert_array_equal(booster.predict(frame), plain.predict(FRAME))
+        if kind == "importance":
+            found = booster.importance("permutation", frame, target)
+            assert found.to_list() == plain.importance("permutation", FRAME, ["b", "a"]).to_list()
+
+
+def test_labels_that_may_be_values_are_values() -> None:
+    """A list of numbers as long as the table has values, also if all of them are labels; so is an array of numbers."""
+    few = pd.DataFrame(np.arange(12.0).reshape(3, 4), columns=[0, 1, 2, 3])
+    for values in ([3, 0, 1], np.array([3, 0, 1])):
+        assert dboost.fit(few, values, max_iter=1).n_features_in_ == 4
+    assert dboost.fit(few, [3, 0], max_iter=1).n_features_in_ == 2
+    with pytest.raises(DataError, match="target has 2 rows, the data have 3"):
+        dboost.fit(few, np.array([3, 0]), max_iter=1)
+    with pytest.raises(DataError, match="target has 2 rows, the data have 3"):
+        dboost.fit(few, [3, 9], max_iter=1)
+
+
+@pytest.mark.parametrize("form", ["names", "values", "partitions"])
+def test_an_invalid_value_has_the_name_of_its_column(form: str) -> None:
+    frame = FRAME.assign(a=FRAME["a"].where(FRAME.index != 7), b=FRAME["b"].where(FRAME.index < 50))
+    data: Any = cut(frame, [10, 45]) if form == "partitions" else X if form == "values" else frame
+    target: Any = frame[["b", "a"]] if form == "values" else ["b", "a"]
+    found = "target 'a' .* in 1 row, first in row 7"
+    if form == "values":
+        found = "column 0 of target .* in 10 rows, first in row 50"
+    with pytest.raises(DataError, match=found):
+        dboost.fit(data, target)
+    if form == "values":
+        with pytest.raises(DataError, match="target 'a' holds text or categories, but of several columns"):
+            dboost.fit(X, FRAME[["b", "a"]].astype({"a": str}))
+
+
+def test_a_matrix_has_columns() -> None:
+    with pytest.warns(PendingDeprecationWarning):
+        matrix = np.matrix(TARGETS.T)
+    assert dboost.fit(X, matrix, max_iter=1) == dboost.fit(X, TARGETS.T, max_iter=1)
+    assert dboost.fit(X, matrix[:, 0], max_iter=1) == dboost.fit(X, TARGETS[0], max_iter=1)
+
+
 def targets_by_partition(rows: BatchRows) -> dict[int, Any]:
     return {number: rows.table.roles(k).target for k, number in enumerate(rows.table.numbers) if rows.table.lengths[k]}
 
@@ -244,7 +316,7 @@ def test_fits_of_two_targets(number: int, client: Client) -> None:
         (["b", "a", "b"], "target names a column twice: 'b', 'a', 'b'"),
         (
             pd.DataFrame({"a": FRAME["a"], "t": ["text"] * N}),
-            "column 1 of target holds text or categories, but of several columns",
+            "target 't' holds text or categories, but of several columns",
         ),
         (
             FRAME[["a", "b"]].mask(FRAME[["w"]].to_numpy() * [[0, 1]] == 2),

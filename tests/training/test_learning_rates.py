@@ -29,7 +29,11 @@ def rate_of(k: int) -> float:
 
 
 @pytest.mark.fast_cells(3)
-@pytest.mark.parametrize("rates", [RATES, tuple(RATES), np.array(RATES), rate_of], ids=["list", "tuple", "array", "function"])
+@pytest.mark.parametrize(
+    "rates",
+    [RATES, tuple(RATES), np.array(RATES), pd.Series(RATES), rate_of],
+    ids=["list", "tuple", "array", "Series", "function"],
+)
 @pytest.mark.parametrize("step", ["leaf", "line_search"])
 def test_each_iteration_has_its_rate(rates: Any, step: str) -> None:
     booster = fit(learning_rate=rates, max_iter=4, step=step)
