@@ -51,7 +51,7 @@ def schedule_of(parameters: dict[str, Any]) -> LearningRates | None:
     ParameterError
         If a sequence is shorter than `max_iter`, or the first rate is no positive number.
     """
-    given = parameters.get("learning_rate")
+    given: Any = parameters.get("learning_rate")
     if hasattr(given, "tolist"):  # an array, a Series or an Index
         given = given.tolist()
     if isinstance(given, str) or not (callable(given) or isinstance(given, Sequence)):
