@@ -254,6 +254,8 @@ def fit(
         warn("eval_metric has no effect without an eval_set")
     if refit is not False:
         check_refit(refit, request, stops=request.parameters.early_stopping_rounds is not None)
+    if refit:
+        rows = rows.for_two_fits()
     fitted = rows.fit(request)
     booster = trained(refitted(rows.fit, request, fitted) if refit else fitted, request.parameters, model)
     booster.target_name = target if isinstance(target, str) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,13 +19,13 @@ from dboost.api import belongs_to_fit, prepare
 from dboost.booster import Booster, intervals_of_folds, trained
 from dboost.data import CategoryColumn, Column
 from dboost.data.dask_collections import select
-from dboost.data.labels import Names, may_name_columns, names_of_table, with_named_constraints
+from dboost.data.labels import Names, names_of_table, with_named_constraints
 from dboost.data.partition import as_frame, is_lazy, is_path, is_stream
 from dboost.data.paths import open_path
 from dboost.data.predict_io import filtered
 from dboost.data.row_filter import RowFilter
 from dboost.data.sources import stream_of
-from dboost.data.stored_stream import rereadable
+from dboost.data.stored_stream import columns_used, rereadable
 from dboost.dataset import Dataset
 from dboost.display import html_card, metric_name, number, with_spread
 from dboost.errors import DataError, InputTypeError, ParameterError
@@ -653,16 +653,10 @@ def _with_values(
     is_unknown = bool(known) and known.is_label(weight) and known.find(weight) is None  # an error of the fit
     if not named and (weight is None or is_unknown):
         return data, division, options.features
-    used = (
-        *(target if may_name_columns(target) else [target]),
-        weight,
-        options.offset,
-        options.group,
-        *named.values(),
-    )
+    used = (target, weight, options.offset, options.group, *named.values())
     row_filter = None if options.filter is None else RowFilter(options.filter)
     if is_stream(data) and not known:
-        data = rereadable(data, partial(_columns_used, options.features, used, row_filter), "cv")
+        data = rereadable(data, partial(columns_used, options.features, used, row_filter), "cv")
     what = ", ".join(f"{name}={column!r}" for name, column in named.items())
     names: Names | None
     if is_stream(data):
@@ -704,19 +698,6 @@ def _are_positive(weights: Any) -> np.ndarray | None:
         return pd.to_numeric(np.asarray(weights).reshape(-1), errors="coerce") > 0
     except (TypeError, ValueError):
         return None
-
-
-def _columns_used(
-    features: Sequence[str] | None, roles: Iterable[Any], row_filter: RowFilter | None, names: Names
-) -> Sequence[str]:
-    """Return the columns of a stream that a cross-validation reads. roles : names of columns, or values."""
-    wanted = set(names if features is None else features).union(role for role in roles if names.is_label(role))
-    if row_filter is not None:
-        wanted.update(row_filter.columns(names))
-    if not wanted <= set(names):  # an error of the fit, which says what there is
-        return names
-    names.check_once(wanted)
-    return [name for name in names if name in wanted]
 
 
 def _values_of(table: Any, names: Names, column: Any, row_filter: RowFilter | None) -> np.ndarray:

@@ -81,6 +81,8 @@ class FitInterrupted(KeyboardInterrupt):
 
 #: Packages of stores; their errors concern the storage, not dboost.
 _PACKAGES = {"botocore", "aiobotocore", "boto3", "s3fs", "aiohttp", "gcsfs", "google", "adlfs", "azure", "requests"}
+#: Modules of decompression, whose own errors mean that a file is damaged.
+_DECOMPRESSION = {"zipfile", "zlib", "_lzma"}
 _REASONS = {
     "NoCredentialsError": "there are no credentials in the environment (such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)",
     "PartialCredentialsError": "the credentials in the environment are not complete",
@@ -105,7 +107,8 @@ _SIGNED = re.compile(r"(\bhttps?://[^?\s\"']*)\?[^\s\"']*")
 
 def is_failure(error: BaseException) -> bool:
     """Return whether an error means that a file or its storage cannot be used, as opposed to a bug in the program."""
-    return isinstance(error, OSError | EOFError | ValueError | ImportError) or _package(error) in _PACKAGES
+    known = isinstance(error, OSError | EOFError | ValueError | ImportError)
+    return known or _package(error) in _PACKAGES or _package(error) in _DECOMPRESSION
 
 
 def is_out_of_descriptors(error: BaseException | None) -> bool:

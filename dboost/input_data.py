@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dboost.data import ReadOptions
 from dboost.data.row_filter import RowFilter
+from dboost.data.stored_stream import columns_used, rereadable
 from dboost.data.table import GivenTable
 from dboost.dataset import Dataset
 from dboost.distributed.client import client_for
@@ -47,6 +48,9 @@ class InputData(Protocol):
         ParameterError
             If they are not the same.
         """
+
+    def for_two_fits(self) -> InputData:
+        """Return the rows for `fit` to be called twice: those of a stream are stored in temporary files."""
 
     def fit(self, request: FitRequest) -> FitResult:
         """Train on the rows, where they are."""
@@ -120,6 +124,11 @@ class TableInput:
     def shaped(self, learning: dict[str, Any]) -> dict[str, Any]:
         return learning
 
+    def for_two_fits(self) -> InputData:
+        given = self.table
+        used = partial(columns_used, given.shaping["features"], given.roles.values(), given.shaping.get("row_filter"))
+        return replace(self, table=replace(given, data=rereadable(given.data, used)))
+
     def fit(self, request: FitRequest) -> FitResult:
         like = request.warm_start.like
         with self.place() as cluster:
@@ -182,6 +191,9 @@ class PreparedInput:
     def shaped(self, learning: dict[str, Any]) -> dict[str, Any]:
         self._check(self.given | {name: value for name, value in learning.items() if name == "max_bins"})
         return learning | {"max_bins": self.data.max_bins}
+
+    def for_two_fits(self) -> InputData:
+        return self
 
     def fit(self, request: FitRequest) -> FitResult:
         if not self.data.is_in_one_process or request.make_validation_plan is not None:

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+import zipfile
 from collections.abc import Collection, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -23,7 +25,7 @@ import fsspec
 import numpy as np
 from fsspec.utils import read_block
 
-from dboost._lazy_import import pd
+from dboost._lazy_import import pa, pd
 from dboost.data.files import DataFile, unchanged
 from dboost.data.sources import Parts
 from dboost.errors import DataError, shown
@@ -34,6 +36,8 @@ BLOCK_BYTES = 32 * 2**20
 LEAST_BLOCK_BYTES = 2**20
 #: Bytes that are read at once from a CSV file to find out how its lines end.
 _PIECE_BYTES = 2**16
+#: Names in an archive that are ignored, as in folders: they begin with "." or "_".
+_HIDDEN = re.compile(r"(^|/)[._]")
 #: Rows of the first file that determine which columns are text.
 SAMPLE_ROWS = 1000
 
@@ -71,13 +75,13 @@ def read_csv(files: list[DataFile], as_text: Container[str], most_bytes: int | N
         Those that are used, None for all; others may occur more than once.
     """
     with unchanged(files[0]):
-        with fsspec.open(files[0].url, "rb", compression="infer") as stream:
+        with _opened(files[0]) as stream:
             names = next(csv.reader(io.StringIO(_header(stream).decode("utf-8-sig").strip("\r\n"), newline="")), [])
         repeated = [name for k, name in enumerate(names) if name and name in names[:k]]
         wrong = [name for name in repeated if columns is None or name in columns]
         if wrong:  # pandas would rename them
             raise DataError(f"{shown(files[0].url)} has several columns named {wrong[0]!r}")
-        with fsspec.open(files[0].url, "rb", compression="infer") as stream:
+        with _opened(files[0]) as stream:
             sample = _parse(stream, [], n_rows=SAMPLE_ROWS)
     sample = sample[[name for name in sample if name not in repeated and (not repeated or name in names)]]
     text = [name for name in sample if name in as_text or _is_text(sample[name])]
@@ -123,9 +127,9 @@ def _cut(file: DataFile, block_bytes: int) -> list[tuple[int, int | None]]:
 def read_csv_block(block: CsvBlock, *, text: list[str], columns: list[str] | None = None) -> pd.DataFrame:
     """Return the rows of a block, with the columns of the header of its file."""
     file, start, length = block
-    with unchanged(file), fsspec.open(file.url, "rb", compression="infer") as stream:
+    with unchanged(file), _opened(file) as stream:
         header = _header(stream) if start else b""
-        lines = read_block(stream, start, length, delimiter=b"\n")
+        lines = stream.read() if length is None else read_block(stream, start, length, delimiter=b"\n")
         content = io.BytesIO(header + lines)
         _check_first_row(content)
         frame = _parse(content, text)
@@ -143,6 +147,28 @@ def _check_first_row(content: io.BytesIO) -> None:
         first = list(islice(filter(None, csv.reader(io.StringIO(start, newline=""))), 2))
         if len(first) == 2 and len(first[1]) > len(first[0]):
             raise pd.errors.ParserError("there are rows with more fields than the header (a comma at the end of each row?)")
+
+
+@contextmanager
+def _opened(file: DataFile) -> Iterator[Any]:
+    """Open a file; the content of a compressed one is decompressed as it is read."""
+    name = file.url.lower()
+    with fsspec.open(file.url, "rb", compression=None if name.endswith((".zip", ".zst")) else "infer") as stored:
+        if name.endswith(".zip"):
+            with zipfile.ZipFile(stored) as archive:
+                inside = [one for one in archive.namelist() if not (one.endswith("/") or _HIDDEN.search(one))]
+                if len(inside) != 1:
+                    raise DataError(
+                        f"{shown(file.url)} holds {len(inside)} files{': ' if inside else ''}{', '.join(inside[:3])}, but a "
+                        "compressed CSV file must hold one: unpack it, and give the folder"
+                    )
+                with archive.open(inside[0]) as stream:
+                    yield stream
+        elif name.endswith(".zst"):  # fsspec reads the first of several frames only
+            with pa.CompressedInputStream(stored, "zstd") as raw, io.BufferedReader(raw) as stream:
+                yield stream
+        else:
+            yield stored
 
 
 def _header(stream: Any) -> bytes:

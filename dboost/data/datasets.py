@@ -37,9 +37,12 @@ def open_dataset(data: Any, most_bytes: int | None = None, row_filter: RowFilter
     from pyarrow import dataset
 
     is_fragment = is_a(data, "pyarrow.dataset", "FileFragment")
-    fragments = [data] if is_fragment else list(data.get_fragments())
     schema = data.physical_schema if is_fragment else data.schema
     own = None if is_fragment else getattr(data, "_scan_options", {}).get("filter")  # Arrow shows it nowhere else
+    if own is not None:  # Arrow refuses to list the fragments
+        data = data.replace_schema(schema)
+        data._scan_options = {}
+    fragments = [data] if is_fragment else list(data.get_fragments())
     if not fragments:
         raise DataError("the dataset has no files")
     parts: list[Any] = []

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
@@ -175,6 +176,22 @@ class DataFiles:
         return {name: file.size or 0 for name, file in self.files.items()}
 
 
+class _FollowingLinks(LocalFileSystem):  # type: ignore[misc]
+    """The local file system, where a link to a folder is a folder: fsspec would leave out the files in it."""
+
+    def ls(self, path: str, detail: bool = False, **options: Any) -> list[Any]:
+        found = super().ls(path, detail=True, **options)
+        for info in found:
+            name = info["name"]
+            if info["islink"] and os.path.isdir(name):
+                info["type"], folder = "directory", os.path.realpath(name)
+                if f"{os.path.realpath(os.path.dirname(name))}/".startswith(f"{folder.rstrip('/')}/") or any(
+                    os.path.realpath(above) == folder for above in PurePosixPath(name).parents
+                ):
+                    raise DataError(f"the folder {shown(folder)} contains itself, by the link {shown(name)}: remove the link")
+        return found if detail else [info["name"] for info in found]
+
+
 def find_files(path: Any) -> DataFiles:
     """Return the existing files of a path; finding none is not an error.
 
@@ -190,6 +207,7 @@ def find_files(path: Any) -> DataFiles:
     path = path_text(path)
     with reading(path):
         fs, name = fsspec.url_to_fs(path)
+        fs = _FollowingLinks() if isinstance(fs, LocalFileSystem) else fs
         fs.invalidate_cache()
         if fs.exists(name) and not fs.isdir(name):
             root, found = posixpath.dirname(name), {name: fs.info(name)}

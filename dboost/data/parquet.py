@@ -220,6 +220,8 @@ def read_footers(
     those that use extremes; filesystem : as in `ParquetPart`.
     """
 
+    skipping = [one for one in filters if not one.is_polars]  # the others may name columns that are not in the files
+
     def read(file: DataFile) -> Footer:
         with unchanged(file), _opened(file, _PIECE_BYTES, filesystem) as stream:
             metadata, digest = _footer_of(stream)
@@ -227,7 +229,7 @@ def read_footers(
         sizes = [_decoded_bytes(group, columns) if exact else group.total_byte_size for group in groups]
         rows = [group.num_rows for group in groups]
         schema = metadata.schema.to_arrow_schema()
-        used = {name for one in filters for name in one.columns(schema.names)} if filters else set()
+        used = {name for one in skipping for name in one.columns(schema.names)}
         extremes = tuple(_extremes(group, schema, used) for group in groups)
         stored = tuple(sum(column.total_compressed_size for column in _used_columns(group, columns)) for group in groups)
         decoders = tuple(_decoder_bytes(group, columns) if exact else 0 for group in groups)

@@ -243,7 +243,8 @@ def stream_of(data: Any, most_bytes: int | None = None, row_filter: RowFilter | 
 
         schema = data.schema if is_a(data, "pyarrow.dataset", "Dataset") else data.physical_schema
         return Stream(Names(schema.names), data, "", scanned, most_bytes, row_filter)
-    reader = data.to_reader() if hasattr(data, "to_reader") else pa.RecordBatchReader.from_stream(data)
+    is_scanner = is_a(data, "pyarrow.dataset", "Scanner")
+    reader = data.to_reader() if is_scanner else pa.RecordBatchReader.from_stream(data)
     hint = (
         ""
         if reader is not data and not is_a(data, "pyarrow", "RecordBatchReader")

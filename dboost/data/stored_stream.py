@@ -10,12 +10,13 @@ A stream of at most `SMALL_BYTES` is a table in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from dboost._lazy_import import nw, pa
-from dboost.data.labels import Names
+from dboost.data.labels import Names, may_name_columns
 from dboost.data.partition import is_stream
+from dboost.data.row_filter import RowFilter
 from dboost.data.sources import Stream, stream_of
 from dboost.errors import DataError, DBoostError, is_full, reason
 from dboost.storage.spool import PrivateDirectory
@@ -118,10 +119,24 @@ class StoredStream:
             yield wave
 
 
-def rereadable(data: Any, columns: Callable[[Names], Sequence[str]], what: str) -> Any:
+def columns_used(
+    features: Sequence[str] | None, roles: Iterable[Any], row_filter: RowFilter | None, names: Names
+) -> Sequence[str]:
+    """Return the columns of a stream that a fit reads. roles : names of columns, or values."""
+    named = (one for role in roles for one in (role if may_name_columns(role) else [role]) if names.is_label(one))
+    wanted = set(names if features is None else features).union(named)
+    if row_filter is not None:
+        wanted.update(row_filter.columns(names))
+    if not wanted <= set(names):  # an error of the fit, which says what there is
+        return names
+    names.check_once(wanted)
+    return [name for name in names if name in wanted]
+
+
+def rereadable(data: Any, columns: Callable[[Names], Sequence[str]], what: str = "") -> Any:
     """Return data that can be read more than once: of a stream its rows with some columns, other data unchanged.
 
-    columns : returns the columns that are used, given all; what : is done with them, for messages.
+    columns : returns the columns that are used, given all; what : is done with them, for messages; empty for a fit.
 
     Raises
     ------
@@ -134,6 +149,8 @@ def rereadable(data: Any, columns: Callable[[Names], Sequence[str]], what: str) 
     try:
         stored = StoredStream(source, list(dict.fromkeys(columns(source.names))))
     except DBoostError as error:
+        if not what:
+            raise
         raise type(error)(f"{what}: {error}") from error
     table = stored.table
     return stored if table is None else table

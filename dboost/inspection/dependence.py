@@ -50,6 +50,7 @@ import numpy as np
 
 from dboost._lazy_import import pd
 from dboost.data.labels import Names
+from dboost.data.partition import is_stream
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.exact import TOTAL_BITS, total
 from dboost.inspection.importance import importance
@@ -232,7 +233,8 @@ def _are_features(given: Any) -> bool:
     """Whether these can be names or positions of features."""
     if Names(()).is_label(given):
         return True
-    return not hasattr(given, "columns") and getattr(given, "ndim", 1) == 1 and isinstance(given, Iterable)
+    is_list = not hasattr(given, "columns") and getattr(given, "ndim", 1) == 1 and isinstance(given, Iterable)
+    return is_list and not is_stream(given)
 
 
 KINDS = ("average", "individual", "conditional")

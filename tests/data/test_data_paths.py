@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
+import lzma
 import os
 import re
 import shutil
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.data import csv_files, open_table, paths
+from dboost.data import ReadOptions, csv_files, open_table, paths
 from dboost.errors import DataError
 from dboost.schema import Feature
 from tests.helpers.clusters import threads_cluster
@@ -73,6 +77,75 @@ def test_all_files_in_order(folder: Path, path: str) -> None:
         for name in "abc":
             np.testing.assert_array_equal(got[name], rows()[name])
         np.testing.assert_array_equal(got["<target>"], rows()["y"])
+
+
+def _compressed(text: bytes, ending: str) -> bytes:
+    if ending == "zip":
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr("rows/a.csv", text)
+            file.writestr("__MACOSX/._a.csv", "of another system")
+        return archive.getvalue()
+    if ending == "zst":
+        with pa.BufferOutputStream() as stored:
+            with pa.CompressedOutputStream(stored, "zstd") as stream:
+                stream.write(text)
+            return stored.getvalue().to_pybytes()
+    return {"gz": gzip, "bz2": bz2, "xz": lzma}[ending].compress(text)
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zip", "zst"])
+def test_compressed_files(ending: str, tmp_path: Path) -> None:
+    text, file = rows().to_csv(index=False).encode(), tmp_path / f"a.csv.{ending}"
+    contents = {"one": _compressed(text, ending)}
+    if ending != "zip":  # as tools that write in parallel, or append, make them
+        contents["two streams"] = _compressed(text[:70], ending) + _compressed(text[70:], ending)
+    for content_of in contents.values():
+        file.write_bytes(content_of)
+        with open_table(file, "y") as table:
+            np.testing.assert_array_equal(content(table)["a"], rows()["a"])
+        with open_table(file, "y", features=["b"], options=ReadOptions(most_bytes=2**20)) as table:
+            np.testing.assert_array_equal(content(table)["b"], rows()["b"])
+    whole, half = contents["one"], len(contents["one"]) // 2
+    for damaged in (whole[:half], whole[:half] + b"\xff" * 9 + whole[half + 9 :], text):
+        file.write_bytes(damaged)
+        with pytest.raises(DataError, match=rf"cannot read .*a\.csv\.{ending}"):
+            open_table(file, "y")
+
+
+@pytest.mark.parametrize(("names", "n"), [(["a.csv", "b.csv"], 2), (["a/"], 0)])
+def test_archives_of_several_files(names: list[str], n: int, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.csv.zip", "w") as file:
+        for name in names:
+            file.writestr(name, rows().to_csv(index=False) if name.endswith("v") else "")
+    with pytest.raises(DataError, match=rf"a\.csv\.zip holds {n} files.*must hold one"):
+        open_table(tmp_path / "a.csv.zip", "y")
+
+
+@pytest.mark.parametrize("path", ["a", "a/*/*.parquet", "a/**/*.parquet", "a/*"])
+def test_links_to_folders(path: str, tmp_path: Path) -> None:
+    for folder in ("a/1", "b/deep"):
+        (tmp_path / folder).mkdir(parents=True)
+    rows()[:20].to_parquet(tmp_path / "a/1/part.parquet", index=False)
+    rows()[20:].to_parquet(tmp_path / "b/part.parquet", index=False)
+    rows()[:5].to_parquet(tmp_path / "b/deep/part.parquet", index=False)
+    (tmp_path / "a/2.parquet").symlink_to(tmp_path / "b")
+    expected = rows() if path == "a/*/*.parquet" else rows()[20:] if path == "a/*" else pd.concat([rows(), rows()[:5]])
+    expected = expected if path != "a/*" else pd.concat([expected, rows()[:5]])
+    for data in (tmp_path / path, [str(tmp_path / path)]):
+        found = content(open_table(data, "y"))["a"]
+        assert sorted(found) == sorted(expected["a"])
+    assert len(content(open_table(tmp_path / "a/2.parquet", "y"))["a"]) == 25
+    if path == "a/*":  # which does not look into the folders of other names
+        return
+    for target in ("a", "a/1", "."):
+        (tmp_path / "a/1/link").symlink_to(tmp_path / target)
+        with pytest.raises(DataError, match=r"contains itself, by the link .*a/1/link"):
+            open_table(tmp_path / "a", "y")
+        (tmp_path / "a/1/link").unlink()
+    (tmp_path / "b/back").symlink_to(tmp_path / "a")  # by two links
+    with pytest.raises(DataError, match=r"contains itself, by the link .*back"):
+        open_table(tmp_path / "a", "y")
 
 
 def test_hidden_and_unfinished_files_are_not_read(tmp_path: Path) -> None:

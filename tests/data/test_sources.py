@@ -77,6 +77,13 @@ class _Exporter:
         return self._table.__arrow_c_stream__(requested_schema)
 
 
+class _Table(_Exporter):
+    """A table of a library that is not known: its own readers return batches of its own."""
+
+    def to_reader(self) -> Any:
+        return iter([self])
+
+
 def _polars(frame: pd.DataFrame, _: Path) -> Any:
     return pytest.importorskip("polars").from_arrow(table_of(frame)).lazy()
 
@@ -100,6 +107,7 @@ def _scanner(frame: pd.DataFrame, _: Path) -> Any:
 STREAMS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
     "RecordBatchReader": _reader,
     "__arrow_c_stream__": lambda frame, _: _Exporter(table_of(frame)),
+    "table of another library": lambda frame, _: _Table(table_of(frame)),
     "pyarrow scanner": _scanner,
     "polars LazyFrame": _polars,
     "polars scan_parquet": _scanned,
@@ -189,7 +197,7 @@ def test_streams_are_read_in_pieces_with_only_the_wanted_columns(kind: str, tmp_
     pieces = [pa.table(piece) for piece in source.partitions(["x3", "y"])]
     assert all(piece.column_names == ["x3", "y"] for piece in pieces)
     np.testing.assert_array_equal(np.concatenate([piece["y"].to_numpy() for piece in pieces]), frame["y"])
-    if kind not in ("__arrow_c_stream__", "DuckDB relation"):  # these pass the batches of the table on
+    if kind not in ("__arrow_c_stream__", "table of another library", "DuckDB relation"):  # which pass batches on
         assert max(piece.nbytes for piece in pieces) <= 2 * most_bytes
 
 
@@ -411,6 +419,64 @@ def test_not_a_number_is_not_skipped(tmp_path: Path) -> None:
     found = dboost.fit(tmp_path / "rows.parquet", "y", features=["z"], filter=predicate, **OPTIONS)
     assert found.sources[0]["rows"] == 100
     assert found.sha256 == dboost.fit(table, "y", features=["z"], filter=predicate, **OPTIONS).sha256
+
+
+@pytest.mark.parametrize("language", ["arrow", "polars"])
+@pytest.mark.parametrize("limit", [None, "1MiB"])
+@pytest.mark.parametrize("kind", ["Parquet folder", "pyarrow dataset", "Delta", "Delta, partitions"])
+def test_filters_may_name_columns_that_files_lack(kind: str, limit: str | None, language: str, tmp_path: Path) -> None:
+    frame = frame_of().assign(day=np.arange(N_ROWS) // 1000)
+    path = tmp_path / "a"
+    if kind == "Parquet folder":
+        for day, rows in frame.groupby("day"):
+            (path / f"day={day}").mkdir(parents=True)
+            rows.drop(columns="day").to_parquet(path / f"day={day}" / "part.parquet", index=False)
+    elif kind == "pyarrow dataset":
+        path.mkdir()
+        for day, rows in frame.groupby("day"):
+            rows = rows.drop(columns="day") if day == 0 else rows
+            rows.to_parquet(path / f"{day}.parquet", index=False)
+    else:
+        deltalake = pytest.importorskip("deltalake")
+        for day, rows in frame.groupby("day"):
+            by = ["day"] if kind == "Delta, partitions" else None
+            rows = rows.drop(columns="day") if day == 0 and not by else rows
+            merge = {"schema_mode": "merge"} if day and not by else {}
+            deltalake.write_deltalake(path, pa.Table.from_pandas(rows), mode="append", partition_by=by, **merge)
+    data = ds.dataset(path, schema=pa.Table.from_pandas(frame).schema) if kind == "pyarrow dataset" else path
+    predicate = {"arrow": pc.field("day") >= 2, "polars": pl.col("day") >= 2}[language]
+    names = ["x0", "x4"]
+    expected = dboost.fit(frame[frame["day"] >= 2], "y", features=names, **OPTIONS)
+    assert dboost.fit(data, "y", features=names, filter=predicate, memory_limit=limit, **OPTIONS).sha256 == expected.sha256
+    kept = expected.predict(data, filter=predicate).compute()
+    np.testing.assert_array_equal(kept, expected.predict(frame[frame["day"] >= 2]))
+
+
+@pytest.mark.parametrize("limit", [None, "1MiB"])
+@pytest.mark.parametrize("kind", ["pyarrow dataset", "pyarrow dataset of Arrow files", "in folders", "in memory"])
+def test_filters_of_a_dataset_itself(kind: str, limit: str | None, tmp_path: Path) -> None:
+    frame = frame_of().assign(day=np.arange(N_ROWS) // 1000)
+    if kind == "in memory":
+        data = ds.dataset(table_of(frame))
+    elif kind == "in folders":
+        folders = ds.partitioning(pa.schema([("day", pa.int64())]), flavor="hive")
+        ds.write_dataset(table_of(frame), tmp_path / "a", format="parquet", partitioning=folders)
+        data = ds.dataset(tmp_path / "a", partitioning=folders)
+    else:
+        data = SOURCES[kind](frame, tmp_path / "a")
+    data = data.filter(pc.field("day") >= 1).filter(pc.field("count") < 60)
+    kept = frame[(frame["day"] >= 1) & (frame["count"] < 60)]
+    options = {"features": ["x0", "day"], **OPTIONS}
+    expected = dboost.fit(kept, "y", eval_set=kept, **options)
+    found = dboost.fit(data, "y", eval_set=data, memory_limit=limit, **options)
+    assert found.sha256 == expected.sha256
+    assert found.history.filter(like="eval").equals(expected.history.filter(like="eval"))
+    predictions = expected.predict(data)
+    predictions = predictions.compute() if hasattr(predictions, "compute") else predictions
+    np.testing.assert_array_equal(np.asarray(predictions), expected.predict(kept))
+    kept = kept[kept["town"] != "Ulm"].dropna(subset="town")
+    found = dboost.fit(data, "y", filter=pc.field("town") != "Ulm", memory_limit=limit, **options)
+    assert found.sha256 == dboost.fit(kept, "y", **options).sha256
 
 
 def test_columns_in_the_names_of_folders_are_filtered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

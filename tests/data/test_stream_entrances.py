@@ -109,6 +109,7 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FEATURES = {"features": ["a", "b", "c"]}
 LIMIT = {"memory_limit": "1MiB"}
+REFIT: dict[str, Any] = {"validation_fraction": 0.2, "early_stopping_rounds": 2, "refit": True}
 
 
 def _read(found: Any) -> Any:
@@ -126,6 +127,7 @@ FUNCTIONS: dict[str, Call] = {
     "fit, memory_limit": lambda X: dboost.fit(X, "y", **FEATURES, **LIMIT, **OPTIONS),
     "fit, values": lambda X: dboost.fit(X, Y, **FEATURES, **LIMIT, **OPTIONS),
     "fit, eval_set": lambda X: dboost.fit(FRAME[:2000], "y", eval_set=X, **FEATURES, **LIMIT, **OPTIONS),
+    "fit, refit": lambda X: dboost.fit(X, "y", **REFIT, **FEATURES, **LIMIT, **OPTIONS),
     "prepare": lambda X: dboost.prepare(X, "y", **FEATURES).close(),
     "cv": lambda X: dboost.cv(X, "y", folds=2, **FEATURES, **LIMIT, **OPTIONS),
     "cv, columns": lambda X: dboost.cv(X, "y", groups="k", sample_weight="w", folds=2, **FEATURES, **LIMIT, **OPTIONS),
@@ -135,6 +137,7 @@ FUNCTIONS: dict[str, Call] = {
 }
 ON_CLUSTER: dict[str, Call] = {
     "fit": lambda X, client: dboost.fit(X, "y", client=client, **FEATURES, **OPTIONS),
+    "fit, refit": lambda X, client: dboost.fit(X, "y", client=client, **REFIT, **FEATURES, **OPTIONS),
     "fit, eval_set": lambda X, client: dboost.fit(FRAME[:2000], "y", eval_set=X, client=client, **FEATURES, **OPTIONS),
     "prepare": lambda X, client: dboost.prepare(X, "y", client=client, **FEATURES).close(),
     "cv": lambda X, client: dboost.cv(X, "y", folds=2, client=client, **FEATURES, **OPTIONS),
@@ -253,8 +256,21 @@ def test_a_stream_that_is_read_twice_gives_what_a_table_gives(model: dboost.Boos
     np.testing.assert_array_equal(estimator.predict_proba(Watched().reader), estimator.predict_proba(FRAME))
     with pytest.raises(dboost.InputTypeError, match="sample_weight must be the name of a column when the rows are a Dask"):
         model.partial_dependence(Watched(), "a", sample_weight=Y)
+    with pytest.raises(dboost.InputTypeError, match="data come first and features second"):
+        model.partial_dependence("a", Watched().reader)
     with pytest.raises(dboost.DataError, match="inspect: the data have no column 'z'"):
         model.partial_dependence(Watched(), "a", sample_weight="z")
+
+
+@pytest.mark.parametrize("roles", [{}, {"sample_weight": "w", "offset": "c", "filter": pc.field("a") > 0}])
+def test_a_second_fit_on_all_rows_of_a_stream(roles: dict[str, Any]) -> None:
+    for target, features in (("y", ["a", "b"]), (["y", "b"], None)):
+        given = {**REFIT, **roles, **OPTIONS, "features": features}
+        if isinstance(target, list):
+            given.pop("offset", None)
+        assert dboost.fit(Watched(), target, **given) == dboost.fit(FRAME, target, **given)
+    with pytest.raises(dboost.DataError, match=r"^the data have no column 'no', which was given as target"):
+        dboost.fit(Watched(), "no", **REFIT, **OPTIONS)
 
 
 @pytest.mark.parametrize("small_bytes", [0, 2**40])
