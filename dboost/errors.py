@@ -138,7 +138,15 @@ _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 def is_full(error: BaseException | None) -> bool:
     """Return whether an error or its cause means that there is no room for a file."""
-    return error is not None and ((isinstance(error, OSError) and error.errno in _FULL) or is_full(error.__cause__))
+    return error is not None and (_says_full(error) or is_full(error.__cause__))
+
+
+def _says_full(error: BaseException) -> bool:
+    """Return the same of an error alone. Libraries in Rust, such as deltalake, have the number of the system in the text."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _FULL
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return getattr(error, "sqlite_errorname", "") == "SQLITE_FULL" or (number is not None and int(number[1]) in _FULL)
 
 
 def is_passing(error: BaseException | None) -> bool:
@@ -168,7 +176,7 @@ def reason(error: BaseException) -> str:
     if known is None and is_out_of_descriptors(error):
         known = f"the process has too many open files and connections: {_MORE_DESCRIPTORS}"
     why = known or shown(" ".join(str(text).split())) or type(error).__name__
-    return f"{why}: {MORE_ROOM}" if isinstance(error, OSError) and error.errno in _FULL else why
+    return f"{why}: {MORE_ROOM}" if _says_full(error) else why
 
 
 #: What to do when there is no room for a file.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import signal
 import sys
 import threading
@@ -49,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv : sequence of str, optional
         The arguments after the program's name. Default: those of the process.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the program that starts the command, such as `dboost … 2>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     arguments = parse(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the terminal cannot show are escaped, as on stderr
         sys.stdout.reconfigure(errors="backslashreplace")

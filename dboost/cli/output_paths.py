@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -179,6 +180,28 @@ def whole_folder(path: str) -> Iterator[Callable[[str], Any]]:
                 _remove(files, f"{draft}/{file}")
             with suppress(OSError, NotImplementedError):  # it has been renamed, or the store has no folders
                 files.rmdir(draft)
+
+
+@contextmanager
+def new_local_folder(path: str, entry: str) -> Iterator[str]:
+    """Yield the place of a folder that becomes `path` at the end of the block if `path` has no such entry; otherwise `path`.
+
+    An exception removes it. In object stores, which cannot rename folders, it is `path`.
+    """
+    files, name, draft = _draft(path)
+    if not isinstance(files, LocalFileSystem) or files.exists(f"{name.rstrip('/')}/{entry}"):
+        yield path
+        return
+    try:
+        yield draft
+        try:
+            os.rename(draft, name)
+        except OSError as error:
+            if not files.exists(f"{name.rstrip('/')}/{entry}"):
+                raise
+            raise StorageError(f"another run has made {shown(path)} meanwhile: try again") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _move(files: Any, source: str, target: str) -> None:

@@ -10,6 +10,7 @@ Delta table, as one version.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ from dboost.data.labels import Names
 from dboost.data.paths import load_table, open_path
 from dboost.data.row_filter import RowFilter
 from dboost.distributed.client import cluster_at
-from dboost.errors import DataError, MissingExtraError, ParameterError, shown
+from dboost.errors import MORE_ROOM, DataError, MissingExtraError, ParameterError, is_full, shown
 
 if TYPE_CHECKING:
     from dboost.booster import Booster
@@ -177,9 +178,19 @@ def _check_delta(output: str, data: str) -> None:
 
 
 def _append(tables: Iterator[pa.Table], path: str) -> int:
-    """Append all rows to a Delta table as one version: if this fails, the table stays as it was."""
+    """Append all rows to a Delta table as one version: if this fails, the table stays as it was.
+
+    A new table of this machine is made beside its place, and renamed when it is complete: files of a killed run in the place
+    could not be told from other Parquet files, so the next run would refuse it.
+    """
     from deltalake import write_deltalake
 
+    with output_paths.new_local_folder(path, DELTA_LOG) as place:
+        return _written(write_deltalake, tables, path, place)
+
+
+def _written(write: Callable[..., None], tables: Iterator[pa.Table], path: str, place: str) -> int:
+    """Append rows to the Delta table at `place`; path : of messages."""
     first = next(tables)
     rows, failed = 0, []
 
@@ -194,11 +205,14 @@ def _append(tables: Iterator[pa.Table], path: str) -> int:
             raise
 
     try:
-        write_deltalake(path, pa.RecordBatchReader.from_batches(first.schema, batches()), mode="append")
+        write(place, pa.RecordBatchReader.from_batches(first.schema, batches()), mode="append")
     except Exception as error:
         if failed:
             raise failed[0] from None
-        raise DataError(f"cannot append to the Delta table {shown(path)}: {shown(str(error).splitlines()[0])}") from error
+        text = re.sub("\x1b\\[[0-9;]*m", "", str(error)).replace("↳", ":")  # of a terminal
+        text = re.sub(r"\s+:", ":", " ".join(text.split())) or type(error).__name__
+        text += f": {MORE_ROOM}" if is_full(error) else ""
+        raise DataError(f"cannot append to the Delta table {shown(path)}: {shown(text)}") from error
     return rows
 
 

@@ -31,7 +31,7 @@ from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_columns, fold_keywords
 from dboost.cross_validation import DataOptions, FoldedRows, FoldOptions, FoldSettings, cross_validate, folded, target_of
 from dboost.display import number
 from dboost.distributed.client import cluster_at
-from dboost.errors import DataError, ParameterError
+from dboost.errors import MORE_ROOM, DataError, ParameterError, is_full
 from dboost.integrations.optuna import PruningCallback, optuna
 from dboost.params import available_threads, canonical
 from dboost.peer_names import SHOWN_ALIASES, with_our_names
@@ -227,11 +227,15 @@ def _opened(path: str, same: dict[str, str], pruner: Any, is_maximized: bool) ->
     """Create a study, or open that of an earlier command; a ParameterError if the file is none, or has other settings."""
     direction = "maximize" if is_maximized else "minimize"
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    is_new = not Path(path).exists()
     try:
         options = {"study_name": "dboost", "load_if_exists": True, "direction": direction, "pruner": pruner}
         study = optuna.create_study(storage=f"sqlite:///{path}", **options)
     except Exception as error:
         text = (str(error).splitlines() or [type(error).__name__])[0]
+        text += f": {MORE_ROOM}" if is_full(error) else ""
+        if is_new:
+            Path(path).unlink(missing_ok=True)
         raise ParameterError(f"--output {path} cannot be opened as a study: {text}") from error
     stored = study.user_attrs.get(SETTINGS, {})
     differing = [name for name in {**stored, **same} if stored.get(name) != same.get(name)]

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -379,6 +380,19 @@ def test_quiet_says_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert shown.out == ""
     assert "iteration" not in shown.err
     assert (here / "model.json").exists()
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "1>&- 2>&-"])
+def test_streams_that_are_closed(here: Path, closed: str) -> None:
+    program = f"{shlex.quote(sys.executable)} -m dboost train rows.parquet --target"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def status(arguments: str) -> int:
+        return subprocess.run(f"{program} {arguments} {closed}", shell=True, env=environment).returncode
+
+    assert status("nothing --output no.json") == 2
+    assert status("price --set max_iter=2 --output m.json") == 0
+    assert dboost.load("m.json").n_iter_ == 2
 
 
 def test_evaluation_rows_stop_the_training(here: Path, table: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:

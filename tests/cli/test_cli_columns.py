@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
+import sys
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,10 @@ import pyarrow.parquet
 import pytest
 
 import dboost
-from dboost.cli import main
+from dboost.cli import main, predict_command
 from dboost.cli.row_filters import filter_of
 from dboost.data.row_filter import RowFilter
+from tests.helpers.clusters import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +153,47 @@ def test_rows_without_a_target_are_left_out_if_asked(
     for command in (["cv"], ["tune", "--trials", "1", "--output", "study.db", "--set", "learning_rate=0.1..0.2"]):
         assert not main([command[0], *skipping, *command[1:], "--folds", "2"])
         assert "4 rows without a target were left out" in capsys.readouterr().out
+
+
+_KILLED = """
+import os, sys
+from dboost.cli import main, predict_command
+
+def killed(write, tables, path, place):
+    next(tables)
+    os.makedirs(place)
+    open(os.path.join(place, "part-0.parquet"), "wb").write(b"PAR1")
+    os._exit(9)
+
+predict_command._written = killed
+main(sys.argv[1:])
+"""
+
+
+def test_a_killed_run_does_not_keep_a_delta_table_from_being_made(
+    table: str, frame: pd.DataFrame, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    monkeypatch.chdir(tmp_path)
+    dboost.fit(frame[["a", "b", "y"]], "y", max_iter=3, progress=False).save("model.json")
+    predict = ["predict", "model.json", table, "--output", "scores", "--delta"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", _KILLED, *predict], env=environment).returncode == 9
+    assert not Path("scores").exists()
+    assert main(predict) == 0
+    assert deltalake.DeltaTable("scores").to_pyarrow_table().num_rows == len(frame)
+    write = predict_command._written
+
+    def second(*arguments: Any) -> int:
+        assert main([*predict[:4], "race", "--delta"]) == 0  # another run makes the table meanwhile
+        return write(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(predict_command, "_written", lambda *given: (patched.undo(), second(*given))[1])
+        assert main([*predict[:4], "race", "--delta"]) == 1
+    assert "another run has made race meanwhile: try again" in capsys.readouterr().err
+    assert deltalake.DeltaTable("race").to_pyarrow_table().num_rows == len(frame)
+    assert {path.name for path in Path().glob(".race*")} == set()
 
 
 def test_predictions_are_appended_to_a_delta_table(
