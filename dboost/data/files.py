@@ -176,7 +176,7 @@ class DataFiles:
         return {name: file.size or 0 for name, file in self.files.items()}
 
 
-class _FollowingLinks(LocalFileSystem):  # type: ignore[misc]
+class _FollowingLinks(LocalFileSystem):
     """The local file system, where a link to a folder is a folder: fsspec would leave out the files in it."""
 
     def ls(self, path: str, detail: bool = False, **options: Any) -> list[Any]:

@@ -368,7 +368,14 @@ class ReadTasks:
                 return absent
         if is_out_of_descriptors(error):
             return out_of_descriptors("the worker", f"read partition {i}")
-        return DBoostError(f"partition {i} could not be read: {type(error).__name__}: {error}")
+        if isinstance(error, RuntimeError) and isinstance(error.__cause__, ImportError):  # Dask could not load its graph
+            error = error.__cause__
+        if isinstance(error, ModuleNotFoundError):
+            return DBoostError(
+                f"partition {i} could not be read: the cluster cannot import {error.name or error}: install it on the workers "
+                "and the scheduler, send its file with client.upload_file, or define its functions in the script itself"
+            )
+        return DBoostError(f"partition {i} could not be read: {type(error).__name__}: {' '.join(str(error).split())}")
 
     def _check_columns_of(self, connection: Connection, i: int) -> DataError | None:
         """Read all columns of a partition; return the error if they do not match the plan."""

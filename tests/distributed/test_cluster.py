@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -240,6 +241,32 @@ def test_a_partition_that_cannot_be_read_is_named(client: Client) -> None:
     )
     with pytest.raises(dboost.DataError, match="'a' holds numbers in partition 0, but text or categories in partition 1"):
         on_cluster(client, mixed, "y")
+
+
+class _OfAModule:
+    """An object of a module that only this process has."""
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, ("only_here",)
+
+    def __dask_tokenize__(self) -> str:
+        return "of a module"
+
+
+def test_a_module_that_the_cluster_lacks_is_named(client: Client) -> None:
+    def loaded(frame: pd.DataFrame, _: Any) -> pd.DataFrame:
+        return frame
+
+    def imports(frame: pd.DataFrame) -> pd.DataFrame:
+        if len(frame):
+            importlib.import_module("only_here")
+        return frame
+
+    lazy = dd.from_pandas(FRAME[["a", "y"]], npartitions=2)
+    for change in ((loaded, _OfAModule()), (imports,)):
+        parts = lazy.map_partitions(*change, meta=lazy._meta)
+        with pytest.raises(dboost.DBoostError, match=r"^partition \d could not be read: the cluster cannot import only_here: "):
+            on_cluster(client, parts, "y")
 
 
 @pytest.mark.parametrize("features", [None, ["a"]])
