@@ -15,9 +15,9 @@ Numbers are neither sorted nor sent. The bits of a float64 can be mapped to an u
 the weights of the numbers that share the bytes found so far by their next byte: 256 integers per group, which merge by
 addition. The ninth pass finds the next larger numbers, for groups where a share is met exactly.
 
-In a fit, the quantiles of one tree are near those of the tree before. So the numbers are first counted in a thousand buckets of
-equal width around these (`Window`), and the few numbers in the buckets of the quantiles are collected: two passes. If the
-quantiles are not there, or if too many numbers are equal or nearly so, the bytes decide.
+In a fit, the quantiles of one tree are near those of the tree before. So the numbers are first counted in buckets of equal
+width around these (`Window`), and the few numbers in the buckets of the quantiles are collected: two passes. If the quantiles
+are not there, or if too many numbers are equal or nearly so, the bytes decide.
 
 Weights are added as integers, in a unit that leaves at least 61 - log2(rows) bits for the largest of them.
 
@@ -44,7 +44,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dboost.kernels.quantile_keys import FIRST_SHIFT, N_BUCKETS
+from dboost.kernels.quantile_keys import FIRST_SHIFT, Buckets, find_buckets, select_keys
 
 #: Fine units per coarse unit.
 FINE = 2.0**26
@@ -156,11 +156,13 @@ def merged_float(totals: Iterable[int | None]) -> float:
 
 
 #: At most this many numbers are collected.
-FEW = 16_384
+FEW = 32_768
+#: 250 buckets do for so many numbers.
+_ROWS_OF_FEW_BUCKETS = 2**21
 #: Windows that are tried, each a part of the one before.
 _MOST_WINDOWS = 3
 
-_SIGN = np.uint64(1 << 63)
+_SIGN, _LARGEST = np.uint64(1 << 63), ~np.uint64(0)
 
 
 def exact_level(level: float) -> Fraction:
@@ -176,18 +178,23 @@ def rank_unit(max_weight: float, n_rows: int) -> float:
 class Window(NamedTuple):
     """Where quantiles are expected, and the passes that count numbers in buckets of equal width. Results do not depend on it.
 
-    low, high : the bounds, of all groups or of each (float64[n_groups]). weights : callable, given the lower bounds of the
-    first buckets and 1 / width (float64[n_groups]), returns the weights by bucket, int64[n_groups, N_BUCKETS]; numbers outside
-    are in the first and the last one. collect : callable, given these and the first
-    and the last of some buckets of each group (int64[n_groups, 2]), returns their numbers: uint64[n, 3], group, key and weight;
-    or None if there are more than `FEW`. n_rows : about how many numbers there are.
+    low, high : the bounds, of all groups or of each (float64[n_groups]). weights : callable, given buckets, returns the weights
+    by bucket, int64[n_groups, buckets.n]; numbers outside are in the first and the last one. collect : callable, given these
+    and the first and the last of some buckets of each group (int64[n_groups, 2]), returns their numbers: uint64[n, 3], group,
+    key and weight; or None if there are more than `FEW`. n_rows : about how many numbers there are.
     """
 
     low: float | np.ndarray
     high: float | np.ndarray
-    weights: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    collect: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray | None]
+    weights: Callable[[Buckets], np.ndarray]
+    collect: Callable[[Buckets, np.ndarray], np.ndarray | None]
     n_rows: int
+
+    @property
+    def n_buckets(self) -> int:
+        """Number of buckets of a group: so few that the counts of a tree's leaves fit in the first cache of a processor, unless
+        they would hold too many numbers. (Powers of two would make the first buckets of all leaves compete for a few lines.)"""
+        return 1000 if self.n_rows > _ROWS_OF_FEW_BUCKETS else 250
 
 
 def concatenated(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
@@ -248,23 +255,21 @@ def find_quantiles(
 
 def _ranks(level: Fraction | Ranks, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the weight that the numbers up to each group's quantile must have (int64), and whether it is the exact share."""
-    if not isinstance(level, Fraction):
-        return level(weights)
-    parts, whole = level.numerator, level.denominator  # integers: many fractions would take longer than a pass
-    if int(weights.max(initial=0)) * parts < 2**63 > whole:
-        needed, rest = np.divmod(weights * parts, whole)
-        return needed + (rest > 0), rest == 0
-    shares = [divmod(parts * weight, whole) for weight in weights.tolist()]
-    return np.array([n + (rest > 0) for n, rest in shares], np.int64), np.array([rest == 0 for _, rest in shares])
+    return (ranks_of([level], len(weights)) if isinstance(level, Fraction) else level)(weights)
 
 
 def ranks_of(levels: Sequence[Fraction], n_groups: int) -> Ranks:
     """Return the ranks of n_groups groups with the first level, then of as many with the second one, and so on."""
 
     def ranks(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        of_levels = zip(levels, weights.reshape(-1, n_groups), strict=True)
-        needed, met = zip(*(_ranks(level, of_level) for level, of_level in of_levels), strict=True)
-        return np.concatenate(needed), np.concatenate(met)
+        largest = int(weights.max(initial=0))
+        if all(largest * level.numerator < 2**63 > level.denominator for level in levels):  # fractions would be slow
+            parts, whole = (np.array([getattr(level, of) for level in levels]) for of in ("numerator", "denominator"))
+            needed, rest = np.divmod(weights.reshape(-1, n_groups) * parts[:, None], whole[:, None])
+            return (needed + (rest > 0)).ravel(), (rest == 0).ravel()
+        of_levels = zip(levels, weights.reshape(-1, n_groups).tolist(), strict=True)
+        shares = [divmod(level.numerator * weight, level.denominator) for level, of_level in of_levels for weight in of_level]
+        return np.array([n + (rest > 0) for n, rest in shares], np.int64), np.array([rest == 0 for _, rest in shares])
 
     return ranks
 
@@ -281,43 +286,39 @@ def _in_window(
     If a bucket holds too many numbers, it becomes (with its neighbors) the next window of its group; unless all of them are 0,
     as residuals are where predictions are exact.
     """
-    groups = np.arange(n_groups)
+    groups, n_buckets, located = np.arange(n_groups), window.n_buckets, np.empty((n_groups, 5), np.int64)
     low = np.full(n_groups, window.low)
-    scale = N_BUCKETS / np.maximum(np.full(n_groups, window.high) - low, 1e-300)
+    scale = n_buckets / np.maximum(np.full(n_groups, window.high) - low, 1e-300)
     zeros: np.ndarray | None = None  # weight of each group's zeros
     for _ in range(_MOST_WINDOWS):
         if not (np.isfinite(low).all() and np.isfinite(scale).all()):
             return None
-        weights = window.weights(low, scale)
-        reached = weights.cumsum(axis=1)
-        need, met = _ranks(level, reached[:, -1])
-        bucket = (reached >= need[:, None]).argmax(axis=1)
-        below, upto = np.where(bucket > 0, reached[groups, bucket - 1], 0), reached[groups, bucket]
-        # If the share is met exactly at the end of a bucket, the next larger number is in the next one that is not empty.
-        ends, following = met & (upto == need), bucket
-        if ends.any():
-            following = np.where(ends, (reached <= need[:, None]).sum(axis=1), bucket)
-            following = np.where(following < N_BUCKETS - 1, following, bucket)
-        here = reached[groups, following] - below
-        most, is_zero = FEW * max(float(reached[:, -1].sum()), 1.0) / window.n_rows, np.zeros(n_groups, bool)
+        buckets = Buckets(low, scale, n_buckets)
+        weights = window.weights(buckets)
+        of_groups = weights.sum(axis=1)
+        need, met = _ranks(level, of_groups)
+        find_buckets(weights, need, met, located)
+        bucket, _, below, upto, reached = located.T
+        ends, here = met & (upto == need), reached - below
+        most, is_zero = FEW * max(float(of_groups.sum()), 1.0) / window.n_rows, np.zeros(n_groups, bool)
         if float(here.sum()) > most:
             own = weights[groups, bucket]
-            beside = weights[groups, bucket - 1] + weights[groups, np.minimum(bucket + 1, N_BUCKETS - 1)]
-            holds_zero = bucket == np.clip(-low * scale, 0, N_BUCKETS - 1).astype(np.int64)
+            beside = weights[groups, bucket - 1] + weights[groups, np.minimum(bucket + 1, n_buckets - 1)]
+            holds_zero = bucket == np.clip(-low * scale, 0, n_buckets - 1).astype(np.int64)
             is_zero = holds_zero & ~ends & (own > 4 * beside)
             if is_zero.any():
                 if zeros is None:
                     zeros = count(np.full(n_groups, _SIGN >> np.uint64(8)), np.uint64(0))[:, 0]
                 is_zero &= own == zeros
         if float(here[~is_zero].sum()) <= most:
-            wanted = np.where(is_zero[:, None], (N_BUCKETS, -1), np.column_stack([bucket, following]))
-            collected = window.collect(low, scale, wanted)
+            wanted = np.where(is_zero[:, None], (n_buckets, -1), located[:, :2])
+            collected = window.collect(buckets, wanted)
             if collected is None:
                 return None
             return np.where(is_zero, 0.0, _among(collected, below, np.where(is_zero, 0, need), met, above))
-        if ((need > 0) & ~is_zero & ((bucket == 0) | (bucket == N_BUCKETS - 1))).any():
+        if ((need > 0) & ~is_zero & ((bucket == 0) | (bucket == n_buckets - 1))).any():
             return None
-        low, scale = np.where(is_zero, (low, scale), (low + (bucket - 1) / scale, scale * (N_BUCKETS / 3)))
+        low, scale = np.where(is_zero, (low, scale), (low + (bucket - 1) / scale, scale * (n_buckets / 3)))
     return None
 
 
@@ -337,23 +338,18 @@ def _among(
     above : callable
         As in `find_quantiles`.
     """
-    group, key, weight = collected[np.lexsort((collected[:, 1], collected[:, 0]))].T
-    if not len(group):
-        return np.zeros(len(need))
-    running = weight.astype(np.int64).cumsum()
-    # The number at which the weight of a group and of all groups before it reaches the share. Groups without numbers need none.
-    begin = group.searchsorted(np.arange(len(need) + 1, dtype=np.uint64))
-    wanted = np.append(0, running)[begin[:-1]] + need - below
-    at = np.minimum(running.searchsorted(wanted), len(key) - 1)
-    keys, next_key = key[at], np.append(key, np.uint64(0))[at + 1]
-    is_last = at + 1 >= begin[1:]
+    n_groups = len(need)
+    found = np.zeros((n_groups, 2), np.uint64)
+    begin, arranged = np.zeros(n_groups + 1, np.int64), np.empty((2, len(collected)), np.uint64)
+    select_keys(collected, np.where(need > 0, need - below, 0), begin, arranged, found)
+    keys, next_keys = found.T
     # Where the share is met exactly, the quantile is the mean of this number and the next one of the group.
-    exact = met & (need > 0) & (running[at] == wanted) & (is_last | (next_key != keys))
-    if (exact & is_last).any():
-        next_key = np.where(is_last, above(keys), next_key)
-    found = from_keys(keys)
-    found[exact] = (found[exact] + from_keys(next_key)[exact]) / 2.0
-    return np.where(need > 0, found, 0.0)
+    exact = met & (need > 0) & (next_keys != keys)
+    if (exact & (next_keys == _LARGEST)).any():
+        next_keys = np.where(next_keys == _LARGEST, above(keys), next_keys)
+    numbers = from_keys(keys)
+    numbers[exact] = (numbers[exact] + from_keys(next_keys)[exact]) / 2.0
+    return np.where(need > 0, numbers, 0.0)
 
 
 def find_size(

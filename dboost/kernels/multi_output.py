@@ -9,12 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from dboost.kernels import internal, kernel
-from dboost.kernels.rows import ROUNDER64
+from dboost.kernels.rows import ROUNDER64, sum_integers
 
 I = np.int64  # noqa: E741
 
-#: Rows are processed in blocks of this many, and so many outputs together.
-BLOCK, TOGETHER = 1024, 8
+#: Rows are processed in blocks of this many.
+BLOCK = 1024
+#: So many outputs are added up together.
+TOGETHER = 4
 
 
 @kernel
@@ -96,65 +98,89 @@ def project_gradients(rows, direction, of_classes, first_row, last_row, scratch,
 
 
 @kernel
-def sum_products(gradient, along, weight, repeat_count, first, last, units, bounds, sums):
+def sum_products(gradient, along, weight, repeat_count, first, last, limits, scratch, sums):
     """Add up the products of each output's gradient and the gradient along a direction, Σ_i g_ik s_i / w_i, over rows
     first…last-1.
 
     gradient : float32[n_outputs, n]; along : float32[n]; weight : float64[n] that gradients are multiplied by, empty for 1;
-    repeat_count : uint8[n], how often a row counts, empty for once; units, bounds : float64[n_outputs], products are multiplied
-    by a unit, clipped to ± a bound, and rounded; sums : float64[n_outputs], integers, added to.
+    repeat_count : uint8[n], how often a row counts, empty for once; limits : float64[2, n_outputs], products are multiplied by
+    a unit, clipped to ± a bound, and rounded; scratch : float64[BLOCK]; sums : float64[n_outputs], integers, added to.
     """
-    for k in range(gradient.shape[0]):
-        g, unit, largest = gradient[k], units[k], bounds[k]
-        total = 0.0
-        for i in range(first, last):
-            product = np.float64(g[i]) * np.float64(along[i]) * unit
-            if weight.size > 0 and repeat_count.size == 0:
-                product /= weight[i]
-            product = product if product < largest else largest
-            product = product if product > -largest else -largest
-            whole = (product + ROUNDER64) - ROUNDER64
+    is_divided = weight.size > 0 and repeat_count.size == 0
+    for begin in range(first, last, BLOCK):
+        end = begin + BLOCK if begin + BLOCK < last else last
+        n, s = end - begin, along[begin:end]
+        for k in range(gradient.shape[0]):
+            g, unit, largest = gradient[k, begin:end], limits[0, k], limits[1, k]
+            for i in range(n):
+                scratch[i] = np.float64(g[i]) * np.float64(s[i]) * unit
+            if is_divided:
+                for i in range(n):
+                    scratch[i] /= weight[begin + i]
+            for i in range(n):
+                product = scratch[i]
+                product = product if product < largest else largest
+                product = product if product > -largest else -largest
+                scratch[i] = (product + ROUNDER64) - ROUNDER64
             if repeat_count.size > 0:
-                whole *= repeat_count[i]
-            total += whole
-        sums[k] += total
+                for i in range(n):
+                    scratch[i] *= repeat_count[begin + i]
+            sums[k] += sum_integers(scratch, n)
 
 
 @kernel
-def sum_outputs(leaf, gradient, hessian, repeat_count, rows, first, last, units, sums, counts):
+def sum_outputs(leaf, gradient, hessian, repeat_count, rows, first, last, units, scratch, totals):
     """Add up gradients and Hessians of all outputs by leaf, over rows first…last-1, or rows[first], …, rows[last-1].
 
     leaf : uint8 or int32[n]; gradient : float32[n_outputs, n]; hessian : the same, or float32[n_outputs, 0] for 1;
     repeat_count : as of `sum_products`; units : float64[2, n_outputs], the powers of two by which gradients and Hessians are
-    multiplied before they are rounded; sums : float64[2, n_leaves, n_outputs], integers, added to: those of Hessians only if
-    they are given; counts : int64[n_leaves], the numbers of rows, added to.
+    multiplied before they are rounded; scratch : float64[TOGETHER, BLOCK]; totals : (float64[2, n_parts, n_leaves, TOGETHER],
+    int64[n_leaves]), added to: sums of integers, those of Hessians only if they are given, each part those of the next
+    `TOGETHER` outputs; and the numbers of rows.
 
-    Sums of several outputs in one leaf do not wait for each other; gradients of many outputs would be read from too many places
-    at once.
+    Sums of several outputs in one leaf do not wait for each other, and blocks of gradients are rounded in loops that vectorise.
     """
-    n_outputs = gradient.shape[0]
+    sums, counts = totals
     for begin in range(first, last, BLOCK):
         end = begin + BLOCK if begin + BLOCK < last else last
         for at in range(begin, end):
             i = rows[at] if rows.size > 0 else I(at)
             counts[leaf[i]] += I(repeat_count[i]) if repeat_count.size > 0 else I(1)
-        for low in range(0, n_outputs, TOGETHER):
-            high = low + TOGETHER if low + TOGETHER < n_outputs else n_outputs
-            _sum_together(leaf, gradient, repeat_count, rows, begin, end, low, high, units[0], sums[0])
-            if hessian.shape[1] > 0:
-                _sum_together(leaf, hessian, repeat_count, rows, begin, end, low, high, units[1], sums[1])
+        _sum_block(leaf, gradient, repeat_count, rows, begin, end, units[0], scratch, sums[0])
+        if hessian.shape[1] > 0:
+            _sum_block(leaf, hessian, repeat_count, rows, begin, end, units[1], scratch, sums[1])
 
 
 @internal
-def _sum_together(leaf, values, repeat_count, rows, begin, end, low, high, units, sums):
-    """Add up the values of outputs low…high-1 (float32[n_outputs, n]), see `sum_outputs`."""
-    for at in range(begin, end):
-        i = rows[at] if rows.size > 0 else I(at)
-        of_leaf = sums[leaf[i]]
-        if repeat_count.size > 0:
-            n = repeat_count[i]
-            for k in range(low, high):
-                of_leaf[k] += n * ((np.float64(values[k, i]) * units[k] + ROUNDER64) - ROUNDER64)
-        else:
-            for k in range(low, high):
-                of_leaf[k] += (np.float64(values[k, i]) * units[k] + ROUNDER64) - ROUNDER64
+def _sum_block(leaf, values, repeat_count, rows, begin, end, units, scratch, sums):
+    """Add up the values of all outputs (float32[n_outputs, n]) of a block of rows, see `sum_outputs`."""
+    a, b, c, d = scratch[0], scratch[1], scratch[2], scratch[3]
+    for part in range(len(sums)):
+        of_part = sums[part]
+        for k in range(TOGETHER):
+            output = part * TOGETHER + k
+            if output < len(values):
+                _round_block(values[output], repeat_count, rows, begin, end, units[output], scratch[k])
+            else:
+                for j in range(end - begin):
+                    scratch[k, j] = 0.0
+        for at in range(begin, end):
+            of_leaf, j = of_part[leaf[rows[at] if rows.size > 0 else I(at)]], at - begin
+            of_a, of_b, of_c, of_d = of_leaf[0] + a[j], of_leaf[1] + b[j], of_leaf[2] + c[j], of_leaf[3] + d[j]
+            of_leaf[0], of_leaf[1], of_leaf[2], of_leaf[3] = of_a, of_b, of_c, of_d
+
+
+@internal
+def _round_block(values, repeat_count, rows, begin, end, unit, found):
+    """Write the values (float32[n]) of a block of rows in units, rounded and as often as the rows count, to found :
+    float64[BLOCK]."""
+    if rows.size > 0:
+        for at in range(begin, end):
+            found[at - begin] = (np.float64(values[rows[at]]) * unit + ROUNDER64) - ROUNDER64
+    else:
+        block = values[begin:end]
+        for j in range(block.size):
+            found[j] = (np.float64(block[j]) * unit + ROUNDER64) - ROUNDER64
+    if repeat_count.size > 0:
+        for at in range(begin, end):
+            found[at - begin] *= repeat_count[rows[at] if rows.size > 0 else I(at)]

@@ -23,8 +23,6 @@ I = np.int64  # noqa: E741
 _SIGN = U(1 << 63)
 #: Rows that `count_influence` and `collect_buckets` test together.
 BLOCK, BLOCK_ROWS = 64, 1024
-#: Buckets of a window in which quantiles are expected.
-N_BUCKETS = 1024
 #: Largest number of values of a digit of an influence; number of bits below the first digit.
 N_DIGITS, FIRST_SHIFT = 2048, 20
 #: Sums of each digit that `add_influence` keeps, a power of two.
@@ -124,74 +122,119 @@ def _bucket(residual, low, scale, last):
     return np.int32(at if at < last else last)
 
 
+class Buckets(NamedTuple):
+    """Buckets of equal width, of each group."""
+
+    low: np.ndarray  # float64[n_groups], of all outputs: lower bound of the first bucket, which smaller residuals are in, too
+    scale: np.ndarray  # float64[n_groups]: 1 / width
+    n: int  # number of buckets of a group; larger residuals are in the last one
+
+
 class BlockScratch(NamedTuple):
     """Scratch of `count_buckets` and `collect_buckets`."""
 
     size: np.ndarray  # float64[BLOCK_ROWS]: residuals of a block of rows
     bucket: np.ndarray  # int32[BLOCK_ROWS]
     chosen: np.ndarray  # int64[BLOCK_ROWS + 1]: rows of the block
+    counts: np.ndarray  # int32[largest number of groups * buckets of an output]
 
 
-def new_block_scratch() -> BlockScratch:
-    return BlockScratch(np.empty(BLOCK_ROWS), np.empty(BLOCK_ROWS, np.int32), np.empty(BLOCK_ROWS + 1, np.int64))
+def new_block_scratch(n_counts: int = 0) -> BlockScratch:
+    """Return scratch for `collect_buckets`, or for `count_buckets` with so many groups * buckets of an output."""
+    size, bucket = np.empty(BLOCK_ROWS), np.empty(BLOCK_ROWS, np.int32)
+    return BlockScratch(size, bucket, np.empty(BLOCK_ROWS + 1, np.int64), np.empty(n_counts, np.int32))
 
 
 @kernel
-def count_buckets(residuals, low, scale, unit, counts, scratch):
-    """Add up the weights of residuals by group and by buckets of equal width.
+def count_buckets(residuals, buckets, unit, counts, scratch):
+    """Add up the weights of residuals by group and by bucket.
 
-    residuals : Residuals; low, scale : float64[n_groups], of all outputs: lower bound of the first bucket and 1 / width;
-    smaller residuals are in the first bucket, larger ones in the last; unit : factor of the weights; counts :
-    int64[n_groups, N_BUCKETS], added to; scratch : BlockScratch. Each row adds at least 1.
+    residuals : Residuals; buckets : Buckets; unit : factor of the weights; counts : int64[n_groups, buckets.n], added to;
+    scratch : BlockScratch. Each row adds at least 1.
 
-    Blocks of rows are processed in loops that vectorise, followed by one that adds: six times as fast as row by row.
+    Blocks of rows are processed in loops that vectorise, followed by one that adds: six times as fast as row by row. Rows
+    without weights are counted in 32 bits, one output after the other, so that the counts of all leaves fit in the first cache.
     """
-    weight, group, rows = residuals.weight, residuals.group, residuals.rows
-    last, n_outputs = np.float64(N_BUCKETS - 1), residuals.raw.shape[0]
-    size, bucket = scratch.size, scratch.bucket
-    n_groups, flat = low.size // n_outputs, counts.reshape(counts.size)
-    for k in range(n_outputs):  # one after the other, since the counts of all do not fit in the cache
+    low, scale, last, n_outputs = buckets.low, buckets.scale, np.float64(buckets.n - 1), residuals.raw.shape[0]
+    n_groups, n_buckets, flat = low.size // n_outputs, U(buckets.n), counts.reshape(counts.size)
+    is_narrow = residuals.weight.size == 0 and residuals.last - residuals.first < I(2**31)
+    for k in range(n_outputs):
         before = I(k * n_groups)
         lows, scales = low[before : before + n_groups], scale[before : before + n_groups]
-        is_uniform = _is_uniform(lows) and _is_uniform(scales)
+        of_output = flat[before * buckets.n : (before + n_groups) * buckets.n]
+        if is_narrow:
+            narrow = scratch.counts[: of_output.size]
+            for j in range(narrow.size):
+                narrow[j] = np.int32(0)
         for first in range(residuals.first, residuals.last, BLOCK_ROWS):
             n = BLOCK_ROWS if first + BLOCK_ROWS < residuals.last else residuals.last - first
-            of_block, at = size[:n], bucket[:n]
-            _residual_block(residuals, k, first, of_block)
-            if is_uniform:
-                for j in range(n):
-                    at[j] = _bucket(of_block[j], lows[0], scales[0], last)
+            at = scratch.bucket[:n]
+            _find_buckets_of(residuals, k, first, lows, scales, last, scratch.size[:n], at)
+            if is_narrow:
+                _count_narrow(residuals, first, at, n_buckets, narrow)
             else:
-                for j in range(n):
-                    g = I(group[rows[first + j] if rows.size > 0 else first + j]) if group.size > 0 else I(0)
-                    at[j] = _bucket(of_block[j], lows[g], scales[g], last)
-            if group.size > 0 and rows.size == 0 and weight.size == 0:
-                of_row = group[first : first + n]
-                for j in range(n):
-                    flat[(U(before) + U(of_row[j])) * U(N_BUCKETS) + U(at[j])] += 1
-                continue
-            for j in range(n):
-                i = rows[first + j] if rows.size > 0 else I(first + j)
-                g = before + I(group[i]) if group.size > 0 else before
-                w = I(1)
-                if weight.size > 0:
-                    w = max(I(weight[i] * unit), I(1))
-                flat[U(g) * U(N_BUCKETS) + U(at[j])] += w
+                _count_weights(residuals, first, at, n_buckets, unit, of_output)
+        if is_narrow:
+            for j in range(narrow.size):
+                of_output[j] += I(narrow[j])
+
+
+@internal
+def _find_buckets_of(residuals, k, first, lows, scales, last, size, at):
+    """Write the buckets of output k of `size` rows from position `first` on. size : as of `_residual_block`; at : int32[...],
+    receives them."""
+    group, rows = residuals.group, residuals.rows
+    _residual_block(residuals, k, first, size)
+    if _is_uniform(lows) and _is_uniform(scales):
+        for j in range(at.size):
+            at[j] = _bucket(size[j], lows[0], scales[0], last)
+    else:
+        for j in range(at.size):
+            g = I(group[rows[first + j] if rows.size > 0 else first + j]) if group.size > 0 else I(0)
+            at[j] = _bucket(size[j], lows[g], scales[g], last)
+
+
+@internal
+def _count_narrow(residuals, first, at, n_buckets, counts):
+    """Count rows from position `first` on by group and bucket. at : int32[...], the buckets; counts : int32[...], added to."""
+    group, rows = residuals.group, residuals.rows
+    if group.size > 0 and rows.size == 0:
+        of_row = group[first : first + at.size]
+        for j in range(at.size):
+            counts[U(of_row[j]) * n_buckets + U(at[j])] += np.int32(1)
+        return
+    for j in range(at.size):
+        g = group[rows[first + j] if rows.size > 0 else I(first + j)] if group.size > 0 else np.uint8(0)
+        counts[U(g) * n_buckets + U(at[j])] += np.int32(1)
+
+
+@internal
+def _count_weights(residuals, first, at, n_buckets, unit, counts):
+    """Add up weights (see `count_buckets`) of rows from position `first` on by group and bucket. counts : int64[...]."""
+    weight, group, rows = residuals.weight, residuals.group, residuals.rows
+    for j in range(at.size):
+        i = rows[first + j] if rows.size > 0 else I(first + j)
+        g = U(group[i]) if group.size > 0 else U(0)
+        w = I(1)
+        if weight.size > 0:
+            w = max(I(weight[i] * unit), I(1))
+        counts[g * n_buckets + U(at[j])] += w
 
 
 @kernel
-def collect_buckets(residuals, low, scale, wanted, lowest, highest, unit, found, scratch):
+def collect_buckets(residuals, buckets, wanted, lowest, highest, unit, found, scratch):
     """Collect the residuals of some adjacent buckets of each group; return how many there are.
 
-    low, scale : float64[n_groups], as in `count_buckets`; wanted : int64[n_groups, 2], the first and the last bucket; lowest,
-    highest : float64[n_groups], between which all residuals of these buckets are, and few others; found : uint64[capacity, 3],
-    receives group, rank key and weight of as many as fit. All else as in `count_buckets`.
+    wanted : int64[n_groups, 2], the first and the last bucket; lowest, highest : float64[n_groups], between which all residuals
+    of these buckets are, and few others; found : uint64[capacity, 3], receives group, rank key and weight of as many as fit.
+    All else as in `count_buckets`.
 
     Rows between the bounds are found without a branch, since writing the number of every row takes a third of the time of a
     test; of these, the ones in the buckets are kept.
     """
     weight, group, rows = residuals.weight, residuals.group, residuals.rows
-    capacity, last, n_kept = len(found), np.float64(N_BUCKETS - 1), I(0)
+    low, scale, last = buckets.low, buckets.scale, np.float64(buckets.n - 1)
+    capacity, n_kept = len(found), I(0)
     size, chosen, n_outputs = scratch.size, scratch.chosen, residuals.raw.shape[0]
     n_groups = low.size // n_outputs
     for first in range(residuals.first, residuals.last, BLOCK_ROWS):
@@ -228,13 +271,94 @@ def collect_buckets(residuals, low, scale, wanted, lowest, highest, unit, found,
     return n_kept
 
 
-def bucket_bounds(low: np.ndarray, scale: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def bucket_bounds(buckets: Buckets, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return `lowest` and `highest` for `collect_buckets`."""
+    low, scale, n_buckets = buckets
     lowest, highest = low + (wanted[:, 0] - 0.001) / scale, low + (wanted[:, 1] + 1.001) / scale
     error = 1e-15 * (np.abs(low) + np.abs(lowest) + np.abs(highest))
     lowest, highest = lowest - error, highest + error
-    lowest[wanted[:, 0] == 0], highest[wanted[:, 1] == N_BUCKETS - 1] = -np.inf, np.inf
+    lowest[wanted[:, 0] == 0], highest[wanted[:, 1] == n_buckets - 1] = -np.inf, np.inf
     return lowest, highest
+
+
+@kernel
+def find_buckets(counts, needed, met, found):
+    """Find the bucket of each group at which the weight of this bucket and those before it reaches `needed`.
+
+    counts : int64[n_groups, n_buckets]; needed : int64[n_groups], at most the weight of the group; met : bool[n_groups],
+    whether the next larger residual is looked for, too, if a bucket ends with exactly this weight: it is in the next bucket
+    that is not empty. found : int64[n_groups, 5], receives this bucket, the one of the next residual (the same bucket if it is
+    not looked for, or among many in the last one), the weight before the first of them, with it, and with the second.
+    """
+    last = I(counts.shape[1] - 1)
+    for g in range(needed.size):
+        of_group, need, bucket, below = counts[g], needed[g], I(0), I(0)
+        while bucket < last and below + of_group[bucket] < need:
+            below += of_group[bucket]
+            bucket += 1
+        upto = below + of_group[bucket]
+        following, reached = bucket, upto
+        if met[g] and upto == need:
+            at = bucket + 1
+            while at < last and of_group[at] == 0:
+                at += 1
+            if at < last or (at == last and 0 < I(8) * of_group[at] <= need):
+                following, reached = at, upto + of_group[at]
+        found[g, 0], found[g, 1], found[g, 2], found[g, 3], found[g, 4] = bucket, following, below, upto, reached
+
+
+@kernel
+def select_keys(collected, needed, begin, arranged, found):
+    """Select a rank key of each group: the smallest one such that the weight of the keys up to it reaches `needed`.
+
+    collected : uint64[n, 3], group, rank key and weight; needed : int64[n_groups], 0 for groups that need none, at most the
+    weight of the group; begin : int64[n_groups + 1], zeros, receives where a group begins; arranged : uint64[2, n], receives
+    keys and weights by group; found : uint64[n_groups, 2], receives the key, and the next larger one of the group if the weight
+    is exactly `needed` (the largest number if there is none), else the same key.
+
+    The range of a group's keys is halved until it is one key: the keys of adjacent numbers share their first bits, and sums of
+    a few weights vectorise.
+    """
+    n_groups, largest = needed.size, ~U(0)
+    for i in range(len(collected)):
+        begin[collected[i, 0]] += 1
+    total = I(0)
+    for g in range(n_groups + 1):  # begin of the group behind it, for now
+        total += begin[g]
+        begin[g] = total
+    for i in range(len(collected)):
+        g = collected[i, 0]
+        begin[g] -= 1
+        arranged[0, begin[g]], arranged[1, begin[g]] = collected[i, 1], collected[i, 2]
+    for g in range(n_groups):
+        need = U(needed[g])
+        keys, weights = arranged[0, begin[g] : begin[g + 1]], arranged[1, begin[g] : begin[g + 1]]
+        if needed[g] <= 0 or keys.size == 0:
+            continue
+        low, high = largest, U(0)
+        for i in range(keys.size):
+            low, high = min(low, keys[i]), max(high, keys[i])
+        while low < high:
+            middle = low + ((high - low) >> U(1))
+            if _weight_upto(keys, weights, middle) >= need:
+                high = middle
+            else:
+                low = middle + U(1)
+        following = low
+        if _weight_upto(keys, weights, low) == need:
+            following = largest
+            for i in range(keys.size):
+                following = min(following, keys[i] if keys[i] > low else largest)
+        found[g, 0], found[g, 1] = low, following
+
+
+@internal
+def _weight_upto(keys, weights, key):
+    """Return the sum of the weights of the keys up to this one."""
+    total = U(0)
+    for i in range(keys.size):
+        total += weights[i] if keys[i] <= key else U(0)
+    return total
 
 
 @kernel

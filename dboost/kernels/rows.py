@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dboost.kernels import inlined, internal, kernel
+from dboost.kernels import any_order, inlined, internal, kernel
 from dboost.kernels.exp_log import ROUNDER
 
 U = np.uint64
@@ -260,6 +260,15 @@ def add_tree(columns, layout, nodes, left_codes, value, first, last, raw):
                 left = code <= split_bin[node]
             node = child[node] + (0 if left else 1)
         raw[i] += value[node]
+
+
+@any_order
+def sum_integers(values, n):
+    """Sum the first n integers that are held as float64: exact in any order, so it may be vectorised."""
+    total = 0.0
+    for i in range(n):
+        total += values[i]
+    return total
 
 
 @kernel

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import overload
 
-from dboost.kernels import OVERLOAD, any_order, internal, kernel
+from dboost.kernels import OVERLOAD, internal, kernel
 from dboost.kernels.quantile_keys import add_influence
-from dboost.kernels.rows import ROUNDER64
+from dboost.kernels.rows import ROUNDER64, sum_integers
 
 I = np.int64  # noqa: E741
 
@@ -153,17 +153,8 @@ def add_exactly(terms, coarse, n, loss_unit, sums):
         whole = (scaled + ROUNDER64) - ROUNDER64
         coarse[i] = whole
         terms[i] = ((scaled - whole) * FINE + ROUNDER64) - ROUNDER64
-    sums[0] += _sum_integers(coarse, n)
-    sums[1] += _sum_integers(terms, n)
-
-
-@any_order
-def _sum_integers(values, n):
-    """Sum integers held as float64: exact in any order, so it may be vectorised."""
-    total = 0.0
-    for i in range(n):
-        total += values[i]
-    return total
+    sums[0] += sum_integers(coarse, n)
+    sums[1] += sum_integers(terms, n)
 
 
 @kernel

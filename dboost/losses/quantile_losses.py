@@ -26,7 +26,7 @@ from dboost.errors import DBoostError
 from dboost.exact import FEW, Window, concatenated, exact_level, find_quantiles, find_size, rank_unit
 from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import (
-    N_BUCKETS,
+    Buckets,
     Residuals,
     bucket_bounds,
     collect_buckets,
@@ -147,18 +147,18 @@ def next_residuals(rows: PartOfRows, are_sizes: bool, keys: np.ndarray) -> np.nd
     return following
 
 
-def _buckets(rows: PartOfRows, unit: float, low: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Return the weights of the absolute residuals by bucket: int64[1, N_BUCKETS], see `quantile_keys.count_buckets`."""
-    counts = np.zeros((1, N_BUCKETS), np.int64)
-    count_buckets(_residuals(rows, True), low, scale, unit, counts, new_block_scratch())
+def _buckets(rows: PartOfRows, unit: float, buckets: Buckets) -> np.ndarray:
+    """Return the weights of the absolute residuals by bucket: int64[1, buckets.n], see `quantile_keys.count_buckets`."""
+    counts = np.zeros((1, buckets.n), np.int64)
+    count_buckets(_residuals(rows, True), buckets, unit, counts, new_block_scratch(counts.size))
     return counts
 
 
-def _keys(rows: PartOfRows, unit: float, low: np.ndarray, scale: np.ndarray, wanted: np.ndarray) -> np.ndarray | None:
+def _keys(rows: PartOfRows, unit: float, buckets: Buckets, wanted: np.ndarray) -> np.ndarray | None:
     """Return group 0, rank key and weight of the absolute residuals in the wanted buckets: uint64[n, 3], see `Window`."""
     found = np.empty((FEW, 3), np.uint64)
-    bounds, scratch = bucket_bounds(low, scale, wanted), new_block_scratch()
-    n = collect_buckets(_residuals(rows, True), low, scale, wanted, *bounds, unit, found, scratch)
+    bounds, scratch = bucket_bounds(buckets, wanted), new_block_scratch()
+    n = collect_buckets(_residuals(rows, True), buckets, wanted, *bounds, unit, found, scratch)
     return found[:n] if n <= FEW else None
 
 

@@ -33,11 +33,11 @@ import numpy as np
 from dboost.exact import FEW, concatenated, total
 from dboost.kernels import or_empty
 from dboost.kernels.bins import add_masses
-from dboost.kernels.multi_output import sum_outputs, sum_products
+from dboost.kernels.multi_output import BLOCK, TOGETHER, sum_outputs, sum_products
 from dboost.kernels.quantile_keys import (
     FIRST_SHIFT,
-    N_BUCKETS,
     N_DIGITS,
+    Buckets,
     Residuals,
     add_clipped,
     bucket_bounds,
@@ -112,11 +112,12 @@ leaf_digits = Statistic(_leaf_digits, np.add)
 
 
 def _leaf_buckets(
-    shard: Shard, first: int, last: int, subset: RowSubset, outputs: range, unit: float, low: np.ndarray, scale: np.ndarray
+    shard: Shard, first: int, last: int, subset: RowSubset, outputs: range, unit: float, buckets: Buckets
 ) -> np.ndarray:
-    """Return the weights of residuals by leaf and bucket: int64[n_groups, N_BUCKETS], see `quantile_keys.count_buckets`."""
-    counts = np.zeros((len(low), N_BUCKETS), np.int64)
-    count_buckets(_residuals_by_leaf(shard, subset, outputs, first, last), low, scale, unit, counts, new_block_scratch())
+    """Return the weights of residuals by leaf and bucket: int64[n_groups, buckets.n], see `quantile_keys.count_buckets`."""
+    counts = np.zeros((len(buckets.low), buckets.n), np.int64)
+    scratch = new_block_scratch(counts.size // len(outputs))
+    count_buckets(_residuals_by_leaf(shard, subset, outputs, first, last), buckets, unit, counts, scratch)
     return counts
 
 
@@ -130,17 +131,15 @@ def _leaf_keys(
     subset: RowSubset,
     outputs: range,
     unit: float,
-    low: np.ndarray,
-    scale: np.ndarray,
+    buckets: Buckets,
     wanted: np.ndarray,
 ) -> np.ndarray | None:
     """Return group, rank key and weight of the residuals in the wanted buckets: uint64[n, 3], or None if there are too many."""
     found = np.empty((FEW, 3), np.uint64)
-    lowest, highest = bucket_bounds(low, scale, wanted)
+    lowest, highest = bucket_bounds(buckets, wanted)
     n = collect_buckets(
         _residuals_by_leaf(shard, subset, outputs, first, last),
-        low,
-        scale,
+        buckets,
         wanted,
         lowest,
         highest,
@@ -249,14 +248,17 @@ leaf_totals = Statistic(_leaf_totals, np.add)
 def _output_totals(shard: Shard, first: int, last: int, subset: RowSubset, n_leaves: int, units: np.ndarray) -> np.ndarray:
     """Return sums of gradients and second derivatives of all outputs by leaf of the tree grown last, over the rows that took
     part in it: float64[n_outputs, n_leaves, 2], integers in these units (float64[n_outputs, 2])."""
-    sums, counts = np.zeros((2, n_leaves, shard.n_outputs)), np.zeros(n_leaves, np.int64)
+    n, n_parts = shard.n_outputs, -(-shard.n_outputs // TOGETHER)
+    sums, counts = np.zeros((2, n_parts, n_leaves, TOGETHER)), np.zeros(n_leaves, np.int64)
     rows, begin, end = shard.sampled_range(subset, first, last)
     of_rows, repeat_count = shard.gradient_rows, or_empty(shard.repeat_count, "uint8")
     leaf, chosen, units = shard.split_arrays(0)[2], or_empty(rows, "int64"), units.T.copy()
-    sum_outputs(leaf, of_rows.gradient, of_rows.hessian, repeat_count, chosen, begin, end, units, sums, counts)
+    scratch = np.empty((TOGETHER, BLOCK))
+    sum_outputs(leaf, of_rows.gradient, of_rows.hessian, repeat_count, chosen, begin, end, units, scratch, (sums, counts))
+    of_outputs = np.moveaxis(sums, 3, 2).reshape(2, -1, n_leaves)[:, :n]
     if not of_rows.hessian.size:
-        sums[1] = counts[:, None] * units[1]
-    return sums.T.copy()
+        of_outputs[1] = counts * units[1][:, None]
+    return np.moveaxis(of_outputs, 0, 2).copy()
 
 
 output_totals = Statistic(_output_totals, np.add)
@@ -266,7 +268,8 @@ def _gradient_products(shard: Shard, first: int, last: int, units: np.ndarray, b
     """Return the sums Σ_i g_ik s_i / w_i, see `sum_products`: float64[n_outputs], integers in these units."""
     sums = np.zeros(shard.n_outputs)
     weight, repeat_count = or_empty(shard.weight, "float64"), or_empty(shard.repeat_count, "uint8")
-    sum_products(shard.gradient, shard.split_arrays(0)[0], weight, repeat_count, first, last, units, bounds, sums)
+    along, limits, scratch = shard.split_arrays(0)[0], np.stack((units, bounds)), np.empty(BLOCK)
+    sum_products(shard.gradient, along, weight, repeat_count, first, last, limits, scratch, sums)
     return sums
 
 

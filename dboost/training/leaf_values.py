@@ -702,7 +702,7 @@ class LeafEstimator:
             near = Window(
                 np.repeat(2 * least - largest, n_leaves),
                 np.repeat(2 * largest - least, n_leaves),
-                lambda *buckets: self._merged(leaf_buckets, subset, outputs, self._rank_unit, *buckets),
+                lambda buckets: self._merged(leaf_buckets, subset, outputs, self._rank_unit, buckets),
                 lambda *buckets: self._merged(leaf_keys, subset, outputs, self._rank_unit, *buckets),
                 self._rows.n_rows * len(outputs),
             )

@@ -15,15 +15,17 @@ import dboost
 from dboost.exact import FEW, Window, exact_level, find_quantiles, find_size, from_keys, rank_unit
 from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import (
-    N_BUCKETS,
+    Buckets,
     Residuals,
     add_clipped,
     bucket_bounds,
     collect_buckets,
     count_buckets,
     count_digits,
+    find_buckets,
     new_block_scratch,
     next_keys,
+    select_keys,
 )
 from dboost.losses import Quantile
 from dboost.shards.statistics import concatenated
@@ -61,46 +63,46 @@ class Asked:
             count_digits(self.residuals(first, last), prefix, shift, self.unit, answers[-1])
         return reduce(np.add, answers)
 
-    def count_buckets(self, low: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    def count_buckets(self, buckets: Buckets) -> np.ndarray:
         """Count by a loop over the rows, and check that the kernel does the same."""
         self.n_passes += 1
         answers = []
         for first, last in self.ranges:
-            answers.append(np.zeros((self.n_groups, N_BUCKETS), np.int64))
-            count_buckets(self.residuals(first, last), low, scale, self.unit, answers[-1], new_block_scratch())
-        expected = np.zeros((self.n_groups, N_BUCKETS), np.int64)
-        for g, k, w in zip(*self.buckets(low, scale), strict=True):
+            answers.append(np.zeros((self.n_groups, buckets.n), np.int64))
+            scratch = new_block_scratch(answers[-1].size)
+            count_buckets(self.residuals(first, last), buckets, self.unit, answers[-1], scratch)
+        expected = np.zeros((self.n_groups, buckets.n), np.int64)
+        for g, k, w in zip(*self.buckets(buckets), strict=True):
             expected[g, k] += w
         np.testing.assert_array_equal(reduce(np.add, answers), expected)
         return expected
 
-    def buckets(self, low: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def buckets(self, buckets: Buckets) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return group, bucket and weight of each row."""
         group = np.zeros(len(self.values), np.int64) if self.group is None else self.group.astype(np.int64)
-        low, scale = (np.broadcast_to(of, self.n_groups) for of in (low, scale))
+        low, scale, n_buckets = buckets
         size = np.abs(self.values) if self.sizes else self.values
         with np.errstate(over="ignore"):
-            at = np.minimum(np.maximum((size - low[group]) * scale[group], 0.0), N_BUCKETS - 1.0).astype(np.int64)
+            at = np.minimum(np.maximum((size - low[group]) * scale[group], 0.0), n_buckets - 1.0).astype(np.int64)
         weight = np.ones(len(size)) if self.weight is None else np.maximum(np.floor(self.weight * self.unit), 1.0)
         return group, at, weight.astype(np.int64)
 
-    def collect(self, low: np.ndarray, scale: np.ndarray, wanted: np.ndarray) -> np.ndarray | None:
+    def collect(self, buckets: Buckets, wanted: np.ndarray) -> np.ndarray | None:
         self.n_passes += 1
         answers: list[np.ndarray | None] = []
         for first, last in self.ranges:
             found = np.empty((self.room, 3), np.uint64)
             n = collect_buckets(
                 self.residuals(first, last),
-                low,
-                scale,
+                buckets,
                 wanted,
-                *bucket_bounds(low, scale, wanted),
+                *bucket_bounds(buckets, wanted),
                 self.unit,
                 found,
                 new_block_scratch(),
             )
             answers.append(found[:n] if n <= self.room else None)
-        group, at, _ = self.buckets(low, scale)
+        group, at, _ = self.buckets(buckets)
         there = int(((at >= wanted[group, 0]) & (at <= wanted[group, 1])).sum())
         collected = reduce(concatenated, answers)
         assert collected is None or len(collected) == there
@@ -170,6 +172,7 @@ def test_quantiles_among_many_zeros_take_few_passes(monkeypatch: pytest.MonkeyPa
     values[::7] *= -1.0  # zeros of both signs
     asked = Asked(values, rng.integers(1, 4, n) * 1.0 if weighted else None, group, 4, [7_000], False)
     monkeypatch.setattr("dboost.exact.FEW", 100)
+    monkeypatch.setattr("dboost.exact._ROWS_OF_FEW_BUCKETS", 0)  # as for many rows
     for level in (Fraction(1, 2), Fraction(1, 5), Fraction(9, 20)):
         expected = find_quantiles(asked.count, asked.above, level, 4)
         asked.n_passes = 0
@@ -178,6 +181,49 @@ def test_quantiles_among_many_zeros_take_few_passes(monkeypatch: pytest.MonkeyPa
         assert (expected[:3] == 0.0).all() == (level != Fraction(1, 5)) and expected[3] != 0.0
         assert not np.signbit(found[found == 0.0]).any()
         assert asked.n_passes <= (2 if level == Fraction(1, 5) else 4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_buckets_at_which_a_share_is_reached(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n_groups, n_buckets = 40, int(rng.integers(3, 30))
+    counts = rng.integers(0, 4, (n_groups, n_buckets)) * (rng.random((n_groups, n_buckets)) < 0.5)
+    counts[:, 0] += 40 * (rng.random(n_groups) < 0.3)
+    needed = np.where(counts.sum(axis=1) > 0, rng.integers(1, np.maximum(counts.sum(axis=1), 1) + 1), 0)
+    met, found = rng.random(n_groups) < 0.8, np.empty((n_groups, 5), np.int64)
+    find_buckets(counts, needed, met, found)
+    for of_group, need, is_met, (bucket, following, below, upto, reached) in zip(counts, needed, met, found, strict=True):
+        sums = of_group.cumsum()
+        assert bucket == np.flatnonzero(sums >= need)[0]
+        assert (below, upto) == (sums[bucket] - of_group[bucket], sums[bucket])
+        larger = np.flatnonzero(sums > need)
+        if is_met and upto == need and len(larger) and (larger[0] < n_buckets - 1 or 8 * of_group[-1] <= need):
+            bucket = larger[0]
+        assert (following, reached) == (bucket, sums[bucket])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_keys_are_selected_by_weight(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, n_groups = int(rng.integers(0, 300)), 9
+    keys = rng.integers(0, 2**64, 40, np.uint64) if seed % 2 else np.uint64(1 << 63) + rng.integers(0, 30, 40).astype(np.uint64)
+    collected = np.column_stack(
+        [rng.integers(n_groups - 1, size=n).astype(np.uint64), rng.choice(keys, n), rng.integers(1, 5, n).astype(np.uint64)]
+    )
+    of_groups = [collected[collected[:, 0] == g][:, 1:] for g in range(n_groups)]
+    totals = np.array([of_group[:, 1].sum() for of_group in of_groups]).astype(np.int64)
+    needed = np.where(totals > 0, rng.integers(0, totals + 1), 0)
+    found = np.zeros((n_groups, 2), np.uint64)
+    select_keys(collected, needed, np.zeros(n_groups + 1, np.int64), np.empty((2, n), np.uint64), found)
+    for of_group, need, (key, following) in zip(of_groups, needed, found, strict=True):
+        if need == 0:
+            assert key == following == 0
+            continue
+        candidates = np.unique(of_group[:, 0]).tolist()
+        reached = [int(of_group[of_group[:, 0] <= one, 1].sum()) for one in candidates]
+        at = next(k for k, weight in enumerate(reached) if weight >= need)
+        larger = [*candidates[at + 1 :], 2**64 - 1][0] if reached[at] == need else candidates[at]
+        assert (int(key), int(following)) == (candidates[at], larger)
 
 
 def test_windows_of_fits_do_not_change_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +386,8 @@ def test_delta_is_chosen_anew_but_losses_are_compared_by_the_first() -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("some_rows", [False, True])
-def test_several_outputs_are_each_alone(weighted: bool, some_rows: bool) -> None:
+@pytest.mark.parametrize("n_buckets", [256, 1024])
+def test_several_outputs_are_each_alone(weighted: bool, some_rows: bool, n_buckets: int) -> None:
     """The kernels with the scores of all outputs do what they do for one output after the other."""
     rng, n, n_groups = np.random.default_rng(5), 2500, 3
     target, raw = np.round(rng.normal(size=(2, n)), 2), np.round(rng.normal(size=(4, n)), 2)
@@ -351,19 +398,20 @@ def test_several_outputs_are_each_alone(weighted: bool, some_rows: bool) -> None
     unit = 2.0**20 if weighted else 1.0
     low, scale = rng.normal(size=(2, 4 * n_groups)) * 0.1 - [[2.0], [-250.0]]
     low[:n_groups], scale[:n_groups] = -3.0, 100.0
-    wanted = np.sort(rng.integers(100, 900, (4 * n_groups, 2)), axis=1)
-    bounds, centre = bucket_bounds(low, scale, wanted), rng.normal(size=4 * n_groups)
+    wanted = np.sort(rng.integers(n_buckets // 10, n_buckets * 9 // 10, (4 * n_groups, 2)), axis=1)
+    bounds, centre = bucket_bounds(Buckets(low, scale, n_buckets), wanted), rng.normal(size=4 * n_groups)
     limits, units = rng.random(4), 2.0 ** np.array([30, 31, 32, 33])
 
     def answers(outputs: slice) -> list[np.ndarray]:
         k, at = len(raw[outputs]), slice(outputs.start * n_groups, outputs.stop * n_groups)
         residuals = Residuals(target, raw[outputs], column[outputs], weight, group, False, rows, first, last)
-        digits, buckets = np.zeros((k * n_groups, 256), np.int64), np.zeros((k * n_groups, N_BUCKETS), np.int64)
+        digits, buckets = np.zeros((k * n_groups, 256), np.int64), np.zeros((k * n_groups, n_buckets), np.int64)
         keys, found = np.full(k * n_groups, ~np.uint64(0)), np.empty((9 * n, 3), np.uint64)
         sums = np.zeros((k * n_groups, 2))
         count_digits(residuals, np.zeros(k * n_groups, np.uint64), np.uint64(56), unit, digits)
-        count_buckets(residuals, low[at], scale[at], unit, buckets, new_block_scratch())
-        of = low[at], scale[at], wanted[at], *(one[at] for one in bounds)
+        of_outputs = Buckets(low[at], scale[at], n_buckets)
+        count_buckets(residuals, of_outputs, unit, buckets, new_block_scratch(n_groups * n_buckets))
+        of = of_outputs, wanted[at], *(one[at] for one in bounds)
         found = found[: collect_buckets(residuals, *of, unit, found, new_block_scratch())]
         found[:, 0] += np.uint64(at.start)
         next_keys(residuals, np.full(k * n_groups, np.uint64(1 << 63)), keys)

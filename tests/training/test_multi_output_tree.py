@@ -17,7 +17,7 @@ import pytest
 
 import dboost
 from dboost import Booster, DBoostClassifier, ParameterError
-from dboost.kernels.multi_output import BLOCK, project_gradients, sum_outputs, sum_products
+from dboost.kernels.multi_output import BLOCK, TOGETHER, project_gradients, sum_outputs, sum_products
 from dboost.losses.gradient_pass import GradientRows
 from dboost.model.ensemble import Tree
 from dboost.training.directions import Directions
@@ -334,21 +334,25 @@ def test_projected_derivatives(of_classes: bool, weighted: str) -> None:
 
     sums = np.zeros(k)
     for first, last in ((0, 999), (999, n)):
-        sum_products(gradient, split[0], weight, times, first, last, np.full(k, 2.0**30), np.full(k, np.inf), sums)
+        limits = np.repeat([[2.0**30], [np.inf]], k, axis=1)
+        sum_products(gradient, split[0], weight, times, first, last, limits, np.empty(BLOCK), sums)
     counted = times.astype(float) if len(times) else 1 / w
     np.testing.assert_allclose(sums / 2.0**30, (gradient.astype(float) * split[0] * counted).sum(axis=1), rtol=1e-6, atol=1e-6)
     assert (sums == np.rint(sums)).all()
 
-    leaf, totals, n_rows = rng.integers(4, size=n).astype(np.uint8), np.zeros((2, 4, k)), np.zeros(4, np.int64)
-    some = np.flatnonzero(rng.random(n) < 0.7)
-    for first, last in ((0, 800), (800, len(some))):
-        sum_outputs(leaf, gradient, hessian, times, some, first, last, np.full((2, k), 2.0**30), totals, n_rows)
-    counts = times[some].astype(float) if len(times) else np.ones(len(some))
-    np.testing.assert_array_equal(n_rows, np.bincount(leaf[some], counts, minlength=4))
-    for j in range(k):
-        for of_kind, values in enumerate((gradient, hessian)):
-            wanted = np.bincount(leaf[some], values[j, some].astype(float) * counts, minlength=4)
-            np.testing.assert_allclose(totals[of_kind, :, j] / 2.0**30, wanted, atol=1e-5)
+    leaf, drawn = rng.integers(4, size=n).astype(np.uint8), np.flatnonzero(rng.random(n) < 0.7)
+    for some, chosen in ((drawn, drawn), (np.arange(n), np.empty(0, np.int64))):
+        totals, n_rows = np.zeros((2, -(-k // TOGETHER), 4, TOGETHER)), np.zeros(4, np.int64)
+        scratch, units_of = np.full((TOGETHER, BLOCK), np.nan), np.full((2, k), 2.0**30)
+        for first, last in ((0, 800), (800, len(some))):
+            sum_outputs(leaf, gradient, hessian, times, chosen, first, last, units_of, scratch, (totals, n_rows))
+        counts = times[some].astype(float) if len(times) else np.ones(len(some))
+        np.testing.assert_array_equal(n_rows, np.bincount(leaf[some], counts, minlength=4))
+        for j in range(k):
+            for of_kind, values in enumerate((gradient, hessian)):
+                wanted = np.bincount(leaf[some], values[j, some].astype(float) * counts, minlength=4)
+                found = totals[of_kind, j // TOGETHER, :, j % TOGETHER] / 2.0**30
+                np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("n_classes", [3, 4, 20])
