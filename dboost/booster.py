@@ -35,7 +35,7 @@ from dboost.model.row_predictor import RowPredictor
 from dboost.params import Parameters, accepts_names_of_intervals, accepts_names_of_predictions, available_threads
 from dboost.peer_names import unknown_attribute
 from dboost.schema import Feature, Level
-from dboost.session.target import Target, encode_column
+from dboost.session.target import Target, check_order_of_targets, encode_column
 from dboost.session.warm_start import checked_decay, checked_source_name
 from dboost.storage.atomic_write import write_whole
 from dboost.training.fit_result import FitResult
@@ -752,6 +752,7 @@ class Booster:
         """
         decay, threads = checked_decay(decay), available_threads(n_threads)
         rows = input_of(data, ... if target is None else target, sample_weight=sample_weight, offset=offset, client=client)
+        check_order_of_targets(rows.roles.get("target"), self.outputs.loss)
         return self._derived(
             rows.refit(
                 self.ensemble,

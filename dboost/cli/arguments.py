@@ -134,7 +134,7 @@ def _predict(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument("--delta", action="store_true", help=does)
     does = "write this column of DATA beside the predictions; may be repeated"
     command.add_argument("--id", metavar="COL", action="append", default=[], help=does)
-    command.add_argument("--proba", action="store_true", help="one column of probabilities per class")
+    command.add_argument("--proba", action="store_true", help="one column of probabilities per class or label")
     command.add_argument(
         "--distribution", action="store_true", help="mean and scale (loc, scale) of each row, of a model of loss=normal"
     )

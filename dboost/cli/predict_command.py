@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
         output_paths.check(arguments.output, "--output")
     output_paths.check_separate({"--output": arguments.output}, {"MODEL": arguments.model, "DATA": arguments.data})
     booster = dboost.load(arguments.model)
-    if arguments.proba and booster.classes_ is None:
-        raise ParameterError(f"--proba needs a model of classes; {arguments.model} predicts numbers")
+    if arguments.proba and not (booster.classes_ is not None or booster.outputs.is_classification):
+        raise ParameterError(f"--proba needs a model of classes or labels; {arguments.model} predicts numbers")
     if arguments.interval and arguments.proba:
         raise ParameterError("--interval is for numbers and --proba for classes: use one of them")
     if arguments.distribution and (arguments.interval or arguments.proba):
@@ -72,7 +72,8 @@ def run(arguments: argparse.Namespace) -> None:
     with cluster_at(arguments.scheduler, None) as client:
         row_filter = None if arguments.filter is None else filter_of(arguments.filter)
         lazy = predict(arguments.data, filter=row_filter)
-        tables = predictions(booster, lazy, arguments.data, client, arguments.id, row_filter)
+        prefix = "probability_" if arguments.proba else ""
+        tables = predictions(booster, lazy, arguments.data, client, arguments.id, row_filter, prefix)
         if arguments.delta:
             rows = _append(tables, arguments.output)
         elif to_stdout:
@@ -88,17 +89,23 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def predictions(
-    booster: Booster, lazy: Any, data: str, client: Any = None, ids: Sequence[str] = (), row_filter: Any = None
+    booster: Booster,
+    lazy: Any,
+    data: str,
+    client: Any = None,
+    ids: Sequence[str] = (),
+    row_filter: Any = None,
+    prefix: str = "",
 ) -> Iterator[pa.Table]:
     """Yield one table per partition of the data, in order; a partition is read when its table is requested.
 
     lazy : the predictions of the data, a lazy frame or series. client : optional; the workers of its cluster read some
-    partitions ahead. ids : columns of the data that come first. row_filter : of the predictions.
+    partitions ahead. ids : columns of the data that come first. row_filter : of the predictions. prefix : of the names of their
+    columns, if they have several.
     """
     # A partition without rows has no values that the type could follow from.
     is_frame = lazy.ndim == 2
     kind = pa.float64() if is_frame or booster.classes_ is None else pa.array(booster.classes_).type
-    prefix = "" if booster.classes_ is None else "probability_"
     ids = [*dict.fromkeys(ids)]
     own = [f"{prefix}{label}" for label in lazy.columns] if is_frame else ["prediction"]
     for name in ids:

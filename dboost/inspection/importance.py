@@ -41,7 +41,7 @@ from dboost.losses.base import loss_scores
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, FlatEnsemble
-from dboost.session.target import Target, encode_like
+from dboost.session.target import Target, check_order_of_targets, encode_like
 from dboost.session.warm_start import row_matrices
 
 #: Kinds of importance that need no rows.
@@ -159,6 +159,7 @@ def permutation_importance(
     if not isinstance(random_state, int) or random_state < 0:
         raise ParameterError(f"random_state={random_state!r} must be an integer of at least 0")
     loss = losses.from_dict(ensemble.loss)
+    check_order_of_targets(target, loss)
     scored_by = find_metrics(metric, loss)[0]
     used = sorted({int(j) for tree in ensemble.trees for j in tree.feature[tree.feature >= 0]})
     options = ReadOptions(n_threads)

@@ -32,7 +32,7 @@ from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.schema import Feature
-from dboost.session.target import Target, encode_like
+from dboost.session.target import Target, check_order_of_targets, encode_like
 from dboost.session.warm_start import row_matrices
 
 T = TypeVar("T")
@@ -345,6 +345,7 @@ class EvaluatedRows:
     def __init__(self, ensemble: Ensemble, data: Any, target: Any, sample_weight: Any = None) -> None:
         self._outputs, self.calibration = ensemble.outputs, ensemble.calibration
         self._loss = self._outputs.loss
+        check_order_of_targets(target, self._loss)
         with open_table(data, target, sample_weight=sample_weight, like=ensemble.features) as table:
             known = Target(self._loss, ensemble.classes, ensemble.classes_dtype)
             self.target = encode_like(table, known)

@@ -19,7 +19,7 @@ import numpy as np
 from dboost.data import RowRoles, Table
 from dboost.data.chunk import CategoryIndex, too_many_classes
 from dboost.data.column import CategoryColumn, Column
-from dboost.data.labels import may_name_columns, names_of_table
+from dboost.data.labels import listed, may_name_columns, names_of_table
 from dboost.data.roles import n_columns_of
 from dboost.data.row_metadata import EXACT, RowPlace, levels_dtype, result_dtype
 from dboost.display import number
@@ -411,6 +411,19 @@ def names_of_targets(target: Any, n_columns: int) -> list[str]:
     """Return the names of several target columns: those of their columns in a table, else their numbers from 0."""
     names = target if may_name_columns(target) else names_of_table(target) or ()
     return list(map(str, names if len(names) == n_columns else range(n_columns)))
+
+
+def check_order_of_targets(given: Any, loss: Loss) -> None:
+    """Raise a DataError if a target column has the name of a column of the loss, but another place.
+
+    given : the target as the user gave it: names of columns, or a table. Columns of other names are those at their places.
+    """
+    wanted = list(loss.target_columns)
+    names = names_of_targets(given, len(wanted)) if len(wanted) > 1 else wanted
+    if any(name in wanted and name != own for name, own in zip(names, wanted, strict=True)):
+        raise DataError(
+            f"the columns of the target are {listed(names)}, but the model has {listed(wanted)}: give them in this order"
+        )
 
 
 def check_categories(scans: Sequence[TargetScan], name: str) -> TargetScan:

@@ -25,7 +25,7 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.binning import Binning, Sample, columns_at_once, distinct_values, exact_binning, propose_together
-from dboost.data.eval_tables import EvalTable
+from dboost.data.eval_tables import EvalTable, named_in_messages
 from dboost.errors import DBoostError, FitInterrupted, ParameterError, warn
 from dboost.losses import Loss
 from dboost.metrics.metric import MetricReduction
@@ -44,6 +44,7 @@ from dboost.session.session import ByPartitions, Result, SessionTable
 from dboost.session.target import (
     Target,
     TargetScan,
+    check_order_of_targets,
     choose_target,
     continued,
     scan_targets,
@@ -132,6 +133,10 @@ def _prepare(
     if warm_start.model is not None:
         check_continues(warm_start.model, features, target)
         target = replace(target, loss=target.loss.continued(warm_start.model.loss))
+        continued(lambda: check_order_of_targets(request.roles.get("target"), target.loss))
+    for one in request.eval_sets:
+        with named_in_messages(one.name):
+            check_order_of_targets(one.table.roles.get("target"), target.loss)
     if target.loss.scores_are_probabilities and request.roles.get("offset") is not None:
         raise ParameterError("offset is added to raw scores, and those of a forest of classes are probabilities: leave it out")
     parameters = request.parameters.with_loss(target.loss.name)

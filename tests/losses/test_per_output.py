@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
@@ -263,3 +266,40 @@ def test_models_are_exported_if_predictions_are_raw_scores(tmp_path: Any) -> Non
     mixed = dboost.fit(numbers, LABELS, loss=["log_loss", *["squared_error"] * (len(LABELS.columns) - 1)], **OPTIONS)
     with pytest.raises(ParameterError, match="if its predictions are raw scores, which those of log_loss, squared"):
         mixed.to_xgboost_json(tmp_path / "labels.json")
+
+
+def test_targets_of_a_model_have_their_places() -> None:
+    """Targets of the same names in another order would be those of other outputs."""
+    numbers, names = X.drop(columns="town"), list(TARGETS)
+    turned = TARGETS[names[::-1]]
+    model = dboost.fit(numbers, TARGETS, **OPTIONS)
+    table, message = (
+        numbers.assign(**TARGETS),
+        f"the columns of the target are {names[-1]!r}, .* but the model has {names[0]!r}",
+    )
+    calls: dict[str, Callable[[], Any]] = {
+        "evaluation set": lambda: dboost.fit(numbers, TARGETS, eval_set=(numbers, turned), **OPTIONS),
+        "do not continue the model: ": lambda: dboost.fit(numbers, turned, start_from=model, **OPTIONS),
+        "do not continue": lambda: dboost.fit(dd.from_pandas(table, npartitions=2), names[::-1], start_from=model, **OPTIONS),
+        "": lambda: model.refit_leaves(numbers, turned),
+        "^": lambda: model.importance("permutation", table, names[::-1]),
+    }
+    for beginning, call in calls.items():
+        with pytest.raises(DataError, match=f"{beginning}.*{message}"):
+            call()
+    renamed = TARGETS.set_axis([f"{name} of May" for name in names], axis=1)
+    for target in (renamed, TARGETS.to_numpy()):
+        assert dboost.fit(numbers, target, start_from=model, **OPTIONS).outputs.names == names
+
+
+def test_the_command_line_writes_probabilities_of_labels(tmp_path: Path) -> None:
+    numbers = X.drop(columns="town")
+    data, model, found = (str(tmp_path / name) for name in ("rows.parquet", "model.json", "found.parquet"))
+    numbers.to_parquet(data)
+    booster = dboost.fit(numbers, LABELS, **OPTIONS)
+    booster.save(model)
+    assert main(["predict", model, data, "--proba", "--output", found]) == 0
+    expected = booster.predict_proba(numbers).add_prefix("probability_")
+    pd.testing.assert_frame_equal(pd.read_parquet(found), expected, check_column_type=False)
+    assert main(["predict", model, data, "--output", found]) == 0
+    assert pd.read_parquet(found).isin([0, 1]).all(axis=None)

@@ -196,7 +196,7 @@ def test_what_there_is_not(model: dboost.Booster) -> None:
             export()
     with pytest.raises(ParameterError, match="the model predicts 3 numbers for each row"):
         model.plot_residuals(HELD_OUT, "y")
-    with pytest.raises(ParameterError, match="one target of several"):
+    with pytest.raises(ParameterError, match="one of several targets"):
         dboost.fit(X, np.column_stack([Y, Y]), loss="quantile", quantile=LEVELS)
 
 
