@@ -472,9 +472,9 @@ def test_a_step_that_ends_its_workers_every_time_is_given_up(monkeypatch: pytest
         def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
             return np.full(len(y), 2.0)
 
-    monkeypatch.setattr(attempts, "MAX_ATTEMPTS", 3)
+    monkeypatch.setattr(attempts, "MAX_ATTEMPTS", 2)
     with Processes(2, nanny=True, environment={"DEADLY": "yes"}) as processes:
-        with pytest.raises(dboost.DBoostError, match=r"workers were lost 3 times .*tcp://127.* in 'map_rows'"):
+        with pytest.raises(dboost.DBoostError, match=r"workers were lost 2 times .*tcp://127.* in 'map_rows'"):
             table = dd.from_pandas(a_table(4000)[["b", "c", "y"]], npartitions=6)
             dboost.fit(table, "y", loss=Deadly(), client=processes.client, **OPTIONS)
         processes.wait_for(lambda: not any(processes.client.run(held_fits).values()))

@@ -40,8 +40,7 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
         (PLAIN, [Fault("restarted", GROW, 2), Fault("lost", GROW, 2, victim=1), Fault("killed", "update_scores", 5)]),
         (BITES, [Fault("lost", "switch_bite", 0), Fault("killed", "evaluate", 9)]),
         (PLAIN, [Fault("killed", "scan_partitions"), Fault("lost", "build"), Fault("killed", GROW, 4, 0.015)]),
-        (PLAIN, [Fault("stopped", "reading training", 2)]),
-        (PLAIN, [Fault("stopped", GROW, 3)]),
+        (PLAIN, [Fault("stopped", "reading training", 2), Fault("stopped", GROW, 3)]),
         (PLAIN, [Fault("retired", GROW, 2), Fault("held up", GROW, 3), Fault("all killed", GROW, 4)]),
         (PLAIN, [Fault("paused", "reading training", 1), Fault("killed", "reading training", 5)]),
         (SETS, [Fault("lost", "read", 1), Fault("killed", "evaluate", 4), Fault("joined", "evaluate", 6)]),
@@ -62,19 +61,17 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
     ],
     "relays": [  # of six sessions and two branches at each, the first is a relay, and the last is below one
         (PLAIN, [Fault("killed", GROW, 2, 0.004), Fault("killed", GROW, 3, 0.004, victim=4)]),
-        (PLAIN, [Fault("stopped", GROW, 2)]),
-        (PLAIN, [Fault("stopped", GROW, 2, victim=5)]),
+        (PLAIN, [Fault("stopped", GROW, 2), Fault("stopped", GROW, 5, victim=4)]),
     ],
     "slices": [
         (PLAIN, [Fault("killed", GROW, 2, 0.004), Fault("killed", GROW, 3, 0.004, victim=4)]),
         (PLAIN, [Fault("stopped", GROW, 2, 0.004, victim=3)]),
     ],
     "one worker": [
-        (SETS, [Fault("killed", "evaluate", 4, victim=-1)]),
-        (SETS, [Fault("restarted", GROW, 5, victim=-1)]),
+        (SETS, [Fault("killed", "evaluate", 4, victim=-1), Fault("restarted", GROW, 8, victim=-1)]),
     ],
     "one session": [
-        (PLAIN, [Fault("killed", GROW, 3, victim=-1)]),  # the trainer
+        # The last one killed is the trainer.
         (PLAIN, [Fault("killed", GROW, 2), Fault("killed", GROW, 4, victim=-1), Fault("joined", "update_scores", 5)]),
         (PLAIN, [Fault("killed", "hand_over", 0, 0.002), Fault("lost", "hand_over", 1, victim=1)]),
         (PLAIN, [Fault("lost", "place", 0), Fault("killed", "keep_only", 0, victim=1), Fault("killed", "build", 0)]),
@@ -109,8 +106,9 @@ def test_faults(struck: Struck, tmp_path: Path, case: str, faults: list[Fault]) 
     assert_same(found, expected(case))
     last = [event for _, event in struck.cluster.client.get_events("dboost")]
     last = last[max(k for k, event in enumerate(last) if event["action"] == "began") :]
-    if "stopped" in {fault.kind for fault in faults}:
-        assert any(event["action"] == "removed" for event in last), "it is not Dask that gives it up, after five minutes"
+    n_stopped = [fault.kind for fault in faults].count("stopped")
+    n_removed = [event["action"] for event in last].count("removed")
+    assert n_removed >= n_stopped, "it is not Dask that gives it up, after five minutes"
     trees = [event for event in last if event["action"] == "tree"]
     if struck.setting in ("lines", "messages"):
         assert {event["lines"] for event in trees} <= {struck.setting == "lines"}
@@ -119,7 +117,7 @@ def test_faults(struck: Struck, tmp_path: Path, case: str, faults: list[Fault]) 
         assert {(event["lines"], event["branches"], event["groups"]) for event in trees} == {(True, 2, groups)}
 
 
-N_DRAWS, FIRST = int(os.environ.get("FAULTS", 14)), int(os.environ.get("FAULTS_FROM", 0))
+N_DRAWS, FIRST = int(os.environ.get("FAULTS", len(SETTINGS))), int(os.environ.get("FAULTS_FROM", 0))
 KINDS = {
     "killed": 8, "lost": 3, "restarted": 4, "stopped": 3, "held up": 3, "paused": 2, "retired": 2, "joined": 2, "all killed": 1,
 }  # fmt: skip

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import dask.array as da
 import numpy as np
 import pandas as pd
-import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -20,7 +15,7 @@ from dboost.session import thread_team
 from dboost.shards import shard_blocks
 from dboost.shards.shard import Shard
 from tests.helpers.examples import examples
-from tests.helpers.fits import FEATURES, NUMERIC, TARGETS, cut, mixed_frame, saved
+from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 from tests.helpers.growth import EVERY_KERNEL
 
 FRAME, HELD_OUT = mixed_frame(), mixed_frame(250, seed=1)
@@ -34,65 +29,6 @@ def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fit(data: Any, target: Any, **changed: Any) -> dboost.Booster:
     return dboost.fit(data, target, **(SETTINGS | changed))
-
-
-def numeric(target: str = "y") -> pd.DataFrame:
-    """Numbers only, with the names that columns of an array get."""
-    return FRAME[NUMERIC].astype(np.float64).set_axis([f"f{j}" for j in range(4)], axis=1).assign(target=FRAME[target])
-
-
-def as_kind(kind: str, frame: pd.DataFrame, target: str, folder: Path) -> tuple[Any, Any]:
-    """Return the same rows as another kind of table: (data, target)."""
-    X, y = frame.drop(columns=target), frame[target]
-    if kind == "pandas":
-        return frame, target
-    if kind == "pandas, target apart":
-        return X, y
-    if kind == "polars":
-        return pl.from_pandas(frame), target
-    if kind == "arrow":
-        return pa.Table.from_pandas(frame), target
-    if kind == "pandas of arrow":
-        return frame.convert_dtypes(dtype_backend="pyarrow"), target
-    if kind == "dask":
-        return cut(frame, [100, 100, 222]), target
-    if kind == "parquet file":
-        pq.write_table(pa.Table.from_pandas(frame), folder / "one.parquet", row_group_size=77)
-        return folder / "one.parquet", target
-    if kind == "parquet folder":
-        (folder / "parts").mkdir()
-        for i, start in enumerate(range(0, len(frame), 190)):
-            part = frame.iloc[start : start + 190]
-            part.to_parquet(folder / "parts" / f"{i}.parquet", index=False)
-        return f"{folder / 'parts'}/*.parquet", target
-    if kind == "numpy":
-        return X.to_numpy(), y.to_numpy()
-    if kind == "numpy by columns":
-        return np.asfortranarray(X.to_numpy()), y.to_numpy()
-    assert kind == "dask array"
-    return da.from_array(X.to_numpy(), chunks=(130, 4)), da.from_array(y.to_numpy(), chunks=130)
-
-
-KINDS = ["pandas, target apart", "polars", "arrow", "pandas of arrow", "dask", "parquet file", "parquet folder"]
-
-
-@pytest.mark.fast_cells(8)
-@pytest.mark.parametrize("kind", [*KINDS, "numpy", "numpy by columns", "dask array"])
-def test_every_kind_of_table_gives_the_same_model(kind: str, tmp_path: Path) -> None:
-    frame = numeric("grade")
-    expected = saved(fit(frame, "target"))
-    data, column = as_kind(kind, frame, "target", tmp_path)
-    assert saved(fit(data, column), named=True) == expected
-
-
-@pytest.mark.fast_cells(3)
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_table_with_categories(kind: str, tmp_path: Path) -> None:
-    frame = FRAME[[*FEATURES, "late"]]
-    expected = fit(frame, "late")
-    assert {"town", "kind"} <= set(expected.to_frame()["feature"].dropna())
-    data, column = as_kind(kind, frame, "late", tmp_path)
-    assert saved(fit(data, column)) == saved(expected)
 
 
 @pytest.mark.parametrize("target", TARGETS)
