@@ -30,7 +30,7 @@ pytest.importorskip("kubernetes_validate")
 
 import dboost
 from dboost.model import model_file
-from deploy.tests.manifests import Manifest, built, overlay, pods, read, the
+from deploy.tests.manifests import Manifest, overlay, pods, read, the
 from tests.helpers.clusters import ROOT, a_table
 from tests.helpers.object_store import SECRET, served
 
@@ -177,23 +177,8 @@ def finished(machine: Machine, manifest: Manifest, which: str = "containers") ->
     return machine.logs[-1].read_text()
 
 
-def test_the_laptop_overlay_trains_on_rows_of_its_own(tmp_path: Path) -> None:
-    faulthandler.cancel_dump_traceback_later()
-    manifests, volume = list(built("overlays/laptop")), tmp_path / "volume"
-    volume.mkdir()
-    machine = Machine(tmp_path, {}, manifests, {"data": volume})
-    job = the("Job", manifests)
-    with cluster(machine, manifests):
-        finished(machine, job, "initContainers")
-        assert "200 iterations" in finished(machine, job)
-        rows = (volume / "demo" / "train.parquet").read_bytes()
-        finished(machine, job, "initContainers")
-        assert (volume / "demo" / "train.parquet").read_bytes() == rows, "the file was trained on under this name"
-        assert "nothing new" in finished(machine, the("CronJob", manifests))
-    assert sorted(path.name for path in volume.iterdir()) == ["checkpoints", "demo", "model.json", "model.json.ledger.json"]
-
-
-def test_with_the_component_all_connections_are_encrypted(tmp_path: Path) -> None:
+def test_the_laptop_overlay_trains_on_rows_of_its_own_over_encrypted_connections(tmp_path: Path) -> None:
+    """With the component; the other test has connections without encryption."""
     faulthandler.cancel_dump_traceback_later()
     (tmp_path / "overlay").mkdir()
     manifests = overlay(tmp_path / "overlay", "overlays/laptop", components=["tls"])
@@ -206,10 +191,14 @@ def test_with_the_component_all_connections_are_encrypted(tmp_path: Path) -> Non
     assert shutil.which("openssl"), "the page uses it"
     subprocess.run(command + " && cp tls.crt ca.crt", shell=True, cwd=volumes["tls"], check=True, capture_output=True)
     machine = Machine(tmp_path, {}, manifests, volumes)
-    job = the("Job", manifests)
+    job, rows = the("Job", manifests), volumes["data"] / "demo" / "train.parquet"
     with cluster(machine, manifests):
         finished(machine, job, "initContainers")
         assert "200 iterations" in finished(machine, job)
+        before = rows.read_bytes()
+        finished(machine, job, "initContainers")
+        assert rows.read_bytes() == before, "the file was trained on under this name"
+        assert "nothing new" in finished(machine, the("CronJob", manifests))
         logs = "".join(log.read_text() for log in machine.logs)
         assert "tls://" in logs and "tcp://" not in logs
         # Without a certificate the scheduler sends nothing.
@@ -219,6 +208,7 @@ def test_with_the_component_all_connections_are_encrypted(tmp_path: Path) -> Non
         with plain, pytest.raises(OSError), context.wrap_socket(plain) as connection:
             assert connection.recv(1) == b""
             raise ConnectionResetError
+    assert {path.name for path in volumes["data"].iterdir()} == {"checkpoints", "demo", "model.json", "model.json.ledger.json"}
 
 
 @pytest.fixture
