@@ -36,7 +36,7 @@ from dboost.distributed import reducer, worker_calls, worker_plugin
 from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
 from dboost.distributed.connection import Connection
 from dboost.distributed.feature_exchange import Inbox, count_groups
-from dboost.distributed.line import Message
+from dboost.distributed.line import Message, Pieces
 from dboost.distributed.read_tasks import ReadTasks, Receipt
 from dboost.distributed.worker_calls import METHODS, Branch, Decode, FitCalls, LineCalls, Relay, buffers_of
 from dboost.distributed.worker_plugin import DBoostWorkerPlugin
@@ -102,7 +102,7 @@ class Worker:
             self._relays[ref] = Relay(self._lines[ref], ref, lambda refs: {})  # type: ignore[arg-type]
         return self._lines[ref]
 
-    def receive(self, ref: SessionRef, number: int, header: bytes, content: bytes) -> None:
+    def receive(self, ref: SessionRef, number: int, header: bytes, content: Pieces) -> None:
         """Receive a slice on a line."""
         self.holder.slice(self._fit_of(ref), ref.session, number, *unpack(header), content)
 
@@ -330,13 +330,13 @@ class SimulatedInbox(Inbox):
         self._simulated = simulated
         self._arrived: dict[tuple[str, int, int], asyncio.Future[None]] = {}
 
-    def put(self, fit: str, number: int, stage: int, sender: str, content: bytes) -> None:
+    def put(self, fit: str, number: int, stage: int, sender: str, content: Pieces) -> None:
         super().put(fit, number, stage, sender, content)
         arrived = self._arrived.get((fit, number, stage))
         if arrived is not None and not arrived.done():
             arrived.set_result(None)
 
-    def all_of(self, fit: str, number: int, stage: int, n_senders: int, check: Any = None) -> list[bytes]:
+    def all_of(self, fit: str, number: int, stage: int, n_senders: int, check: Any = None) -> list[Pieces]:
         key = fit, number, stage
 
         async def wait() -> None:
@@ -356,7 +356,7 @@ class SimulatedPeers:
         self._simulated, self._address = simulated, address
         self._sending: set[asyncio.Task[None]] = set()
 
-    def send(self, number: int, header: bytes, slices: Mapping[SessionRef, bytes]) -> None:
+    def send(self, number: int, header: bytes, slices: Mapping[SessionRef, Pieces]) -> None:
         async def start() -> None:
             for ref, content in slices.items():
                 self._sending.add(task := asyncio.ensure_future(self._send(ref, number, header, content)))
@@ -364,9 +364,9 @@ class SimulatedPeers:
 
         run_on(self._simulated.loop, start())
 
-    async def _send(self, ref: SessionRef, number: int, header: bytes, content: bytes) -> None:
+    async def _send(self, ref: SessionRef, number: int, header: bytes, content: Pieces) -> None:
         simulated, costs = self._simulated, self._simulated.costs
-        size = len(header) + len(content) * simulated.scale_of_slices(unpack(header)[0])
+        size = len(header) + sum(map(len, content)) * simulated.scale_of_slices(unpack(header)[0])
         here, there = simulated.host(self._address), simulated.host(ref.worker)
         await simulated.wire.send(here, there, size, costs.message + size * costs.byte)
         simulated.workers[ref.worker].receive(ref, number, header, content)
@@ -542,7 +542,7 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
                 "dboost.owner-bytes": owner_bytes() / simulated.columns,
             }
         ),
-        patch.object(Connection, "_open_line", lambda self: None),
+        patch.object(Connection, "open_line", lambda self: None),
         patch.object(Connection, "_run", lambda self, work: self.client.sync(work)),
         patch.object(reducer, "FitCalls", lambda guard, numbers: SimulatedFitCalls(simulated, numbers)),
         patch.object(worker_calls, "LineCalls", lambda guard: SimulatedCalls(simulated, guard._line.address, guard)),

@@ -438,8 +438,11 @@ class Connection:
         for error in errors.values():
             warn(f"{error}; the fit leaves this worker out")
 
-    def _open_line(self) -> None:
-        """Use a line for the calls of `ask` and `grow` from now on, if the connection to the scheduler allows one."""
+    def open_line(self) -> None:
+        """Use a line for the calls of `ask` and `grow` from now on, if the connection to the scheduler allows one.
+
+        `ask` does so, too: this is for a thread that will wait for something else anyway.
+        """
         if self._line is not None or not self._may_open_line:
             return
         self._may_open_line = False  # it is tried once
@@ -567,7 +570,7 @@ class Connection:
 
     def _ask(self, refs: list[SessionRef], method: str, packed: Any) -> dict[SessionRef, Any]:
         self._check_not_lost(refs)
-        self._open_line()
+        self.open_line()
         reply = self._call("dboost_ask", sessions=refs, method=method, arguments=packed)
         return dict(zip(refs, self._results(reply), strict=True))
 
@@ -591,7 +594,7 @@ class Connection:
     ) -> tuple[list[GrownTree], Timing]:
         """Grow trees. rows_of : number of rows of each session. Raises like `ask`."""
         self._check_not_lost(refs)
-        return unpack(self._call("dboost_grow", sessions=list(refs), order=pack((order, rows_of)))["trees"])
+        return unpack(self._call("dboost_grow", sessions=list(refs), order=pack_round((order, rows_of)))["trees"])
 
     def remove_unresponsive(self) -> tuple[list[str], dict[str, tuple[int, int]], bool, dict[str, str]]:
         """Remove unresponsive workers that this fit waits for, and move its tasks from paused ones to others.

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dboost.config import fan_in, gather_bytes, liveness_timeout, owner_bytes
-from dboost.distributed.line import Line
+from dboost.distributed.line import Line, Pieces
 from dboost.distributed.messages import FitCancelled, LostWorkers
 from dboost.distributed.worker_calls import SLICE
 from dboost.kernels.histograms import BinLayout
@@ -87,7 +87,7 @@ class Peers:
         self._lines: dict[SessionRef, Line] = {}
         self._lock = threading.Lock()  # a thread that has given up a round may still be sending
 
-    def send(self, number: int, header: bytes, slices: Mapping[SessionRef, bytes]) -> None:
+    def send(self, number: int, header: bytes, slices: Mapping[SessionRef, Pieces]) -> None:
         """Send slices. number : of the round; header : sent with each.
 
         Raises
@@ -105,7 +105,9 @@ class Peers:
                     raise line
             for ref, content in slices.items():
                 try:
-                    self._lines[ref].send(number, SLICE, header, [memoryview(content)], timeout=liveness_timeout())
+                    self._lines[ref].send(
+                        number, SLICE, header, [memoryview(piece) for piece in content], timeout=liveness_timeout()
+                    )
                 except OSError:
                     self._lines.pop(ref).close()
                     lost.append(ref)
@@ -140,7 +142,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._slices: dict[_Key, dict[str, bytes]] = {}
+        self._slices: dict[_Key, dict[str, Pieces]] = {}
         self._waits: dict[_Key, _Wait] = {}
 
     def begin(self, fit: str, number: int) -> None:
@@ -152,7 +154,7 @@ class Inbox:
                 wait.is_over |= key[0] == fit and key[1] < number
             self._changed.notify_all()
 
-    def put(self, fit: str, number: int, stage: int, sender: str, content: bytes) -> None:
+    def put(self, fit: str, number: int, stage: int, sender: str, content: Pieces) -> None:
         """Add a slice; it may arrive before this worker has started the round."""
         key = fit, number, stage
         with self._changed:
@@ -161,7 +163,7 @@ class Inbox:
             if key in self._waits and len(slices) == self._waits[key].n_wanted:
                 self._changed.notify_all()
 
-    def all_of(self, fit: str, number: int, stage: int, n_senders: int, check: Check | None = None) -> list[bytes]:
+    def all_of(self, fit: str, number: int, stage: int, n_senders: int, check: Check | None = None) -> list[Pieces]:
         """Wait until all slices of a stage have arrived, and return them. check : raises an error when they will not.
 
         Raises

@@ -42,6 +42,7 @@ import socket
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from dboost.distributed.line import Pieces, pieces_of, unpacked
 from dboost.distributed.messages import OK
 from dboost.params import usable_processors
 from dboost.session.calls import SessionPlace, SessionRef, pack_round, unpack
@@ -60,6 +61,7 @@ class Member(NamedTuple):
     host: str | None  # None if it is not known
     place: SessionPlace
     has_read: bool = True  # false for a trainer that has read nothing of the batch
+    n_kept: int = 0  # rows of positive weight
 
 
 class HandOver(NamedTuple):
@@ -70,6 +72,7 @@ class HandOver(NamedTuple):
     n_threads: int  # of the trainer
     #: For the trainer: how many sessions send a first message, a second one, and so on.
     n_senders: tuple[int, ...] = ()
+    n_rows: int = 0  # of positive weight that the trainer will have in one shard, so that it encodes its own into this
 
 
 def by_host(places: Mapping[Worker, tuple[str | None, tuple[int, ...]]]) -> list[list[Worker]]:
@@ -192,6 +195,9 @@ def hand_overs(
         n_senders = tuple(sum(many > k for many in given) for k in range(max(given, default=0)))
         found |= {ref: HandOver(trainer, n_parts[ref], n) for ref in group}
         found[trainer] = found[trainer]._replace(n_senders=n_senders)
+        if is_whole:
+            n_rows = sum(members[ref].n_kept for ref in readers)
+            found[trainer] = found[trainer]._replace(n_parts=min(n_parts[trainer], 1), n_rows=n_rows)
     return found
 
 
@@ -199,7 +205,7 @@ def answer_hand_over(
     here: SessionRef,
     arguments: bytes | memoryview,
     execute: Callable[[str, Any], tuple[str, Any]],
-    exchange: Callable[[int, dict[SessionRef, bytes], int], tuple[str, Any]],
+    exchange: Callable[[int, dict[SessionRef, Pieces], int], tuple[str, Any]],
 ) -> tuple[str, Any]:
     """Answer the call of a session, when its rows have been sent, or those of the others have arrived.
 
@@ -208,13 +214,13 @@ def answer_hand_over(
     batch, spec, order = unpack(arguments)
     is_trainer = order.trainer == here
     n_threads = order.n_threads if is_trainer else None
-    status, parts = execute(Session.hand_over.__name__, (batch, spec, order.n_parts, n_threads))
+    status, parts = execute(Session.hand_over.__name__, (batch, spec, order.n_parts, n_threads, order.n_rows))
     if status != OK:
         return status, parts
     for k, n_senders in enumerate(order.n_senders if is_trainer else [0] * len(parts)):
-        status, received = exchange(k, {} if is_trainer else {order.trainer: pack_round(parts[k])}, n_senders)
+        status, received = exchange(k, {} if is_trainer else {order.trainer: pieces_of(parts[k])}, n_senders)
         if status == OK and is_trainer:
-            status, received = execute(Session.receive.__name__, (batch, received))
+            status, received = execute(Session.receive.__name__, (batch, [*map(unpacked, received)]))
         if status != OK:
             return status, received
     return OK, pack_round(None)

@@ -10,7 +10,7 @@ into one buffer per line, which the next message reuses::
 
     number  u64     of the round; an answer has the number of its request
     kind    u8      method of a request, status of an answer
-    n       u8      number of buffers
+    n       u32     number of buffers
     size    u64     bytes that follow
     lengths u64[n + 1], content, buffers, each padded to a multiple of 16 bytes, so that arrays in them are aligned
 
@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-_HEADER = struct.Struct("<QBBQ")
+_HEADER = struct.Struct("<QBIQ")
 #: Largest buffer for messages that is kept for the next one.
 _KEPT_BYTES = 32 * 2**20
 #: Messages up to this size are copied, so that one system call sends them.
@@ -53,7 +53,7 @@ class Message:
 
     def unpack(self) -> Any:
         """Return the object that `packed` pickled; its arrays are views of the buffers."""
-        return pickle.loads(self.content, buffers=self.buffers)
+        return unpacked([self.content, *self.buffers])
 
 
 def packed(answer: Any) -> tuple[bytes, list[memoryview]]:
@@ -61,6 +61,22 @@ def packed(answer: Any) -> tuple[bytes, list[memoryview]]:
     buffers: list[pickle.PickleBuffer] = []
     content = pickle.dumps(answer, 5, buffer_callback=buffers.append)
     return content, [buffer.raw() for buffer in buffers]
+
+
+#: A pickled object: its content, and the arrays in it, see `packed`.
+Pieces = Sequence[bytes | memoryview]
+
+
+def pieces_of(message: Any) -> Pieces:
+    """Return a message for another session."""
+    content, buffers = packed(message)
+    return [content, *buffers]
+
+
+def unpacked(pieces: Pieces) -> Any:
+    """Return the object that `packed` pickled; its arrays are views of the buffers."""
+    content, *buffers = pieces
+    return pickle.loads(content, buffers=buffers)
 
 
 class LineClosed(OSError):
@@ -182,6 +198,10 @@ class Line:
                 return message
             if not self._arriving.select(patience):
                 note_wait()
+
+    def give_up_memory(self) -> None:
+        """Leave the memory of the last message to it, so that it stays valid."""
+        self._body = np.empty(0, np.uint8)
 
     def _receive_into(self, view: memoryview) -> int | None:
         if self._received:

@@ -331,8 +331,14 @@ class PartitionedTable:
         hosts = {worker: self.connection.host_of(worker) for worker in n_threads}
         for batch in sorted({entry.batch for entry in due if not entry.is_handed_over}):
             entries = {entry.ref: entry for entry in due if entry.batch == batch and not entry.is_handed_over}
+            kept = self.n_kept
             members = {
-                entry.ref: Member(sum(self.lengths[i] for i in entry.numbers), hosts.get(entry.ref.worker), place)
+                entry.ref: Member(
+                    sum(self.lengths[i] for i in entry.numbers),
+                    hosts.get(entry.ref.worker),
+                    place,
+                    n_kept=sum(kept[i] for i in entry.numbers),
+                )
                 for entry, place in places
                 if entries.get(entry.ref) is entry
             }

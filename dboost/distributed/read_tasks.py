@@ -340,6 +340,7 @@ class ReadTasks:
         futures = submit(connection.client, graph, list(keys.values()), priority=_PRIORITY, **restrictions)
         connection.reading.update(futures)
         try:
+            connection.open_line()  # while the tasks run
             sizes = None if self._sizes is None else {i: self._sizes[i] for i in numbers}
             events = _ReadEvents(connection, batch.rpartition("/")[0], n_all, n_before, sizes, runs)
             bound = [] if restrictions.get("allow_other_workers", True) else restrictions["workers"]

@@ -630,7 +630,7 @@ class Reducer(SchedulerPlugin):
         for k, tree in enumerate(grown):  # the first one has the times of all
             event = {**how, "leaves": tree.n_leaves, **asdict(Timing() if k else timing)}
             self._loop.call_soon_threadsafe(self._scheduler.log_event, NAME, event)
-        return {"trees": pack((grown, timing))}
+        return {"trees": pack_round((grown, timing))}
 
     def _lines(self, name: str, fit: Fit, refs: Sequence[SessionRef]) -> FitCalls | None:
         """Return lines to these sessions, opening those that are missing; None if a connection does not allow one.

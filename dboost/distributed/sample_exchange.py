@@ -15,6 +15,7 @@ from typing import Any
 
 from dboost.config import fan_in, owner_bytes
 from dboost.data.binning import SAMPLE_ROWS
+from dboost.distributed.line import Pieces, pieces_of, unpacked
 from dboost.distributed.messages import OK, pack
 from dboost.session.calls import SessionRef, unpack
 from dboost.session.proposal import ProposalOrder
@@ -31,7 +32,7 @@ def answer_proposal(
     here: SessionRef,
     arguments: bytes | memoryview,
     execute: Callable[[str, Any], tuple[str, Any]],
-    exchange: Callable[[dict[SessionRef, bytes], int], tuple[str, Any]],
+    exchange: Callable[[dict[SessionRef, Pieces], int], tuple[str, Any]],
 ) -> tuple[str, Any]:
     """Answer the call of a session: with a status, and the packed candidates of the columns that it owns, or an error.
 
@@ -42,13 +43,13 @@ def answer_proposal(
     status, answer = execute(Session.draw_sample.__name__, (draws, order.bounds, own))
     if status != OK:
         return status, answer
-    slices, kept = answer
+    ranges, kept = answer
     # Each session begins with another owner, so that no link receives from all at the same time.
     n, first = len(order.owners), 0 if own is None else own + 1
-    to_owners = {order.owners[k % n]: slices[k % n] for k in range(first, first + n) if k % n != own}
+    to_owners = {order.owners[k % n]: pieces_of(ranges[k % n]) for k in range(first, first + n) if k % n != own}
     status, answer = exchange(to_owners, 0 if own is None else order.n_sessions - 1)
     if status != OK:
         return status, answer
     if own is None:
         return OK, pack([])
-    return execute(Session.propose.__name__, (kept, answer, order.max_bins))
+    return execute(Session.propose.__name__, (kept, [*map(unpacked, answer)], order.max_bins))

@@ -37,7 +37,7 @@ from dboost.config import liveness_timeout
 from dboost.data import Chunk
 from dboost.distributed.feature_exchange import Inbox, Peers
 from dboost.distributed.host_sessions import answer_hand_over
-from dboost.distributed.line import Line, Message, packed
+from dboost.distributed.line import Line, Message, Pieces, packed
 from dboost.distributed.messages import (
     FAILED,
     LOST,
@@ -195,7 +195,9 @@ _OF_ROUNDS = frozenset(
     method.__name__
     for method in (Session.round_histograms, Session.histogram_slices, Session.add_slices, Session.search_slices)
 )
-#: Calls whose results are not packed: those, and what is sent to other sessions, in pieces that are packed one by one.
+#: Other calls of every iteration whose results contain none.
+_OF_ITERATIONS = frozenset(method.__name__ for method in (Session.update_scores, Session.grow_trees))
+#: Calls whose results are not packed: those of rounds, and what is sent to other sessions, whose parts are packed one by one.
 _NOT_PACKED = _OF_ROUNDS | {Session.draw_sample.__name__, Session.hand_over.__name__}
 #: Calls that free the memory of feature values.
 _FREES_MEMORY = frozenset(
@@ -237,7 +239,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 "dboost_has": self.has,
                 "dboost_call": self.call,
                 "dboost_line": self.line,
-                "dboost_slice": self.slice,
+                "dboost_slice": self.slice_in_message,
                 "dboost_release": self.release,
                 "dboost_discard": self.discard,
             }
@@ -322,20 +324,20 @@ class DBoostWorkerPlugin(WorkerPlugin):
         k, group = exchange.place(here)
         # Each session sends to the next one of its group first, so that no link receives from all at the same time.
         first, wanted = (k, len(group)) if k < len(slices) else (0, 0)
-        to_group = {group[j]: slices[j] for j in (*range(first, len(slices)), *range(first))}
+        to_group: dict[SessionRef, Pieces] = {group[j]: [slices[j]] for j in (*range(first, len(slices)), *range(first))}
         status, received = self._swap(fit, here, number, 0, to_group, wanted, relay)
         if status == OK and received and exchange.n_groups > 1:
-            status, answer = execute(Session.add_slices.__name__, (received,))
+            status, answer = execute(Session.add_slices.__name__, ([content for (content,) in received],))
             if status != OK:
                 return status, answer
             seconds += answer[1]
             owner = exchange.owner(k)
             wanted = exchange.n_groups if owner == here else 0
-            status, received = self._swap(fit, here, number, 1, {owner: answer[0]}, wanted, relay)
+            status, received = self._swap(fit, here, number, 1, {owner: [answer[0]]}, wanted, relay)
         if status != OK:
             return status, received
         if received:
-            status, answer = execute(Session.search_slices.__name__, (k, received))
+            status, answer = execute(Session.search_slices.__name__, (k, [content for (content,) in received]))
             if status != OK:
                 return status, answer
             best = answer[0]
@@ -348,7 +350,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         here: SessionRef,
         number: int,
         stage: int,
-        slices: dict[SessionRef, bytes],
+        slices: dict[SessionRef, Pieces],
         n_wanted: int,
         relay: Relay | None,
     ) -> tuple[str, Any]:
@@ -369,7 +371,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
             return FAILED, pack_error(error)
 
     def _send_slices(
-        self, fit: str, here: SessionRef, number: int, stage: int, slices: dict[SessionRef, bytes], relay: Relay | None
+        self, fit: str, here: SessionRef, number: int, stage: int, slices: dict[SessionRef, Pieces], relay: Relay | None
     ) -> None:
         """Send slices to other sessions, on lines or by messages of Dask.
 
@@ -394,10 +396,10 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 self._peers[key] = Peers(partial(self._open_lines, fit))
             return self._peers[key]
 
-    async def _send_messages(self, fit: str, sender: str, number: int, stage: int, slices: Mapping[SessionRef, bytes]) -> None:
-        async def send(ref: SessionRef, content: bytes) -> bool:
+    async def _send_messages(self, fit: str, sender: str, number: int, stage: int, slices: Mapping[SessionRef, Pieces]) -> None:
+        async def send(ref: SessionRef, content: Pieces) -> bool:
             message = {"fit": fit, "session": ref.session, "number": number, "stage": stage, "sender": sender}
-            sending = self._worker.rpc(ref.worker).dboost_slice(**message, content=content, reply=False)
+            sending = self._worker.rpc(ref.worker).dboost_slice(**message, content=[*map(bytes, content)], reply=False)
             try:
                 await asyncio.wait_for(sending, liveness_timeout())
             except OSError:
@@ -409,11 +411,15 @@ class DBoostWorkerPlugin(WorkerPlugin):
         if lost:
             raise LostWorkers(lost)
 
-    def slice(self, fit: str, session: str, number: int, stage: int, sender: str, content: bytes) -> None:
+    def slice(self, fit: str, session: str, number: int, stage: int, sender: str, content: Pieces) -> None:
         """Receive a slice. sender : its session."""
         if self.known(fit, session) is not None:
             self._inbox.put(fit, number, stage, sender, content)
-            self.meter.received(len(content))
+            self.meter.received(sum(map(len, content)))
+
+    def slice_in_message(self, content: Sequence[bytes], **of: Any) -> None:
+        """Receive a slice by a message of Dask; its arrays can be changed, as those of a line. of : see `slice`."""
+        self.slice(**of, content=[memoryview(bytearray(piece)) for piece in content])
 
     async def line(self, comm: Any, fit: str, session: str) -> Any:
         """Open a line to a session: from now on the connection is a line, and a thread answers its calls."""
@@ -434,7 +440,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 message = relay.receive()
                 if message.kind == SLICE:
                     stage, sender = unpack(message.content)
-                    self.slice(fit, session, message.number, stage, sender, bytes(message.buffers[0]))
+                    line.give_up_memory()
+                    self.slice(fit, session, message.number, stage, sender, message.buffers)
                 else:
                     line.send(message.number, *self.answer(relay, fit, session, message))
                 del message  # it may be large, and the next one may not come soon
@@ -488,14 +495,14 @@ class DBoostWorkerPlugin(WorkerPlugin):
         if method == Session.draw_sample.__name__:
             here = SessionRef(self._worker.address, session)
 
-            def swap(slices: dict[SessionRef, bytes], n_wanted: int) -> tuple[str, Any]:
+            def swap(slices: dict[SessionRef, Pieces], n_wanted: int) -> tuple[str, Any]:
                 return self._swap(fit, here, number, 0, slices, n_wanted, relay)
 
             return answer_proposal(here, arguments, partial(self._execute, fit, session, number), swap)
         if method == Session.hand_over.__name__:
             here = SessionRef(self._worker.address, session)
 
-            def send(stage: int, messages: dict[SessionRef, bytes], n_wanted: int) -> tuple[str, Any]:
+            def send(stage: int, messages: dict[SessionRef, Pieces], n_wanted: int) -> tuple[str, Any]:
                 return self._swap(fit, here, number, stage, messages, n_wanted, relay)
 
             return answer_hand_over(here, arguments, partial(self._execute, fit, session, number), send)
@@ -526,7 +533,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 if method in _FREES_MEMORY:
                     trim_memory()
                 if method not in _NOT_PACKED:
-                    answer = pack(answer)
+                    answer = pack_round(answer) if method in _OF_ITERATIONS else pack(answer)
                 with self._lock:
                     if self.known(fit, session) is not None:  # metrics of a fit that has ended meanwhile would never be removed
                         n_received = 0 if isinstance(arguments, tuple) else len(arguments)  # `slice` has counted slices

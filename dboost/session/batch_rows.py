@@ -28,7 +28,7 @@ from dboost.data.roles import RowRoles
 from dboost.data.table import kept_rows
 from dboost.model.ensemble import FlatEnsemble
 from dboost.session.calls import BuildSpec
-from dboost.session.encoded_rows import EncodedRows
+from dboost.session.encoded_rows import EncodedRows, joined_rows
 from dboost.session.partition_batch import PartitionBatch
 from dboost.session.row_samples import TRAIN, ChosenRows, FoldRows
 from dboost.session.target import Target, encode_chunk, encode_like
@@ -145,12 +145,13 @@ class BatchRows:
             yield from self._shards_of_fold(spec, n_shards)
             return
         for rows in self.encoded(spec, n_shards):
-            yield rows_in_memory(rows.fields, spec.shard, RowIds(rows.ids))
+            yield joined_rows([rows], spec)
 
-    def encoded(self, spec: BuildSpec, n_parts: int) -> Iterator[EncodedRows]:
+    def encoded(self, spec: BuildSpec, n_parts: int, n_rows: int = 0) -> Iterator[EncodedRows]:
         """Yield the rows of positive weight in memory, as at most `n_parts` ranges of about the same number of rows.
 
-        Raw values are released before the last one is yielded.
+        Raw values are released before the last one is yielded. n_rows : of which the codes of each range get room; default only
+        of its own.
         """
         self.gather()
         table, y, weight = self.table, self.y, self.table.weight
@@ -164,12 +165,17 @@ class BatchRows:
             some = None
             if n < table.n_rows:
                 some = np.arange(kept_range.start, kept_range.stop) if kept is None else kept[kept_range]
-            codes = encode_table(table, spec.binning, spec.shard.layout, some, self.n_threads)
-            raw = self._raw_scores(spec, some, kept_range)
+            codes = encode_table(table, spec.binning, spec.shard.layout, some, self.n_threads, n_rows)
+            raw = None
+            if self.start_scores is not None or table.offset is not None or spec.warm_start.model is not None:
+                raw = self._raw_scores(spec, some, kept_range)
             if k == n_parts - 1:
                 self.close_values()
-            target = y if some is None else y[..., some]
-            fields = {"target": spec.in_unit(target), "raw": spec.in_unit(raw), "narrow": codes.narrow, "wide": codes.wide}
+            target = spec.in_unit(y if some is None else y[..., some])
+            target = compacted(target) if spec.shard.compacts_target else target
+            fields = {"target": target, "narrow": codes.narrow, "wide": codes.wide}
+            if raw is not None:
+                fields["raw"] = spec.in_unit(raw)
             if spec.shard.weighted:
                 fields["weight"] = np.ones(n) if weight is None else weight if some is None else weight[some]
             if (draw_id := self._draw_id_of(spec, kept_range)) is not None:

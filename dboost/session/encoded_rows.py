@@ -5,15 +5,20 @@ and encode in parallel; then each sends its encoded rows (about a byte a value) 
 (`distributed.host_sessions`). That session keeps what it has received until it is told which partitions it has
 (`WorkerSession.accept`): what a call that failed has sent is dropped. The other sessions keep their encoded rows until they are
 told to drop them, so the call can be repeated.
+
+Arrays are copied as little as possible: they are sent from where they were encoded, and used from where they were received. A
+session that is to have one shard of all rows makes room in its codes before it encodes its own rows, and the others are copied
+behind them. Scores that are the same in all rows are not sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
+from dboost.session.calls import BuildSpec
 from dboost.session.evaluation import EncodedEvalRows
 from dboost.shards.shard import RowIds
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
@@ -23,16 +28,22 @@ from dboost.shards.shard_spec import ShardSpec
 class EncodedRows(NamedTuple):
     """Rows of positive weight before training."""
 
-    fields: dict[str, np.ndarray]  # by name, with the rows on the last axis; see `ShardSpec.start_groups`
+    #: By name, with the rows on the last axis; see `ShardSpec.start_groups`. Codes may have room for more rows behind these.
+    #: There are no raw scores if they are `BuildSpec.baseline`; targets may have fewer bytes (`shard_blocks.compacted`).
+    fields: dict[str, np.ndarray]
     ids: np.ndarray  # int64[n_runs, 2], see `RowIds`
 
     @property
     def n_rows(self) -> int:
-        return int(self.fields["raw"].shape[-1])
+        return int(self.fields["target"].shape[-1])
+
+    def alone(self) -> EncodedRows:
+        """Return the rows without room for others."""
+        return self._replace(fields={name: values[..., : self.n_rows] for name, values in self.fields.items()})
 
 
 def row_bytes(spec: ShardSpec) -> int:
-    """Return the bytes of an encoded row."""
+    """Return the bytes of an encoded row, at most."""
     return sum(field.n_bytes(1) for group in spec.start_groups() for field in group.fields)
 
 
@@ -40,11 +51,11 @@ class HandedRows(NamedTuple):
     """What a session sends at a time of the rows of a batch."""
 
     partitions: tuple[int, ...]  # of the whole batch
-    rows: EncodedRows | None  # None if no row has positive weight
+    rows: list[EncodedRows]  # none if no row has positive weight
     eval_rows: list[EncodedEvalRows]
 
 
-def joined_shards(parts: list[EncodedRows], spec: ShardSpec, n_shards: int) -> Iterator[ShardBlocks]:
+def joined_shards(parts: list[EncodedRows], spec: BuildSpec, n_shards: int) -> Iterator[ShardBlocks]:
     """Join rows to shards of about the same number of rows; the list is emptied, and fields are released one by one.
 
     The tiles of the shards must still be filled.
@@ -55,12 +66,39 @@ def joined_shards(parts: list[EncodedRows], spec: ShardSpec, n_shards: int) -> I
     parts.clear()
     for group in groups:
         if group:
-            ids = RowIds(np.concatenate([part.ids for part in group]))
-            yield rows_in_memory(_joined([part.fields for part in group]), spec, ids)
-            group.clear()
+            yield joined_rows(group, spec)
 
 
-def _joined(fields: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    if len(fields) == 1:
-        return fields[0]
-    return {name: np.concatenate([of_part.pop(name) for of_part in fields], axis=-1) for name in list(fields[0])}
+def joined_rows(parts: list[EncodedRows], spec: BuildSpec) -> ShardBlocks:
+    """Return rows as a shard whose tiles must still be filled; the list is emptied, and fields are released one by one."""
+    n_rows = sum(part.n_rows for part in parts)
+    parts.sort(key=lambda part: part.fields["narrow"].shape[-1] != n_rows)  # first, if there is one with room for all
+    ids, sizes = RowIds(np.concatenate([part.ids for part in parts])), [part.n_rows for part in parts]
+    fields: dict[str, np.ndarray] = {}
+    for name in {name: None for part in parts for name in part.fields}:
+        values = [part.fields.pop(name, None) for part in parts]
+        if name == "raw":
+            values = [_baseline(spec, n) if of is None else of for of, n in zip(values, sizes, strict=True)]
+        fields[name] = _joined([of for of in values if of is not None], sizes)
+        del values
+    if "raw" not in fields:
+        fields["raw"] = _baseline(spec, n_rows)
+    parts.clear()
+    return rows_in_memory(fields, spec.shard, ids)
+
+
+def _joined(parts: list[np.ndarray], sizes: list[int]) -> np.ndarray:
+    """Return arrays of so many rows together: in the first one, if it has room for exactly the others."""
+    first, n_rows = parts[0], sum(sizes)
+    if first.shape[-1] != n_rows:
+        return np.concatenate([part[..., :n] for part, n in zip(parts, sizes, strict=True)], axis=-1)
+    start = sizes[0]
+    for part, n in zip(parts[1:], sizes[1:], strict=True):
+        first[..., start : start + n] = part[..., :n]
+        start += n
+    return first
+
+
+def _baseline(spec: BuildSpec, n_rows: int) -> np.ndarray:
+    """Return the raw scores of rows without offsets and without a model that is continued."""
+    return spec.in_unit(np.repeat(spec.baseline[:, None], n_rows, axis=1))

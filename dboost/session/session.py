@@ -76,14 +76,14 @@ class Session(Protocol):
 
     def draw_sample(
         self, draws: Sequence[tuple[str, Callable[[BatchRows], Sample]]], bounds: Sequence[int], own: int | None, /
-    ) -> tuple[list[bytes], Sample]:
-        """Draw rows of some batches; return the ranges of their columns, packed, and range `own`, which is not.
+    ) -> tuple[list[Sample], Sample]:
+        """Draw rows of some batches; return the ranges of their columns for other sessions, and range `own`.
 
         A message calls it with a `ProposalOrder` instead of the range, and is answered with the split candidates of the columns
         that the session owns (`distributed.sample_exchange`).
         """
 
-    def propose(self, kept: Sample, received: Sequence[bytes], max_bins: int, /) -> list[np.ndarray]:
+    def propose(self, kept: Sample, received: Sequence[Sample], max_bins: int, /) -> list[np.ndarray]:
         """Return the split candidates of the own range of columns. received : from the other sessions."""
 
     # Rows of a host.
@@ -97,14 +97,14 @@ class Session(Protocol):
         n_growing : trees of all folds that grow at the same time in this process.
         """
 
-    def hand_over(self, batch: str, spec: BuildSpec, n_parts: int, n_threads: int | None, /) -> list[HandedRows]:
+    def hand_over(self, batch: str, spec: BuildSpec, n_parts: int, n_threads: int | None, n_rows: int, /) -> list[HandedRows]:
         """Encode a batch that is not built yet; return its rows and evaluation rows in `n_parts` messages.
 
         A message calls it with a `HandOver` instead of the numbers, and is answered when the rows have been sent or received
         (`distributed.host_sessions`).
         """
 
-    def receive(self, batch: str, messages: Sequence[bytes], /) -> None:
+    def receive(self, batch: str, messages: Sequence[HandedRows], /) -> None:
         """Store what other sessions have sent, until `accept`."""
 
     def accept(self, batch: str, numbers: Sequence[int], /) -> None:

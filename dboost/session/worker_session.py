@@ -234,18 +234,17 @@ class WorkerSession:
 
     def draw_sample(
         self, draws: Sequence[tuple[str, Callable[[BatchRows], Sample]]], bounds: Sequence[int], own: int | None
-    ) -> tuple[list[bytes], Sample]:
-        """Draw rows of some batches; return the ranges of their columns, packed (empty for `own`), and range `own`."""
+    ) -> tuple[list[Sample], Sample]:
+        """Draw rows of some batches; return the ranges of their columns (empty for `own`), and range `own`."""
         sample: Sample = {}
         for batch, draw in draws:
             sample |= draw(self.rows_of(batch))
         ranges = divided(sample, bounds)
-        packed = [b"" if k == own else pack_round(some) for k, some in enumerate(ranges)]
-        return packed, {} if own is None else ranges[own]
+        return [{} if k == own else some for k, some in enumerate(ranges)], {} if own is None else ranges[own]
 
-    def propose(self, kept: Sample, received: Sequence[bytes], max_bins: int) -> list[np.ndarray]:
+    def propose(self, kept: Sample, received: Sequence[Sample], max_bins: int) -> list[np.ndarray]:
         """Return the split candidates of the own range of columns. received : from the other sessions."""
-        return propose_together([kept, *map(unpack, received)], max_bins, self._n_threads)
+        return propose_together([kept, *received], max_bins, self._n_threads)
 
     # Rows of a host.
 
@@ -255,11 +254,12 @@ class WorkerSession:
         most = MOST_ROWS if self._spare is None else min(self._spare.most_rows(spec.shard, len(processors)), MOST_ROWS)
         return SessionPlace(most - self.n_rows, processors)
 
-    def hand_over(self, batch: str, spec: BuildSpec, n_parts: int, n_threads: int | None) -> list[HandedRows]:
+    def hand_over(self, batch: str, spec: BuildSpec, n_parts: int, n_threads: int | None, n_rows: int = 0) -> list[HandedRows]:
         """Encode a batch that is not built yet; return its rows and evaluation rows in `n_parts` messages.
 
         n_parts : 0 for a session that receives the rows of the others, and has read none itself.
         n_threads : for the session that receives the rows of the others: the threads that it trains with. It returns none.
+        n_rows : for this session: the number of rows for which codes get room; 0 for those of its own.
         """
         self._spec = spec
         self._received.pop(batch, None)
@@ -268,27 +268,26 @@ class WorkerSession:
         elif batch not in self._encoded:
             rows = self.rows_of(batch)
             rows.drop_target()
-            parts, self._owned[batch] = list(rows.encoded(spec, n_parts)), tuple(rows.table.numbers)
+            parts, self._owned[batch] = list(rows.encoded(spec, n_parts, n_rows)), tuple(rows.table.numbers)
             self._close_batch(batch)
             self._encoded[batch] = parts
         if n_threads is not None:
             self.use_threads(n_threads)
             return []
         parts, partitions, eval_rows = self._encoded[batch], self._owned[batch], self.eval_sets.encoded(batch)
-        some = [HandedRows(partitions, part, []) for part in [*parts, *[None] * n_parts][:n_parts]]
+        some = [HandedRows(partitions, [part.alone() for part in parts[k::n_parts]], []) for k in range(n_parts)]
         return [some[0]._replace(eval_rows=eval_rows), *some[1:]]
 
-    def receive(self, batch: str, messages: Sequence[bytes]) -> None:
+    def receive(self, batch: str, messages: Sequence[HandedRows]) -> None:
         """Store what other sessions have sent, until `accept`."""
-        self._received.setdefault(batch, []).extend(map(unpack, messages))
+        self._received.setdefault(batch, []).extend(messages)
 
     def accept(self, batch: str, numbers: Sequence[int]) -> None:
         """Add the rows that were received of these partitions to the own ones, and drop those of others."""
         for some in self._received.pop(batch, []):
             if not set(some.partitions) <= set(numbers):
                 continue
-            if some.rows is not None:
-                self._encoded[batch].append(some.rows)
+            self._encoded[batch] += some.rows
             for rows in some.eval_rows:
                 assert self._spec is not None
                 self.eval_sets.add_encoded(batch, rows, self._spec)
@@ -312,7 +311,7 @@ class WorkerSession:
             n_kept = sum(part.n_rows for part in parts)
             check_rows_in_memory(n_kept if spec.is_whole else -(-n_kept // self._n_threads))  # of a shard
             is_one = spec.is_whole or is_small(n_kept, len(spec.binning.features))
-            self._add_in_memory(joined_shards(parts, spec.shard, 1 if is_one else self._n_threads), batch, spec, past, n_kept)
+            self._add_in_memory(joined_shards(parts, spec, 1 if is_one else self._n_threads), batch, spec, past, n_kept)
             self._close_batch(batch)
             self._built.add(batch)
         if batch not in self._built:

@@ -98,16 +98,19 @@ def _columns_of(matrix: np.ndarray, rows: np.ndarray, of: slice, n_threads: int)
     return columns
 
 
-def encode_table(table: Table, binning: Binning, layout: BinLayout, kept: np.ndarray | None, n_threads: int) -> BinnedColumns:
+def encode_table(
+    table: Table, binning: Binning, layout: BinLayout, kept: np.ndarray | None, n_threads: int, n_rows: int = 0
+) -> BinnedColumns:
     """Return the codes of all rows, or of the kept ones.
+
+    n_rows : of which the codes get room at least; default only of these.
 
     Raises
     ------
     DataError
         When a numeric feature holds an infinite value, naming column and row.
     """
-    n_rows = table.n_rows if kept is None else len(kept)
-    codes = empty_binned_columns(layout, n_rows)
+    codes = empty_binned_columns(layout, max(table.n_rows if kept is None else len(kept), n_rows))
     position = start = 0
     with ThreadPoolExecutor(n_threads) as pool:
         encoder = Encoder(binning, codes, pool, n_threads)

@@ -97,6 +97,26 @@ def test_a_line_keeps_no_large_buffer(lines: tuple[Line, Line], monkeypatch: pyt
         assert np.shares_memory(there._body, np.frombuffer(message.content, np.uint8)) is is_kept
 
 
+def test_a_message_of_many_arrays(lines: tuple[Line, Line]) -> None:
+    """Such as the histograms of a hundred classes."""
+    here, there = lines
+    arrays = [np.arange(k % 7) for k in range(600)]
+    content, buffers = packed(arrays)
+    here.send(1, 0, content, buffers)
+    assert all(map(np.array_equal, there.receive().unpack(), arrays))
+
+
+def test_a_message_that_is_given_its_memory_stays_valid(lines: tuple[Line, Line]) -> None:
+    here, there = lines
+    kept = []
+    for value in range(3):
+        here.send(value, 0, *packed(np.full(100, value)))
+        message = there.receive()
+        there.give_up_memory()
+        kept.append(message)
+    assert [message.unpack().tolist() for message in kept] == [[value] * 100 for value in range(3)]
+
+
 def test_a_closed_end_is_noticed(lines: tuple[Line, Line]) -> None:
     one, other = lines
     one.send(1, 0, b"first")

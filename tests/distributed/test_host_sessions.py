@@ -11,6 +11,7 @@ from typing import Any
 
 import dask
 import dask.dataframe as dd
+import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
@@ -222,6 +223,42 @@ def test_evaluation_sets_stay_where_they_are(client: Client) -> None:
     assert_one_session(there, expected)
     assert there.history.filter(like="eval_").equals(expected.history.filter(like="eval_"))
     assert there.n_iter_ < 30
+
+
+@pytest.mark.fast_cells(1)
+@pytest.mark.parametrize("offset", [None, "w"])
+def test_rows_are_sent_once_and_not_copied(client: Client, offset: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of two classes take a byte for each code and the target; scores are sent if they differ. The trainer trains on the
+    memory that it has encoded its own rows into."""
+    sent: list[int] = []
+    encoded: list[Any] = []
+    trained: list[Any] = []
+    pieces_of, encode_table = host_sessions.pieces_of, batch_rows.encode_table
+
+    def noted(message: Any) -> Any:
+        pieces = pieces_of(message)
+        sent.append(sum(map(len, pieces)))
+        return pieces
+
+    def encode(*arguments: Any) -> Any:
+        encoded.append(encode_table(*arguments))
+        return encoded[-1]
+
+    def look() -> None:
+        for worker in client.cluster.workers.values():
+            sessions = worker.plugins["dboost"]._sessions.values()
+            trained.extend(runner.rows.shard.codes.narrow for one in sessions for runner in one._runners)
+
+    monkeypatch.setattr(host_sessions, "pieces_of", noted)
+    monkeypatch.setattr(batch_rows, "encode_table", encode)
+    options = {"offset": offset, "callbacks": at(1, look)}
+    there = fitted(divided(FRAME, [800, 1600]), "z", client=client, **options)
+    assert there.sha256 == fitted(FRAME, "z", offset=offset).sha256
+    n_given = sum(sorted([800, 800, 800])[:2])
+    bytes_of_row = len(COLUMNS) + 1 + (0 if offset is None else 8)
+    assert len(sent) == 2 and sum(sent) < n_given * bytes_of_row + 2 * 2000
+    assert len(trained) == 1 and trained[0].shape[1] == len(FRAME)
+    assert sum(np.shares_memory(trained[0], codes.narrow) for codes in encoded[:3]) == 1
 
 
 def test_groups(client: Client) -> None:
