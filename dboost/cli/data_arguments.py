@@ -122,7 +122,7 @@ def features_left(arguments: argparse.Namespace, given: Mapping[str, Any]) -> li
         raise ParameterError(f"--drop: {arguments.data} holds prepared data, which have the features of dboost prepare")
     if given.get("features") is not None:
         raise ParameterError("--drop and features are two ways to choose columns: give one")
-    columns = list(open_path(arguments.data).columns)
+    columns = list(open_path(arguments.data, columns=()).columns)  # the fit checks those that it uses
     for name in arguments.drop:
         if name not in columns:
             raise DataError(f"--drop: {arguments.data} has no column {name!r}{Names.of(columns).hint(name)}")

@@ -18,6 +18,7 @@ from dboost.cli import output_paths
 from dboost.cli.data_arguments import check_target, with_target
 from dboost.cli.ledger import model_settings, open_ledger
 from dboost.data.files import no_files_error
+from dboost.data.labels import listed
 from dboost.display import metric_name, number
 from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, InputTypeError, ParameterError, is_passing, shown
@@ -72,6 +73,8 @@ def _train(
             data = with_target(arguments, data, client)
             if "eval_set" in parameters:
                 parameters["eval_set"] = with_target(arguments, parameters["eval_set"], client, of=" of the evaluation set")
+            if arguments.drop:
+                _keep_features(arguments, parameters)
             booster = dboost.fit(data, arguments.target, client=client, **parameters)
     except KeyboardInterrupt as stop:  # its message has the number of iterations
         kept = "" if arguments.checkpoint else "; nothing was saved"
@@ -83,6 +86,17 @@ def _train(
         write_whole(arguments.history, booster.history.to_csv(index=False).encode())
     if not arguments.quiet:
         print(_summary(booster, arguments.output))
+
+
+def _keep_features(arguments: argparse.Namespace, parameters: dict[str, Any]) -> None:
+    """Leave the features to the model that is continued, if there is one: columns that are new in the data are none of them."""
+    base = next((parameters[name] for name in ("start_from", "init_model") if parameters.get(name) is not None), None)
+    if base is None:
+        return
+    learned = [name for name in arguments.drop if name in dboost.load(base).feature_names_in_]
+    if learned:
+        raise ParameterError(f"--drop: {shown(base)} was trained on {listed(learned)}, and a model keeps its features")
+    del parameters["features"]
 
 
 def _train_on_new(arguments: argparse.Namespace, parameters: dict[str, Any]) -> None:

@@ -470,7 +470,11 @@ def make_read_plan(
     columns: tuple[str, ...] | tuple[int, ...]
     if like is not None:
         if features is not None:
-            raise ParameterError("features cannot be chosen again: the model's own are used")
+            asked, learned = set(chosen_features(features, own)), {feature.name for feature in like}
+            if asked != learned:
+                which = listed(sorted(asked - learned) or sorted(learned - asked))
+                why = f"it was not trained on {which}" if asked - learned else f"it was also trained on {which}"
+                raise ParameterError(f"features cannot be chosen again: the model keeps its own, and {why}: leave features out")
         if named:
             _check_roles(given, like)
         columns = columns_like(names, named, like, without=taken)

@@ -87,6 +87,30 @@ def test_first_all_then_what_is_new_then_nothing(learned: list[list[str]], capsy
     assert len(learned) == 2
 
 
+@pytest.mark.parametrize("choice", [["--drop", "c", "--drop", "day"], ["--set", "features=[a,b]"]])
+def test_the_same_command_with_chosen_columns(here: Path, choice: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*COMMAND, *choice, "--set", "max_iter=2"]
+    model = None
+    for number in (1, 2, 3):
+        arrive(number)
+        path = Path(f"data/part-{number}.parquet")
+        frame = pd.read_parquet(path).assign(c=1.0, day=number)
+        if number == 2:  # a column that the model has not
+            frame["d"] = 2.0
+        frame.to_parquet(path, index=False)
+        assert main(command) == 0, capsys.readouterr().err
+        options = {"features": ["a", "b"]} if model is None else {"start_from": model}
+        model = dboost.fit(frame, "y", max_iter=2, **options)
+        assert dboost.load("model.json").sha256 == model.sha256
+    arrive(4)
+    frame = pd.read_parquet("data/part-4.parquet").assign(c=1.0, day=4)
+    frame.to_parquet("data/part-4.parquet", index=False)
+    capsys.readouterr()
+    assert main([*COMMAND, "--drop", "b", "--set", "max_iter=2"]) == 2
+    assert "--drop: model.json was trained on 'b', and a model keeps its features" in capsys.readouterr().err
+    assert dboost.load("model.json").sha256 == model.sha256
+
+
 @pytest.mark.slow
 def test_killed_at_any_write_each_file_is_learned_once(learned: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     def killed_at(nth: int, before: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -43,6 +44,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if sys.platform != "linux" or os.geteuid() or subprocess.run(["mount", *options], capture_output=True).returncode:
         pytest.skip("file systems cannot be mounted here")
     yield folder
+    gc.collect()  # SQLite closes the file of a study that could not be made when its connection is collected
     subprocess.run(["umount", str(folder)], check=True)
 
 

@@ -223,6 +223,13 @@ def test_a_source_may_be_dropped() -> None:
         old.drop_source(0)
 
 
+def test_features_may_be_given_again() -> None:
+    names = list(first().feature_names_in_)
+    expected = dboost.fit(NEW, "late", start_from=first(), max_iter=2)
+    for given in (names, names[::-1], set(names)):
+        assert dboost.fit(NEW, "late", start_from=first(), max_iter=2, features=given) == expected
+
+
 MISTAKES: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (DataError, "no column 'x', 'age'", {"data": NEW.drop(columns=["x", "age"])}),
     (DataError, "a class that the training target has not: 7", {"data": NEW.assign(late=NEW["late"] * 7)}),
