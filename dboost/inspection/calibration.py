@@ -38,6 +38,7 @@ from dboost.data.chunk import sort_key
 from dboost.data.labels import column_named
 from dboost.data.partition import as_frame, is_lazy, is_source
 from dboost.display import number
+from dboost.distributed.client import client_for
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError, warn
 from dboost.exact import exact_level, find_quantiles, rank_unit
 from dboost.inspection.row_functions import call, lazy_pieces, rereadable_rows
@@ -130,7 +131,8 @@ def calibrated(
         return margins(merged_here([scored]), coverage, column)
     import dask
 
-    with dask.config.set({} if n_threads is None else {"num_workers": available_threads(n_threads)}):
+    workers = {} if n_threads is None else {"num_workers": available_threads(n_threads)}
+    with client_for(rows.data, client), dask.config.set(workers):  # the former reports a lost scheduler
         parts = _kept_scores(ensemble, outputs, rows, column, client)
         return margins(partial(_merged_by_dask, parts, client), coverage, column)
 

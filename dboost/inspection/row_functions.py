@@ -26,6 +26,7 @@ from dboost.data.partition import columns_like, in_parts, is_path, is_stream
 from dboost.data.predictor import FeatureBlocks
 from dboost.data.sources import stream_of
 from dboost.data.stored_stream import rereadable
+from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.losses.base import loss_scores
 from dboost.metrics.metric import LossMagnitude, ScoredRows
@@ -267,7 +268,7 @@ def on_partitions(task: Callable[[Any, int], T], data: Any, ensemble: Ensemble, 
     pieces, _ = lazy_pieces(data, ensemble, *others)
     shared = dask.delayed(task, pure=False, traverse=False)
     # The model is part of the graph, so that Dask can send it again when a worker is lost; users cannot make it smaller.
-    with without_graph_warning():
+    with client_for(data), without_graph_warning():  # which reports a lost scheduler
         return list(dask.compute(*(dask.delayed(call)(shared, piece, i) for i, piece in enumerate(pieces))))
 
 

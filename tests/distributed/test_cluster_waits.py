@@ -276,6 +276,33 @@ def test_a_scheduler_that_is_killed() -> None:
             dboost.fit(frame, "y", max_iter=2, client=processes.client)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["calibrate", "drift", "plot_shap_summary"])
+def test_functions_of_rows_whose_scheduler_is_killed(name: str) -> None:
+    def slowly(rows: pd.DataFrame) -> pd.DataFrame:
+        time.sleep(0.5)
+        return rows
+
+    model = dboost.fit(table(), "y", max_iter=2)
+    frame = dd.from_pandas(table(), npartitions=6).map_partitions(slowly, meta=table()[:0])
+    calls: dict[str, Any] = {
+        "calibrate": lambda: model.calibrate(frame, "y"),
+        "drift": lambda: model.drift(frame, "y"),
+        "plot_shap_summary": lambda: model.plot_shap_summary(frame),
+    }
+    impatient = {"dboost.patience": "2s", "distributed.comm.timeouts.connect": "3s"}
+    with dask.config.set(impatient), Processes(1) as processes:
+        killing = threading.Timer(1, processes.scheduler.kill)
+        killing.start()
+        with (
+            processes.client.as_current(),
+            dask.config.set(scheduler="distributed"),
+            pytest.raises(DBoostError, match=rf"{processes.address} (was lost|is closed)"),
+        ):
+            calls[name]()
+        killing.join()
+
+
 @pytest.mark.fast_cells(1)
 @pytest.mark.parametrize(("error", "told"), [("two arguments", "TwoArgumentsError: combined 1 2"), ("exit", "SystemExit: 3")])
 def test_errors_that_cannot_be_raised_in_the_client(one: Processes, error: str, told: str) -> None:
