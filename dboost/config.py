@@ -137,7 +137,7 @@ def _parsed(parse: Callable[[Any], float], text: str) -> float | None:
 _LARGE_GRAPH = "distributed.admin.large-graph-warning-threshold"
 _lock = threading.Lock()
 _n_without_warning = 0  # calls that are in `without_graph_warning` now, in all threads
-_threshold: Any = None  # of the user, meanwhile
+_threshold: Any = None  # of the user, meanwhile; None if distributed, which warns, has not been imported
 
 
 @contextmanager
@@ -150,12 +150,13 @@ def without_graph_warning() -> Iterator[None]:
     with _lock:
         if not _n_without_warning:
             _threshold = dask.config.get(_LARGE_GRAPH, None)
-            dask.config.set({_LARGE_GRAPH: 2**62})
+            if _threshold is not None:  # a value would remain in place of the default that the import sets
+                dask.config.set({_LARGE_GRAPH: 2**62})
         _n_without_warning += 1
     try:
         yield
     finally:
         with _lock:
             _n_without_warning -= 1
-            if not _n_without_warning:
+            if not _n_without_warning and _threshold is not None:
                 dask.config.set({_LARGE_GRAPH: _threshold})

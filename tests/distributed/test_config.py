@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import dask
@@ -86,3 +88,27 @@ def test_the_file_has_a_comment_for_each_key() -> None:
     for key in yaml.safe_load(text)["dboost"]:
         position = next(k for k, line in enumerate(lines) if line.startswith(f"  {key}:"))
         assert lines[position - 1].startswith("  #")
+
+
+def test_dask_warns_of_large_graphs_after_the_first_import_of_distributed() -> None:
+    """A call that begins before the import leaves the default that the import sets, as Dask's client cannot read None."""
+    code = """
+import sys
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import dboost
+rows = pd.DataFrame({"x": np.arange(60.0), "y": np.arange(60.0)})
+lazy = dd.from_pandas(rows, npartitions=3)
+booster = dboost.fit(rows, "y", max_iter=2)
+assert "distributed" not in sys.modules
+booster.calibrate(lazy, "y")  # Dask imports it meanwhile
+booster.partial_dependence(lazy, "x", grid=3)
+from distributed import Client
+import dask
+assert dask.config.get("distributed.admin.large-graph-warning-threshold") == "10MB"
+with Client(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None):
+    assert lazy["x"].sum().compute() == 1770
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
