@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -314,7 +314,7 @@ def _team_buffers(shard: Shard, policy: GrowthPolicy, team: Team, by_unit: bool)
         control=team.control,
         by_unit=by_unit,
         records=np.empty((2, n), np.uint64),
-        starts=_starts(n, p),
+        starts=_starts(n, p).copy(),
         packed=np.zeros((p, words), np.int64),
         thread_histograms=np.zeros((p, shard.spec.n_channels, 1 if by_unit else n_buckets)),
         flushed=np.zeros(p, np.int64),
@@ -327,8 +327,9 @@ def _team_buffers(shard: Shard, policy: GrowthPolicy, team: Team, by_unit: bool)
     )
 
 
+@lru_cache(maxsize=16)  # trees of all rows have the same
 def _starts(n: int, p: int) -> np.ndarray:
-    """Return the start of each thread's records of n rows; each of p threads owns every p-th stripe."""
+    """Return the start of each thread's records of n rows; each of p threads owns every p-th stripe. Not to be written to."""
     owned = [sum(min(STRIPE, n - s) for s in range(t * STRIPE, n, p * STRIPE)) for t in range(p)]
     return np.concatenate(([0], np.cumsum(owned))).astype(np.int64)
 

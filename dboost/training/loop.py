@@ -40,6 +40,7 @@ from dboost.training.callbacks import Callback, Iteration, Progress, checked_rat
 from dboost.training.checkpoint import describe_data, merged_fingerprint
 from dboost.training.directions import Directions
 from dboost.training.engine import Engine
+from dboost.training.finished_trees import TreeSnapshot, finished_trees
 from dboost.training.history import OUT_OF_BAG, appended, metrics_of, of_model
 from dboost.training.leaf_values import LeafEstimator, in_units_of
 from dboost.training.plan import FitPlan, has_out_of_bag
@@ -50,7 +51,6 @@ from dboost.trees.tree_task import (
     GrownTree,
     Sample,
     TreeRoutes,
-    TreeSnapshot,
     TreeTask,
     derive_seed,
     follow_sums,
@@ -154,16 +154,16 @@ class BoostingLoop:
     def trees(self, first: int, last: int) -> tuple[Tree, ...]:
         """Return the trees of iterations first + 1, …, last, all of them of this fit."""
         first_tree, last_tree = self.empty.trees_in((first - self.n_before, last - self.n_before))
-        return tuple(map(self.tree_of, self.snapshots[first_tree:last_tree]))
+        return self.finished(self.snapshots[first_tree:last_tree])
 
-    def tree_of(self, snapshot: TreeSnapshot) -> Tree:
-        """Return the finished tree, in units of the targets."""
-        tree = snapshot.to_tree(self.binning, self.parameters, self.loss)
+    def finished(self, snapshots: Sequence[TreeSnapshot]) -> tuple[Tree, ...]:
+        """Return the finished trees, in units of the targets."""
+        trees = finished_trees(snapshots, self.binning, self.parameters, self.loss)
         if self.unit == 1.0:
-            return tree
+            return tuple(trees)
         # Of targets beyond 1e±135 gains are beyond floats: then they have the right ratios only.
         squared = min(max(self.unit, 2.0**-450), 2.0**450) ** 2
-        return replace(tree, value=tree.value * self.unit, gain=tree.gain * squared)
+        return tuple(replace(tree, value=tree.value * self.unit, gain=tree.gain * squared) for tree in trees)
 
     def run(self, assemble: Assemble, progress: Progress) -> None:
         """Boost until the last iteration, or until early stopping or a callback stops the fit.
@@ -541,7 +541,7 @@ def assemble(loop: BoostingLoop, *, whole: bool = False) -> Ensemble:
         # The last iteration may have been interrupted: then it is not in the history.
         n_kept = loop.n_done if best is None else best
         snapshots, trees = snapshots[: max(n_kept - before, 0) * k], trees[: n_kept * k]
-    trees += tuple(loop.tree_of(snapshot) for snapshot in snapshots)
+    trees += loop.finished(snapshots)
     source = {
         "label": loop.plan.request.source_name,
         "rows": n_rows,

@@ -1,6 +1,4 @@
-"""Records of one tree: its task, the nodes while it grows, the grown tree, and the finished `Tree` of a model.
-
-A finished tree has leaf values, depth-first numbering, and thresholds instead of bins.
+"""Records of one tree: its task, the nodes while it grows, the grown tree, and the values of its leaves.
 
 **Nodes and growth policy** of a growing tree. Nodes are numbered as they are created: the root is 0, the k-th split makes nodes
 2k+1 (left) and 2k+2 (right). A leaf stores its best split and the gain of that split; `select_leaf` picks the leaf to split.
@@ -12,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -462,8 +460,12 @@ class CategorySets(NamedTuple):
     def left_codes(self, n_nodes: int) -> np.ndarray:
         """Return them as in `GrownTree`: uint8[n_nodes, n_codes]."""
         found = np.zeros((n_nodes, self.n_codes), np.uint8)
-        found[self.nodes] = np.unpackbits(self.bits, axis=1, count=self.n_codes)
+        found[self.nodes] = self.goes_left()
         return found
+
+    def goes_left(self) -> np.ndarray:
+        """Return the sets of `nodes`: uint8[n_sets, n_codes]."""
+        return np.unpackbits(self.bits, axis=1, count=self.n_codes)
 
 
 class TreeRoutes(NamedTuple):
@@ -532,11 +534,11 @@ def newton_steps(sums: np.ndarray, parameters: Parameters) -> np.ndarray:
 
     sums : float64[…, n, 2], exact sums of gradients and Hessians. Where H + λ is 0 the step is 0.
     """
-    g, h = _thresholded(sums[..., 0], parameters), sums[..., 1] + parameters.l2_regularization
+    g, h = thresholded(sums[..., 0], parameters), sums[..., 1] + parameters.l2_regularization
     return np.divide(-g, h, out=np.zeros(g.shape), where=h > 0)
 
 
-def _thresholded(gradients: np.ndarray, parameters: Parameters) -> np.ndarray:
+def thresholded(gradients: np.ndarray, parameters: Parameters) -> np.ndarray:
     """Return T_α of gradient sums."""
     if not parameters.l1_regularization:
         return gradients
@@ -584,171 +586,3 @@ def within_bounds(values: np.ndarray, grown: GrownTree, unit: float) -> None:
     leaves = np.flatnonzero(grown.nodes.child[: grown.n_nodes] < 0)
     at, bounds = grown.leaf_of[leaves], grown.nodes.total[leaves, 3:] * unit
     values[at] = np.clip(values[at], bounds[:, 0], bounds[:, 1])
-
-
-@dataclass(frozen=True, eq=False)
-class TreeSnapshot:
-    """Copies of the parts of a grown tree that the model needs; `to_tree` turns them into a `Tree` on demand."""
-
-    feature: np.ndarray
-    split_bin: np.ndarray
-    missing_left: np.ndarray
-    child: np.ndarray
-    gain: np.ndarray
-    n_rows: np.ndarray
-    leaf_of: np.ndarray
-    sums: np.ndarray  # of gradients and Hessians: float64[n_leaves, 2], of several outputs float64[n_outputs, n_leaves, 2]
-    sets: CategorySets
-    values: np.ndarray
-    gain_unit: float  # factor from a score of quantised sums to units of the loss
-    output: int
-    learning_rate: float
-
-    @classmethod
-    def of(
-        cls,
-        grown: GrownTree,
-        is_categorical: np.ndarray,
-        values: np.ndarray,
-        task: TreeTask,
-        learning_rate: float,
-        sums: np.ndarray | None = None,
-    ) -> TreeSnapshot:
-        """Copy what the model needs of a grown tree.
-
-        is_categorical : uint8[n_features]; values : float64[n_leaves], what leaves add to the scores, or
-        float64[n_outputs, n_leaves]; learning_rate : that of the iteration; sums : of all outputs, see `TreeSnapshot`, default
-        those that the tree was grown by.
-        """
-        n, nodes = grown.n_nodes, grown.nodes
-        return cls(
-            feature=nodes.feature[:n].copy(),
-            split_bin=nodes.split_bin[:n].copy(),
-            missing_left=nodes.missing_left[:n].copy(),
-            child=nodes.child[:n].copy(),
-            gain=nodes.gain[:n].copy(),
-            n_rows=grown.n_rows[:n].copy(),
-            leaf_of=grown.leaf_of[:n].copy(),
-            sums=grown.leaf_sums if sums is None else sums,
-            sets=CategorySets.of(grown, is_categorical),
-            values=values,
-            gain_unit=task.gain_unit,
-            output=task.output,
-            learning_rate=learning_rate,
-        )
-
-    def to_tree(self, binning: Binning, parameters: Parameters, loss: Loss) -> Tree:
-        """Return the finished tree."""
-        if parameters.learning_rate != self.learning_rate:
-            parameters = replace(parameters, learning_rate=self.learning_rate)
-        n = len(self.feature)
-        order = np.empty(n, np.int64)  # depth-first position -> growth number
-        stack, filled = [0], 0
-        child = self.child.tolist()
-        while stack:
-            node = stack.pop()
-            order[filled] = node
-            filled += 1
-            if child[node] >= 0:
-                stack += (child[node] + 1, child[node])
-        position = np.empty(n, np.int64)
-        position[order] = np.arange(n)
-        is_split = self.child >= 0
-
-        threshold = [math.nan] * n
-        categories: list[np.ndarray | None] = [None] * n
-        feature, split_bins, left_codes = self.feature.tolist(), self.split_bin.tolist(), self.sets.left_codes(n)
-        n_bins = binning.n_bins
-        for node in range(n):
-            if child[node] < 0:
-                continue
-            edges = binning.edges[feature[node]]
-            if edges is None:
-                levels = left_codes[node, : n_bins[feature[node]]]
-                categories[node] = np.flatnonzero(levels).astype(np.int32)
-            else:
-                # A split after the last bin separates missing values only.
-                threshold[node] = edges[split_bins[node]] if split_bins[node] < len(edges) else math.inf
-        left = np.where(is_split, position[self.child], -1)
-        right = np.where(is_split, position[np.where(is_split, self.child + 1, 0)], -1)
-        if self.sums.ndim == 2:
-            sums = self._node_sums(self.sums)
-            cover, value = sums[:, 1], self._values(sums, parameters, loss.of_output(self.output))
-            gained = -self.gain * self.gain_unit
-        else:
-            cover, value, gained = self._of_outputs(parameters, loss)
-        gain = np.where(is_split, gained - parameters.leaf_penalty, 0.0)
-        return Tree(
-            feature=np.where(is_split, self.feature, -1)[order].astype(np.int32),
-            threshold=np.array(threshold, np.float64)[order],
-            categories=tuple(categories[node] for node in order),
-            missing_left=(is_split & (self.missing_left != 0))[order],
-            left=left[order].astype(np.int32),
-            right=right[order].astype(np.int32),
-            gain=gain[order],
-            cover=cover[order],
-            count=self.n_rows[order],
-            value=value[order],
-        )
-
-    def _node_sums(self, of_leaves: np.ndarray) -> np.ndarray:
-        """Return the sums of all nodes in growth order: float64[n_nodes, 2]. of_leaves : float64[n_leaves, 2]."""
-        # Children have higher numbers than their parents. Node by node, floats are faster in lists than in arrays.
-        n, child = len(self.feature), self.child.tolist()
-        gradient, hessian = ([0.0] * n for _ in range(2))
-        of_leaf, leaf_of = of_leaves.tolist(), self.leaf_of.tolist()
-        for node in range(n - 1, -1, -1):
-            left = child[node]
-            if left < 0:
-                gradient[node], hessian[node] = of_leaf[leaf_of[node]]
-            else:
-                gradient[node] = gradient[left] + gradient[left + 1]
-                hessian[node] = hessian[left] + hessian[left + 1]
-        return np.array((gradient, hessian)).T
-
-    def _of_outputs(self, parameters: Parameters, loss: Loss) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return cover, values and gains of the nodes of a tree of several outputs, in growth order.
-
-        The cover is the mean over the outputs, the gain their sum: what the split gains with the values of its leaves, not
-        along the direction that the tree was grown by.
-        """
-        splits = np.flatnonzero(self.child >= 0)
-        left, sums = self.child[splits], self._sums_of_outputs()
-        losses = [loss.of_output(k) for k in range(len(sums))]
-        values = leaf_values(sums, parameters, StepLimits.of(losses))
-        scores = -0.5 * newton_steps(sums, parameters) * _thresholded(sums[..., 0], parameters)
-        cover, gained = np.zeros(len(self.feature)), np.zeros(len(self.feature))
-        for of_output, score in zip(sums, scores, strict=True):
-            cover += of_output[:, 1]
-            gained[splits] += score[left] + score[left + 1] - score[splits]
-        self._set_values(values.T, self.values.T, np.array([follow_sums(parameters, one) for one in losses]))
-        return cover / len(sums), np.ascontiguousarray(values.T), gained
-
-    def _sums_of_outputs(self) -> np.ndarray:
-        """Return `_node_sums` of all outputs: float64[n_outputs, n_nodes, 2]."""
-        child, leaf_of, of_leaves = self.child.tolist(), self.leaf_of.tolist(), self.sums.swapaxes(0, 1)
-        found = np.empty((len(child), len(self.sums), 2))
-        for node in range(len(child) - 1, -1, -1):
-            left = child[node]
-            found[node] = of_leaves[leaf_of[node]] if left < 0 else found[left] + found[left + 1]
-        return np.ascontiguousarray(found.swapaxes(0, 1))
-
-    def _values(self, sums: np.ndarray, parameters: Parameters, loss: Loss) -> np.ndarray:
-        """Return the values of all nodes in growth order: float64[n_nodes]."""
-        values = leaf_values(sums, parameters, loss)
-        self._set_values(values, self.values, follow_sums(parameters, loss))
-        return values
-
-    def _set_values(self, values: np.ndarray, of_leaves: np.ndarray, are_sums: Any) -> None:
-        """Replace values of nodes by their sums (float64[n_nodes], or [n_nodes, n_outputs]): of leaves by their own
-        (`of_leaves`), of inner nodes by the means over their rows, unless the leaves' follow from the sums (`are_sums`)."""
-        is_leaf = self.child < 0
-        values[is_leaf] = of_leaves[self.leaf_of[is_leaf]]
-        if np.all(are_sums):
-            return
-        child, n_rows = self.child.tolist(), self.n_rows.tolist()
-        for node in np.flatnonzero(~is_leaf)[::-1].tolist():
-            left, right = child[node], child[node] + 1
-            # No BLAS: its bits vary.
-            mean = (values[left] * n_rows[left] + values[right] * n_rows[right]) / (n_rows[left] + n_rows[right])
-            values[node] = np.where(are_sums, values[node], mean)

@@ -20,12 +20,12 @@ from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.shards.shard import Shard
 from dboost.shards.statistics import Statistic
+from dboost.training.finished_trees import TreeSnapshot, finished_trees
 from dboost.training.plan import growth_policy_of, precision_of
 from dboost.trees.tree_task import (
     FeatureConstraints,
     GrownTree,
     Sample,
-    TreeSnapshot,
     TreeTask,
     leaf_values,
     new_node_arrays,
@@ -145,7 +145,7 @@ class Problem:
         values = leaf_values(grown.leaf_sums, self.parameters, SquaredError())
         is_categorical = self.table.layout.is_categorical
         snapshot = TreeSnapshot.of(grown, is_categorical, values, self.task, self.parameters.learning_rate)
-        return snapshot.to_tree(self.binning, self.parameters, SquaredError())
+        return finished_trees([snapshot], self.binning, self.parameters, SquaredError())[0]
 
     @property
     def shaped(self) -> dict[str, Any]:

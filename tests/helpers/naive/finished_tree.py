@@ -1,0 +1,86 @@
+"""A grown tree as a tree of the model, node by node: the counterpart of `training.finished_trees`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from dboost.data.binning import Binning
+from dboost.losses import Loss
+from dboost.model.ensemble import Tree
+from dboost.params import Parameters
+from dboost.training.finished_trees import TreeSnapshot
+from dboost.trees.tree_task import follow_sums, leaf_values
+
+
+def finished_tree(one: TreeSnapshot, binning: Binning, parameters: Parameters, loss: Loss) -> Tree:
+    """Return the tree of a snapshot."""
+    parameters = replace(parameters, learning_rate=one.learning_rate)
+    sums = one.sums[None] if one.sums.ndim == 2 else one.sums  # [n_outputs, n_leaves, 2]
+    own = one.values[None] if one.values.ndim == 1 else one.values
+    losses = [loss.of_output(one.output + k) for k in range(len(sums))]
+    n_codes = binning.n_bins
+    left_codes = one.sets.left_codes(len(one.feature))
+    rows: list[dict[str, object]] = []
+
+    def score(of_output: np.ndarray) -> float:
+        g, h = of_output.tolist()
+        g = math.copysign(max(abs(g) - parameters.l1_regularization, 0.0), g) if parameters.l1_regularization else g
+        step = -g / (h + parameters.l2_regularization) if h + parameters.l2_regularization > 0 else 0.0
+        return -0.5 * step * g
+
+    def visit(node: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Append the rows of a node and of those below; return its number, its sums and its values, both by output."""
+        number, child = len(rows), int(one.child[node])
+        row: dict[str, object] = {
+            "feature": -1, "threshold": math.nan, "categories": None, "missing_left": False, "left": -1, "right": -1,
+            "gain": 0.0, "count": int(one.n_rows[node]),
+        }  # fmt: skip
+        rows.append(row)
+        if child < 0:
+            leaf = int(one.leaf_of[node])
+            of_outputs, values = sums[:, leaf], own[:, leaf]
+        else:
+            row["left"], left_sums, left_values = visit(child)
+            row["right"], right_sums, right_values = visit(child + 1)
+            of_outputs = left_sums + right_sums
+            n_left, n_right = int(one.n_rows[child]), int(one.n_rows[child + 1])
+            values = np.empty(len(sums))
+            for k, of_output in enumerate(losses):
+                mean = (left_values[k] * n_left + right_values[k] * n_right) / (n_left + n_right)
+                alone = leaf_values(of_outputs[k : k + 1], parameters, of_output)[0]
+                values[k] = alone if follow_sums(parameters, of_output) else mean
+            feature, split_bin = int(one.feature[node]), int(one.split_bin[node])
+            edges = binning.edges[feature]
+            row["feature"], row["missing_left"] = feature, bool(one.missing_left[node])
+            if edges is None:
+                row["categories"] = [code for code in range(n_codes[feature]) if left_codes[node, code]]
+            else:
+                row["threshold"] = edges[split_bin] if split_bin < len(edges) else math.inf
+            gain = -one.gain[node] * one.gain_unit
+            if one.sums.ndim == 3:
+                gain = 0.0
+                for k in range(len(sums)):
+                    gain += score(left_sums[k]) + score(right_sums[k]) - score(of_outputs[k])
+            row["gain"] = gain - parameters.leaf_penalty
+        row["cover"] = float(sum(of_outputs[:, 1].tolist())) / len(sums)
+        row["value"] = values
+        return number, of_outputs, values
+
+    visit(0)
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    values = np.array(columns["value"])
+    return Tree(
+        feature=np.array(columns["feature"], np.int32),
+        threshold=np.array(columns["threshold"], np.float64),
+        categories=tuple(None if codes is None else np.array(codes, np.int32) for codes in columns["categories"]),
+        missing_left=np.array(columns["missing_left"], bool),
+        left=np.array(columns["left"], np.int32),
+        right=np.array(columns["right"], np.int32),
+        gain=np.array(columns["gain"], np.float64),
+        cover=np.array(columns["cover"], np.float64),
+        count=np.array(columns["count"], np.int64),
+        value=values[:, 0] if one.values.ndim == 1 else values,
+    )
