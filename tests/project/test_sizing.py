@@ -114,7 +114,8 @@ def test_workers_of_the_planned_memory_keep_their_rows_in_memory(tmp_path: Path,
     import dask.array as da
     from distributed import LocalCluster
 
-    rows, columns, parts = 3_000_000, 20, 30
+    rows, columns = 3_000_000 if per_host else 1_500_000, 20
+    parts = rows // 100_000
     if per_host:
         plan = planned(rows, hosts_of(1, 1, n_processors=len(usable_processors())), columns)
     else:
