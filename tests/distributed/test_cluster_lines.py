@@ -98,7 +98,7 @@ def test_a_line_keeps_no_large_buffer(lines: tuple[Line, Line], monkeypatch: pyt
 
 
 def test_a_message_of_many_arrays(lines: tuple[Line, Line]) -> None:
-    """Such as the histograms of a hundred classes."""
+    """Such as the sampled columns of many partitions."""
     here, there = lines
     arrays = [np.arange(k % 7) for k in range(600)]
     content, buffers = packed(arrays)
