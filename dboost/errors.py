@@ -142,7 +142,7 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def _says_full(error: BaseException) -> bool:
-    """Return the same of an error alone. Libraries in Rust, such as deltalake, have the number of the system in the text."""
+    """Return whether an error means that there is no room; libraries in Rust have the number of the system in the text."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _FULL
     number = re.search(r"\(os error (\d+)\)", str(error))

@@ -168,6 +168,26 @@ def test_hidden_and_unfinished_files_are_not_read(tmp_path: Path) -> None:
     assert len(content(open_table(tmp_path / "_temporary", "y"))["a"]) == N, "asked for by name"
 
 
+@pytest.mark.parametrize("text", ["one\ntwo", "one\n1,2,3,4", 'a ""quoted""\n"'])
+def test_line_breaks_in_quotes_on_the_boundary_of_blocks(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.csv"
+    frame = rows().assign(c=text)
+    frame.to_csv(file, index=False)
+    whole = content(open_table(file, "y", features=["a", "b"]))
+    n_refused = 0
+    for block_bytes in range(100, 160):  # no rows are lost or changed: they are all read, or there is an error
+        monkeypatch.setattr(csv_files, "BLOCK_BYTES", block_bytes)
+        try:
+            found = content(open_table(file, "y", features=["a", "b"]))
+        except DataError as error:
+            n_refused += 1
+            assert re.search(r"a line break in quotes falls on the boundary|more fields|contains NaN", str(error))
+            continue
+        for name in ("a", "b", "<target>"):
+            np.testing.assert_array_equal(found[name], whole[name])
+    assert n_refused
+
+
 def test_rows_with_more_fields_than_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header, *lines = rows().to_csv(index=False).splitlines()
     file = tmp_path / "a.csv"
