@@ -156,9 +156,9 @@ def merged_float(totals: Iterable[int | None]) -> float:
 
 
 #: At most this many numbers are collected.
-FEW = 32_768
-#: 250 buckets do for so many numbers.
-_ROWS_OF_FEW_BUCKETS = 2**21
+FEW = 65_536
+#: Number of buckets of a window.
+_LEAST_BUCKETS, _MOST_BUCKETS = 250, 2000
 #: Windows that are tried, each a part of the one before.
 _MOST_WINDOWS = 3
 
@@ -192,9 +192,10 @@ class Window(NamedTuple):
 
     @property
     def n_buckets(self) -> int:
-        """Number of buckets of a group: so few that the counts of a tree's leaves fit in the first cache of a processor, unless
-        they would hold too many numbers. (Powers of two would make the first buckets of all leaves compete for a few lines.)"""
-        return 1000 if self.n_rows > _ROWS_OF_FEW_BUCKETS else 250
+        """Number of buckets of a group: the more, the more numbers there are, but so few that the counts of a tree's leaves fit
+        in the first cache of a processor, or nearly so. (Odd: powers of two would make the first buckets of all leaves compete
+        for a few lines of it.)"""
+        return min(max(self.n_rows // 2048, _LEAST_BUCKETS), _MOST_BUCKETS) | 1
 
 
 def concatenated(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
@@ -283,8 +284,8 @@ def _in_window(
 ) -> np.ndarray | None:
     """Return the quantiles of all groups (see `find_quantiles`) if they are in the window; otherwise None.
 
-    If a bucket holds too many numbers, it becomes (with its neighbors) the next window of its group; unless all of them are 0,
-    as residuals are where predictions are exact.
+    If the buckets hold too many numbers, each becomes (with its neighbors) the next window of its group; unless all of its
+    numbers are 0, as residuals are where predictions are exact, or it is the first or the last one, which has no end.
     """
     groups, n_buckets, located = np.arange(n_groups), window.n_buckets, np.empty((n_groups, 5), np.int64)
     low = np.full(n_groups, window.low)
@@ -316,9 +317,10 @@ def _in_window(
             if collected is None:
                 return None
             return np.where(is_zero, 0.0, _among(collected, below, np.where(is_zero, 0, need), met, above))
-        if ((need > 0) & ~is_zero & ((bucket == 0) | (bucket == n_buckets - 1))).any():
+        is_outside = (need > 0) & ~is_zero & ((bucket == 0) | (bucket == n_buckets - 1))
+        if float(here[is_outside].sum()) > most:
             return None
-        low, scale = np.where(is_zero, (low, scale), (low + (bucket - 1) / scale, scale * (n_buckets / 3)))
+        low, scale = np.where(is_zero | is_outside, (low, scale), (low + (bucket - 1) / scale, scale * (n_buckets / 3)))
     return None
 
 

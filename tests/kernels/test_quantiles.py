@@ -160,6 +160,12 @@ def test_two_passes_find_quantiles_that_are_where_they_are_expected(monkeypatch:
     asked.n_passes = 0
     assert find_quantiles(asked.count, asked.above, Fraction(1, 2), 3, asked.window(-9.0, 9.0)).tolist() == expected
     assert asked.n_passes == 3
+    # A group of few numbers may have its quantile elsewhere.
+    values[:20], group[:20], group[20:] = 100.0 + np.arange(20), 0, np.maximum(group[20:], 1)
+    asked = Asked(values, None, group, 3, [7_000], False)
+    expected = [np.median(values[group == g]) for g in range(3)]
+    assert find_quantiles(asked.count, asked.above, Fraction(1, 2), 3, asked.window(-9.0, 9.0)).tolist() == expected
+    assert asked.n_passes == 3
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -172,7 +178,7 @@ def test_quantiles_among_many_zeros_take_few_passes(monkeypatch: pytest.MonkeyPa
     values[::7] *= -1.0  # zeros of both signs
     asked = Asked(values, rng.integers(1, 4, n) * 1.0 if weighted else None, group, 4, [7_000], False)
     monkeypatch.setattr("dboost.exact.FEW", 100)
-    monkeypatch.setattr("dboost.exact._ROWS_OF_FEW_BUCKETS", 0)  # as for many rows
+    monkeypatch.setattr("dboost.exact._LEAST_BUCKETS", 1000)  # as for many rows
     for level in (Fraction(1, 2), Fraction(1, 5), Fraction(9, 20)):
         expected = find_quantiles(asked.count, asked.above, level, 4)
         asked.n_passes = 0
