@@ -138,8 +138,8 @@ def read_csv_block(block: CsvBlock, *, text: list[str], columns: list[str] | Non
             if length is None or file.size is None or length >= file.size or "EOF inside string" not in str(error):
                 raise
             raise DataError(
-                f"cannot read {shown(file.url)}: a line break in quotes falls on the boundary of two blocks of {length:,} bytes, "
-                "or quotes are not closed: write the file as Parquet, or compress it, so that it is read as one block"
+                f"cannot read {shown(file.url)}: a line break in quotes falls on the boundary of two blocks of {length:,} "
+                "bytes, or quotes are not closed: write the file as Parquet, or compress it, so that it is read as one block"
             ) from error
         return frame if columns is None else frame[columns]
 
