@@ -426,7 +426,8 @@ class _Fit:
             + (0 if needed[load] <= load.worker.limit else load.n_trained * spec.bytes_per_row())
             for load in loads
         ]
-        handed_over = row_bytes(spec) * sum(load.n_received * n for load, n in loads.items())
+        sent = row_bytes(spec) - 8 * spec.n_outputs  # first raw scores are the same in all rows, and not sent
+        handed_over = sent * sum(load.n_received * n for load, n in loads.items())
         # Best-first and depth-wise trees of any size visit each row about once per level.
         leaves = (1 + math.log2(spec.max_leaves) / 2) / (1 + math.log2(CELL_LEAVES) / 2)
         of_tree = max(load.n_trained * columns * CELL_SECONDS * leaves / _speed(load.n_threads) for load in trainers)

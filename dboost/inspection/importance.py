@@ -34,6 +34,7 @@ from dboost import losses
 from dboost._lazy_import import pd
 from dboost.data import ReadOptions, Table, open_table
 from dboost.data.chunk import plain
+from dboost.data.labels import with_named_targets
 from dboost.errors import InputTypeError, ParameterError
 from dboost.inspection.row_functions import at_least_one
 from dboost.inspection.shapley import check_counts
@@ -159,7 +160,7 @@ def permutation_importance(
     if not isinstance(random_state, int) or random_state < 0:
         raise ParameterError(f"random_state={random_state!r} must be an integer of at least 0")
     loss = losses.from_dict(ensemble.loss)
-    check_order_of_targets(target, loss)
+    check_order_of_targets(with_named_targets(target, data), loss)
     scored_by = find_metrics(metric, loss)[0]
     used = sorted({int(j) for tree in ensemble.trees for j in tree.feature[tree.feature >= 0]})
     options = ReadOptions(n_threads)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dboost.data import open_table
-from dboost.data.labels import column_named, may_name_columns
+from dboost.data.labels import column_named, may_name_columns, with_named_targets
 from dboost.data.partition import columns_like, in_parts, is_path, is_stream
 from dboost.data.predictor import FeatureBlocks
 from dboost.data.sources import stream_of
@@ -346,7 +346,7 @@ class EvaluatedRows:
     def __init__(self, ensemble: Ensemble, data: Any, target: Any, sample_weight: Any = None) -> None:
         self._outputs, self.calibration = ensemble.outputs, ensemble.calibration
         self._loss = self._outputs.loss
-        check_order_of_targets(target, self._loss)
+        check_order_of_targets(with_named_targets(target, data), self._loss)
         with open_table(data, target, sample_weight=sample_weight, like=ensemble.features) as table:
             known = Target(self._loss, ensemble.classes, ensemble.classes_dtype)
             self.target = encode_like(table, known)

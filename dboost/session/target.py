@@ -409,18 +409,23 @@ def name_of_target(target: Any) -> str:
 
 def names_of_targets(target: Any, n_columns: int) -> list[str]:
     """Return the names of several target columns: those of their columns in a table, else their numbers from 0."""
-    names = target if may_name_columns(target) else names_of_table(target) or ()
-    return list(map(str, names if len(names) == n_columns else range(n_columns)))
+    return _known_names(target, n_columns) or list(map(str, range(n_columns)))
+
+
+def _known_names(target: Any, n_columns: int) -> list[str]:
+    """Return the names of several target columns, none if they have no names."""
+    names = list(target if may_name_columns(target) else names_of_table(target) or ())
+    return list(map(str, names)) if len(names) == n_columns else []
 
 
 def check_order_of_targets(given: Any, loss: Loss) -> None:
     """Raise a DataError if a target column has the name of a column of the loss, but another place.
 
-    given : the target as the user gave it: names of columns, or a table. Columns of other names are those at their places.
+    given : names of columns (see `with_named_targets`), or a table. Columns of other names are those at their places.
     """
     wanted = list(loss.target_columns)
-    names = names_of_targets(given, len(wanted)) if len(wanted) > 1 else wanted
-    if any(name in wanted and name != own for name, own in zip(names, wanted, strict=True)):
+    names = _known_names(given, len(wanted)) if len(wanted) > 1 else []
+    if any(name in wanted and name != own for name, own in zip(names, wanted, strict=False)):
         raise DataError(
             f"the columns of the target are {listed(names)}, but the model has {listed(wanted)}: give them in this order"
         )

@@ -245,19 +245,19 @@ def test_a_worker_that_cannot_be_reached_is_lost() -> None:
     here, there = socket.socketpair()
     ref, other = sessions(2)
     peers = Peers(lambda refs: {ref: Line(here)})
-    peers.send(1, b"header", {ref: b"slice"})
+    peers.send(1, b"header", {ref: [b"slice"]})
     message = Line(there).receive()
     assert (message.number, message.kind, bytes(message.content), bytes(message.buffers[0])) == (1, SLICE, b"header", b"slice")
     there.close()
     with pytest.raises(LostWorkers) as lost:
         for number in range(2, 5):
-            peers.send(number, b"header", {ref: b"slice"})
+            peers.send(number, b"header", {ref: [b"slice"]})
     assert lost.value.sessions == [ref]
     peers.close()
     assert here.fileno() == -1
     error = LostWorkers([other])
     with pytest.raises(LostWorkers) as lost:
-        Peers(lambda refs: {other: error}).send(1, b"", {other: b""})
+        Peers(lambda refs: {other: error}).send(1, b"", {other: [b""]})
     assert lost.value is error
 
 

@@ -22,7 +22,7 @@ OPTIONS = {
     "trees/grower.py", "trees/split_finder.py",
 }  # fmt: skip
 #: More files than this are too many for one evening.
-MOST_FILES = 50
+MOST_FILES = 54
 
 
 def entered_files(**options: Any) -> set[str]:

@@ -156,7 +156,7 @@ def test_a_plan_is_read_as_it_is_shown() -> None:
     assert "time, about" in repr(plan) and max(map(len, repr(plan).splitlines())) <= 80
 
 
-@pytest.mark.parametrize("names", [["y"], ["y", "nope"], ("age", "y"), np.array(["age", "y"])])
+@pytest.mark.parametrize("names", [["y"], ["y", "nope"], ("age", "y"), np.array(["age", "nope"])])
 def test_lists_that_are_no_names_of_columns(names: Any) -> None:
     with pytest.raises(dboost.DataError, match=r"target has \d rows, .*; if these are names of columns, give one"):
         dboost.fit(FRAME, names, max_iter=1, progress=False)
