@@ -183,6 +183,24 @@ def test_several_columns_may_be_named_by_any_labels(kind: str) -> None:
             assert found.to_list() == plain.importance("permutation", FRAME, ["b", "a"]).to_list()
 
 
+def test_labels_in_another_order_are_refused() -> None:
+    """Whatever the labels are, and wherever several targets are compared with those of a model."""
+    tuples, whole = FRAME.copy(), FRAME.copy()
+    tuples.columns = pd.MultiIndex.from_tuples([("set", name) for name in FRAME])
+    whole.columns = pd.RangeIndex(FRAME.shape[1])
+    for frame in (FRAME, tuples, whole):
+        target = frame.columns[[2, 0]]
+        model = dboost.fit(frame, target, features=list(frame.columns[[1, 3]]), max_iter=1)
+        for other in (target[::-1], list(target[::-1])):
+            for call in (
+                lambda frame=frame, model=model, other=other: model.importance("permutation", frame, other),
+                lambda frame=frame, model=model, other=other: model.refit_leaves(frame, other),
+                lambda frame=frame, model=model, other=other: dboost.fit(frame, other, start_from=model, max_iter=1),
+            ):
+                with pytest.raises(DataError, match="the columns of the target are .*: give them in this order"):
+                    call()
+
+
 def test_labels_that_may_be_values_are_values() -> None:
     """A list of numbers as long as the table has values, also if all of them are labels; so is an array of numbers."""
     few = pd.DataFrame(np.arange(12.0).reshape(3, 4), columns=[0, 1, 2, 3])
