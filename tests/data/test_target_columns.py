@@ -197,7 +197,7 @@ def test_labels_in_another_order_are_refused() -> None:
                 lambda frame=frame, model=model, other=other: model.refit_leaves(frame, other),
                 lambda frame=frame, model=model, other=other: dboost.fit(frame, other, start_from=model, max_iter=1),
             ):
-                with pytest.raises(DataError, match="the columns of the target are .*: give them in this order"):
+                with pytest.raises(DataError, match=r"the columns of the target are .*: give them in this order"):
                     call()
 
 
