@@ -16,8 +16,8 @@ PROCESSES ?= 2
 
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(if $(filter true 1,$(CI)),-m "" --durations=60)
 
-# Modules are compiled when they are first imported: compiling all of them takes a minute.
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# pip compiles all modules: processes of tests would compile them again and again where PYTHONDONTWRITEBYTECODE is set.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test test-pythons deploy-test image-test lint style format bench docs clean
 .DELETE_ON_ERROR:
