@@ -448,13 +448,6 @@ class Booster:
         vars(self).pop("sha256", None)
         return self
 
-    def with_calibration(self, found: Calibration | None) -> Self:
-        """Return a copy of the model with other margins for `predict_interval`, or without."""
-        ensemble = replace(self.ensemble, calibration=found)
-        copy = type(self)(ensemble, history=self._history, timings=self.timings, loss=self._custom_loss, notes=self._notes)
-        copy.target_name = self.target_name
-        return copy
-
     @property
     def calibration(self) -> Calibration | None:
         """The margins that `calibrate` has found (``margin``, with `by` also ``levels`` and ``margins``); None before."""
