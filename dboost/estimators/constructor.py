@@ -19,7 +19,7 @@ import numpy as np
 from dboost.api import fit
 from dboost.data.roles import ROLES
 from dboost.errors import ParameterError
-from dboost.estimators.validation import DEFAULT_ROUNDS
+from dboost.estimators.validation import DEFAULT_ROUNDS, DEFAULT_TOLERANCE
 from dboost.params import TreeParameters, accepts_peer_names, documentation, entry, learning_keywords
 from dboost.training.auto_iterations import ROUNDS, is_auto, is_share
 from dboost.training.callbacks import Callback
@@ -125,9 +125,9 @@ OWN = {
         (lambda v: is_count(v) and v >= 1, "an integer of at least 1"),
     ),
     "tol": OwnParameter(
-        1e-7,
+        DEFAULT_TOLERANCE,
         "float >= 0",
-        "Smallest improvement of the best score that counts.",
+        'Smallest improvement of the best score that counts; with ``max_iter="auto"`` 0 unless it is given.',
         (lambda v: _is_number(v) and v >= 0, "a number of at least 0"),
     ),
     "verbose": OwnParameter(

@@ -384,7 +384,8 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         start = self._start(settings, continued)
         seeds = self._seeds if start.is_own and hasattr(self, "_seeds") else self._draw_seeds()
         auto = is_auto(settings["max_iter"])
-        policy = EarlyStoppingPolicy(self, seeds.split, validation_set=list(sets)[-1] if sets else None, is_auto=auto)
+        split = seeds.learning if auto else seeds.split  # as in `dboost.fit`
+        policy = EarlyStoppingPolicy(self, split, validation_set=list(sets)[-1] if sets else None, is_auto=auto)
         learning = {field.name: settings[field.name] for field in fields(Parameters)}
         if settings["boosting"] == FOREST:  # a default of boosting counts as not given
             defaults = {field.name: field.default for field in fields(Parameters)}

@@ -27,15 +27,15 @@ from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.params import FOREST
 from dboost.session.row_samples import HELD_OUT, WATCHED, Draw, in_proportion
 from dboost.session.target import Target
-from dboost.training.auto_iterations import ROUNDS, n_held_out
+from dboost.training.auto_iterations import ROUNDS, held_out_rows, n_held_out
 from dboost.training.callbacks import StoppingRule
 from dboost.training.plan import ValidationPlan
 from dboost.trees.tree_task import HOLD_OUT, WATCH, derive_seed
 
 #: "auto" means early stopping above this number of rows.
 MANY_ROWS = 10_000
-#: Default of `n_iter_no_change`.
-DEFAULT_ROUNDS = 10
+#: Defaults of `n_iter_no_change` and `tol`.
+DEFAULT_ROUNDS, DEFAULT_TOLERANCE = 10, 1e-7
 #: Number of training rows in the sample for a scorer.
 SAMPLE_ROWS = 10_000
 
@@ -75,6 +75,12 @@ class EarlyStoppingPolicy:
         given = None if settings.n_iter_no_change == DEFAULT_ROUNDS else settings.n_iter_no_change
         return int(settings.early_stopping_rounds or given or ROUNDS)
 
+    @property
+    def _tolerance(self) -> float:
+        """The change that counts as an improvement; with ``max_iter="auto"`` any, as in `dboost.fit`, unless `tol` is given."""
+        tol = float(self.estimator.tol)
+        return 0.0 if self.is_auto and tol == DEFAULT_TOLERANCE else tol
+
     def make_validation_plan(self, counts: Sequence[int], target: Target, assemble: Callable[[], Ensemble]) -> ValidationPlan:
         """Return the plan, given the numbers of rows per class; see `training.plan`."""
         settings = self.estimator
@@ -89,7 +95,8 @@ class EarlyStoppingPolicy:
 
         held_out = watched = None
         if by_score and self.validation_set is None and settings.validation_fraction is not None:
-            held_out = _split(counts, target, settings.validation_fraction, derive_seed(self.seed, HOLD_OUT))
+            size = settings.validation_fraction
+            held_out = (held_out_rows if self.is_auto else _split)(counts, target, size, self.seed)
         validation = self.validation_set if held_out is None else HELD_OUT
         if settings.scoring == "loss":
             metric = find_metrics(None, target.loss)[0]
@@ -114,7 +121,7 @@ class EarlyStoppingPolicy:
                 column,
                 self._rounds,
                 larger_is_better=self.sign > 0,
-                tolerance=settings.tol,
+                tolerance=self._tolerance,
                 # Scores such as the accuracy have few values, and the first of many equal ones belongs to a weak model.
                 keep_latest=settings.scoring != "loss",
             )
@@ -152,7 +159,7 @@ def _class_weight(counts: Sequence[int], target: Target, class_weight: Any) -> n
 
 
 def _split(counts: Sequence[int], target: Target, size: Any, seed: int) -> Draw:
-    """The rows to hold out: as many as in scikit-learn, stratified by class."""
+    """The rows to hold out: as many as in scikit-learn, stratified by class. seed : as of `held_out_rows`."""
     total, n = sum(counts), n_held_out(counts, size)
     if target.classes is not None:
         n_classes = sum(count > 0 for count in counts)
@@ -167,6 +174,7 @@ def _split(counts: Sequence[int], target: Target, size: Any, seed: int) -> Draw:
                 f"validation_fraction={size!r} divides {total} rows into {total - n} to train on and {n} that are held out: "
                 f"both must be at least the number of classes, {n_classes}"
             )
+    seed = derive_seed(seed, HOLD_OUT)
     return Draw(seed, in_proportion(counts, n, seed))
 
 

@@ -104,11 +104,19 @@ def hold_out(size: Any, learning: Mapping[str, Any]) -> MakeValidationPlan:
 
 
 def _plan(counts: Sequence[int], target: Target, _: Callable[[], Ensemble], *, size: float, seed: int) -> ValidationPlan:
+    return ValidationPlan(held_out=held_out_rows(counts, target, size, seed))
+
+
+def held_out_rows(counts: Sequence[int], target: Target, size: float, seed: int) -> Draw:
+    """Return the validation rows of a fit with this seed; of each class at least one row is left to train on.
+
+    counts, size : as of `n_held_out`.
+    """
     seed = derive_seed(seed, HOLD_OUT)
     sizes = in_proportion(counts, n_held_out(counts, size), seed)
     if target.classes is not None:
         sizes = tuple(min(n, max(count - 1, 0)) for n, count in zip(sizes, counts, strict=True))
-    return ValidationPlan(held_out=Draw(seed, sizes))
+    return Draw(seed, sizes)
 
 
 def check_refit(refit: Any, request: FitRequest, *, stops: bool) -> None:

@@ -205,3 +205,19 @@ def test_the_command_line_knows_auto(frame: pd.DataFrame, tmp_path: Any, capsys:
     booster = dboost.load(tmp_path / "model.json")
     assert booster.best_iteration == booster.n_iter_ > 3
     assert "(the best of " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("target", ["y", "kind", "rare"])
+def test_an_estimator_holds_out_the_rows_of_a_fit_and_stops_where_it_stops(frame: pd.DataFrame, target: str) -> None:
+    X, y = frame[list("abcd")], frame.assign(rare=frame["kind"].where(frame.index != 7, "rare"))[target]
+    options: dict[str, Any] = {"random_state": 5, "max_leaf_nodes": 8, "max_iter": "auto", "n_threads": 2}
+    if target == "y":
+        y = y * 1e-5  # losses below the estimator's default of `tol`
+    model = (DBoostRegressor if target == "y" else DBoostClassifier)(**options).fit(X, y).booster_
+    booster = dboost.fit(X, y, progress=False, **options)
+    assert booster.n_iter_ > 60
+    pd.testing.assert_frame_equal(model.to_frame(), booster.to_frame())
+    column = "validation_squared_error" if target == "y" else "validation_log_loss"
+    assert model.history[column].tolist() == booster.history[column].tolist()
+    refitted = [one.set_params(refit=True).fit(X, y).booster_ for one in [DBoostRegressor(**options)] if target == "y"]
+    assert all(one == dboost.fit(X, y, refit=True, progress=False, **options) for one in refitted)
