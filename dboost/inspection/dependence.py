@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, pairwise, product
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,8 +55,8 @@ from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.exact import TOTAL_BITS, total
 from dboost.inspection.importance import importance
 from dboost.inspection.row_functions import Block, Key, at_least_one, over_blocks, sample, weighted_rows
-from dboost.inspection.shapley import Path, check_counts, edge_answers, paths_of
-from dboost.model.ensemble import Ensemble, FlatEnsemble
+from dboost.inspection.shapley import check_counts, goes_left, shares
+from dboost.model.ensemble import Ensemble, FlatEnsemble, Tree
 from dboost.schema import Feature
 
 
@@ -311,18 +311,13 @@ class Traversal:
         self._ensemble = ensemble.summed().expanded()
 
     @cached_property
-    def _paths(self) -> list[list[Path]]:
-        return [list(paths_of(tree, by="count")) for tree in self._ensemble.trees]
+    def _trees(self) -> list[_CountedTree]:
+        return list(map(_CountedTree.of, self._ensemble.trees))
 
     @property
     def pairs(self) -> set[frozenset[int]]:
         """Pairs of features that occur together on a path."""
-        return {
-            frozenset(pair)
-            for paths in self._paths
-            for features in {tuple(path.features.tolist()) for path in paths}
-            for pair in combinations(features, 2)
-        }
+        return {pair for tree in self._trees for pair in tree.pairs()}
 
     def __call__(self, targets: list[int], matrix: np.ndarray) -> np.ndarray:
         """Return raw scores that use only the target features of the rows.
@@ -338,15 +333,70 @@ class Traversal:
         float64[n, n_outputs]
         """
         scores = np.tile(np.asarray(self._ensemble.baseline, np.float64), (len(matrix), 1))
-        for t, (tree, paths) in enumerate(zip(self._ensemble.trees, self._paths, strict=True)):
-            answers = edge_answers(tree, matrix, self._ensemble, targets)
-            of_tree = np.zeros(len(matrix))
-            for path in paths:
-                known = np.isin(path.features, targets)
-                weight = path.value * path.shares[~known].prod()
-                of_tree += weight * answers[:, path.edges[known]].all(axis=1)
-            scores[:, self._ensemble.outputs_of(t)] += of_tree[:, None]
+        is_target = np.zeros(len(self._ensemble.features), bool)
+        is_target[targets] = True
+        for t, tree in enumerate(self._trees):
+            scores[:, self._ensemble.outputs_of(t)] += np.reshape(tree.dependence(is_target, matrix, self._ensemble), (-1, 1))
         return scores
+
+
+#: Values of nodes, for each of some rows, that are in memory at a time.
+_MOST_VALUES = 2**20
+
+
+class _CountedTree(NamedTuple):
+    """A tree whose branches are weighted by their training rows."""
+
+    tree: Tree
+    levels: list[np.ndarray]  # splits by their depth, the root first
+    share: np.ndarray  # see `shapley.shares`
+    mean: np.ndarray  # of the leaf values below each node
+
+    @classmethod
+    def of(cls, tree: Tree) -> _CountedTree:
+        share, mean = shares(tree, by="count"), tree.value.astype(np.float64)
+        depths = np.where(tree.feature >= 0, tree.depths, -1)
+        levels = [np.flatnonzero(depths == depth) for depth in range(int(depths.max()) + 1)]
+        for level in reversed(levels):
+            mean[level] = sum(share[child[level]] * mean[child[level]] for child in (tree.left, tree.right))
+        return cls(tree, levels, share, mean)
+
+    def dependence(self, is_target: np.ndarray, matrix: np.ndarray, ensemble: Ensemble) -> np.ndarray | float:
+        """Return the dependence of each row on the target features: float64[n], or a number without a split on them.
+
+        is_target : bool[n_features]. Only splits on target features and those above them are visited.
+        """
+        tree = self.tree
+        is_visited, visited = np.zeros(tree.n_nodes, bool), []
+        for level in reversed(self.levels):
+            is_visited[level] = is_target[tree.feature[level]] | is_visited[tree.left[level]] | is_visited[tree.right[level]]
+            visited.append(level[is_visited[level]])
+        if not is_visited[0]:
+            return float(self.mean[0])
+        found, n_rows = np.empty(len(matrix)), max(_MOST_VALUES // tree.n_nodes, 1)
+        for first in range(0, len(matrix), n_rows):
+            block = matrix[first : first + n_rows]
+            values = np.repeat(self.mean[:, None], len(block), axis=1)
+            for level in visited:
+                left, right = tree.left[level], tree.right[level]
+                values[level] = self.share[left, None] * values[left] + self.share[right, None] * values[right]
+                for node in level[is_target[tree.feature[level]]].tolist():
+                    is_left = goes_left(tree, node, block[:, tree.feature[node]], ensemble)
+                    values[node] = np.where(is_left, values[tree.left[node]], values[tree.right[node]])
+            found[first : first + n_rows] = values[0]
+        return found
+
+    def pairs(self) -> set[frozenset[int]]:
+        """Return the pairs of features that occur together on a path."""
+        above: dict[int, frozenset[int]] = {0: frozenset()}
+        found: set[frozenset[int]] = set()
+        for node in (node for level in self.levels for node in level.tolist()):
+            features, j = above.pop(node), int(self.tree.feature[node])
+            if j not in features:
+                found.update(frozenset((j, other)) for other in features)
+                features |= {j}
+            above[int(self.tree.left[node])] = above[int(self.tree.right[node])] = features
+        return found
 
 
 #: Converts raw scores (float64[n, n_outputs]) to the scale of the result.

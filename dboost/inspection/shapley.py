@@ -96,9 +96,9 @@ def shares(tree: Tree, by: str = "cover") -> np.ndarray:
     return share
 
 
-def paths_of(tree: Tree, by: str = "cover") -> Iterator[Path]:
+def paths_of(tree: Tree) -> Iterator[Path]:
     """Yield the paths to the leaves, from left to right."""
-    number, share = split_numbers(tree), shares(tree, by)
+    number, share = split_numbers(tree), shares(tree)
     pending: list[tuple[int, dict[int, tuple[int, float]]]] = [(0, {})]
     while pending:
         node, elements = pending.pop()
@@ -279,17 +279,12 @@ def _edges_into_splits(tree: Tree) -> np.ndarray:
     return into[splits]
 
 
-def edge_answers(tree: Tree, matrix: np.ndarray, ensemble: Ensemble, features: list[int] | None = None) -> np.ndarray:
-    """Return whether rows follow each edge and those above it on the same feature: bool[n, n_edges].
-
-    features : only edges on these are computed (the others are True). Default: all.
-    """
+def edge_answers(tree: Tree, matrix: np.ndarray, ensemble: Ensemble) -> np.ndarray:
+    """Return whether rows follow each edge and those above it on the same feature: bool[n, n_edges]."""
     split = np.flatnonzero(tree.feature >= 0)
     above = _Links(tree.feature[split], _edges_into_splits(tree), np.zeros(len(split), np.int64)).above
     answers = np.ones((len(matrix), 2 * len(split)), np.bool_)
     for i, node in enumerate(split):
-        if features is not None and tree.feature[node] not in features:
-            continue
         left = goes_left(tree, int(node), matrix[:, tree.feature[node]], ensemble)
         before = answers[:, above[i]] if above[i] >= 0 else np.True_
         answers[:, 2 * i], answers[:, 2 * i + 1] = left & before, ~left & before

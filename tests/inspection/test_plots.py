@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from io import BytesIO
@@ -113,16 +114,6 @@ def test_lines_are_the_dependence_and_the_deciles_are_marked() -> None:
     bars = booster("late").plot_partial_dependence("town")
     ends = [bar.get_x() + bar.get_width() for bar in bars.patches][::-1]
     assert ends == pytest.approx(sorted(levels["value"], reverse=True)) and bars.get_xlabel() == "log odds of 1"
-
-
-def test_missing_values_are_shown() -> None:
-    table = booster("y").partial_dependence(FRAME, "size", grid=[-1, 1, np.nan])
-    ax = booster("y").plot_partial_dependence(FRAME, "size", grid=[-1, 1, np.nan])
-    lines = {line.get_label(): set(line.get_ydata()) for line in ax.lines}
-    assert lines["missing"] == {table["value"].iloc[2]} and "missing" in {one.get_text() for one in ax.get_legend().get_texts()}
-    levels = booster("y").partial_dependence("town", grid=["Gent", None])
-    bars = booster("y").plot_partial_dependence("town", grid=["Gent", None])
-    assert sorted(bar.get_x() + bar.get_width() for bar in bars.patches) == pytest.approx(sorted(levels["value"]))
 
 
 def test_surfaces_are_the_dependence() -> None:
@@ -270,3 +261,25 @@ def test_waterfalls_have_whole_names_and_values() -> None:
     model = dboost.fit(rows.assign(y=rows["amount"] * (rows["town"] == "Cottbus")), "y", max_iter=5)
     labels = [label.get_text() for label in model.plot_waterfall(rows, 118).get_yticklabels()]
     assert sorted(labels) == ["amount = 118,030", "town = Frankfurt am Main"]
+
+
+def test_of_many_classes_the_first_ones_are_drawn_and_their_number_is_said() -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(600, 2)), columns=["a", "b"])
+    booster = dboost.fit(frame, [f"class {k:02d}" for k in rng.integers(15, size=600)], max_iter=2, loss="log_loss")
+    kinds = pd.DataFrame({"kind": rng.choice(["x", "y"], 600)})
+    of_kinds = dboost.fit(kinds, [f"class {k:02d}" for k in rng.integers(15, size=600)], max_iter=2, loss="log_loss")
+    for ax in (
+        booster.plot_partial_dependence(frame, "a", grid=3),
+        booster.plot_importance(per_class=True),
+        of_kinds.plot_partial_dependence(kinds, "kind"),
+    ):
+        legend = ax.get_legend()
+        assert "first 12 of 15" in legend.get_title().get_text()
+        assert [text.get_text() for text in legend.get_texts()] == [f"class {k:02d}" for k in range(12)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of a legend that leaves no room for the axes
+            ax.figure.canvas.draw()
+    panels = np.ravel(booster.plot_partial_dependence(features=["a", "b"], grid=3))
+    assert len(panels) == 12
+    assert "the first 12 of 15 classes" in panels[0].figure.get_suptitle()

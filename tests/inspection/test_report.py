@@ -17,7 +17,7 @@ import pytest
 import dboost
 from dboost import Booster
 from dboost.errors import DataError, ModelFileError, ParameterError
-from dboost.inspection.report.page import Figure, ReportContext, page
+from dboost.inspection.report.page import MAX_LEAVES, Figure, ReportContext, page
 from dboost.inspection.row_functions import EvaluatedRows
 from tests.helpers.fits import FEATURES, cut, mixed_frame
 from tests.helpers.forests import random_ensemble
@@ -311,6 +311,15 @@ def test_effects_are_compared_on_the_same_axis(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("dboost.inspection.report.page.embed", embed)
     page(ReportContext(booster("y"), FRAME, "y"))
     assert len(limits) > 2 and len(set(limits)) == 1
+
+
+def test_a_tree_of_many_leaves_is_not_drawn_and_the_page_says_so() -> None:
+    small, large = (Booster(random_ensemble(3, 1, n_leaves)) for n_leaves in (MAX_LEAVES, MAX_LEAVES + 1))
+    assert small.ensemble.trees[0].n_leaves == MAX_LEAVES
+    drawn, left_out = (page(ReportContext(one, None, None)) for one in (small, large))
+    assert "Tree of iteration 1" in drawn and "too many for this page" not in drawn
+    assert "Tree of iteration 1" not in left_out
+    assert f"It has {MAX_LEAVES + 1} leaves, too many for this page; <code>booster.plot_tree(0)</code> draws it." in left_out
 
 
 def test_long_names_are_cut_in_their_middle() -> None:

@@ -16,7 +16,8 @@ from dboost.model.ensemble import Ensemble
 
 #: Up to this number of points, each has a marker: they are probably codes.
 FEW_POINTS = 12
-MAX_PANELS = 12
+#: Largest number of panels, and of the model's outputs in a plot.
+MAX_PANELS = MAX_OUTPUTS = 12
 
 
 def plot_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax: Any) -> Any:
@@ -28,12 +29,14 @@ def plot_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax:
     values = importance.mean(axis=1) if isinstance(importance, pd.DataFrame) else importance
     shown = values.iloc[:max_features][::-1]
     with canvas.style():
-        ax = canvas.axes_for(ax, height=0.75 + 0.235 * max(3, len(shown)))
+        height = 0.75 + 0.235 * max(3, len(shown))
+        n_outputs = 1 if by_class is None else by_class.shape[1]
+        ax = canvas.axes_for(ax, height=max(height, _key_height(n_outputs)))
         y = np.arange(len(shown))
         ax.barh(y, shown.to_numpy(), color=BLUE, height=0.62, alpha=1.0 if by_class is None else 0.35)
         if by_class is not None:
             markers = "o^sDvP*X"
-            for k, name in enumerate(by_class.columns):
+            for k, name in enumerate(by_class.columns[:MAX_OUTPUTS]):
                 of_class = by_class.loc[shown.index, name]
                 style = {"color": canvas.CYCLE[k % len(canvas.CYCLE)], "marker": markers[k % len(markers)]}
                 ax.plot(
@@ -45,7 +48,7 @@ def plot_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax:
                     label=canvas.key(canvas.short(name)),
                     **style,
                 )
-            canvas.legend_beside(ax, by_class.columns.name)
+            canvas.legend_beside(ax, _key_title(by_class.columns.name, n_outputs))
         elif len(shown):
             for i, value in enumerate(shown.to_numpy().tolist()):
                 canvas.note(ax, f"{value:.0f}".replace("-", "−"), (max(value, 0), i), (3, 0), color=GREY)
@@ -111,10 +114,21 @@ def _is_numeric(column: pd.Series) -> bool:
 
 
 def _by_class(table: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
+    """Return the rows of each output, of at most `MAX_OUTPUTS`."""
     axis = _axis(table)
     if axis is None:
         return [(None, table)]
-    return [(name, table[table[axis] == name]) for name in table[axis].unique()]
+    return [(name, table[table[axis] == name]) for name in table[axis].unique()[:MAX_OUTPUTS]]
+
+
+def _n_outputs(table: pd.DataFrame) -> int:
+    axis = _axis(table)
+    return 1 if axis is None else table[axis].nunique()
+
+
+def _key_title(axis: Any, n_outputs: int) -> str:
+    """Return the title of a legend: what the outputs are, and how many of them are drawn if these are not all."""
+    return str(axis) if n_outputs <= MAX_OUTPUTS else f"{axis}\n(first {MAX_OUTPUTS} of {n_outputs})"
 
 
 def _axis(table: pd.DataFrame) -> str | None:
@@ -147,7 +161,8 @@ def _curve(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = T
     ax.grid(axis="y")
     if legend and ax.get_legend_handles_labels()[0]:
         if len(groups) > 1:
-            canvas.legend_beside(ax, f"{_axis(table)}\n(dots: missing)" if table[name].isna().any() else str(_axis(table)))
+            title = _key_title(_axis(table), _n_outputs(table))
+            canvas.legend_beside(ax, f"{title}\n(dots: missing)" if table[name].isna().any() else title)
         else:
             ax.legend(loc="best")
 
@@ -190,7 +205,7 @@ def _bars(ax: Any, table: pd.DataFrame, name: str, label: str, legend: bool = Tr
     ax.margins(x=0.06)
     canvas.bars(ax)
     if len(groups) > 1 and legend:
-        canvas.legend_beside(ax, str(_axis(table)))
+        canvas.legend_beside(ax, _key_title(_axis(table), _n_outputs(table)))
 
 
 def _missing(level: Any) -> bool:
@@ -202,7 +217,12 @@ def _position(of_level: pd.Series, level: Any) -> int:
 
 
 def _bars_height(table: pd.DataFrame, name: str) -> float:
-    return 0.95 + 0.235 * max(2, table[name].nunique(dropna=False))
+    return max(0.95 + 0.235 * max(2, table[name].nunique(dropna=False)), _key_height(_n_outputs(table)))
+
+
+def _key_height(n_outputs: int) -> float:
+    """Return the height that a legend of the outputs needs in inches, with its title; 0 without one."""
+    return 0.0 if n_outputs == 1 else 0.7 + 0.2 * min(n_outputs, MAX_OUTPUTS)
 
 
 def _surface(ax: Any, table: pd.DataFrame, names: list[str], label: str) -> Any:
@@ -232,12 +252,15 @@ def _borders(values: np.ndarray) -> np.ndarray:
 
 def _classes(table: pd.DataFrame, names: list[str], label: str) -> Any:
     """Draw one surface per class, or other output."""
-    groups = _by_class(table)[:MAX_PANELS]
+    groups = _by_class(table)
     grid = _grid(len(groups), 2.9)
     for ax, (of_class, part) in zip(grid, groups, strict=True):
         part.attrs = table.attrs
         _surface(ax, part, names, label)
         ax.set_title(f"{_axis(table)} {canvas.short(of_class)}")
+    if _n_outputs(table) > len(groups):
+        what = {"class": "classes"}.get(str(_axis(table)), f"{_axis(table)}s")
+        grid[0].figure.suptitle(f"the first {len(groups)} of {_n_outputs(table)} {what}", fontsize=8.5, color=GREY)
     return grid
 
 

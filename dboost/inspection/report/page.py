@@ -129,6 +129,8 @@ N_BACKGROUND = 100
 N_DEPENDENCE, N_INTERACTION, N_CLASSES = 6, 6, 4
 #: Rows of the table of drift.
 N_DRIFT = 10
+#: Largest number of leaves of a tree that is drawn: drawing takes time for each, as reading does.
+MAX_LEAVES = 128
 #: The strongest pair is plotted if its H statistic is at least this.
 NOTABLE_INTERACTION = 0.1
 #: Headings of the sections; those of `ALWAYS` say so if there is nothing to show, the others are omitted.
@@ -418,11 +420,13 @@ def _dependence(context: ReportContext) -> dict[str, Any] | None:
     return content
 
 
-def _first_tree(context: ReportContext) -> Figure | None:
+def _first_tree(context: ReportContext) -> dict[str, Any] | None:
     trees = context.ensemble.trees
     if not trees or trees[0].n_leaves < 2:
         return None
-    return embed(context.booster.plot_tree(0), wide=trees[0].n_leaves > 4)
+    n_leaves = trees[0].n_leaves
+    figures = [embed(context.booster.plot_tree(0), wide=n_leaves > 4)] if n_leaves <= MAX_LEAVES else []
+    return {"n_leaves": n_leaves, "figures": figures}
 
 
 def _details(context: ReportContext) -> dict[str, Any]:
