@@ -67,8 +67,8 @@ from dboost.data.row_metadata import (
     raise_for_issues,
 )
 from dboost.data.sparse import SparseColumn, check_codes, has_sparse, packed, unpacked
-from dboost.errors import ColumnKindsError, DataError, DBoostError, InputTypeError, ParameterError
-from dboost.schema import Feature, Level
+from dboost.errors import ColumnKindsError, DataError, DBoostError, InputTypeError, ParameterError, warn
+from dboost.schema import TEXT, Feature, Level, kinds_of
 from dboost.storage.spool import Spool, remove_stale
 
 if TYPE_CHECKING:
@@ -116,6 +116,8 @@ class ColumnUnifier:
         self._name, self._is_target = name, is_target
         #: Whether the column is categorical, and a partition that determines it; None while all values are missing.
         self.seen: tuple[bool, int] | None = None
+        #: The first partition with categories of each kind.
+        self.category_kinds: dict[str, int] = {}
         self._known, self._extends = known, extend_categories
         self._lock = threading.Lock()
 
@@ -141,6 +143,8 @@ class ColumnUnifier:
             if not isinstance(column, CategoryColumn):
                 return column
             codes = self.categories.translate(column.categories)
+            for kind in kinds_of(column.categories):
+                self.category_kinds[kind] = min(i, self.category_kinds.get(kind, i))
         return apply(codes, column.codes)
 
 
@@ -372,6 +376,10 @@ class Reader:
     def kinds(self) -> tuple[tuple[bool, int] | None, ...]:
         """Return for each feature whether it is categorical, and a partition that determines it; None if all are missing."""
         return tuple(unifier.seen for unifier in self._features)
+
+    def category_kinds(self) -> tuple[dict[str, int], ...]:
+        """Return for each feature the first partition with categories of each kind."""
+        return tuple(unifier.category_kinds for unifier in self._features)
 
     def categories(self) -> tuple[tuple[Level, ...], ...]:
         """Return the categories of each feature in the order of their provisional codes."""
@@ -629,7 +637,7 @@ def open_table(
 
     table = read(data) if path is None else read_path()
     if like is None:
-        warn_of_text(table.features, table.named)
+        warn_of_text(table.features, table.named, table.category_kinds)
     return table
 
 
@@ -669,12 +677,32 @@ class GivenTable:
         return open_table(self.data, **self.reading, **like, options=options)
 
 
-def warn_of_text(features: Sequence[Feature], named: bool) -> None:
-    """Warn of features of text that look like numbers or dates, when a table without a model has been read."""
+def warn_of_text(features: Sequence[Feature], named: bool, category_kinds: Sequence[Mapping[str, int]] = ()) -> None:
+    """Warn of features of text that look like numbers or dates, when a table without a model has been read; and of features
+    with categories that are numbers and others that are the same numbers as text.
+
+    category_kinds : see `Reader.category_kinds`; empty if the rows are in no partitions.
+    """
     if any(feature.is_categorical for feature in features):
         from dboost.data.numbers_as_text import warn_of_numbers_as_text
 
         warn_of_numbers_as_text(features, named)
+    for feature, first in zip(features, category_kinds or ({},) * len(features), strict=True):
+        twins = _twins(feature.categories or ())
+        if twins is not None:
+            (kind,) = kinds_of(twins[:1])
+            apart = kind in first and TEXT in first and first[kind] != first[TEXT]
+            where = f" ({kind} in partition {first[kind]}, text in partition {first[TEXT]})" if apart else ""
+            warn(
+                f"column {feature.name!r} has both {kind} and text as categories{where}, and {twins[0]!r} and {twins[1]!r} are "
+                f"different ones: make all of them text, or all of them {kind}"
+            )
+
+
+def _twins(categories: Sequence[Level]) -> tuple[Level, str] | None:
+    """Return the first category that is a number and has another one with its text, and that text; None without one."""
+    text = {level for level in categories if isinstance(level, str)}
+    return next(((level, str(level)) for level in categories if not isinstance(level, str) and str(level) in text), None)
 
 
 def _finished(
@@ -699,7 +727,9 @@ def _finished(
     if metadata_spool is None:
         reader.drop_unweighted_categories(dict(enumerate(pieces)), found.roles.weight)
     features, translations = reader.finish_features()
-    return Table(features, named, rows, found, reader.spool, pieces, translations, metadata_spool, plan.binning)
+    table = Table(features, named, rows, found, reader.spool, pieces, translations, metadata_spool, plan.binning)
+    table.category_kinds = reader.category_kinds()
+    return table
 
 
 def open_binned(
@@ -855,6 +885,8 @@ class Table:
         self._pieces = pieces
         self._translations = translations
         self._starts = (0, *accumulate(rows.lengths))
+        #: See `Reader.category_kinds`; empty if another process has read the rows.
+        self.category_kinds: Sequence[Mapping[str, int]] = ()
 
     @property
     def target(self) -> Column | None:

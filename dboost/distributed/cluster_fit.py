@@ -42,6 +42,7 @@ from dboost.session.calls import (
     BuildSpec,
     Calls,
     Chosen,
+    EvalSets,
     PartitionStats,
     ReplayState,
 )
@@ -325,7 +326,7 @@ class ClusterTable:
         has_worker = self.partitions.single_worker(self._connection.n_threads) is not None and is_small(n_rows, n_features)
         return session_per_host() and is_possible and self._n_at_once == 1 and not has_worker
 
-    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> SessionEvalSets:
+    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
         """Load the evaluation sets: Dask collections, files and streams on the workers, tables in memory in this process."""
         found = ClusterEvalSets(self._calls)
         for name, (n_rows, _) in chosen.items():
@@ -385,8 +386,18 @@ def load_partitions(table: PartitionedTable) -> tuple[Feature, ...]:
         features = _checked_features(table)
     table.set_features(features)
     if table.source.plan.known is None:
-        warn_of_text(features, table.source.named)
+        warn_of_text(features, table.source.named, _category_kinds(table.partition_stats, len(features)))
     return features
+
+
+def _category_kinds(stats: Sequence[PartitionStats], n_features: int) -> list[dict[str, int]]:
+    """Return for each feature the first partition with categories of each kind."""
+    found: list[dict[str, int]] = [{} for _ in range(n_features)]
+    for one in stats:
+        for of_all, of_session in zip(found, one.category_kinds, strict=True):
+            for kind, i in of_session.items():
+                of_all[kind] = min(i, of_all.get(kind, i))
+    return found
 
 
 def _checked_features(table: PartitionedTable) -> tuple[Feature, ...]:

@@ -1,4 +1,4 @@
-"""What an engine calls, `Calls`, and the records that calls of sessions exchange.
+"""What an engine and the boosting loop call, `Calls` and `EvalSets`, and the records that calls of sessions exchange.
 
 While trees are grown, the engine (`training.engine`) calls all sessions of a fit by `Calls`. All other calls of sessions are in
 `session.session`.
@@ -18,7 +18,7 @@ import numpy as np
 from dboost.data.binning import Binning
 from dboost.errors import ParameterError
 from dboost.kernels.histograms import BinLayout
-from dboost.metrics.metric import LossMagnitude
+from dboost.metrics.metric import LossMagnitude, MetricReduction
 from dboost.session.memory import Budget
 from dboost.session.target import Target, TargetScan
 from dboost.session.warm_start import WarmStart
@@ -195,6 +195,24 @@ class Calls(Protocol):
         """Release threads and buffers."""
 
 
+class EvalSets(Protocol):
+    """All evaluation sets of a fit, in this process or on workers."""
+
+    names: list[str]
+
+    def add_tree(self, grown: GrownTree, values: np.ndarray, output: int) -> None:
+        """Add a grown tree's leaf values to the raw scores of its outputs, see `TreeDelta`."""
+
+    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
+        """Return the current metrics as ``{"<set>_<metric>": value}``, set by set."""
+
+    def save_state(self) -> None:
+        """Save the current raw scores."""
+
+    def rollback(self) -> None:
+        """Restore the raw scores that were saved last."""
+
+
 class SessionRef(NamedTuple):
     """The name of a session: the state of one fit in one worker process.
 
@@ -288,6 +306,7 @@ class PartitionStats:
     max_weight: float  # largest weight
     unit_weights: bool  # whether all weights are 1 (or 0)
     fingerprints: dict[int, int]  # {partition: fingerprint}, see `data.partition`
+    category_kinds: tuple[dict[str, int], ...]  # per feature: {kind: first partition with categories of the kind}
 
 
 class RowPlaces(NamedTuple):

@@ -148,6 +148,7 @@ class PartitionBatch:
             n_bytes={i: self._spool.n_bytes(i) for i in numbers},
             kinds=self._reader.kinds(),
             categories=self._reader.used_categories(),
+            category_kinds=self._reader.category_kinds(),
             target=reduce(merge_target_scans, targets) if targets else None,
             complaints=metadata.issues,
             max_weight=max((max_weight for _, max_weight, *_ in stats), default=1.0),

@@ -454,3 +454,26 @@ def test_text_that_the_users_code_made_of_numbers_is_text() -> None:
     lazy = dd.from_pandas(OBJECTS, npartitions=2)
     as_text = lazy.assign(b=lazy["b"].astype(str) + "x")
     assert fit(as_text, "y", features=["b"]).features[0].categories == tuple(f"{k}x" for k in range(9))
+
+
+TWINS = [pd.DataFrame({"c": pd.Categorical(levels * 20), "y": np.arange(60.0)}) for levels in ([0, 1, 2], ["0", "1", "x"])]
+
+
+def test_numbers_and_the_same_numbers_as_text_are_categories_with_a_warning(client: Client) -> None:
+    parts = dd.from_map(lambda i: TWINS[i], [0, 1], meta=TWINS[0])
+    where = r"column 'c' has both numbers and text as categories \(numbers in partition 0, text in partition 1\), and 0 and '0'"
+    for options in ({}, {"client": client}):
+        with pytest.warns(UserWarning, match=where):
+            booster = dboost.fit(parts, "y", max_iter=1, **options)
+        assert booster.ensemble.features[0].categories == (0, 1, 2, "0", "1", "x")
+    both = pd.DataFrame({"c": pd.Categorical([0, 1, 2, "0", "1", "x"] * 20), "y": np.arange(120.0)})
+    with pytest.warns(
+        UserWarning, match="column 'c' has both numbers and text as categories, and 0 and '0' are different ones"
+    ):
+        dboost.fit(both, "y", max_iter=1)
+
+
+def test_numbers_beside_other_text_are_categories_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    frame = pd.DataFrame({"c": pd.Categorical([0, 1, "other"] * 40), "y": np.arange(120.0)})
+    dboost.fit(frame, "y", max_iter=1)
+    assert not [one for one in recwarn if "categories" in str(one.message)]
