@@ -23,10 +23,11 @@ import numpy as np
 from dboost.data import CategoryColumn, Chunk, Table
 from dboost.data.binning import Binning
 from dboost.data.chunk import plain
+from dboost.data.labels import listed
 from dboost.data.roles import rows_of
 from dboost.data.sparse import has_sparse
 from dboost.errors import DataError, ParameterError
-from dboost.losses import Loss, from_dict, keywords_of
+from dboost.losses import BUILT_IN, Loss, from_dict, keywords_of
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range, widen
 from dboost.params import FOREST
 from dboost.schema import Feature
@@ -303,13 +304,19 @@ def check_continues(model: Ensemble, features: tuple[Feature, ...], target: Targ
 def check_loss(model: Ensemble, loss: Loss) -> None:
     """Raise DataError if the loss is not the loss of the model that is continued."""
     if not loss.is_stored_as(model.loss):
-        names = [f"loss {one['name']!r}" + _loss_options(one) for one in (model.loss, loss.to_dict())]
-        raise DataError(f"the model to continue was trained with {names[0]}, not {names[1]}")
+        raise DataError(f"the model to continue was trained with {_shown_loss(model.loss)}, not {_shown_loss(loss.to_dict())}")
 
 
-def _loss_options(loss: dict[str, Any]) -> str:
-    known = ", ".join(f"{name}={value!r}" for name, value in loss.items() if name != "name")
-    return f" ({known})" if known else ""
+def _shown_loss(stored: dict[str, Any]) -> str:
+    """Return name and options of a loss, given its record in a model."""
+    if "losses" not in stored:
+        hidden = {"name", *(name for one in BUILT_IN if one.name == stored["name"] for name in one.learned)}
+        options = ", ".join(f"{name}={value!r}" for name, value in stored.items() if name not in hidden)
+        return f"loss {stored['name']!r}" + (f" ({options})" if options else "")
+    parts = stored["losses"]
+    if len(stored.get("targets", parts)) == 1 and all(part["name"] == "quantile" for part in parts):
+        return f"loss 'quantile' (quantile={[part['quantile'] for part in parts]})"
+    return f"{' and '.join(dict.fromkeys(map(_shown_loss, parts)))} for {listed(stored['outputs'])}"
 
 
 def matrix_of(chunk: Chunk) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from copy import copy
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import mean_pinball_loss
 
 import dboost
-from dboost import ParameterError
+from dboost import DataError, ParameterError
 from dboost.cli import main
 from dboost.losses import Quantile, Quantiles, from_dict
 from dboost.model import model_file
@@ -134,7 +133,7 @@ def test_continued_refitted_and_shortened_models(model: dboost.Booster) -> None:
 
 
 def test_conformalized_quantiles(model: dboost.Booster) -> None:
-    found, test = copy(model).calibrate(HELD_OUT, "y", coverage=0.9), made(5000, 4)
+    found, test = model.with_calibration(None).calibrate(HELD_OUT, "y", coverage=0.9), made(5000, 4)
     quantiles = model.predict(HELD_OUT)
     scores = np.maximum(quantiles["0.05"] - HELD_OUT["y"], HELD_OUT["y"] - quantiles["0.95"])
     assert found.calibration is not None and found.calibration.margin == np.sort(scores)[int(np.ceil(601 * 0.9)) - 1]
@@ -260,3 +259,20 @@ def test_the_loss_is_at_most_that_of_separate_fits_on_real_rows(name: str) -> No
     apart = np.column_stack([dboost.fit(frame[train], y[train], quantile=q, **options).predict(frame[test]) for q in NINE])
     losses = [sum(mean_pinball_loss(y[test], one[:, k], alpha=q) for k, q in enumerate(NINE)) for one in (together, apart)]
     assert losses[0] <= losses[1] and (np.diff(together, axis=1) >= 0).all()
+
+
+def test_a_model_of_other_losses_is_named_by_what_a_user_gives() -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(100, 2)), rng.normal(size=(100, 2))
+    few = {"max_iter": 1, "progress": False}
+    quantiles = dboost.fit(X, y[:, 0], loss="quantile", quantile=[0.1, 0.5], **few)
+    told = r"trained with loss 'quantile' \(quantile=\[0.1, 0.5\]\), not loss "
+    with pytest.raises(DataError, match=told + r"'quantile' \(quantile=\[0.1, 0.9\]\)$"):
+        dboost.fit(X, y[:, 0], start_from=quantiles, loss="quantile", quantile=[0.1, 0.9], **few)
+    with pytest.raises(DataError, match=told + r"'huber' \(huber_alpha=0.9\)$"):
+        dboost.fit(X, y[:, 0], start_from=quantiles, loss="huber", **few)
+    both = dboost.fit(X, y, loss=["squared_error", "huber"], **few)
+    with pytest.raises(
+        DataError, match=r"loss 'squared_error' and loss 'huber' \(huber_alpha=0.9\) for '0', '1', not loss 'absolute"
+    ):
+        dboost.fit(X, y, start_from=both, loss="absolute_error", **few)
