@@ -933,7 +933,7 @@ def _from_arrow(array: pa.Array | pa.ChunkedArray, spec: ColumnSpec) -> Column:
             _check_levels(array.slice(0, _FIRST_ROWS).unique().to_pylist(), spec)
         return _from_arrow_dictionary(array.dictionary_encode(), spec)
     if pa.types.is_decimal(kind):
-        array, kind = pa.chunked_array(map(_nearest_floats, _pieces(array)), pa.float64()), pa.float64()
+        array, kind = pa.chunked_array(map(nearest_floats, _pieces(array)), pa.float64()), pa.float64()
     if pa.types.is_boolean(kind) and missing:
         array, kind = array.cast(pa.uint8()), pa.uint8()
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
@@ -949,7 +949,7 @@ def _from_arrow(array: pa.Array | pa.ChunkedArray, spec: ColumnSpec) -> Column:
     return _from_numpy(np.asarray(array.to_numpy()), spec)
 
 
-def _nearest_floats(decimals: pa.Array) -> pa.Array:
+def nearest_floats(decimals: pa.Array) -> pa.Array:
     """Return decimals as the nearest float64, like ``float(Decimal(…))``; Arrow's own cast errs by a unit in the last place.
 
     The quotient of two numbers that floats represent exactly is rounded once. Other decimals are converted as text.
@@ -1036,25 +1036,38 @@ def _level(level: Any, spec: ColumnSpec) -> Level:
     if isinstance(level, decimal.Decimal):
         return _level(float(level), spec)
     raise DataError(
-        f"column {spec.name!r} has categories of type {type(level).__name__}; "
-        "use text or numbers, for instance by df[c].astype(str).astype('category')"
+        f"{_named(spec)} has categories of type {type(level).__name__}; "
+        f"use text or numbers, for instance by {_expression(spec)}.astype(str).astype('category')"
     )
+
+
+def _named(spec: ColumnSpec) -> str:
+    """Return the name of a column for messages: the role of one that is no feature, and its name if it has one."""
+    if spec.role is None:
+        return f"column {spec.name!r}"
+    return spec.role if spec.name == spec.role else f"{spec.role} {spec.name!r}"
+
+
+def _expression(spec: ColumnSpec) -> str:
+    """Return how a user of pandas writes a column."""
+    return spec.name if spec.name == spec.role else f"df[{spec.name!r}]"
 
 
 def _refusal(spec: ColumnSpec, dtype: str, what: str | None) -> DataError:
     if spec.kinds:
         return DataError(f"column {spec.name!r} has type {dtype}, but it held {spec.kinds[0]} in training")
-    head = f"column {spec.name!r} has type {dtype}, which is neither a number nor a category: "
+    head = f"{_named(spec)} has type {dtype}, which is neither a number nor a category: "
+    column = _expression(spec)
     if what == "complex":
         return DataError(head + "Complex data not supported; use the real and imaginary parts as two columns")
     if what == "date":
-        c = spec.name
-        return DataError(
-            head + f"derive numbers from it, for instance df[{c!r}].dt.month, "
-            f"or the seconds since a start, (df[{c!r}] - start).dt.total_seconds()"
-        )
+        use = f"derive numbers from it, for instance {column}.dt.month, or"
+        if spec.role is not None:
+            kinds = {"target": "class", "group": "group"}
+            use = f"{column}.astype(str) makes a {kinds[spec.role]} of each date; or use" if spec.role in kinds else "use"
+        return DataError(head + f"{use} the seconds since a start, ({column} - start).dt.total_seconds()")
     if what == "duration":
-        return DataError(head + f"use its length in seconds, df[{spec.name!r}].dt.total_seconds()")
+        return DataError(head + f"use its length in seconds, {column}.dt.total_seconds()")
     return DataError(head + "make it numbers or text, or leave it out")
 
 

@@ -9,6 +9,9 @@ nothing of NaN. A predicate of polars skips no parts.
 Whether a row is kept must not depend on other rows, which may be in another partition. Expressions of pyarrow cannot look at
 other rows. Those of polars can (``pl.col("x") > pl.col("x").mean()``) and do not tell: so half of the rows in reverse order,
 and some rows alone, are evaluated once more, and the results must be the same.
+
+Arrow compares many types of decimals and of truth values with no number. Files with such columns may be beside others with
+integers, so where Arrow refuses the types, these columns are compared as the numbers that dboost reads them as.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import numpy as np
 
 from dboost._lazy_import import is_a, nw, pa
 from dboost.data.labels import Names
+from dboost.data.partition import nearest_floats
 from dboost.errors import DataError, InputTypeError, reason
 
 #: The position of a row, beside the columns.
@@ -85,12 +89,22 @@ class RowFilter:
                 if len(frame):
                     self._check_rows(frame, found)
             else:
-                found = table.filter(self.predicate)[_POSITION].to_numpy()
+                found = self._filtered(table)
         except DataError:
             raise
         except Exception as error:  # polars has errors of its own
             raise DataError(f"filter {self.predicate} cannot be evaluated: {reason(error)}") from error
         return np.sort(found)
+
+    def _filtered(self, table: Any) -> np.ndarray:
+        """Return the positions of the rows of a table that satisfy a predicate of pyarrow."""
+        try:
+            return table.filter(self.predicate)[_POSITION].to_numpy()
+        except pa.ArrowException:
+            numbers = {name: _as_numbers(table[name]) for name in table.column_names}
+            if all(column.type == table[name].type for name, column in numbers.items()):
+                raise
+        return pa.table(numbers).filter(self.predicate)[_POSITION].to_numpy()
 
     def _check_rows(self, frame: Any, found: np.ndarray) -> None:
         """Raise a DataError if the predicate of polars has another value for a row among fewer rows, in another order."""
@@ -132,9 +146,19 @@ class RowFilter:
 
     def possible(self, known: Sequence[dict[str, Extremes]], schema: Any) -> np.ndarray:
         """Return which groups of rows may have rows that satisfy the predicate: bool[n]. known : by column, of each group."""
-        found = np.ones(len(known), bool)
         if self.is_polars or not known:
-            return found
+            return np.ones(len(known), bool)
+        try:
+            return self._possible(known, schema)
+        except pa.ArrowException as error:
+            try:
+                return self._possible(*_without_converted(known, schema))
+            except pa.ArrowException:
+                raise DataError(f"filter {self.predicate} does not match the columns of the data: {reason(error)}") from error
+        except (TypeError, ValueError) as error:
+            raise DataError(f"filter {self.predicate} does not match the columns of the data: {reason(error)}") from error
+
+    def _possible(self, known: Sequence[dict[str, Extremes]], schema: Any) -> np.ndarray:
         from pyarrow import compute, dataset
         from pyarrow.fs import LocalFileSystem
 
@@ -144,14 +168,9 @@ class RowFilter:
             guarantees = [one for name, extremes in of_group.items() for one in _guarantees(compute.field(name), extremes)]
             holds = reduce(lambda a, b: a & b, guarantees) if guarantees else compute.scalar(True)
             groups.append(kind.make_fragment(str(k), files, partition_expression=holds))
-        try:
-            kept = {
-                int(one.path) for one in dataset.FileSystemDataset(groups, schema, kind, files).get_fragments(self.predicate)
-            }
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise DataError(f"filter {self.predicate} does not match the columns of the data: {reason(error)}") from error
-        found[:] = [k in kept for k in range(len(known))]
-        return found
+        of_all = dataset.FileSystemDataset(groups, schema, kind, files)
+        kept = {int(one.path) for one in of_all.get_fragments(self.predicate)}
+        return np.array([k in kept for k in range(len(known))], bool)
 
 
 def _rows(n: int) -> dict[str, Any]:
@@ -160,6 +179,30 @@ def _rows(n: int) -> dict[str, Any]:
 
 def _decoded(column: Any) -> Any:
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _as_numbers(column: Any) -> Any:
+    """Return decimals and truth values as the numbers that dboost reads them as; other columns unchanged."""
+    if pa.types.is_decimal(column.type):
+        return pa.chunked_array(map(nearest_floats, column.chunks), pa.float64())
+    return column.cast(pa.uint8()) if pa.types.is_boolean(column.type) else column
+
+
+def _is_converted(kind: Any) -> bool:
+    """Return whether `_as_numbers` converts columns of a type."""
+    return bool(pa.types.is_decimal(kind) or pa.types.is_boolean(kind))
+
+
+def _without_converted(known: Sequence[dict[str, Extremes]], schema: Any) -> tuple[list[dict[str, Extremes]], Any]:
+    """Return extremes and schema for columns that `_as_numbers` has converted, of which nothing is known."""
+    types = {one.name: pa.float64() if _is_converted(one.type) else one.type for one in schema}
+    kept = []
+    for of_group in known:
+        plain = {name: one for name, one in of_group.items() if not (one.least is not None and _is_converted(one.least.type))}
+        kept.append(
+            {name: one for name, one in plain.items() if name not in types or not _is_converted(schema.field(name).type)}
+        )
+    return kept, pa.schema(list(types.items()))
 
 
 def _guarantees(field: Any, extremes: Extremes) -> list[Any]:

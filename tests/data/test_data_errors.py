@@ -95,7 +95,7 @@ DATA: list[tuple[Callable[[], Any], str]] = [
     (lambda: read(lazy(FRAME.assign(y=changed(Y, 9, np.nan))), "y"), "target 'y' .* row 2 of partition 2$"),
     (lambda: read(X, Y + 2**53), r"integers of 2\*\*53 or more, .* in 10 rows, first in row 0"),
     (lambda: read(X, Y * 1j), "Complex data not supported"),
-    (lambda: read(X, pd.date_range("2020", periods=N)), "column 'target' has type datetime64"),
+    (lambda: read(X, pd.date_range("2020", periods=N)), "target has type datetime64"),
     (
         lambda: read(lazy(), da.from_array(Y, chunks=2)),
         "target has 5 partitions, .* 3: they must align; to a Dask frame",
@@ -368,3 +368,22 @@ def test_several_columns_for_one_role_are_named() -> None:
             read(data, "x", sample_weight=["a", "b"])
     labels = ["a", "b", "a", "b", "a", "b"]  # one for each row
     assert read(frame, labels).target_dtype == "object"
+
+
+@pytest.mark.parametrize("role", ["target", "group"])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_dates_of_a_role_have_its_name_and_a_remedy_that_is_of_use(role: str, is_named: bool) -> None:
+    dates = pd.Series(pd.date_range("2020", periods=N))
+    values = {"target": Y, "group": np.zeros(N)} | {role: "when" if is_named else dates}
+    frame = FRAME[["a"]].assign(when=dates) if is_named else FRAME[["a"]]
+    kind = {"target": "class", "group": "group"}[role]
+    name, column = (f"{role} 'when'", r"df\['when'\]") if is_named else (role, role)
+    with pytest.raises(
+        DataError, match=rf"^{name} has type datetime64.*: {column}.astype\(str\) makes a {kind} of each date; or"
+    ):
+        open_table(frame, values["target"], group=values["group"], features=["a"])
+    frame, values[role] = (
+        (frame.assign(when=dates.astype("category")), "when") if is_named else (frame, dates.astype("category"))
+    )
+    with pytest.raises(DataError, match=rf"^{name} has categories of type Timestamp; .* by {column}.astype\(str\)"):
+        open_table(frame, values["target"], group=values["group"], features=["a"])

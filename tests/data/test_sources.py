@@ -8,6 +8,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -850,3 +851,22 @@ def test_drift_of_a_stream(kind: str, tmp_path: Path, monkeypatch: pytest.Monkey
     )
     pd.testing.assert_frame_equal(booster.drift(STREAMS[kind](other, tmp_path / "a"), "y"), expected)
     assert len(counted) > 5 and sum(counted) == len(frame)
+
+
+@pytest.mark.parametrize("limit", [None, "200MB"])
+def test_a_filter_of_numbers_takes_decimals_and_truth_values_of_other_files(limit: str | None, tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    values = np.arange(60) % 3
+    kinds = {
+        pa.decimal128(22, 2): [Decimal(int(one)) for one in values], pa.int64(): values, pa.bool_(): values > 0,
+        pa.float64(): values.astype(float),
+    }  # fmt: skip
+    rows = {"x": np.arange(60.0), "y": np.arange(60.0) ** 2}
+    for i, (kind, column) in enumerate(kinds.items()):
+        pq.write_table(pa.table({"k": pa.array(column, kind)} | rows), tmp_path / f"rows/{i}.parquet", row_group_size=20)
+    expected = pd.concat([pd.DataFrame(rows)[values > 0]] * 4, ignore_index=True)
+    of_kept = dboost.fit(expected, "y", max_iter=3)
+    for predicate in (pc.field("k") > 0, pc.field("k") > 0.5, pc.field("k") >= Decimal("0.25")):
+        assert dboost.fit(tmp_path / "rows", "y", features=["x"], filter=predicate, max_iter=3, memory_limit=limit) == of_kept
+    with pytest.raises(dboost.DataError, match=r"filter \(k == \"a\"\)"):
+        dboost.fit(tmp_path / "rows", "y", features=["x"], filter=pc.field("k") == "a", max_iter=3, memory_limit=limit)
