@@ -50,6 +50,10 @@ class DataFileMissingError(DataError, FileNotFoundError):
     """There is no file or folder at the path of the data."""
 
 
+class WorkingFolderError(DBoostError, FileNotFoundError):
+    """A path is relative, and the working folder of the process was removed."""
+
+
 class ParameterError(DBoostError, ValueError):
     """A parameter has an invalid or unsupported value."""
 

@@ -27,6 +27,7 @@ from dboost.errors import (
     InputTypeError,
     ModelFileError,
     ParameterError,
+    WorkingFolderError,
     is_of_store,
     is_passing,
     reason,
@@ -53,7 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the program that starts the command, such as `dboost … 2>&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-    arguments = parse(argv)
+    try:
+        arguments = parse(argv)
+    except WorkingFolderError as error:  # of a relative path
+        return _report(None, str(error), UNUSABLE)
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the terminal cannot show are escaped, as on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     with _termination() as terminated:

@@ -408,6 +408,11 @@ class Ledger:
             content = json.loads(read_whole(self.path))
             check_shape(content, _LEDGER, "it")
         except FileMissingError:
+            if self._moved_from is not None:
+                raise ParameterError(
+                    f"--moved-from {self._moved_from}: no model has learned from it, since there is no {shown(self.path)}: "
+                    "leave it out for a first fit, or name the model by --output"
+                ) from None
             return [], None
         except (ValueError, RecursionError) as error:
             raise DataError(f"{shown(self.path)} is damaged: {error}") from error

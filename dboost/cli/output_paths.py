@@ -24,6 +24,7 @@ from dboost.errors import DBoostError, ModelFileError, ParameterError, is_failur
 from dboost.storage.atomic_write import try_writing
 from dboost.storage.block_file import StorageError
 from dboost.storage.lease import Lease
+from dboost.storage.path_text import path_text
 
 
 def not_existing(path: str, option: str) -> str:
@@ -35,7 +36,7 @@ def not_existing(path: str, option: str) -> str:
         If there is such a file.
     """
     with _usable(option, path):
-        files, name = fsspec.url_to_fs(path)
+        files, name = fsspec.url_to_fs(path_text(path))
         if files.exists(name):
             raise ParameterError(f"{path} exists: name another file with {option}, or replace this one with --overwrite")
     return path
@@ -49,8 +50,13 @@ def check(path: str, option: str) -> None:
     if path == "-":
         raise ParameterError(f"{option} -: only predictions are written to standard output; name a file")
     with _usable(option, path):
-        files, name = fsspec.url_to_fs(path)
+        files, name = fsspec.url_to_fs(path_text(path))
         _check_target(files, name, path, option)
+    check_writable(path, option)
+
+
+def check_writable(path: str, option: str) -> None:
+    """Raise a `ParameterError` if a file beside `path` cannot be written; one is written and removed again."""
     try:
         try_writing(path)
     except ModelFileError as error:

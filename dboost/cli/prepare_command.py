@@ -6,6 +6,7 @@ import argparse
 
 import dboost
 from dboost.cli import arguments as settings
+from dboost.cli import output_paths
 from dboost.cli.data_arguments import with_target
 
 #: Why keywords of `dboost.prepare` cannot be set.
@@ -24,6 +25,7 @@ ELSEWHERE = {
 
 def run(arguments: argparse.Namespace) -> None:
     parameters = settings.keywords_in(arguments, dboost.prepare, ELSEWHERE)
+    output_paths.check_writable(arguments.output, "--output")
     rows, progress = with_target(arguments, arguments.data), not arguments.quiet
     with dboost.prepare(rows, arguments.target, arguments.output, progress=progress, **parameters) as data:
         if not arguments.quiet:

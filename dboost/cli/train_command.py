@@ -23,6 +23,7 @@ from dboost.display import metric_name, number
 from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, InputTypeError, ParameterError, is_passing, shown
 from dboost.storage.atomic_write import write_whole
+from dboost.storage.path_text import path_text
 from dboost.training.history import NOT_SCORES
 
 
@@ -61,7 +62,7 @@ def _output(arguments: argparse.Namespace, parameters: dict[str, Any]) -> str:
         return str(arguments.output)
     default = settings.DEFAULT_MODEL
     bases = [str(parameters[name]) for name in ("start_from", "init_model") if name in parameters]
-    continued = arguments.only_new or os.path.abspath(default) in map(os.path.abspath, bases)
+    continued = arguments.only_new or os.path.abspath(path_text(default)) in map(os.path.abspath, bases)
     return default if arguments.overwrite or continued else output_paths.not_existing(default, "--output")
 
 

@@ -36,8 +36,8 @@ def open_path(
     columns: Collection[str] | None = None,
     row_filter: RowFilter | None = None,
 ) -> dd.DataFrame:
-    """Return what `open_source` does as a lazy frame."""
-    return open_source(path, like, None, columns, row_filter).lazy()
+    """Return what `open_source` does as a lazy frame, which may have no rows."""
+    return _opened(path, like, None, columns, row_filter).lazy()
 
 
 def open_source(
@@ -68,8 +68,23 @@ def open_source(
     ------
     DataError
         If there is no file (which is also a FileNotFoundError), a folder has no data files, the files are neither Parquet nor
-        CSV, or Parquet files differ in a column that is used. The message names the path.
+        CSV, Parquet files differ in a column that is used, or a table of files has none. The message names the path.
     """
+    found = _opened(path, like, most_bytes, columns, row_filter)
+    if not found.parts and row_filter is None:
+        kind = "the Delta table " if is_a(path, "deltalake", "DeltaTable") or not is_stored_table(path) else ""
+        raise DataError(f"{kind}{shown_path(path)} has no rows")
+    return found
+
+
+def _opened(
+    path: Any,
+    like: Sequence[Feature] | None,
+    most_bytes: int | None,
+    columns: Collection[str] | None,
+    row_filter: RowFilter | None,
+) -> Parts:
+    """Return what `open_source` does; a table without rows has no parts."""
     with reading(path):
         found = _stored_table(path, most_bytes, row_filter)
         if found is None:

@@ -128,8 +128,6 @@ def _of_delta(data: Any, most_bytes: int | None, row_filter: RowFilter | None) -
     _check_delta(table)
     schema = pa.schema(table.schema().to_arrow())
     found = _added_delta_files(data, schema) if isinstance(data, AddedFiles) else _delta_files(table, schema)
-    if not found:
-        raise DataError(f"the Delta table {table_name(table)} has no rows")
     filters = [] if row_filter is None else [row_filter]
     whole = [most_bytes is None and not filters and size <= SMALL_BYTES for _, size in found]
     cut = iter(
@@ -273,8 +271,6 @@ def _of_iceberg(data: Any, most_bytes: int | None, row_filter: RowFilter | None)
     with reading(data):
         tasks = _iceberg_tasks(scan) if added is None else _added_iceberg_tasks(added)
         schema = scan.projection()
-        if not tasks:
-            raise DataError(f"{table_name(data)} has no rows")
         types = schema.as_arrow()
         filters = [] if row_filter is None else [row_filter]
         for one in filters:

@@ -199,7 +199,8 @@ fit, dboost.fit, dboost.load = dboost.fit, fail, fail
 path = sys.argv[1] + "/out"
 train = ["train", "x.csv", "--target", "y", "--output"]
 predict = ["predict", "m.json", "x.csv", "--output"]
-for command in ([*train, path], [*predict, path], [*predict, path + "/"], ["inspect", "m.json", "--html", path]):
+prepare = ["prepare", "x.csv", "--target", "y", "--output", path]
+for command in ([*train, path], [*predict, path], [*predict, path + "/"], ["inspect", "m.json", "--html", path], prepare):
     assert main(command) == 2
 try:
     fit([[1.0], [2.0]], [1.0, 2.0], checkpoint=sys.argv[1], callbacks=fail)
@@ -226,6 +227,7 @@ def test_a_folder_without_permission_is_noticed_before_the_work(tmp_path: Path) 
         f"dboost: --output: cannot write {folder}/out: Permission denied",
         f"dboost: --output: cannot write {folder}/out/: Permission denied",
         f"dboost: --html: cannot write {folder}/out: Permission denied",
+        f"dboost: --output: cannot write {folder}/out: Permission denied",
         f"cannot keep a checkpoint in {folder}: cannot write {folder}/state.json: Permission denied",
     ]
 

@@ -261,6 +261,9 @@ class TestRefused:
     def test_other_data_and_other_places(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         arrive(1)
         assert main(COMMAND) == 0
+        other = ["train", "data", "--target", "y", "--output", "other.json", "--only-new"]
+        told = self.said(capsys, *other, "--moved-from", "old")
+        assert "/old: no model has learned from it, since there is no other.json.ledger.json: leave it out" in told
         Path("data").rename("moved")
         moved = ("train", "moved", *COMMAND[2:])
         told = self.said(capsys, *moved)

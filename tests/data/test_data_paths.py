@@ -9,6 +9,8 @@ import lzma
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -759,3 +761,55 @@ def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: 
     assert dboost.Dataset("~/stored").n_rows == N
     assert {one.name for one in home.iterdir()} >= {"checkpoint", "model.json", "prepared", "stored"}
     assert not list(elsewhere.iterdir())
+
+
+#: Calls with a relative path in a process whose working folder was removed.
+IN_A_REMOVED_FOLDER = """
+import os, sys, tempfile
+import numpy as np, pandas as pd
+import dboost
+from dboost.cli import main
+from dboost.errors import WorkingFolderError
+frame = pd.DataFrame({"x": np.arange(40.0), "y": np.arange(40.0)})
+home = tempfile.mkdtemp(dir=sys.argv[1])
+os.chdir(home)
+os.rmdir(home)
+model = dboost.fit(frame, "y", max_iter=1, progress=False)
+model.save(sys.argv[1] + "/model.json")
+for call in (
+    lambda: dboost.fit("rows.parquet", "y"),
+    lambda: dboost.fit(frame, "y", eval_set="rows.parquet"),
+    lambda: dboost.fit(frame, "y", checkpoint="kept"),
+    lambda: dboost.prepare(frame, "y", "prepared"),
+    lambda: dboost.load("model.json"),
+    lambda: model.save("model.json"),
+    lambda: model.report("report.html"),
+    lambda: model.predict("rows.parquet"),
+):
+    try:
+        call()
+    except WorkingFolderError as error:
+        print(error)
+for command in (
+    ["train", sys.argv[1] + "/rows.parquet", "--target", "y"],
+    ["train", sys.argv[1] + "/rows.parquet", "--target", "y", "--output", "model.json"],
+    ["prepare", "rows.parquet", "--target", "y", "--output", sys.argv[1] + "/prepared"],
+    ["predict", "model.json", "rows.parquet", "--output", "out.csv"],
+    ["predict", sys.argv[1] + "/model.json", sys.argv[1] + "/rows.parquet", "--output", sys.argv[1] + "/out.csv"],
+):
+    print(main(command))
+"""
+
+
+def test_a_working_folder_that_was_removed_is_named(tmp_path: Path) -> None:
+    pd.DataFrame({"x": np.arange(40.0), "y": np.arange(40.0)}).to_parquet(tmp_path / "rows.parquet")
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_REMOVED_FOLDER, str(tmp_path)],
+        capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": str(Path(dboost.__file__).parents[1])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    told = " is below the working folder of this process, which was removed: give an absolute path"
+    assert all(told in line for line in lines[:8]), done.stdout
+    assert lines[8:] == ["2", "2", "2", "2", f"40 predictions in {tmp_path}/out.csv", "0"]
+    assert done.stderr.count(told) == 4

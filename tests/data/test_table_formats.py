@@ -207,7 +207,10 @@ def test_delta_tables_that_are_refused(tmp_path: Path) -> None:
         open_path(tmp_path / "strange")
     deltalake.DeltaTable(tmp_path / "empty").delete()
     with pytest.raises(dboost.DataError, match=r"the Delta table .*empty/? has no rows"):
-        open_path(tmp_path / "empty")
+        open_source(tmp_path / "empty")
+    with pytest.raises(dboost.DataError, match=r"the Delta table .*empty/? has no rows"):
+        open_source(deltalake.DeltaTable(tmp_path / "empty"))
+    assert len(open_path(tmp_path / "empty")) == 0  # as of a file without rows: there is nothing to predict
     (tmp_path / "broken" / "_delta_log").mkdir(parents=True)
     with pytest.raises(dboost.DataError, match=r"cannot read the Delta table .*broken: "):
         open_path(tmp_path / "broken")
@@ -329,7 +332,8 @@ def test_scans_of_an_iceberg_table(iceberg: Any) -> None:
         open_source(iceberg, most_bytes=10)
     iceberg.delete()
     with pytest.raises(dboost.DataError, match=r"the Iceberg table lake\.rows has no rows"):
-        open_path(iceberg)
+        open_source(iceberg)
+    assert len(open_path(iceberg)) == 0
     folder = iceberg.location().removeprefix("file://")
     with pytest.raises(dboost.DataError, match=r"has the files of the Iceberg table .*load it with pyiceberg"):
         open_path(folder)
