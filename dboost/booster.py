@@ -21,7 +21,7 @@ import numpy as np
 from dboost._lazy_import import late, pd
 from dboost.data import predict_through
 from dboost.data.partition import is_lazy, is_path
-from dboost.data.predict_io import filtered, predict_from
+from dboost.data.predict_io import filtered
 from dboost.data.predictor import FeatureBlocks, like_input
 from dboost.dataset import Dataset
 from dboost.errors import InputTypeError, ParameterError
@@ -447,13 +447,6 @@ class Booster:
         self.ensemble = replace(self.ensemble, calibration=found)
         vars(self).pop("sha256", None)
         return self
-
-    def with_calibration(self, found: Calibration | None) -> Self:
-        """Return a copy of the model with other margins for `predict_interval`, or without."""
-        ensemble = replace(self.ensemble, calibration=found)
-        copy = type(self)(ensemble, history=self._history, timings=self.timings, loss=self._custom_loss, notes=self._notes)
-        copy.target_name = self.target_name
-        return copy
 
     @property
     def calibration(self) -> Calibration | None:
@@ -1328,8 +1321,7 @@ class Booster:
         features: tuple[Feature, ...] | None = None,
     ) -> Any:  # fmt: skip
         read = self.features if features is None else features
-        options: dict[str, Any] = {"features": read, "named": self.ensemble.named, "names": names, "dtype": dtype}
-        return predict_through(X, function, **options) if offset is None else predict_from(X, offset, function, **options)
+        return predict_through(X, function, features=read, named=self.ensemble.named, names=names, dtype=dtype, offset=offset)
 
     def _staged(self, X: Any, form: OutputForm, n_threads: int | None) -> Iterator[Any]:
         if is_path(X) or is_lazy(X):

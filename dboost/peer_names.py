@@ -401,7 +401,6 @@ def with_our_names(
     given: Mapping[str, Any],
     known: Collection[str],
     *,
-    what: str = "parameter",
     aliases: Mapping[str, Alias] = ALIASES,
     hints: Mapping[str, str] = HINTS,
     belongs: Callable[[str], str | None] = lambda _: None,
@@ -414,8 +413,6 @@ def with_our_names(
         Keywords and their values.
     known : collection of str
         Our keywords; their values are returned as they are.
-    what : str
-        What they are, for messages.
     aliases, hints
         The part of the table that applies.
     belongs : callable, optional
@@ -444,7 +441,7 @@ def with_our_names(
             continue
         ours = name if alias is None else alias.name
         place = belongs(ours)
-        raise ParameterError(f"unknown {what} {name!r}{explanation(name, known, hints) if place is None else place}")
+        raise ParameterError(f"unknown parameter {name!r}{explanation(name, known, hints) if place is None else place}")
     return found
 
 

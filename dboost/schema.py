@@ -41,11 +41,6 @@ class Feature:
         object.__setattr__(self, "is_categorical", self.categories is not None)
 
     @property
-    def levels(self) -> tuple[Level, ...] | None:
-        """Alias of `categories`."""
-        return self.categories
-
-    @property
     def legal_kinds(self) -> tuple[str, ...]:
         """Kinds of values that a column of this feature may contain, the feature's own kind first; empty if any is legal.
 

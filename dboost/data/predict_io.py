@@ -1,8 +1,8 @@
 """Prediction on data of any kind: the result has the kind of the input.
 
-`predict_through` applies a function to the feature blocks of a table (`data.predictor`); `predict_from` also passes the offset
-of each row, either values or the name of a column beside the features. A column works for every kind of table, values only for
-tables in memory and streams. Predictions for Dask collections and files are lazy, see `data.dask_collections`; streams are
+`predict_through` applies a function to the feature blocks of a table (`data.predictor`), if wanted with the offset of each row,
+which is given by values or by the name of a column beside the features. A column works for every kind of table, values only
+for tables in memory and streams. Predictions for Dask collections and files are lazy, see `data.dask_collections`; streams are
 predicted batch by batch, see `data.predict_stream`.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dboost.data.labels import column_named
 from dboost.data.partition import as_frame, is_path, is_source, is_stream, role_column
 from dboost.data.predict_stream import predict_stream, stream_to_predict
-from dboost.data.predictor import Predictor, by_blocks, like_input
+from dboost.data.predictor import Predictor, like_input
 from dboost.data.row_filter import RowFilter
 from dboost.data.sources import Stream
 from dboost.errors import DataError, InputTypeError
@@ -27,12 +27,13 @@ from dboost.schema import Feature
 
 def predict_through(
     data: Any,
-    function: Callable[[np.ndarray], np.ndarray],
+    function: Callable[..., np.ndarray],
     *,
     features: tuple[Feature, ...],
     named: bool,
     names: Sequence[Any] | None = None,
     dtype: npt.DTypeLike = np.float64,
+    offset: Any = None,
 ) -> Any:
     """Apply a function of feature blocks to a table of any kind.
 
@@ -40,8 +41,8 @@ def predict_through(
     ----------
     data : any table that `open_table` takes
     function : callable
-        Takes a block as made by `feature_block`; returns an array of shape (n,) or (n, k). It is not called for empty Dask
-        partitions.
+        Takes a block as made by `feature_block`, and with an offset also ``offset=``, those of its rows (float64[n]); returns
+        an array of shape (n,) or (n, k). It is not called for empty Dask partitions.
     features : tuple of Feature
     named : bool
         Whether the model was trained on named columns.
@@ -49,6 +50,8 @@ def predict_through(
         Names of the k columns of the result. For Dask: required if the result has columns.
     dtype : dtype
         Type of the result of each Dask partition, default float64.
+    offset : str or array, optional
+        The name of a column, or one finite number for each row of a table in memory or of a stream.
 
     Returns
     -------
@@ -66,15 +69,28 @@ def predict_through(
     Raises
     ------
     DataError
-        If a column is missing or cannot be read. For Dask, missing columns are reported at once.
+        If a column is missing or cannot be read. For Dask, missing columns are reported at once. If offsets are not finite, or
+        their number is not that of the rows.
+    InputTypeError
+        If values of offsets are given for a Dask collection or a path, or a column name for an array.
     """
+    at_end: Callable[[], None] | None = None
+    name = None if offset is None else column_named(offset, data)
+    if name is not None:
+        if not named or name in {feature.name for feature in features}:
+            why = "is one of its features" if named else "is no column of arrays, which the model was trained on"
+            raise InputTypeError(f"offset={offset!r} {why}: give one number for each row")
+        function, features = partial(_split, function, name), (*features, Feature(name))
+    elif offset is not None:
+        given = _OffsetsInOrder(function, data, offset)
+        function, at_end = given, given.check_end
     predictor = Predictor(function, features, named, None if names is None else tuple(names), np.dtype(dtype))
     if is_source(data):
         from dboost.data.dask_collections import predict_lazily
 
         return predict_lazily(data, predictor)
     if isinstance(data, Stream) or is_stream(data):
-        return predict_stream(data if isinstance(data, Stream) else stream_to_predict(data), predictor)
+        return predict_stream(data if isinstance(data, Stream) else stream_to_predict(data), predictor, at_end)
     return like_input(predictor.values(data), data, predictor.names)
 
 
@@ -94,65 +110,17 @@ def filtered(data: Any, predicate: Any, features: Sequence[Feature] | None = Non
     return stream_to_predict(data, row_filter) if is_stream(data) else row_filter.rows_of(data)
 
 
-class FromOffset(Protocol):
-    """A function of feature blocks and of the offsets of their rows (float64[n])."""
-
-    def __call__(self, block: np.ndarray, *, offset: np.ndarray | None = None) -> np.ndarray: ...
-
-
-def predict_from(
-    data: Any,
-    offset: Any,
-    function: FromOffset,
-    *,
-    features: tuple[Feature, ...],
-    named: bool,
-    names: Sequence[Any] | None = None,
-    dtype: npt.DTypeLike = np.float64,
-) -> Any:
-    """Apply a function of feature blocks and offsets to a table of any kind, see `predict_through`.
-
-    Parameters
-    ----------
-    offset : str or array
-        The name of a column, or one finite number for each row of a table in memory or of a stream.
-
-    Raises
-    ------
-    InputTypeError
-        If values are given for a Dask collection or a path, or a column name for an array.
-    DataError
-        If offsets are not finite, or their number is not that of the rows.
-    """
-    about: dict[str, Any] = {"features": features, "named": named, "names": names, "dtype": dtype}
-    name = column_named(offset, data)
-    if name is not None:
-        if not named or name in {feature.name for feature in features}:
-            why = "is one of its features" if named else "is no column of arrays, which the model was trained on"
-            raise InputTypeError(f"offset={offset!r} {why}: give one number for each row")
-        split: Callable[[np.ndarray], np.ndarray] = partial(_split, function, name)
-        return predict_through(data, split, **about | {"features": (*features, Feature(name))})
-    if is_source(data):
-        raise InputTypeError("offset must be the name of a column when predicting from a Dask collection or a path")
-    values = role_column(offset, "offset", None, None)
-    assert isinstance(values, np.ndarray)
-    if isinstance(data, Stream) or is_stream(data):
-        given = _OffsetsInOrder(function, _finite(values, "offset"))
-        predictor = Predictor(given, features, named, None if names is None else tuple(names), np.dtype(dtype))
-        return predict_stream(data if isinstance(data, Stream) else stream_to_predict(data), predictor, given.check_end)
-    n_rows = as_frame(data).n_rows
-    if values.shape != (n_rows,):
-        raise DataError(f"offset has the shape {values.shape}, but there are {n_rows} rows")
-    values = _finite(values, "offset")
-    found = by_blocks(lambda block, rows: function(block, offset=values[rows]), data, features, named)
-    return like_input(np.asarray(found), data, None if names is None else tuple(names))
-
-
 class _OffsetsInOrder:
-    """A function of the feature blocks of a stream, which arrive in order, with the offsets of all its rows."""
+    """A function of the feature blocks of a stream or table, which arrive in order, with the offsets of all rows."""
 
-    def __init__(self, function: FromOffset, values: np.ndarray) -> None:
-        self._function, self._values, self._first = function, values, 0
+    def __init__(self, function: Callable[..., np.ndarray], data: Any, offset: Any) -> None:
+        if is_source(data):
+            raise InputTypeError("offset must be the name of a column when predicting from a Dask collection or a path")
+        values = role_column(offset, "offset", None, None)
+        assert isinstance(values, np.ndarray)
+        if not isinstance(data, Stream) and not is_stream(data) and values.shape != (n_rows := as_frame(data).n_rows,):
+            raise DataError(f"offset has the shape {values.shape}, but there are {n_rows} rows")
+        self._function, self._values, self._first = function, _finite(values, "offset"), 0
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
         some = self._values[self._first : self._first + len(block)]
@@ -167,7 +135,7 @@ class _OffsetsInOrder:
             raise DataError(f"offset has the shape {self._values.shape}, but there are {self._first} rows")
 
 
-def _split(function: FromOffset, name: str, block: np.ndarray) -> np.ndarray:
+def _split(function: Callable[..., np.ndarray], name: str, block: np.ndarray) -> np.ndarray:
     values = _finite(block[:, -1].astype(np.float64), f"offset {name!r}")
     return function(np.ascontiguousarray(block[:, :-1]), offset=values)
 

@@ -29,10 +29,10 @@ def stream_to_predict(data: Any, row_filter: RowFilter | None = None) -> Stream:
     return stream_of(data, _BATCH_BYTES, row_filter)
 
 
-def predict_stream(source: Stream, predictor: Predictor, at_end: Callable[[], None] = lambda: None) -> Any:
+def predict_stream(source: Stream, predictor: Predictor, at_end: Callable[[], None] | None) -> Any:
     """Return the predictions of a stream, see above.
 
-    at_end : is called when all rows have been predicted.
+    at_end : is called when all rows have been predicted, or None.
 
     Raises
     ------
@@ -51,7 +51,8 @@ def predict_stream(source: Stream, predictor: Predictor, at_end: Callable[[], No
         kind = partition[:0] if kind is None else kind
         found.append(predictor.values(partition))
         del partition
-    at_end()
+    if at_end is not None:
+        at_end()
     if kind is None:
         return like_input(_of_no_rows(predictor), source.without_rows(), predictor.names)
     return like_input(np.concatenate(found), kind, predictor.names)
@@ -61,13 +62,14 @@ def _of_no_rows(predictor: Predictor) -> np.ndarray:
     return np.empty(0 if predictor.names is None else (0, len(predictor.names)), predictor.dtype)
 
 
-def _reader(source: Stream, columns: list[str], predictor: Predictor, at_end: Callable[[], None]) -> Any:
+def _reader(source: Stream, columns: list[str], predictor: Predictor, at_end: Callable[[], None] | None) -> Any:
     def predicted() -> Iterator[Any]:
         for partition in source.partitions(columns):
             found = _batch(predictor.values(partition), predictor)
             del partition
             yield found
-        at_end()
+        if at_end is not None:
+            at_end()
 
     batches = predicted()
     first = next(batches, None)

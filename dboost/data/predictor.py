@@ -89,16 +89,9 @@ class FeatureBlocks:
             yield slice(first, last), feature_block(rows, self._features, self._named, what=self._what)
 
 
-def by_blocks(
-    function: Callable[[np.ndarray, slice], Any],
-    data: Any,
-    features: tuple[Feature, ...],
-    named: bool,
-    *,
-    what: str = "predict",
-) -> Any:
+def by_blocks(function: Callable[[np.ndarray, slice], Any], data: Any, features: tuple[Feature, ...], named: bool) -> Any:
     """Return ``function(block, rows)`` of the `FeatureBlocks` of a table in memory, joined."""
-    found = [function(block, rows) for rows, block in FeatureBlocks(data, features, named, what=what)]
+    found = [function(block, rows) for rows, block in FeatureBlocks(data, features, named)]
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 

@@ -42,7 +42,6 @@ from dboost.session.calls import (
     BuildSpec,
     Calls,
     Chosen,
-    EvalSets,
     PartitionStats,
     ReplayState,
 )
@@ -326,7 +325,7 @@ class ClusterTable:
         has_worker = self.partitions.single_worker(self._connection.n_threads) is not None and is_small(n_rows, n_features)
         return session_per_host() and is_possible and self._n_at_once == 1 and not has_worker
 
-    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
+    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> SessionEvalSets:
         """Load the evaluation sets: Dask collections, files and streams on the workers, tables in memory in this process."""
         found = ClusterEvalSets(self._calls)
         for name, (n_rows, _) in chosen.items():

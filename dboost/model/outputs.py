@@ -267,9 +267,7 @@ class ClassOutputs(Outputs):
 
     def label(self, scale: str = "raw") -> str:
         of_second = "" if self.n > 1 else f" of {self.names[0]}"
-        if scale == "prediction":
-            return f"probability{of_second}"
-        if self.loss.scores_are_probabilities:
+        if scale == "prediction" or self.loss.scores_are_probabilities:
             return f"probability{of_second}"
         return f"log odds{of_second}" if self.n == 1 and self.loss.response_factor == 1.0 else f"raw score{of_second}"
 

@@ -1,4 +1,4 @@
-"""What an engine and the boosting loop call, `Calls` and `EvalSets`, and the records that calls of sessions exchange.
+"""What an engine calls, `Calls`, and the records that calls of sessions exchange.
 
 While trees are grown, the engine (`training.engine`) calls all sessions of a fit by `Calls`. All other calls of sessions are in
 `session.session`.
@@ -18,7 +18,7 @@ import numpy as np
 from dboost.data.binning import Binning
 from dboost.errors import ParameterError
 from dboost.kernels.histograms import BinLayout
-from dboost.metrics.metric import LossMagnitude, MetricReduction
+from dboost.metrics.metric import LossMagnitude
 from dboost.session.memory import Budget
 from dboost.session.target import Target, TargetScan
 from dboost.session.warm_start import WarmStart
@@ -193,24 +193,6 @@ class Calls(Protocol):
 
     def close(self) -> None:
         """Release threads and buffers."""
-
-
-class EvalSets(Protocol):
-    """All evaluation sets of a fit, in this process or on workers."""
-
-    names: list[str]
-
-    def add_tree(self, grown: GrownTree, values: np.ndarray, output: int) -> None:
-        """Add a grown tree's leaf values to the raw scores of its outputs, see `TreeDelta`."""
-
-    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
-        """Return the current metrics as ``{"<set>_<metric>": value}``, set by set."""
-
-    def save_state(self) -> None:
-        """Save the current raw scores."""
-
-    def rollback(self) -> None:
-        """Restore the raw scores that were saved last."""
 
 
 class SessionRef(NamedTuple):

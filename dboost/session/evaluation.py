@@ -367,7 +367,7 @@ def eval_fields(shard: ShardSpec, weighted: bool, has_codes: bool = True) -> tup
 
 
 class SessionEvalSets:
-    """The evaluation sets of one process; implements `session.calls.EvalSets`.
+    """The evaluation sets of one process, or of a fit: `distributed.cluster_fit` derives those of which workers have some.
 
     Parameters
     ----------

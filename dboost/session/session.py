@@ -25,7 +25,6 @@ from dboost.session.calls import (
     BuildSpec,
     Calls,
     Chosen,
-    EvalSets,
     FeatureSearch,
     PartitionStats,
     ReplayState,
@@ -33,6 +32,7 @@ from dboost.session.calls import (
     SessionPlace,
 )
 from dboost.session.encoded_rows import HandedRows
+from dboost.session.evaluation import SessionEvalSets
 from dboost.session.target import TargetScan
 from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.statistics import Statistic
@@ -228,7 +228,7 @@ class SessionTable(Protocol):
     def open_calls(self, spec: BuildSpec) -> Calls:
         """Build the shards, and return the calls that train on them."""
 
-    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
+    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> SessionEvalSets:
         """Return the evaluation sets: those of chosen rows (number and largest weight by name), then the given ones."""
 
     def hold_out_chosen(self, spec: BuildSpec, chosen: Chosen, *, with_block: bool) -> None:

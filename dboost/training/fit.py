@@ -35,8 +35,8 @@ from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.session.batch_rows import BatchRows
-from dboost.session.calls import BuildSpec, Calls, Chosen, EvalSets, ReplayState
-from dboost.session.evaluation import EvalRows, log_streamed_eval_set
+from dboost.session.calls import BuildSpec, Calls, Chosen, ReplayState
+from dboost.session.evaluation import EvalRows, SessionEvalSets, log_streamed_eval_set
 from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, with_summary
 from dboost.session.row_assignment import Numbered, assign_rows, class_counts, digit_counts
 from dboost.session.row_samples import DigitRequest
@@ -119,7 +119,7 @@ def fit_table(request: FitRequest, open_training: Callable[[], Table]) -> FitRes
 
 def _prepare(
     request: FitRequest, rows: TrainingRows, clock: Clock, ensemble_so_far: _EnsembleSoFar
-) -> tuple[FitPlan, Engine, EvalSets | None]:
+) -> tuple[FitPlan, Engine, SessionEvalSets | None]:
     """Read the data; return the plan, an engine with the encoded rows, and the evaluation sets."""
     progress = request.progress
     if request.warm_start.model is not None:
@@ -181,7 +181,7 @@ def _prepare(
     model_file.check(plan.empty)  # now rather than after hours of training
     engine = rows.build(plan, chosen)
     clock.lap("bin")
-    eval_sets: EvalSets | None = None
+    eval_sets: SessionEvalSets | None = None
     if has_eval_sets:
         progress.phase("reading evaluation sets")
         try:
@@ -196,7 +196,7 @@ def _prepare(
 def _boost(
     plan: FitPlan,
     engine: Engine,
-    eval_sets: EvalSets | None,
+    eval_sets: SessionEvalSets | None,
     callbacks: Sequence[Callback],
     clock: Clock,
     ensemble_so_far: _EnsembleSoFar,
@@ -312,7 +312,7 @@ class TrainingRows(Protocol):
     def build(self, plan: FitPlan, chosen: Chosen) -> Engine:
         """Encode the rows and open the engine that trains on them."""
 
-    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> EvalSets:
+    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> SessionEvalSets:
         """Return the evaluation sets, those chosen from the training rows first."""
 
     def observers(self, plan: FitPlan) -> list[Callback]:
@@ -463,7 +463,7 @@ class SessionRows:
             self._table.hold_out_chosen(self._spec, chosen, with_block=plan.needs_values)
         return Engine(self._table.open_calls(self._spec), plan.n_rows, self._spec.target.loss.terms())
 
-    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> EvalSets:
+    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> SessionEvalSets:
         return self._table.eval_sets(self._spec, chosen, sets, with_block=plan.needs_values)
 
     def observers(self, plan: FitPlan) -> list[Callback]:
@@ -572,7 +572,7 @@ class LocalTable:
         log_rows_in_files(places.in_files, spec)
         return DirectCalls(self._session, spec)
 
-    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> EvalSets:
+    def eval_sets(self, spec: BuildSpec, chosen: Chosen, sets: Sequence[EvalTable], *, with_block: bool) -> SessionEvalSets:
         for one in sets:
             self._session.eval_sets.add_table(one, spec, spec.budget, with_block=with_block)
         return self._session.eval_sets

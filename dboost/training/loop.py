@@ -30,7 +30,7 @@ from dboost.exact import EXACT_SUM, FINE, unit_for
 from dboost.metrics.metric import LossMagnitude
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, Tree
-from dboost.session.calls import EvalSets
+from dboost.session.evaluation import SessionEvalSets
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart
 from dboost.shards.apply_trees import TreeDelta
@@ -77,7 +77,7 @@ class BoostingLoop:
     ----------
     plan : FitPlan
     engine : Engine
-    eval_sets : EvalSets or None
+    eval_sets : SessionEvalSets or None
     callbacks : sequence of callable
 
     Attributes
@@ -103,7 +103,7 @@ class BoostingLoop:
     """
 
     def __init__(
-        self, plan: FitPlan, engine: Engine, eval_sets: EvalSets | None = None, callbacks: Sequence[Callback] = ()
+        self, plan: FitPlan, engine: Engine, eval_sets: SessionEvalSets | None = None, callbacks: Sequence[Callback] = ()
     ) -> None:
         self.plan, self.engine, self.eval_sets = plan, engine, eval_sets
         self.binning, self.target_stats, self.unit = plan.binning, plan.stats, plan.stats.unit

@@ -51,7 +51,8 @@ from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
 from dboost.params import Parameters
 from dboost.schema import Feature, Level
 from dboost.session.batch_rows import StartingPiece
-from dboost.session.calls import BuildSpec, Chosen, EvalSets, ReplayState
+from dboost.session.calls import BuildSpec, Chosen, ReplayState
+from dboost.session.evaluation import SessionEvalSets
 from dboost.session.reference_sample import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_column
 from dboost.session.thread_team import team_for
@@ -315,7 +316,7 @@ class PreparedRows:
         log_rows_in_files(self._session.row_places(_BATCH).in_files, spec)
         return Engine(DirectCalls(self._session, spec), self.data.n_rows, spec.target.loss.terms())
 
-    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> EvalSets:
+    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> SessionEvalSets:
         for one in sets:
             self._session.eval_sets.add_table(one, self._spec, self._spec.budget, with_block=plan.needs_values)
         return self._session.eval_sets

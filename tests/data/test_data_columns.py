@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import dboost
@@ -271,6 +272,17 @@ def test_integers_of_128_bits(kind: Any) -> None:
     gap = open_table(pl.DataFrame({"x": pl.Series([1, None, 3], dtype=kind)}), pl.Series([1, 5, 6], dtype=kind))
     np.testing.assert_array_equal(gap.chunk(0).columns[0], [1.0, np.nan, 3.0])
     assert (gap.target_dtype, gap.target.tolist()) == ("int64", [1.0, 5.0, 6.0])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_columns_of_an_index_in_parquet_files_are_no_features(described: bool, tmp_path: Path) -> None:
+    index = pd.MultiIndex.from_product([range(4), range(5)])
+    written = pa.Table.from_pandas(pd.DataFrame({"a": np.arange(20.0), "y": np.arange(20.0)}, index))
+    assert written.column_names == ["a", "y", "__index_level_0__", "__index_level_1__"]
+    pq.write_table(written if described else written.replace_schema_metadata(), tmp_path / "rows.parquet")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [feature.name for feature in open_table(tmp_path / "rows.parquet", "y").features] == ["a"]
 
 
 @pytest.mark.parametrize("name", ["Unnamed: 0", "__index_level_0__", ""])

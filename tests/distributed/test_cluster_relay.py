@@ -170,6 +170,13 @@ def test_a_request_that_follows_no_call_ends_the_calls_before(a_relay: ARelay) -
     assert a_relay.results[-1] == a_relay.expected(9) and len(a_relay.results) == 2
 
 
+def test_requests_that_arrive_during_a_call_are_received_in_order(a_relay: ARelay) -> None:
+    for number in (5, 6, 7):
+        a_relay.request(number, follows=number > 5)
+    a_relay.relay.clear()  # as a call does that waits
+    assert [a_relay.relay.receive().number for _ in range(3)] == [5, 6, 7]
+
+
 def test_a_session_below_is_lost_while_two_calls_are_under_way(a_relay: ARelay) -> None:
     serving = a_relay.serve(2)
     a_relay.request(5, follows=False)

@@ -23,7 +23,7 @@ def by_xgboost(booster: Booster, matrix: np.ndarray, folder: Path, **how: Any) -
 
 
 def by_onnx(booster: Booster, matrix: np.ndarray, folder: Path) -> list[np.ndarray]:
-    """Predict all outputs."""
+    """Predict all outputs, which must have the shapes that the model declares."""
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
     path = folder / "model.onnx"
@@ -33,7 +33,10 @@ def by_onnx(booster: Booster, matrix: np.ndarray, folder: Path) -> list[np.ndarr
     session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     (rows,) = session.get_inputs()
     assert rows.type == "tensor(float)"
-    return session.run(None, {rows.name: matrix.astype(np.float32)})
+    found = session.run(None, {rows.name: matrix.astype(np.float32)})
+    for output, values in zip(session.get_outputs(), found, strict=True):
+        assert values.shape == (len(matrix), *output.shape[1:]), output.name
+    return found
 
 
 def by_treelite(booster: Booster, matrix: np.ndarray, **how: Any) -> np.ndarray:

@@ -147,11 +147,6 @@ class Problem:
         snapshot = TreeSnapshot.of(grown, is_categorical, values, self.task, self.parameters.learning_rate)
         return finished_trees([snapshot], self.binning, self.parameters, SquaredError())[0]
 
-    @property
-    def shaped(self) -> dict[str, Any]:
-        n_channels = self.precision.n_channels
-        return {"times": self.repeat_count, "max_leaves": self.policy.max_leaves, "n_channels": n_channels}
-
     @contextmanager
     def in_process(self, n_threads: int) -> Iterator[WholeEngine]:
         shard = self.table.shard(

@@ -116,6 +116,16 @@ def test_lines_are_the_dependence_and_the_deciles_are_marked() -> None:
     assert ends == pytest.approx(sorted(levels["value"], reverse=True)) and bars.get_xlabel() == "log odds of 1"
 
 
+def test_missing_values_are_shown() -> None:
+    table = booster("y").partial_dependence(FRAME, "size", grid=[-1, 1, np.nan])
+    ax = booster("y").plot_partial_dependence(FRAME, "size", grid=[-1, 1, np.nan])
+    lines = {line.get_label(): set(line.get_ydata()) for line in ax.lines}
+    assert lines["missing"] == {table["value"].iloc[2]} and "missing" in {one.get_text() for one in ax.get_legend().get_texts()}
+    levels = booster("y").partial_dependence("town", grid=["Gent", None])
+    bars = booster("y").plot_partial_dependence("town", grid=["Gent", None])
+    assert sorted(bar.get_x() + bar.get_width() for bar in bars.patches) == pytest.approx(sorted(levels["value"]))
+
+
 def test_surfaces_are_the_dependence() -> None:
     table = booster("y").partial_dependence(["x", "age"], grid=4)
     ax = booster("y").plot_partial_dependence(["x", "age"], grid=4)

@@ -216,6 +216,20 @@ def test_models_without_trees(tmp_path: Path, models: Callable[[str], Booster]) 
         np.testing.assert_allclose(last[:, 1] if name == "log_loss" else last, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("strategy", ["one_output_per_tree", "multi_output_tree"])
+def test_several_targets(strategy: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 3)).astype(np.float32).astype(np.float64)
+    Y = np.column_stack([X[:, 0], X[:, 1] * X[:, 2], 10.0 - X[:, 1]])
+    booster = dboost.fit(X, Y, loss="squared_error", multi_strategy=strategy, max_iter=5, max_leaf_nodes=8)
+    for exported in (booster, booster.truncate(0)):
+        expected = exported.predict(X)
+        assert expected.shape == (300, 3)
+        np.testing.assert_allclose(by_onnx(exported, X, tmp_path)[0], expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(by_treelite(exported, X), expected, rtol=1e-13, atol=1e-13)
+        np.testing.assert_allclose(by_xgboost(exported, X, tmp_path), expected, rtol=ROUNDING, atol=ROUNDING)
+
+
 def test_stages_of_xgboost_are_ours(models: Callable[[str], Booster], tmp_path: Path) -> None:
     booster, test = models("softmax"), mixed_frame(100, seed=2)
     found = by_xgboost(booster, np.asarray(booster.to_matrix(test)), tmp_path, iteration_range=(0, 3))

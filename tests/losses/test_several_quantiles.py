@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,7 @@ def test_continued_refitted_and_shortened_models(model: dboost.Booster) -> None:
 
 
 def test_conformalized_quantiles(model: dboost.Booster) -> None:
-    found, test = model.with_calibration(None).calibrate(HELD_OUT, "y", coverage=0.9), made(5000, 4)
+    found, test = copy(model).calibrate(HELD_OUT, "y", coverage=0.9), made(5000, 4)
     quantiles = model.predict(HELD_OUT)
     scores = np.maximum(quantiles["0.05"] - HELD_OUT["y"], HELD_OUT["y"] - quantiles["0.95"])
     assert found.calibration is not None and found.calibration.margin == np.sort(scores)[int(np.ceil(601 * 0.9)) - 1]
