@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 import dask
 from distributed import Client, Future, LocalCluster, get_worker, worker_client
 from distributed.core import Status
+from distributed.security import Security
 from distributed.worker import thread_state
 
 from dboost.config import liveness_timeout, uses_lines, without_graph_warning, worker_timeout
@@ -117,8 +118,8 @@ def connected(scheduler: str | None, n_workers: int | None) -> Iterator[Client]:
     if scheduler is not None:
         try:
             client = Client(scheduler, timeout=CONNECT_TIMEOUT)
-        except (OSError, ValueError) as error:
-            raise DBoostError(f"the scheduler at {scheduler} cannot be reached: {error}") from error
+        except (OSError, ValueError, TypeError, RuntimeError) as error:  # of these the last two by Dask's settings of TLS
+            raise DBoostError(f"the scheduler at {scheduler} cannot be reached: {_reason(scheduler, error)}") from error
         with client:
             yield client
         return
@@ -128,6 +129,17 @@ def connected(scheduler: str | None, n_workers: int | None) -> Iterator[Client]:
         Client(cluster) as client,
     ):
         yield client
+
+
+def _reason(scheduler: str, error: Exception) -> str:
+    """Return why a client has not connected. Dask names neither missing certificates nor missing files of them."""
+    files = Security().get_tls_config_for_role("client")
+    absent = [f"{key} = {file}" for key, file in files.items() if file and "\n" not in file and not os.path.exists(file)]
+    if isinstance(error, FileNotFoundError) and absent:
+        return f"there is no file of distributed.comm.tls in Dask's configuration at {', '.join(absent)}"
+    if isinstance(error, TypeError) and scheduler.startswith("tls:"):
+        return "TLS needs certificates: set distributed.comm.tls (ca-file, client.cert and client.key) in Dask's configuration"
+    return str(error)
 
 
 @contextmanager
@@ -192,7 +204,10 @@ def lost_client(client: Client, address: str) -> DBoostError | None:
     if client.cluster is not None and client.cluster.status in (Status.closing, Status.closed):
         return ClientLost(f"the cluster at {address} is closed: start another one, and give a client of it")
     if client.status in ("closing", "closed"):
-        return ClientLost(f"the client of {address} is closed: give another one, such as distributed.Client({address!r})")
+        return ClientLost(
+            f"the client of {address} is closed, by close() or by Dask because its scheduler ended: give another one, such as "
+            f"distributed.Client({address!r})"
+        )
     if client.status == "connecting":
         return unreachable(address, None)
     return None

@@ -130,16 +130,20 @@ def _some_rows(
 ) -> tuple[np.ndarray, Block]:
     """Return the chosen rows, and their ascending positions, which follow from the number of all rows."""
     of_block: dict[Key, np.ndarray] = {}
-    pick: Callable[[Key, Block], Block] = partial(_picked, of_block, slice(None) if columns is None else columns)
+    pick: Callable[[Key, Block], tuple[Key, int, Block]] = partial(
+        _picked, of_block, slice(None) if columns is None else columns
+    )
     data = weighted_rows(data, ensemble, weight)
     if in_parts(data):
-        lengths = over_blocks(data, ensemble, _length, weight)  # with the same columns, so that batches are the same
-        numbers = choose(sum(length for _, length in lengths))
+        counted = over_blocks(data, ensemble, _length, weight)  # with the same columns, so that batches are the same
+        numbers = choose(sum(length for _, length in counted))
         start = 0
-        for key, length in lengths:
+        for key, length in counted:
             of_block[key] = _within(numbers, start, length)
             start += length
-        picked = over_blocks(data, ensemble, pick, weight)
+        found = over_blocks(data, ensemble, pick, weight)
+        _check_same(dict(counted), {key: length for key, length, _ in found})
+        picked = [block for *_, block in found]
     else:
         n, blocks = _in_memory(data, ensemble, weight)
         if not n:
@@ -147,9 +151,27 @@ def _some_rows(
         numbers, picked = choose(n), []
         for first, block in blocks:
             of_block[0, first] = _within(numbers, first, len(block))
-            picked.append(pick((0, first), block))
+            picked.append(pick((0, first), block)[-1])
     weights = [one.weight for one in picked if one.weight is not None]
     return numbers, Block(np.concatenate([one.block for one in picked]), np.concatenate(weights) if weights else None)
+
+
+def _check_same(counted: dict[Key, int], found: dict[Key, int]) -> None:
+    """Check that rows that were read twice are as many as before. counted, found : the rows of each block, then and now.
+
+    Raises
+    ------
+    DataError
+        Naming the first partition of which that is not true.
+    """
+    if counted == found:
+        return
+    first = min(key[0] for key in counted.keys() | found.keys() if counted.get(key) != found.get(key))
+    before, now = (sum(length for key, length in one.items() if key[0] == first) for one in (counted, found))
+    raise DataError(
+        f"inspect: partition {first} had {before} rows when rows were counted, and {now} when they were read: a source must "
+        "give the same rows every time, and does not if files are replaced or a sample has no seed; persist the collection"
+    )
 
 
 def _within(numbers: np.ndarray, start: int, length: int) -> np.ndarray:
@@ -220,9 +242,13 @@ def _length(key: Key, block: Block) -> tuple[Key, int]:
     return key, len(block)
 
 
-def _picked(of_block: dict[Key, np.ndarray], columns: list[int] | slice, key: Key, block: Block) -> Block:
-    some = block[of_block[key]]
-    return Block(some.block[:, columns], some.weight)
+def _picked(of_block: dict[Key, np.ndarray], columns: list[int] | slice, key: Key, block: Block) -> tuple[Key, int, Block]:
+    """Return key and length of a block, and its chosen rows; none of these if the block had more rows when counted."""
+    chosen = of_block.get(key)
+    if chosen is None or (len(chosen) and chosen[-1] >= len(block)):
+        chosen = np.empty(0, np.int64)
+    some = block[chosen]
+    return key, len(block), Block(some.block[:, columns], some.weight)
 
 
 def _applied(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
@@ -99,6 +100,31 @@ def test_a_scheduler_that_is_not_there(data: Path, capsys: pytest.CaptureFixture
     assert main(["train", str(data / "data"), *options]) == 1
     assert "scheduler at tcp://127.0.0.1:9 cannot be reached" in capsys.readouterr().err
     assert not (data / "model.json").exists()
+
+
+TLS = "distributed.comm.tls"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "settings", "reason"),
+    [
+        ("tls://127.0.0.1:9", {}, "TLS needs certificates: set distributed.comm.tls"),
+        (
+            "tls://127.0.0.1:9",
+            {f"{TLS}.ca-file": "ca.pem", f"{TLS}.client.cert": "no.pem"},
+            "at ca_file = ca.pem, cert = no.pem",
+        ),
+        ("tcp://127.0.0.1:9", {"distributed.comm.require-encryption": True}, "encryption required"),
+        ("foo://127.0.0.1:9", {}, "unknown address scheme 'foo'"),
+    ],
+)
+def test_settings_with_which_no_scheduler_is_reached(
+    data: Path, capsys: pytest.CaptureFixture[str], scheduler: str, settings: dict[str, Any], reason: str
+) -> None:
+    with dask.config.set(settings):
+        assert main(["train", str(data / "data"), "--target", "z", "--scheduler", scheduler]) == 1
+    said = capsys.readouterr().err
+    assert f"the scheduler at {scheduler} cannot be reached: " in said and reason in said and "Traceback" not in said
 
 
 @pytest.mark.slow

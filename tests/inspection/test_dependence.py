@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import dask
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
@@ -300,6 +301,28 @@ def test_data_without_rows_or_columns() -> None:
             booster.partial_dependence(empty, "x")
     with pytest.raises(DataError, match="'age'"):
         booster.partial_dependence(cut(frame.drop(columns="age"), [9]), "x")
+
+
+@pytest.mark.parametrize("later", [0, 3, 8, 30])
+@pytest.mark.parametrize("call", ["average", "individual", "additivity", "interaction_strength"])
+def test_rows_that_change_between_two_readings_are_named(call: str, later: int) -> None:
+    """Chosen rows are read after rows were counted: fewer or more rows of a partition then are an error, not other rows."""
+    frame, booster = fitted("y")
+    whole, lengths = frame[FEATURES], iter([10, later])
+
+    def second() -> pd.DataFrame:
+        return whole[20 : 20 + next(lengths)]
+
+    lazy = dd.from_delayed(
+        [dask.delayed(whole[:20]), dask.delayed(second, pure=False)()], meta=whole[:0], verify_meta=False
+    )  # fmt: skip
+    calls: dict[str, Any] = {
+        "additivity": lambda: booster.additivity(lazy, ["x"]),
+        "interaction_strength": lambda: booster.interaction_strength(lazy),
+    }
+    rows_now = rf"partition 1 had 10 rows when rows were counted, and {min(later, len(whole) - 20)} when they were read"
+    with dask.config.set(scheduler="synchronous"), pytest.raises(DataError, match=rows_now):
+        calls.get(call, lambda: booster.partial_dependence(lazy, "x", call))()
 
 
 @pytest.mark.real_data
