@@ -262,8 +262,21 @@ def _divided(batch: Any, n_bytes: int) -> Iterator[Any]:
 
 
 def _selected(reader: Any, columns: Sequence[str]) -> Iterator[Any]:
+    """Yield the batches of a reader, with copies of some columns: a column of a batch from a file, or of another library, keeps
+    the memory of the whole batch."""
     for batch in reader:
-        yield batch.select(list(columns)) if len(columns) < batch.num_columns else batch
+        if len(columns) < batch.num_columns:
+            batch = batch.select(list(columns))
+            batch = pa.RecordBatch.from_arrays(list(map(_copied, batch.columns)), schema=batch.schema)
+        yield batch
+
+
+def _copied(column: Any) -> Any:
+    """Return an Arrow array that shares no memory with another one."""
+    if pa.types.is_dictionary(column.type):
+        parts = map(_copied, (column.indices, column.dictionary))
+        return pa.DictionaryArray.from_arrays(*parts, ordered=column.type.ordered)
+    return pa.concat_arrays([column, column.slice(0, 0)])
 
 
 def _batches_of_lazy(lazy: Any, n_rows: int) -> Iterable[Any]:

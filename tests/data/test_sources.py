@@ -870,3 +870,25 @@ def test_a_filter_of_numbers_takes_decimals_and_truth_values_of_other_files(limi
         assert dboost.fit(tmp_path / "rows", "y", features=["x"], filter=predicate, max_iter=3, memory_limit=limit) == of_kept
     with pytest.raises(dboost.DataError, match=r"filter \(k == \"a\"\)"):
         dboost.fit(tmp_path / "rows", "y", features=["x"], filter=pc.field("k") == "a", max_iter=3, memory_limit=limit)
+
+
+@pytest.mark.parametrize("kind", ["file", "interface"])
+def test_batches_whose_other_columns_are_not_read_do_not_stay_in_memory(kind: str, tmp_path: Path) -> None:
+    n_batches, n_rows, n_columns = 40, 5000, 20
+    columns = [np.arange(float(n_rows)) + j for j in range(n_columns - 1)]
+    text = pa.array(["a", None, "b", "ccc"] * (n_rows // 4)).dictionary_encode()
+    batch = pa.record_batch([*columns, text], names=[f"c{j}" for j in range(n_columns)])
+    with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as file, pa.ipc.new_stream(file, batch.schema) as writer:
+        for _ in range(n_batches):
+            writer.write_batch(batch)
+    with pa.OSFile(str(tmp_path / "rows.arrow")) as file:
+        opened = pa.ipc.open_stream(file)
+        data = opened if kind == "file" else _Exporter(opened)
+        before, largest, parts = pa.total_allocated_bytes(), 0, []
+        for part in stream_of(data).partitions(["c3", "c19"]):
+            largest = max(largest, pa.total_allocated_bytes() - before)
+            parts.append(part)
+    found = pa.concat_tables(parts)
+    assert found["c3"].to_pylist() == columns[3].tolist() * n_batches
+    assert found["c19"].to_pylist() == text.to_pylist() * n_batches
+    assert found.nbytes < largest < 1.5 * found.nbytes + 2 * batch.nbytes < n_batches * batch.nbytes / 4
