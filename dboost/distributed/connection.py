@@ -641,10 +641,10 @@ class Connection:
         partitions = counted(n_partitions, "partition") + of
         _log.warning("worker %s was lost %s: other workers read its %s again", worker, when, partitions)
 
-    def discard(self, batch: str) -> None:
-        """Have all workers release an abandoned batch."""
-        with suppress(DBoostError):
-            self._call("dboost_discard", batch=batch)
+    def discard(self, batch: str, workers: Sequence[str] | None = None) -> None:
+        """Have workers release a batch that no session trains on, without waiting. workers : default None, all of them."""
+        with suppress(Exception):  # not essential: the end of the fit releases it
+            self.client._send_to_scheduler({"op": "dboost-discard", "fit": self.fit, "batch": batch, "workers": workers})
 
     @property
     def lost_sessions(self) -> list[str]:

@@ -8,7 +8,7 @@ trainer has all rows and grows whole trees; on several hosts rounds connect the 
 **The rule.** Workers are on one host if they report the same name of it, so containers with names of their own are hosts of
 their own, and if their processes may run on the same processors: jobs of a batch system that share a node, each with
 processors of its own, keep a session each. A trainer is a worker whose memory has room for all rows of the group
-(`Session.place`: what Dask leaves it until it spills, beside what the process used when the fit began). It uses as many threads
+(`SessionPlace`: what Dask leaves it until it spills, beside what the process used when the fit began). It uses as many threads
 as the workers of its host have together, but no more than there are processors, and an equal share if there are several fits
 on the cluster. Where no worker has room, each trains on its own rows, as without ``dboost.session-per-host``. The worker that
 gets a small table before it is encoded (`rebalance.is_for_one_worker`) is a trainer, too: it uses the threads of the others.
@@ -45,13 +45,29 @@ from typing import Any, NamedTuple, TypeVar
 from dboost.distributed.line import Pieces, pieces_of, unpacked
 from dboost.distributed.messages import OK
 from dboost.params import usable_processors
-from dboost.session.calls import SessionPlace, SessionRef, pack_round, unpack
+from dboost.session.calls import SessionRef, pack_round, unpack
+from dboost.session.memory import Budget
 from dboost.session.session import Session
+from dboost.shards.shard import MOST_ROWS
+from dboost.shards.shard_spec import ShardSpec
 
 #: Bytes of rows in a message, about.
 PART_BYTES = 64 * 2**20
 
 Worker = TypeVar("Worker", bound=Hashable)
+
+
+class SessionPlace(NamedTuple):
+    """What decides whether a session can train on the rows of other sessions of its host."""
+
+    most_rows: int  # that it could have in memory, beside those that it has
+    processors: tuple[int, ...]  # on which its process may run
+
+    @classmethod
+    def of(cls, spare: Budget | None, spec: ShardSpec, n_rows: int, processors: tuple[int, ...]) -> SessionPlace:
+        """Return the place of a session that has `n_rows` rows. spare : `PartitionStats.spare`."""
+        most = MOST_ROWS if spare is None else min(spare.most_rows(spec, len(processors)), MOST_ROWS)
+        return cls(most - n_rows, processors)
 
 
 class Member(NamedTuple):

@@ -27,7 +27,7 @@ from dboost.data.partition import ReadPlan, some_values
 from dboost.data.row_metadata import MetadataRows
 from dboost.display import counted
 from dboost.distributed.connection import Connection
-from dboost.distributed.host_sessions import Member, choose_trainers, hand_overs, trainers_of_folds
+from dboost.distributed.host_sessions import Member, SessionPlace, choose_trainers, hand_overs, trainers_of_folds
 from dboost.distributed.messages import LostWorkers, Step
 from dboost.distributed.read_tasks import ReadTasks, Receipt, rows_alone
 from dboost.distributed.rebalance import is_for_one_worker, is_held, plan_moves, values_held
@@ -36,6 +36,7 @@ from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature
 from dboost.session.calls import BuildSpec, PartitionStats, SessionRef
 from dboost.session.encoded_rows import row_bytes
+from dboost.session.memory import Budget
 from dboost.session.session import ByPartitions, Result, Session, name_of
 
 _log = logging.getLogger("dboost")
@@ -84,6 +85,8 @@ class PartitionedTable:
     _n_sent: int = 0
     #: The largest progress of loading so far: sum of stages over partitions.
     _best_progress: int = 0
+    #: Memory that sessions have for rows (`PartitionStats.spare`).
+    _spare: dict[SessionRef, Budget | None] = field(default_factory=dict)
     #: Sessions that train on the rows of their hosts.
     _trainers: set[SessionRef] = field(default_factory=set)
 
@@ -167,10 +170,10 @@ class PartitionedTable:
         found = {i: n for stats in self.partition_stats for i, n in stats.n_kept.items()}
         return dict(sorted(found.items()))
 
-    def rows_of_sessions(self) -> dict[SessionRef, int]:
-        """Return the number of rows of positive weight of each session."""
+    def rows_of_sessions(self, entries: Sequence[WorkerPartitions] | None = None) -> dict[SessionRef, int]:
+        """Return the number of rows of positive weight of each session. entries : default None, all of them."""
         kept, found = self.n_kept, dict[SessionRef, int]()
-        for entry in self.worker_partitions:
+        for entry in self.worker_partitions if entries is None else entries:
             found[entry.ref] = found.get(entry.ref, 0) + sum(kept[i] for i in entry.numbers)
         return found
 
@@ -323,32 +326,36 @@ class PartitionedTable:
         before : stages that are still missing. They are completed first: a session in which one failed would keep others
         waiting.
         """
-        places = self._call_each(due, [*before, Stage(Session.place, lambda numbers: (spec,))])
+        if before:
+            self._call_each(due, before)
         for entry in due:
             entry.stage += len(before)
         self.connection.usable(recent=True)
         n_threads = self.connection.n_threads
         hosts = {worker: self.connection.host_of(worker) for worker in n_threads}
+        built = self.rows_of_sessions([entry for entry in self.worker_partitions if entry.stage == self._n_sent])
+
+        def place_of(ref: SessionRef) -> SessionPlace:
+            processors = self.connection.processors_of(ref.worker)
+            return SessionPlace.of(self._spare[ref], spec.shard, built.get(ref, 0), processors)
+
         for batch in sorted({entry.batch for entry in due if not entry.is_handed_over}):
             entries = {entry.ref: entry for entry in due if entry.batch == batch and not entry.is_handed_over}
             kept = self.n_kept
             members = {
-                entry.ref: Member(
+                ref: Member(
                     sum(self.lengths[i] for i in entry.numbers),
-                    hosts.get(entry.ref.worker),
-                    place,
+                    hosts.get(ref.worker),
+                    place_of(ref),
                     n_kept=sum(kept[i] for i in entry.numbers),
                 )
-                for entry, place in places
-                if entries.get(entry.ref) is entry
+                for ref, entry in entries.items()
             }
             # Trainers that have read nothing of the batch.
             of_these = {member.host for member in members.values()}
             trainers = self._trainers.intersection(self.sessions)
             others = [ref for ref in trainers - set(members) if hosts.get(ref.worker) in of_these - {None}]
-            if others:
-                for ref, place in self.connection.ask(others, Session.place, batch, spec).items():
-                    members[ref] = Member(0, hosts[ref.worker], place, has_read=False)
+            members |= {ref: Member(0, hosts[ref.worker], place_of(ref), has_read=False) for ref in others}
             n_fits = self.connection.n_fits
             takers = choose_trainers(members, self.connection.number if n_fits > 1 else 0, trainers)
             is_whole = len({takers.get(entry.ref, entry.ref) for entry in self.worker_partitions}) == 1
@@ -366,7 +373,9 @@ class PartitionedTable:
             for giver in givers:
                 taker = entries[takers[giver.ref]]
                 taker.numbers, taker.stats = tuple(sorted((*taker.numbers, *giver.numbers))), [*taker.stats, *giver.stats]
-            self._keep_only(givers, set())
+                giver.numbers = ()
+            if givers:
+                self.connection.discard(batch, [giver.ref.worker for giver in givers])
         self.worker_partitions = [entry for entry in self.worker_partitions if entry.numbers]
         return [entry for entry in due if entry.numbers]
 
@@ -535,6 +544,7 @@ class PartitionedTable:
 
     def _note_stats(self, entry: WorkerPartitions, stats: PartitionStats) -> None:
         entry.stats = [stats]
+        self._spare[entry.ref] = stats.spare
         for i, fingerprint in stats.fingerprints.items():
             if self.fingerprints.setdefault(i, fingerprint) != fingerprint:
                 raise self._source_changed(i, "other values")

@@ -113,7 +113,9 @@ class Reducer(SchedulerPlugin):
         self.registry = registry_of(scheduler)
         scheduler.adaptive_target = self.adaptive_target  # type: ignore[method-assign]
         self._unpublish = publish(self.registry)
-        getattr(scheduler, "stream_handlers", {}).update({"dboost-log": self.record_event, "dboost-end": self.end_later})
+        getattr(scheduler, "stream_handlers", {}).update(
+            {"dboost-log": self.record_event, "dboost-discard": self.discard, "dboost-end": self.end_later}
+        )
         scheduler.handlers.update(
             {
                 "dboost_open": self.open_fit,
@@ -125,7 +127,6 @@ class Reducer(SchedulerPlugin):
                 "dboost_grow": self.grow_trees,
                 "dboost_move": self.move,
                 "dboost_abandon": self.abandon,
-                "dboost_discard": self.discard,
                 "dboost_remove_unresponsive": self.remove_unresponsive,
                 "dboost_end": self.end_fit,
             }
@@ -234,11 +235,10 @@ class Reducer(SchedulerPlugin):
                 self._run_in_background(self._release(worker, fit, session))
         return {"status": OK}
 
-    async def discard(self, fit: str, batch: str) -> dict[str, Any]:
-        """Release an abandoned batch on all workers."""
-        for worker in list(self._scheduler.workers):
+    def discard(self, client: str, fit: str, batch: str, workers: Sequence[str] | None) -> None:
+        """Release a batch on workers that are still there; default None: on all."""
+        for worker in self._scheduler.workers if workers is None else self._scheduler.workers.keys() & set(workers):
             self._run_in_background(self._discard(worker, fit, batch))
-        return {"status": OK}
 
     def record_event(self, client: str, event: Any) -> None:
         """Log an event that a client sends."""

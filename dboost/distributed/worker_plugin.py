@@ -636,6 +636,7 @@ def _close(worker_session: WorkerSession) -> None:
 def _discard(worker_session: WorkerSession, batch: str) -> None:
     with worker_session.lock:
         worker_session.keep_only(batch, ())
+        trim_memory()
 
 
 def here(fit: str, version: str, lost: Collection[str]) -> tuple[WorkerSession, SessionRef]:

@@ -289,6 +289,7 @@ class PartitionStats:
     unit_weights: bool  # whether all weights are 1 (or 0)
     fingerprints: dict[int, int]  # {partition: fingerprint}, see `data.partition`
     category_kinds: tuple[dict[str, int], ...]  # per feature: {kind: first partition with categories of the kind}
+    spare: Budget | None = None  # memory that the session has for rows; None without a limit
 
 
 class RowPlaces(NamedTuple):
@@ -297,13 +298,6 @@ class RowPlaces(NamedTuple):
     in_files: int  # rows of a batch in files
     most_in_memory: int  # rows that the session would keep in memory, of any batch, if its memory has a limit
     trees_per_pass: int = 1  # trees that may grow in the same passes over files
-
-
-class SessionPlace(NamedTuple):
-    """What decides whether a session can train on the rows of other sessions of its host."""
-
-    most_rows: int  # that it could have in memory, beside those that it has
-    processors: tuple[int, ...]  # on which its process may run
 
 
 #: Number of rows and largest weight of the evaluation sets that are chosen from the training rows, by name.

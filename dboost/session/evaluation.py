@@ -461,9 +461,11 @@ class SessionEvalSets:
             self.names.append(name)
         self._parts.setdefault(name, []).append(part)
 
-    def encoded(self, batch: str) -> list[EncodedEvalRows]:
-        """Return the rows of a batch for another session, before trees are added to their scores."""
-        return [part.encoded(name) for name, parts in self._parts.items() for part in parts if part.batch == batch]
+    def take(self, batch: str) -> list[EncodedEvalRows]:
+        """Return the rows of a batch for another session, before trees are added to their scores, and drop them."""
+        found = [part.encoded(name) for name, parts in self._parts.items() for part in parts if part.batch == batch]
+        self.keep_only(batch, ())
+        return found
 
     def add_encoded(self, batch: str, rows: EncodedEvalRows, spec: BuildSpec) -> None:
         """Add rows that another session has encoded, in memory."""

@@ -29,7 +29,6 @@ from dboost.session.calls import (
     PartitionStats,
     ReplayState,
     RowPlaces,
-    SessionPlace,
 )
 from dboost.session.encoded_rows import HandedRows
 from dboost.session.evaluation import SessionEvalSets
@@ -87,9 +86,6 @@ class Session(Protocol):
         """Return the split candidates of the own range of columns. received : from the other sessions."""
 
     # Rows of a host.
-
-    def place(self, batch: str, spec: BuildSpec, /) -> SessionPlace:
-        """Return how many more rows the session could have in memory, and its processors."""
 
     def use_threads(self, n_threads: int, n_growing: int | None = None, /) -> None:
         """Work with another number of threads from now on.

@@ -34,7 +34,6 @@ from dboost.data.binning import Sample, propose_together
 from dboost.data.partition import ReadPlan
 from dboost.metrics.metric import LossMagnitude
 from dboost.model.ensemble import FlatEnsemble
-from dboost.params import usable_processors
 from dboost.schema import Feature
 from dboost.session.batch_rows import BatchRows, StartingRows
 from dboost.session.bites import BiteStore, Iterations, SessionBites
@@ -46,13 +45,12 @@ from dboost.session.calls import (
     PartitionStats,
     ReplayState,
     RowPlaces,
-    SessionPlace,
     SliceExchange,
     pack_round,
     unpack,
 )
 from dboost.session.encoded_rows import EncodedRows, HandedRows, joined_shards
-from dboost.session.evaluation import EvalRows, SessionEvalSets
+from dboost.session.evaluation import EncodedEvalRows, EvalRows, SessionEvalSets
 from dboost.session.memory import Budget, trim_memory
 from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
 from dboost.session.proposal import divided
@@ -122,6 +120,8 @@ class WorkerSession:
         self._encoded: dict[str, list[EncodedRows]] = {}
         self._owned: dict[str, tuple[int, ...]] = {}  # their partitions
         self._received: dict[str, list[HandedRows]] = {}
+        #: Evaluation rows of batches that were handed over: another session evaluates them, unless the batch is built here.
+        self._handed: dict[str, list[EncodedEvalRows]] = {}
         self._spec: BuildSpec | None = None
         self._split_finders: dict[int, SplitFinder] = {}  # of own features, by output
         self._search: FeatureSearch | None = None  # of the current round, if slices of histograms are exchanged
@@ -207,8 +207,8 @@ class WorkerSession:
         for some in (self._rows, self._batches):
             if batch in some:
                 some.pop(batch).close()
-        self._encoded.pop(batch, None)
-        self._received.pop(batch, None)
+        for kept in (self._encoded, self._received, self._handed):
+            kept.pop(batch, None)
 
     def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
         """Store a role of a batch's partitions, if the user passed one array for all rows."""
@@ -216,7 +216,7 @@ class WorkerSession:
 
     def scan_partitions(self, batch: str, numbers: Sequence[int]) -> PartitionStats:
         """Return statistics of the listed partitions of a batch, and drop the others, which another session has loaded, too."""
-        return self.batch_of(batch).scan_partitions(numbers)
+        return replace(self.batch_of(batch).scan_partitions(numbers), spare=self._spare)
 
     def set_features(self, batch: str, features: tuple[Feature, ...], named: bool) -> None:
         """Convert a batch to a table with these features."""
@@ -248,12 +248,6 @@ class WorkerSession:
 
     # Rows of a host.
 
-    def place(self, batch: str, spec: BuildSpec) -> SessionPlace:
-        """Return how many more rows the session could have in memory, and its processors."""
-        processors = usable_processors()
-        most = MOST_ROWS if self._spare is None else min(self._spare.most_rows(spec.shard, len(processors)), MOST_ROWS)
-        return SessionPlace(most - self.n_rows, processors)
-
     def hand_over(self, batch: str, spec: BuildSpec, n_parts: int, n_threads: int | None, n_rows: int = 0) -> list[HandedRows]:
         """Encode a batch that is not built yet; return its rows and evaluation rows in `n_parts` messages.
 
@@ -274,9 +268,11 @@ class WorkerSession:
         if n_threads is not None:
             self.use_threads(n_threads)
             return []
-        parts, partitions, eval_rows = self._encoded[batch], self._owned[batch], self.eval_sets.encoded(batch)
+        if batch not in self._handed:
+            self._handed[batch] = self.eval_sets.take(batch)
+        parts, partitions = self._encoded[batch], self._owned[batch]
         some = [HandedRows(partitions, [part.alone() for part in parts[k::n_parts]], []) for k in range(n_parts)]
-        return [some[0]._replace(eval_rows=eval_rows), *some[1:]]
+        return [some[0]._replace(eval_rows=self._handed[batch]), *some[1:]]
 
     def receive(self, batch: str, messages: Sequence[HandedRows]) -> None:
         """Store what other sessions have sent, until `accept`."""
@@ -307,6 +303,8 @@ class WorkerSession:
         """Build shards from a table, replay the trees so far, and drop the raw values; return where the rows are."""
         if batch not in self._built and batch in self._encoded:
             self._spec = spec
+            for of_set in self._handed.pop(batch, []):  # to a session that was lost
+                self.eval_sets.add_encoded(batch, of_set, spec)
             parts = self._encoded[batch]
             n_kept = sum(part.n_rows for part in parts)
             check_rows_in_memory(n_kept if spec.is_whole else -(-n_kept // self._n_threads))  # of a shard

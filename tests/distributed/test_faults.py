@@ -74,7 +74,7 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
         # The last one killed is the trainer.
         (PLAIN, [Fault("killed", GROW, 2), Fault("killed", GROW, 4, victim=-1), Fault("joined", "update_scores", 5)]),
         (PLAIN, [Fault("killed", "hand_over", 0, 0.002), Fault("lost", "hand_over", 1, victim=1)]),
-        (PLAIN, [Fault("lost", "place", 0), Fault("killed", "keep_only", 0, victim=1), Fault("killed", "build", 0)]),
+        (PLAIN, [Fault("lost", "hand_over", 0), Fault("killed", "build", 0, victim=1), Fault("killed", "build", 1)]),
         (PLAIN, [Fault("stopped", "hand_over", 0)]),
         (SETS, [Fault("killed", "evaluate", 4, victim=-1), Fault("restarted", GROW, 8, victim=-1)]),
         ("held-out rows, 3 classes", [Fault("killed", "hand_over", 0), Fault("killed", "evaluate", 3, victim=-1)]),

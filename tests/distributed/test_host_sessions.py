@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -20,13 +21,13 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.distributed import cluster_fit, host_sessions, partitioned_table, rebalance
+from dboost.distributed import cluster_fit, host_sessions, partitioned_table, rebalance, worker_plugin
 from dboost.distributed.connection import Connection
-from dboost.distributed.host_sessions import HandOver, Member, choose_trainers, hand_overs, trainers_of_folds
+from dboost.distributed.host_sessions import HandOver, Member, SessionPlace, choose_trainers, hand_overs, trainers_of_folds
 from dboost.distributed.rebalance import values_held
 from dboost.session import batch_rows, worker_session
-from dboost.session.calls import SessionPlace, SessionRef
-from dboost.session.worker_session import WorkerSession
+from dboost.session.calls import SessionRef
+from dboost.session.memory import Budget
 from dboost.shards.shared_codes import SharedCodes
 from tests.helpers.clusters import Processes, a_table, at, held_rows, lines_cluster, threads_cluster
 from tests.helpers.examples import examples
@@ -414,11 +415,38 @@ def test_without_the_key(client: Client) -> None:
 
 
 def test_a_worker_without_room_for_the_rows_of_the_others(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = WorkerSession.place
-    monkeypatch.setattr(WorkerSession, "place", lambda *arguments: place(*arguments)._replace(most_rows=len(FRAME) - 1))
+    monkeypatch.setattr(host_sessions, "MOST_ROWS", len(FRAME) - 1)
     there = fitted(divided(FRAME, [800, 1600]), client=client)
     assert there.sha256 == fitted(FRAME).sha256
     assert set(there.history["workers"]) == {3}
+
+
+def test_workers_to_which_dask_leaves_no_memory(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_plugin, "_spare", lambda worker: Budget(1))
+    there = fitted(divided(FRAME, [800, 1600]), client=client)
+    assert there.sha256 == fitted(FRAME).sha256
+    assert set(there.history["workers"]) == {3}
+
+
+def test_rows_count_once_while_givers_still_have_them(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message by which a giver drops its rows may come late. It evaluates rows of another set meanwhile."""
+    late: list[str] = []
+    monkeypatch.setattr(worker_plugin, "_discard", lambda worker_session, batch: late.append(batch))
+
+    def wait() -> None:
+        deadline = time.monotonic() + 30.0
+        while len(late) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    options: dict[str, Any] = {"validation_fraction": 0.3}
+    sets = divided(FRAME, [900, 1700])
+    there = fitted(divided(FRAME, [800, 1600]), client=client, eval_set=sets, callbacks=[at(5, wait)], **options)
+    expected = fitted(FRAME, eval_set=FRAME, **options)
+    assert_one_session(there, expected)
+    scores = [name for name in expected.history if name.startswith(("validation_", "eval_"))]
+    assert len(scores) == 2
+    assert there.history[scores].equals(expected.history[scores])
+    assert late == ["training data/1"] * 2
 
 
 @pytest.fixture
@@ -518,6 +546,33 @@ def test_hosts_keep_their_trainers_when_another_host_loses_one(
     assert sum(after.values()) == sum(before.values())
     if n_killed == 1:  # three threads are left, two of them on the first host
         assert max(after.values()) < 0.8 * sum(after.values())
+
+
+def test_the_rows_of_a_trainer_count_when_it_gets_more(
+    processes: Processes, two_hosts: Callable[[Client], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All workers of one host are killed; the trainer of the other has no room for their rows beside its own."""
+    monkeypatch.setattr(host_sessions, "MOST_ROWS", 2000)
+    processes.ensure_workers(4)
+    client = processes.client
+    two_hosts(client)
+    known = sorted(processes.addresses())
+    seen: list[dict[str, int]] = []
+
+    def strike() -> None:
+        seen.append(workers_with_rows(client))
+        pids = processes.pids()
+        for worker in known[1::2]:
+            os.kill(pids[worker], signal.SIGKILL)
+        processes.wait_for(lambda: processes.addresses() == set(known[::2]))
+
+    actions = [at(2, strike), at(5, lambda: seen.append(workers_with_rows(client)))]
+    lazy = divided(FRAME, [150 * k for k in range(1, 16)])
+    there = fitted(lazy, "t", client=client, max_iter=6, callbacks=actions)
+    assert there.sha256 == fitted(FRAME, "t", max_iter=6).sha256
+    before, after = seen
+    assert [len(before.keys() & host) for host in (set(known[::2]), set(known[1::2]))] == [1, 1]
+    assert after.keys() == set(known[::2])
 
 
 def test_a_killed_trainer_of_folds(processes: Processes) -> None:
