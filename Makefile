@@ -16,8 +16,10 @@ PROCESSES ?= 2
 
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal $(if $(filter true 1,$(CI)),-m "" --durations=60)
 
-# pip compiles all modules: processes of tests would compile them again and again where PYTHONDONTWRITEBYTECODE is set.
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# pip would compile all modules in one process. They are compiled after it in several, and not when they are imported: processes
+# of tests would compile them again and again where PYTHONDONTWRITEBYTECODE is set.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+COMPILE = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 .PHONY: help demo test test-pythons deploy-test image-test lint style format bench docs clean
 .DELETE_ON_ERROR:
@@ -92,8 +94,10 @@ $(VENV)/bin/python:
 $(VENV)/.run: requirements/run.txt pyproject.toml | $(VENV)/bin/python
 	$(INSTALL) -r requirements/run.txt
 	$(INSTALL) --no-deps --editable .
+	$(COMPILE)
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.run
 	$(INSTALL) -r requirements/dev.txt
+	$(COMPILE)
 	@touch $@
