@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import replace
@@ -16,6 +17,7 @@ import dboost
 from benchmarks import (
     accuracy,
     arcbites,
+    cold_start,
     curves,
     fixed_fits,
     host_sessions,
@@ -74,41 +76,34 @@ def test_the_pinned_peers_are_at_least_those_of_the_tests() -> None:
         assert found and Version(found[1]) <= peers.pinned(library)
 
 
-@pytest.mark.slow
-def test_the_race(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output, picture = folder / "report.json", folder / "race.svg"
-    options = ["--rounds", "2", "--threads", "1", "--no-memory", "--output", str(output), "--plot", str(picture)]
-    main(["--quick", "--workloads", "W1b,W5", *options])
-    drawn, said = capsys.readouterr()
-    assert peers.describe(peers.DISTRIBUTIONS) in drawn and all(text in said for text in peers.warnings(peers.DISTRIBUTIONS))
-    report = json.loads(output.read_text())
-    assert list(report) == ["W1b", "W5"]
-    for name, results in report.items():
-        assert list(results) == ["dboost", "lightgbm", "xgboost", "sklearn"]
-        for engine, result in results.items():
-            assert engine in drawn
-            assert [len(result[phase]) for phase in ("binning", "training", "prediction")] == [2, 2, 2]
-            assert min(result["binning"] + result["training"] + result["prediction"]) > 0
-        # All libraries reach a similar, nontrivial loss: the settings reached every one of them.
-        by_score = "AUC" if name == "W1b" else "RMSE"
-        scores = [result["scores"][by_score] for result in results.values()]
-        assert max(scores) - min(scores) < 0.02
-        assert min(scores) > 0.7 if name == "W1b" else max(scores) < 1.03
-    assert all(f">{text}</text>" in picture.read_text() for text in ("W1b", "W5", "xgboost", "limits"))
-
-
 @pytest.mark.long
 @pytest.mark.slow
-def test_one_command_runs_the_lot(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = folder / "report.json"
-    main(["--all", "--quick", "--rounds", "1", "--threads", "1", "--no-memory", "--output", str(output)])
-    drawn = capsys.readouterr().out
+def test_one_command_runs_the_lot(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    output, picture = folder / "report.json", folder / "race.svg"
+    fit = 'dboost.fit(X, y, loss="log_loss", progress=False)'
+    assert fit in cold_start.FIRST_FIT
+    one_kernel = "from dboost.kernels.exp_log import exp; exp(X[0])"  # to compile all of a fit takes a minute
+    monkeypatch.setattr(cold_start, "FIRST_FIT", cold_start.FIRST_FIT.replace(fit, one_kernel))
+    options = ["--rounds", "1", "--threads", "1", "--no-memory", "--output", str(output), "--plot", str(picture)]
+    main(["--all", "--quick", *options])
+    drawn, said = capsys.readouterr()
+    assert peers.describe(peers.DISTRIBUTIONS) in drawn and all(text in said for text in peers.warnings(peers.DISTRIBUTIONS))
     assert all(f"│ {engine} " in drawn for engine in ENGINES)
     for heading in (*(f"{name}: " for name in WORKLOADS), "loading and binning", "leaves"):
         assert heading in drawn, heading
-    # Every library learns from each table, and to a similar loss.
+    # Every library learns from each table, and to a similar loss: the settings reached every one of them.
     report = json.loads(output.read_text())
     assert list(report) == list(WORKLOADS)
+    for name, by_score in (("W1b", "AUC"), ("W5", "RMSE")):
+        assert list(report[name]) == list(ENGINES)
+        for result in report[name].values():
+            assert all(len(result[phase]) == 1 and result[phase][0] > 0 for phase in ("binning", "training", "prediction"))
+        scores = [report[name][engine]["scores"][by_score] for engine in USUAL]
+        assert max(scores) - min(scores) < 0.02
+        assert min(scores) > 0.7 if name == "W1b" else max(scores) < 1.03
+    assert all(f">{text}</text>" in picture.read_text() for text in ("W1b", "W5", "xgboost", "limits"))
+    rounds = race.race(WORKLOADS["W5"].quick(), ["dboost", "lightgbm"], 2, 1, say=str)
+    assert [len(result.training) for result in rounds.values()] == [2, 2]
     for name in [workload.name for workload in workloads.OTHERS]:
         results = {engine: report[name][engine] for engine in USUAL if engine in report[name]}
         assert ("sklearn" in results) == (name != "huber")
@@ -435,12 +430,13 @@ def test_tuning_refuses_what_it_cannot_measure(given: str, capsys: pytest.Captur
     assert given.partition("=")[0] in capsys.readouterr().err
 
 
-@pytest.mark.long
 @pytest.mark.slow
-def test_tuning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tuning(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / "found.json"
     options = ["--quick", "--workers", "1", "--folds", "2", "--trials", "1", "--engines", "dboost,xgboost-kept"]
-    found = tuning.main([*options, "--output", str(path)])
+    with tuning.cluster(1) as client:  # one for all measurements: to start one takes longer than they
+        monkeypatch.setattr(tuning, "cluster", lambda n_workers: contextlib.nullcontext(client))
+        found = tuning.main([*options, "--output", str(path)])
     assert json.loads(path.read_text()) == found
     for way in ("cv", "fits", "one fit"):
         assert len(found["folds"][way]["seconds"]) == 1 and min(found["folds"][way]["peak_mib"]) > 50
