@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -223,51 +224,35 @@ def test_a_night_on_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert dboost.fit(added, "y", max_iter=3, client=client, progress=False).sha256 == expected.sha256
 
 
-def start(data: str, folder: Path, max_iter: int, *options: str) -> subprocess.Popen[bytes]:
-    command = [
-        *(sys.executable, "-m", "dboost", "train", data, "--target", "y", "--output", str(folder / "model.json"), "--only-new"),
-        *("--checkpoint", str(folder / "kept"), "--set", "checkpoint_every=10", "--set", "max_leaf_nodes=4", "--quiet"),
-        *("--set", f"max_iter={max_iter}", *options),
-    ]
-    return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"DASK_DBOOST__LEASE": "3s"})
-
-
-def nights(lake: DeltaTable, folder: Path) -> None:
-    """Three nights, the second of which is killed by SIGKILL while rows arrive, and a deletion."""
-    lake.append(rows(1, 5000))
-    assert start(lake.data, folder, 300).wait(300) == 0
-    lake.append(rows(2, 6000))
-    killed = start(lake.data, folder, 300)
-    deadline = time.monotonic() + 300
-    while not list((folder / "kept").rglob("state.json")):
-        assert killed.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    assert [source["rows"] for source in dboost.load(folder / "model.json").sources] == [5000]
-    lake.append(rows(3, 7000))
-    assert start(lake.data, folder, 300).wait(300) == 0
-    first = dboost.fit(rows(1, 5000), "y", max_iter=300, max_leaf_nodes=4, progress=False)
-    second = dboost.fit(rows(2, 6000), "y", max_iter=300, max_leaf_nodes=4, progress=False, start_from=first)
-    assert dboost.load(folder / "model.json").sha256 == second.sha256, "the night was repeated with its own rows"
-    assert start(lake.data, folder, 300).wait(300) == 0
-    assert [source["rows"] for source in dboost.load(folder / "model.json").sources] == [5000, 6000, 7000]
-    lake.delete("night = 2 and a > 1")
-    assert start(lake.data, folder, 300).wait(300) == 2
-    assert start(lake.data, folder, 300, "--retrain-if-changed").wait(300) == 0
-    kept = 18_000 - int((rows(2, 6000)["a"] > 1).sum())
-    assert [source["rows"] for source in dboost.load(folder / "model.json").sources] == [kept]
-
-
 @pytest.mark.slow
-def test_nights_with_a_killed_job(tmp_path: Path) -> None:
-    nights(DeltaTable(tmp_path), tmp_path)
-
-
-@pytest.mark.slow
-def test_nights_in_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with served(tmp_path):
-        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+def test_nights_with_a_killed_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three nights over a table in a store, the second of which is killed by SIGKILL while rows arrive, and a deletion."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("DASK_DBOOST__LEASE", "3s")  # of the killed process
+    options: dict[str, Any] = {"max_iter": 300, "max_leaf_nodes": 4, "progress": False}
+    with served(tmp_path), dask.config.set({"dboost.lease": "3s"}):
         lake = DeltaTable(tmp_path)
         lake.data = "s3://lake/some rows"
-        nights(lake, tmp_path)
+        night = ("train", lake.data, "--target", "y", "--output", "model.json", "--only-new", "--checkpoint", "kept", "--quiet")
+        night += ("--set", "checkpoint_every=10", "--set", "max_leaf_nodes=4", "--set", "max_iter=300")
+        lake.append(rows(1, 5000))
+        assert main(night) == 0
+        lake.append(rows(2, 6000))
+        killed = subprocess.Popen([sys.executable, "-m", "dboost", *night], env=os.environ | {"PYTHONPATH": str(ROOT)})
+        deadline = time.monotonic() + 300
+        while not list(Path("kept").rglob("state.json")):
+            assert killed.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        assert learned() == [5000]
+        lake.append(rows(3, 7000))
+        assert main(night) == 0
+        first = dboost.fit(rows(1, 5000), "y", **options)
+        second = dboost.fit(rows(2, 6000), "y", start_from=first, **options)
+        assert dboost.load("model.json").sha256 == second.sha256, "the night was repeated with its own rows"
+        assert main(night) == 0 and learned() == [5000, 6000, 7000]
+        lake.delete("night = 2 and a > 1")
+        assert main(night) == 2
+        assert main((*night, "--retrain-if-changed")) == 0 and learned() == [18_000 - int((rows(2, 6000)["a"] > 1).sum())]

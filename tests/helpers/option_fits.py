@@ -26,6 +26,7 @@ FITS: dict[str, dict[str, Any]] = {
     "tweedie": {"loss": "tweedie", "min_samples_leaf": 3},
     "classes_2": {"target": 2, "subsample": 0.6, "max_features": 0.7, "n_threads": 2},
     "classes_3": {"target": 3, "max_delta_step": 0.3},
+    "one_tree": {"target": 3, "multi_strategy": "multi_output_tree", "sample_weight": True},
     "exponential": {"target": 2, "loss": "exponential", "l1_regularization": 0.5},
     "trimmed": {"target": 2, "influence_trimming": 0.1},
     "monotonic": {"monotonic_cst": {"a": 1, "d": -1}},

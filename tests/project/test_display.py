@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pandas as pd
 import pytest
 
 import dboost
+from dboost.cli import main
 from dboost.display import counted, cut, duration, metric_name, number, with_spread
 
 PACKAGE = Path(dboost.__file__).parent
@@ -106,16 +106,19 @@ def model(tmp_path: Path) -> str:
     return path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--importance",), ("--dependence", "0")])
-def test_narrow_tables_split_no_number(model: str, options: tuple[str, ...]) -> None:
+def test_narrow_tables_split_no_number(
+    model: str, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     if options[:1] == ("--dependence",):
         options = ("--dependence", dboost.load(model).feature_names_in_[0])
-    command = [sys.executable, "-c", f"import dboost.cli as c; c.main({['inspect', model, *options]!r})"]
-    wide, narrow = (
-        subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": width}).stdout
-        for width in ("200", "48")
-    )
+    shown = []
+    for width in ("200", "48"):
+        monkeypatch.setenv("COLUMNS", width)
+        assert main(["inspect", model, *options]) == 0
+        shown.append(capsys.readouterr().out)
+    wide, narrow = shown
+    assert max(map(len, narrow.splitlines())) <= 48 < max(map(len, wide.splitlines()))
     cells = [cell.strip() for line in wide.splitlines() for cell in line.split("│")]
     numbers = {cell for cell in cells if re.fullmatch(r"-?[\d,.]+", cell) and len(cell) > 2}
     assert numbers and "e+" not in wide
@@ -123,24 +126,10 @@ def test_narrow_tables_split_no_number(model: str, options: tuple[str, ...]) -> 
 
 
 @pytest.mark.slow
-def test_the_log_is_shown_when_asked_for(tmp_path: Path) -> None:
+def test_the_log_is_shown_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows.csv"
     pd.DataFrame({"a": range(40), "y": ["u", "v"] * 20}).to_csv(path, index=False)
-    command = [
-        sys.executable,
-        "-m",
-        "dboost",
-        "train",
-        str(path),
-        "--target",
-        "y",
-        "--quiet",
-        "--set",
-        "max_iter=1",
-        "--output",
-    ]
-    quiet, verbose = (
-        subprocess.run([*command, str(tmp_path / "m.json"), *more], capture_output=True, text=True, check=True).stderr
-        for more in ([], ["-v"])
-    )
-    assert "loss='auto'" not in quiet and "loss='auto' is 'log_loss'" in verbose
+    command = ["train", str(path), "--target", "y", "--quiet", "--set", "max_iter=1", "--output", str(tmp_path / "m.json")]
+    assert main(command) == 0 and "loss='auto'" not in capsys.readouterr().err
+    verbose = subprocess.run([sys.executable, "-m", "dboost", *command, "-v"], capture_output=True, text=True, check=True)
+    assert "loss='auto' is 'log_loss'" in verbose.stderr

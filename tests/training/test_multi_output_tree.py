@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import os
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -453,21 +450,3 @@ def test_from_eight_trees_on_the_log_names_the_other_strategy(caplog: pytest.Log
             with caplog.at_level(logging.INFO, "dboost"):
                 dboost.fit(X, y, max_iter=1, **more)
             assert ("multi_strategy='multi_output_tree' grows one" in caplog.text) == (n_classes == 8 and more is not ONE_TREE)
-
-
-@pytest.mark.slow
-def test_interpreted_kernels_give_the_same_model() -> None:
-    code = (
-        "import sys, dboost\n"
-        "from tests.helpers.fits import saved\n"
-        "from tests.training.test_multi_output_tree import ONE_TREE, table\n"
-        "X, y = table(120, 3)\n"
-        "model = dboost.fit(X, y, sample_weight=1.0 + y, max_iter=2, max_leaf_nodes=4, n_threads=1, **ONE_TREE)\n"
-        "sys.stdout.buffer.write(saved(model))"
-    )
-    models = [
-        subprocess.run([sys.executable, "-c", code], env=os.environ | more, capture_output=True, check=True, timeout=500).stdout
-        for more in ({}, {"NUMBA_DISABLE_JIT": "1"})
-    ]
-    assert len(models[0]) > 500
-    assert models[0] == models[1]
