@@ -62,27 +62,25 @@ def test_feature_selection_finds_the_informative_columns(Estimator: Any) -> None
 
 
 @pytest.mark.slow
-@BOTH
-def test_permutation_importance_in_two_processes(Estimator: Any) -> None:
-    X, y = signal_and_noise(Estimator)
-    model = small(Estimator, n_jobs=1).fit(X, y)
+def test_permutation_importance_in_two_processes() -> None:
+    X, y = signal_and_noise(DBoostRegressor)
+    model = small(DBoostRegressor, n_jobs=1).fit(X, y)
     one, two = (permutation_importance(model, X, y, n_repeats=3, random_state=0, n_jobs=n) for n in (1, 2))
     np.testing.assert_array_equal(one.importances, two.importances)
     assert np.argsort(one.importances_mean)[::-1][:2].tolist() == [0, 2]
 
 
 @pytest.mark.slow
-@BOTH
-def test_cross_validate_in_two_processes(Estimator: Any) -> None:
-    X, y = signal_and_noise(Estimator)
-    scoring = ["accuracy", "neg_log_loss", "roc_auc"] if Estimator is DBoostClassifier else ["r2", "neg_mean_absolute_error"]
+def test_cross_validate_in_two_processes() -> None:
+    X, y = signal_and_noise(DBoostClassifier)
+    scoring = ["accuracy", "neg_log_loss", "roc_auc"]
     options: dict[str, Any] = {"scoring": scoring, "cv": 3, "return_estimator": True, "return_indices": True}
-    one = cross_validate(small(Estimator), X, y, **options)
-    two = cross_validate(small(Estimator, n_jobs=1), X, y, n_jobs=2, **options)
+    one = cross_validate(small(DBoostClassifier), X, y, **options)
+    two = cross_validate(small(DBoostClassifier, n_jobs=1), X, y, n_jobs=2, **options)
     for name in scoring:
         np.testing.assert_array_equal(one[f"test_{name}"], two[f"test_{name}"])
     train = one["indices"]["train"][0]
-    by_hand = small(Estimator).fit(X.iloc[train], y[train])
+    by_hand = small(DBoostClassifier).fit(X.iloc[train], y[train])
     assert one["estimator"][0].booster_ == two["estimator"][0].booster_ == by_hand.booster_
 
 

@@ -89,7 +89,7 @@ PROGRAM = """
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize(("rows", "columns", "parts"), [(2_000_000, 20, 3), (150_000, 200, 2)])
+@pytest.mark.parametrize(("rows", "columns", "parts"), [(1_000_000, 20, 3), (150_000, 200, 2)])
 def test_memory_of_a_fit_in_one_process(rows: int, columns: int, parts: int, tmp_path: Path) -> None:
     """Measured memory is between a quarter and 1.4 times the plan, which is that of Dask's partitions; files take less."""
     script = textwrap.dedent(PROGRAM).format(rows=rows, columns=columns, parts=parts)
