@@ -546,8 +546,8 @@ def _(context: Context) -> Result:
     return Result(context.fit(pa.Table.from_pandas(FRAME), "grade", features=FEATURES))
 
 
-@fixed_fit("data many categories and columns")
-def _(context: Context) -> Result:
+def wide_frame() -> pd.DataFrame:
+    """More columns than a tile has, columns that share a byte, and a category with more levels than a byte has values."""
     rng = np.random.default_rng(5)
     frame = FRAME[[*FEATURES, "y"]].copy()
     for k in range(20):
@@ -555,6 +555,12 @@ def _(context: Context) -> Result:
         frame[f"b{k}"] = rng.integers(0, 2, len(frame))
     frame["code"] = [f"code {k}" for k in rng.integers(0, 400, len(frame))]
     frame["y"] += (frame["code"].str[-1] == "3") * 2.0
+    return frame
+
+
+@fixed_fit("data many categories and columns")
+def _(context: Context) -> Result:
+    frame = wide_frame()
     return Result(context.fit(frame, "y", features=None, min_category_hessian=1.0), frame)
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 import dboost
 from benchmarks import fixed_fits
-from benchmarks.fixed_fits import CONTINUED, FEATURES, FRAME, HELD_OUT, LATER, REFITTED, SIMPLE
+from benchmarks.fixed_fits import CONTINUED, FEATURES, FRAME, HELD_OUT, LATER, REFITTED, SIMPLE, wide_frame
 from dboost import Booster
 from dboost.booster import as_booster
 from tests.helpers.fits import cut, saved
@@ -99,18 +99,6 @@ KINDS = (
 )  # fmt: skip
 
 
-def _wide() -> Fixed:
-    """More columns than a tile has, columns that share a byte, and a category with more levels than a byte has values."""
-    rng = np.random.default_rng(5)
-    frame = FRAME[[*FEATURES, "y"]].copy()
-    for k in range(20):
-        frame[f"n{k}"] = rng.normal(size=len(frame))
-        frame[f"b{k}"] = rng.integers(0, 2, len(frame))
-    frame["code"] = [f"code {k}" for k in rng.integers(0, 400, len(frame))]
-    frame["y"] += (frame["code"].str[-1] == "3") * 2.0
-    return Fixed("y", {"features": None, "min_category_hessian": 1.0}, frame=frame)
-
-
 def _with_bounds(frame: pd.DataFrame) -> pd.DataFrame:
     lower, upper = intervals(np.random.default_rng(len(frame)), len(frame), frame["y"].to_numpy(np.float64))
     return frame.assign(lower=lower, upper=upper)
@@ -119,7 +107,7 @@ def _with_bounds(frame: pd.DataFrame) -> pd.DataFrame:
 CASES: dict[str, Fixed] = {name: Fixed(target, options) for name, (target, options) in SIMPLE.items()}
 CASES |= {name: Fixed(target, then, first, LATER) for name, (target, first, then) in CONTINUED.items()}
 CASES |= {name: Fixed(target, how, first, LATER, refits=True) for name, (target, first, how) in REFITTED.items()}
-CASES["many columns"] = _wide()
+CASES["many columns"] = Fixed("y", {"features": None, "min_category_hessian": 1.0}, frame=wide_frame())
 CASES["held-out rows, 3 classes"] = Fixed(
     "level", {"max_iter": 9, "early_stopping_rounds": 1, "learning_rate": 0.9, "validation_fraction": 0.3, "sample_weight": "w"}
 )

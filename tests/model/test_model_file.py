@@ -126,11 +126,10 @@ def test_any_cut_and_any_addition_is_noticed() -> None:
     for length in range(len(data)):
         with pytest.raises(ModelFileError, match="some file"):
             model_file.loads(data[:length], "some file")
-    for more in (b"\n", b"x", b" ", data):
-        with pytest.raises(ModelFileError):
-            model_file.loads(data + more)
-        with pytest.raises(ModelFileError):
-            model_file.loads(more + data)
+    for position in range(len(data) + 1):
+        for more in (b"\n", b"x", b" ", data):
+            with pytest.raises(ModelFileError):
+                model_file.loads(data[:position] + more + data[position:])
 
 
 @given(st.binary(max_size=200))

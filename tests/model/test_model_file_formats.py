@@ -72,9 +72,10 @@ def test_any_flipped_bit_any_cut_and_any_addition_is_noticed() -> None:
                 model_file.loads(bytes(damaged), "some file")
         with pytest.raises(ModelFileError, match="some file"):
             model_file.loads(whole[:position], "some file")
-    for more in (b"\n", b"x", whole):
-        with pytest.raises(ModelFileError):
-            model_file.loads(whole + more)
+    for position in range(len(whole) + 1):
+        for more in (b"\n", b"x", whole):
+            with pytest.raises(ModelFileError):
+                model_file.loads(whole[:position] + more + whole[position:])
 
 
 def test_a_newer_format_is_refused() -> None:

@@ -93,15 +93,10 @@ def draw_calibration(rows: EvaluatedRows, output: Any, n_bins: int, ax: Any) -> 
     order = np.argsort(probability, kind="stable")
     order = order[weight[order] > 0]
     groups = _groups(order, weight, n_bins)
-    predicted = np.array([np.average(probability[group], weights=weight[group]) for group in groups])
-    observed = np.array([np.average(is_class[group], weights=weight[group]) for group in groups])
-    size = np.array([weight[group].sum() ** 2 / (weight[group] ** 2).sum() for group in groups])
     with canvas.style():
         ax = canvas.axes_for(ax, height=3.6)
         ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle=(0, (3, 2)))
-        low, high = _wilson(observed, size)
-        ax.vlines(predicted, low, high, color=BLUE, linewidth=1.0, alpha=0.6)
-        ax.plot(predicted, observed, "o-", color=BLUE, markersize=4.5)
+        _draw_shares(ax, is_class, probability, groups, weight)
         ax.set(
             xlabel=f"predicted probability of {canvas.short(str(label))}",
             ylabel="share of rows",
@@ -123,6 +118,15 @@ def _groups(order: np.ndarray, weight: np.ndarray, n: int) -> list[np.ndarray]:
     return [group for group in groups if len(group)]
 
 
+def _draw_shares(ax: Any, hits: np.ndarray, by: np.ndarray, groups: list[np.ndarray], weight: np.ndarray) -> np.ndarray:
+    """Draw the share of hits in each group over the group's mean of `by`; return the lower ends of the intervals."""
+    share, at = (np.array([np.average(of[group], weights=weight[group]) for group in groups]) for of in (hits, by))
+    low, high = _wilson(share, np.array([weight[group].sum() ** 2 / (weight[group] ** 2).sum() for group in groups]))
+    ax.vlines(at, low, high, color=BLUE, linewidth=1.0, alpha=0.6)
+    ax.plot(at, share, "o-", color=BLUE, markersize=4.5)
+    return low
+
+
 def _wilson(share: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Wilson's interval of a share of n rows."""
     z = 1.96
@@ -142,17 +146,13 @@ def draw_coverage(rows: EvaluatedRows, bounds: np.ndarray, n_bins: int, ax: Any)
     is_inside = (rows.target >= bounds[:, 0]) & (rows.target <= bounds[:, 1])
     is_constant = np.ptp(width) <= 1e-9 * np.abs(bounds).max(initial=0.0)  # but for rounding
     weight = np.ones(len(width)) if rows.weight is None else rows.weight
-    order = np.argsort(middle if is_constant else width, kind="stable")
+    by = middle if is_constant else width
+    order = np.argsort(by, kind="stable")
     groups = _groups(order[weight[order] > 0], weight, n_bins)
-    at = np.array([np.average((middle if is_constant else width)[group], weights=weight[group]) for group in groups])
-    share = np.array([np.average(is_inside[group], weights=weight[group]) for group in groups])
-    size = np.array([weight[group].sum() ** 2 / (weight[group] ** 2).sum() for group in groups])
     with canvas.style():
         ax = canvas.axes_for(ax, height=3.6)
         ax.axhline(calibration.coverage, color=GREY, linewidth=0.9, linestyle=(0, (3, 2)))
-        low, high = _wilson(share, size)
-        ax.vlines(at, low, high, color=BLUE, linewidth=1.0, alpha=0.6)
-        ax.plot(at, share, "o-", color=BLUE, markersize=4.5)
+        low = _draw_shares(ax, is_inside, by, groups, weight)
         ax.set(
             xlabel="middle of the interval (all are equally wide)" if is_constant else "width of the interval",
             ylabel="share of targets within",
