@@ -429,7 +429,8 @@ class Reader:
         """Store a role that did not arrive with partition `i`."""
         column = role_column(values, role, None, n_rows)
         self._parts[role][i] = self._code_target(column, i) if role == "target" else column
-        self._weights_attached = self._weights_attached or role == "sample_weight"
+        if role == "sample_weight":
+            self._weights_attached = True
 
     @property
     def _target_categories(self) -> CategoryIndex | None:

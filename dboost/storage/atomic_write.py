@@ -105,12 +105,11 @@ def names_in(folder: str | os.PathLike[str]) -> list[str]:
         target = target.rstrip("/")
         filesystem.invalidate_cache()
         try:
-            found = [str(one).rstrip("/") for one in filesystem.ls(target, detail=False)]
+            found = [str(one).rstrip("/").rpartition("/") for one in filesystem.ls(target, detail=False)]
         except FileNotFoundError:
             return []
         # A store may also list an object of the folder's own name.
-        inside = (one.rpartition("/") for one in found if one.strip("/") != target.strip("/"))
-        return sorted(name for parent, _, name in inside if parent.strip("/") == target.strip("/"))
+        return sorted(name for parent, _, name in found if parent.strip("/") == target.strip("/"))
 
 
 def remove_own(folder: str | os.PathLike[str], own: re.Pattern[str]) -> None:

@@ -332,6 +332,17 @@ def test_a_data_set_removes_its_own_files_only(root: str) -> None:
             dboost.prepare(ROWS, "y", f"{root}/other" if "://" in root else root, client=client)
 
 
+def test_a_store_may_list_the_folder_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = fsspec.filesystem("memory")
+    store.pipe({"/listed/b": b"", "/listed/a/c": b""})
+    names = ["/listed/", *store.ls("/listed", detail=False)]
+    monkeypatch.setattr(type(store), "ls", lambda self, path, detail=True: names)
+    assert atomic_write.names_in("memory://listed") == atomic_write.names_in("memory://listed/") == ["a", "b"]
+    monkeypatch.undo()
+    store.rm("/listed", recursive=True)
+    assert atomic_write.names_in("memory://listed") == []
+
+
 def test_two_runs_write_no_folder_of_predictions_together(root: str) -> None:
     with dask.config.set({"dboost.lease": "1s"}), output_paths.whole_folder(f"{root}/many/") as create:
         with create("part-00000.parquet") as file:

@@ -16,6 +16,7 @@ import pytest
 
 import dboost
 from dboost.kernels.histograms import TILE_COLUMNS
+from dboost.schema import MAX_CLASSES
 from dboost.shards.shard_spec import plan_layout
 from dboost.storage.block_file import StorageError
 from dboost.training.dataset_checks import CodesCheck
@@ -88,6 +89,24 @@ def test_blocks_are_checked(
     of_folder.write()
     with pytest.raises(StorageError, match=f"{folder}.*{complaint}"):
         dboost.fit(folder, memory_limit=limit, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("n_values", "row", "forged_value", "complaint"),
+    [
+        (5, 3, 0.5, "the target has values that the description does not have"),
+        (5, slice(None), 1.0, "a value of the target does not occur"),
+        (MAX_CLASSES + 1, 3, 0.5, "the target has values that are no int64"),
+    ],
+)
+def test_numbers_as_targets_are_checked(n_values: int, row: Any, forged_value: float, complaint: str, tmp_path: Path) -> None:
+    values = np.arange(max(n_values, 100)) % n_values
+    dboost.prepare(pd.DataFrame({"x": np.sqrt(values + 1.0), "y": values}), "y", tmp_path / "blocks")
+    of_folder = Blocks(tmp_path / "blocks")
+    of_folder.change("rows", lambda views: views["target"].__setitem__(row, forged_value))
+    of_folder.write()
+    with pytest.raises(StorageError, match=complaint):
+        dboost.fit(tmp_path / "blocks", loss="squared_error", **OPTIONS)
 
 
 @pytest.mark.parametrize(

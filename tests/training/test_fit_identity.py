@@ -94,6 +94,17 @@ def test_rows_of_weight_zero_shape_nothing(target: str) -> None:
     assert saved(with_them) == saved(without)
 
 
+def test_categories_of_weight_zero_are_dropped_if_roles_are_arrays() -> None:
+    """Beside partitions that have no weights of their own; another role follows."""
+    rows = pd.concat([mixed_frame(80, seed=9).assign(town="nowhere", w=0.0), FRAME], ignore_index=True)
+    for roles in (["sample_weight"], ["sample_weight", "offset"]):
+        with_them, without = (
+            fit(cut(data[[*FEATURES, "y"]], [40, 90]), "y", features=FEATURES, **dict.fromkeys(roles, data["w"].to_numpy()))
+            for data in (rows, rows[rows["w"] > 0])
+        )
+        assert saved(with_them) == saved(without)
+
+
 def test_targets_of_weight_zero_shape_nothing() -> None:
     """Rows of weight zero determine neither the loss that "auto" selects nor the classes."""
     X, w = np.arange(60.0)[:, None], np.repeat([1.0, 0.0], [50, 10])
