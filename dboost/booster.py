@@ -865,7 +865,7 @@ class Booster:
         *,
         grid: Any = None,
         scale: str = "raw",
-        centred: bool = False,
+        centered: bool = False,
         max_rows: int = 1000,
         sample_weight: Any = None,
         n_threads: int | None = None,
@@ -886,7 +886,7 @@ class Booster:
             of two features.
         scale : {"raw", "prediction"}, default "raw"
             Raw scores, or numbers and probabilities. Without data, the inverse link is applied to the averaged raw scores.
-        centred : bool, default False
+        centered : bool, default False
             Subtract from each curve its mean over the grid.
         max_rows : int, default 1000
             Largest number of individual curves, evenly spaced over the data.
@@ -915,7 +915,7 @@ class Booster:
         >>> booster.partial_dependence(["age", "town"], scale="prediction")      # doctest: +SKIP
         """
         return dependence.partial_dependence(
-            self.ensemble, *dependence.in_order(data, features), kind=kind, grid=grid, scale=scale, centred=centred,
+            self.ensemble, *dependence.in_order(data, features), kind=kind, grid=grid, scale=scale, centered=centered,
             max_rows=max_rows, sample_weight=sample_weight, n_threads=n_threads,
         )  # fmt: skip
 

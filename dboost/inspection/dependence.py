@@ -30,10 +30,10 @@ F with the sum and with the product of the two dependences measures how additive
 
 Friedman's H compares variances instead of correlating: for two features,
 
-    H² = Σ_i [ F_jk(x_ij, x_ik) - F_j(x_ij) - F_k(x_ik) ]² / Σ_i F_jk(x_ij, x_ik)²,      all F centred over the rows.
+    H² = Σ_i [ F_jk(x_ij, x_ik) - F_j(x_ij) - F_k(x_ik) ]² / Σ_i F_jk(x_ij, x_ik)²,      all F centered over the rows.
 
 Here dependences are computed by weighted traversal of the trees, which needs one pass over the rows instead of one per row.
-With sample weights, means and sums are weighted: centred values are multiplied by the square roots of the weights, so that a
+With sample weights, means and sums are weighted: centered values are multiplied by the square roots of the weights, so that a
 product of two of them contains the weight.
 """
 
@@ -253,7 +253,7 @@ def partial_dependence(
     kind: str = "average",
     grid: Any = None,
     scale: str = "raw",
-    centred: bool = False,
+    centered: bool = False,
     max_rows: int = 1000,
     sample_weight: Any = None,
     n_threads: int | None = None,
@@ -288,13 +288,13 @@ def partial_dependence(
         if kind == "conditional":
             function = PredictGrouped(ensemble, on, len(at), finish, n_threads)
         values, counts = _means(over_blocks(data, ensemble, function, sample_weight))
-    if centred:
+    if centered:
         values = values - np.nanmean(values, axis=1, keepdims=True)
     names = ensemble.outputs.names if scale == "raw" else ensemble.outputs.linked_names
     frame = _tidy(ensemble, names, on, values, numbers, counts if kind == "conditional" else None)
     deciles = {axis.feature.name: axis.deciles.tolist() for axis in on if axis.deciles is not None}
     shown = [column for column in frame.columns if column not in (*TAKEN, ensemble.outputs.axis)]
-    frame.attrs = {"kind": kind, "scale": scale, "centred": centred, "deciles": deciles, "features": shown}
+    frame.attrs = {"kind": kind, "scale": scale, "centered": centered, "deciles": deciles, "features": shown}
     return frame
 
 
@@ -537,11 +537,11 @@ def additivity(ensemble: Ensemble, data: Any, features: Any, max_rows: int, weig
     part, other = traverse(chosen, block), traverse(rest, block)
     table = {}
     for k, name in enumerate(ensemble.outputs.names):
-        left_over = _centred(raw[:, k] - part[:, k] - other[:, k], weight)
+        left_over = _centered(raw[:, k] - part[:, k] - other[:, k], weight)
         table[name] = {
             "additive": _correlation(raw[:, k], part[:, k] + other[:, k], weight),
             "multiplicative": _correlation(raw[:, k], part[:, k] * other[:, k], weight),
-            "h": _root_share(left_over, _centred(raw[:, k], weight)),
+            "h": _root_share(left_over, _centered(raw[:, k], weight)),
         }
     frame = pd.DataFrame(table).rename_axis(columns=ensemble.outputs.axis)
     return frame if ensemble.n_outputs > 1 else frame.iloc[:, 0].rename("additivity")
@@ -558,12 +558,12 @@ def interaction_strength(
         raise ParameterError("interactions are between features: name at least two")
     block, weight = _rows(data, ensemble, max_rows, weight)
     traverse = Traversal(ensemble)
-    alone = {j: _centred(traverse([j], block), weight) for j in chosen}
+    alone = {j: _centered(traverse([j], block), weight) for j in chosen}
     on_one_path = traverse.pairs
     names, rows, axis = [feature.name for feature in ensemble.features], [], ensemble.outputs.axis
     for i, j in combinations(chosen, 2):
         # Features that share no path in any tree are additive, up to rounding.
-        together = _centred(traverse([i, j], block), weight) if {i, j} in on_one_path else alone[i] + alone[j]
+        together = _centered(traverse([i, j], block), weight) if {i, j} in on_one_path else alone[i] + alone[j]
         left_over = together - alone[i] - alone[j] if {i, j} in on_one_path else np.zeros_like(together)
         for k, of_class in enumerate(ensemble.outputs.names):
             h = _root_share(left_over[:, k], together[:, k])
@@ -580,16 +580,16 @@ def _rows(data: Any, ensemble: Ensemble, max_rows: int, weight: Any) -> tuple[np
     return block.block, block.weight
 
 
-def _centred(values: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+def _centered(values: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
     """Values [n] or [n, n_outputs] minus their mean, times the square roots of the weights."""
     if weight is None:
         return values - values.mean(axis=0)
-    centred = values - np.average(values, axis=0, weights=weight)
-    return centred * np.sqrt(weight).reshape(-1, *(1,) * (values.ndim - 1))
+    centered = values - np.average(values, axis=0, weights=weight)
+    return centered * np.sqrt(weight).reshape(-1, *(1,) * (values.ndim - 1))
 
 
 def _correlation(a: np.ndarray, b: np.ndarray, weight: np.ndarray | None) -> float:
-    a, b = _centred(a, weight), _centred(b, weight)
+    a, b = _centered(a, weight), _centered(b, weight)
     scale = np.sqrt((a @ a) * (b @ b))
     return float(a @ b / scale) if scale > 0 else float("nan")
 

@@ -48,7 +48,7 @@ def draw(folder: Path) -> list[str]:
         "importance": lambda: booster.plot_importance(),
         "history": lambda: booster.plot_history(),
         "dependence": lambda: booster.plot_partial_dependence(rows, "size"),
-        "individual": lambda: booster.plot_partial_dependence(rows.iloc[:60], "age", kind="individual", centred=True),
+        "individual": lambda: booster.plot_partial_dependence(rows.iloc[:60], "age", kind="individual", centered=True),
         "two": lambda: booster.plot_partial_dependence(["size", "age"]),
         "town": lambda: booster.plot_partial_dependence(rows, "town"),
         "summary": lambda: booster.plot_shap_summary(rows.iloc[:400]),

@@ -232,9 +232,9 @@ def test_traversal_and_average_agree_where_features_are_independent() -> None:
     assert np.abs(by_trees["value"] - by_rows["value"]).max() < 0.1 * by_rows["value"].std()
 
 
-def test_centred_curves_and_taken_names() -> None:
+def test_centered_curves_and_taken_names() -> None:
     frame, booster = fitted("grade")
-    curves = booster.partial_dependence(frame, "x", "individual", grid=4, max_rows=3, centred=True)
+    curves = booster.partial_dependence(frame, "x", "individual", grid=4, max_rows=3, centered=True)
     assert curves.groupby(["row", "class"])["value"].mean().abs().max() < 1e-12
     renamed = frame.rename(columns={"x": "value"})
     other = dboost.fit(renamed[["value", "y"]], "y", max_iter=2)

@@ -52,7 +52,7 @@ DRAW = {
     "per class": lambda b, t: b.plot_importance(per_class=t != "y") if t != "y" else b.plot_importance("gain", max_features=2),
     "numeric": lambda b, t: b.plot_partial_dependence(FRAME, "x", grid=[-1, 0, 1, np.nan]),
     "individual": lambda b, t: b.plot_partial_dependence(FRAME, "x", "individual", max_rows=20, scale="prediction"),
-    "conditional": lambda b, t: b.plot_partial_dependence(FRAME, "rooms", "conditional", centred=True),
+    "conditional": lambda b, t: b.plot_partial_dependence(FRAME, "rooms", "conditional", centered=True),
     "categorical": lambda b, t: b.plot_partial_dependence("town", grid=["Gent", "Mons", None]),
     "truth values": lambda b, t: b.plot_partial_dependence("flag"),
     "surface": lambda b, t: b.plot_partial_dependence(FRAME, ["x", "age"], grid=4),

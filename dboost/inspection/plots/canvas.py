@@ -82,7 +82,7 @@ def style() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise MissingExtraError("pictures need matplotlib: pip install 'dboost[plots]'") from None
+        raise MissingExtraError("plots need matplotlib: pip install 'dboost[plots]'") from None
     if _uses_pyplot():
         _load_backend()
     return matplotlib.rc_context(STYLE)
@@ -201,10 +201,10 @@ def number(value: float, digits: int = 4) -> str:
     return display.number(value, digits).replace("-", "−")
 
 
-def score_label(ensemble: Ensemble, scale: str = "raw", centred: bool = False) -> str:
+def score_label(ensemble: Ensemble, scale: str = "raw", centered: bool = False) -> str:
     """Return the label of an axis that shows raw scores or predictions.
 
     scale : "raw" or "prediction".
     """
     label = ensemble.outputs.label(scale)
-    return f"{label}, centred" if centred else label
+    return f"{label}, centered" if centered else label

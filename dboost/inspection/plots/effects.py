@@ -66,7 +66,7 @@ def plot_importance(importance: pd.Series | pd.DataFrame, max_features: int, ax:
 def plot_partial_dependence(ensemble: Ensemble, table: pd.DataFrame, ax: Any) -> Any:
     """Draw a table of `partial_dependence`; return the axes, or an array of them for panels."""
     names = table.attrs["features"]
-    label = canvas.plain(canvas.score_label(ensemble, table.attrs["scale"], table.attrs["centred"]))
+    label = canvas.plain(canvas.score_label(ensemble, table.attrs["scale"], table.attrs["centered"]))
     with canvas.style():
         if len(names) == 1:
             draw = _curve if _is_numeric(table[names[0]]) else _bars
