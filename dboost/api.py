@@ -143,7 +143,8 @@ def fit(
         True: a progress bar on a terminal, lines elsewhere; False: nothing. Default: a bar on a terminal, else nothing.
     memory_limit : int or str, optional
         Memory that the fit may add to this process, or to each worker, in bytes or as "2GiB". Rows that do not fit are
-        written to temporary files and streamed; the model is the same. Default: all rows stay in memory.
+        written to temporary files and streamed; the model is the same. Default: in this process all rows stay in memory; a
+        worker streams what does not fit the memory that Dask permits.
     time_limit : float or str, optional
         Seconds, or a duration such as "10min", from the call: no iteration begins that would probably end later. The model has
         the iterations so far, at least one. Default: none.
@@ -365,7 +366,7 @@ def prepare(
         Keep the data set on the cluster under this name until `Dataset.unpublish`, also when this client leaves; other clients
         find it with ``dboost.Dataset.published(name)``.
     progress : bool, optional
-        Show what is done, and how much of it: as in `dboost.fit`.
+        As in `dboost.fit`.
 
     Returns
     -------
@@ -552,7 +553,7 @@ def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = 
             else:
                 data, of_chunk = chunk
         if of_chunk is None:
-            raise InputTypeError("continue_on wants a target, or chunks that are pairs (X, y)")
+            raise InputTypeError("continue_on needs a target, or chunks that are pairs (X, y)")
         given = keywords
         if model is None:  # these keywords apply from the second chunk on
             check_options(*(keywords.get(name, default) for name, default in _CONTINUING.items()))

@@ -1390,10 +1390,10 @@ def load(path: str | os.PathLike[str], loss: Loss | None = None) -> Booster:
 def from_xgboost(model: Any, levels: dict[str, Sequence[Level] | int] | None = None) -> Booster:
     """Convert a model of XGBoost to a Booster with the same predictions.
 
-    Supported are tree and DART models with one target and the objectives reg:squarederror, reg:absoluteerror,
-    reg:quantileerror, reg:expectileerror (both of one level), reg:pseudohubererror (continued as huber), count:poisson,
-    reg:gamma, reg:tweedie, binary:logistic, binary:logitraw, multi:softprob and multi:softmax. Predictions agree to the
-    rounding of XGBoost's float32 sums. Classes are the numbers 0, 1, ….
+    Supported are tree and DART models, also of several targets, with the objectives reg:squarederror, reg:absoluteerror,
+    reg:quantileerror (one level, or several in ascending order), reg:expectileerror (one level), reg:pseudohubererror
+    (continued as huber), count:poisson, reg:gamma, reg:tweedie, binary:logistic, binary:logitraw, multi:softprob and
+    multi:softmax. Predictions agree to the rounding of XGBoost's float32 sums. Classes are the numbers 0, 1, ….
 
     Parameters
     ----------
@@ -1411,8 +1411,8 @@ def from_xgboost(model: Any, levels: dict[str, Sequence[Level] | int] | None = N
     Raises
     ------
     ParameterError
-        Naming what cannot be converted: other boosters, objectives, several targets, or a base_score without a finite raw
-        score; or the column whose levels are needed.
+        Naming what cannot be converted: other boosters or objectives, or a base_score without a finite raw score; or the
+        column whose levels are needed.
     ModelFileError
         Naming the file that does not exist or is not a model.
 

@@ -271,7 +271,7 @@ class Dataset:
     def _description(self) -> DatasetDescription:
         with closing(open_folder(self.path)) as opened:
             if opened.has("start"):
-                raise InputTypeError("the data set was prepared to go on from a model, so it is for that fit only")
+                raise InputTypeError("the data set was prepared to continue a model, so it is for that fit only")
             return opened.description
 
     def _partitions(self) -> Iterator[BinnedPartition]:

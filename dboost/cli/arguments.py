@@ -108,7 +108,7 @@ def _train(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument(
         "--checkpoint", metavar="DIR", type=path_text, help="save progress here; the same command resumes from it"
     )
-    command.add_argument("--memory-limit", metavar="SIZE", help="what a worker may use, for example 2GiB")
+    command.add_argument("--memory-limit", metavar="SIZE", help="memory for the fit, in this process or each worker: 2GiB")
     bites = "boost on random subsets of the rows, one by one; for example --set arcbites={n_bites=20,trees_per_visit=1}"
     command.add_argument("--arcbites", action="store_true", help=bites)
     _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
@@ -183,7 +183,7 @@ def _prepare(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         help="where the data go; prepared data that are there are replaced",
     )
     _keywords(command, "dboost.prepare", "--set sample_weight=w --set features=[age,income] --set max_bins=63")
-    command.add_argument("--memory-limit", metavar="SIZE", help="what the command may use, for example 2GiB")
+    command.add_argument("--memory-limit", metavar="SIZE", help="memory that the command may use, for example 2GiB")
     command.add_argument("--quiet", action="store_true", help="no progress bar and no summary")
     return command
 
@@ -197,7 +197,7 @@ def _cv(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument(
         "--predictions", metavar="FILE", type=path_text, help="write the predictions of held-out rows: .csv or .parquet"
     )
-    command.add_argument("--memory-limit", metavar="SIZE", help="what all folds together may use, or on each worker")
+    command.add_argument("--memory-limit", metavar="SIZE", help="memory for all folds, in this process or each worker")
     _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
     command.add_argument("--quiet", action="store_true", help="no progress bar and no table, only the best score")
     return command
@@ -216,7 +216,7 @@ def _tune(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     command.add_argument("--pruner", choices=("median", "halving", "hyperband", "none"), default="median", help=does)
     does = "file of the study, which the same command continues; in a folder, study.db"
     command.add_argument("--output", metavar="STUDY", type=path_text, required=True, help=does)
-    command.add_argument("--memory-limit", metavar="SIZE", help="what a trial may use, or on each worker")
+    command.add_argument("--memory-limit", metavar="SIZE", help="memory for a trial, in this process or in each worker")
     _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
     command.add_argument("--quiet", action="store_true", help="print the command with the best parameters only")
     for option, instead in GONE_FROM_TUNE.items():

@@ -83,7 +83,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.json and arguments.html:
         raise ParameterError("--json prints, and --html writes a report: use one of them")
     if arguments.data and not (arguments.html or arguments.dependence):
-        raise ParameterError("--data is looked at for --dependence and --html only")
+        raise ParameterError("--data is used by --dependence and --html only")
     if arguments.target and not (arguments.drift or (arguments.data and arguments.html)):
         raise ParameterError("--target needs --drift, or --data and --html")
     if arguments.weight and not arguments.data:

@@ -232,7 +232,7 @@ class Ledger:
         if self._added.files != self._pending.files:
             raise DataError(
                 f"version {self._pending.version} of {table_name(self._table)} has other files than when the training of "
-                f"{shown(self._model)} on it began: begin anew with what is there, by --discard-batch"
+                f"{shown(self._model)} on it began: start again with the present files, by --discard-batch"
             )
         return self._pending
 
@@ -272,14 +272,14 @@ class Ledger:
             if present.get(name) != size:
                 what = "is gone" if name not in present else f"has {present[name]:,} bytes instead of {size:,}"
                 raise DataError(
-                    f"{name} {what}, and {shown(self._model)} is being trained on it: put it back, or begin anew with what is "
-                    f"there, by --discard-batch"
+                    f"{name} {what}, and {shown(self._model)} is being trained on it: put it back, or start again with the "
+                    f"present files, by --discard-batch"
                 )
         self._pending, replaced = self._compared(self._pending)
         if replaced is not None:
             raise DataError(
                 f"{replaced} has another content than when the training of {shown(self._model)} on it began: put it back, or "
-                f"begin anew with what is there, by --discard-batch"
+                f"start again with the present files, by --discard-batch"
             )
         return self._pending
 
@@ -388,7 +388,7 @@ class Ledger:
             raise DataError(
                 f"{model} exists, but not {ledger} with what it has learned from: --only-new continues models that it began"
             )
-        raise DataError(f"{model} is not the model that {ledger} tells of: restore that one, or remove both to begin anew")
+        raise DataError(f"{model} is not the model that {ledger} records: restore that one, or remove both to start again")
 
     def _check_settings(self, pending: FileBatch) -> None:
         if pending.settings is None:
@@ -400,7 +400,7 @@ class Ledger:
             files = f"{len(pending.files):,} file{'s' * (len(pending.files) != 1)}"
             raise ParameterError(
                 f"{shown(self._model)} is being trained on {files} with {name}={recorded!r}, not {given!r}: "
-                f"finish that by the same command as before, or begin anew with --discard-batch"
+                f"finish that by the same command as before, or start again with --discard-batch"
             )
 
     def _read(self) -> tuple[list[FileBatch], FileBatch | None]:

@@ -125,7 +125,7 @@ def too_many(name: str, levels: Sequence[Level]) -> DataError:
     from dboost.data.numbers_as_text import hint
 
     return DataError(
-        f"column {name!r} has more than {MAX_LEVELS:,} levels, too many for a categorical feature: "
+        f"column {name!r} has more than {MAX_LEVELS:,} categories, too many for a categorical feature: "
         f"group the rare ones, or leave the column out{hint(name, levels)}"
     )
 

@@ -194,7 +194,7 @@ accepts_names_of_fits = partial(
 
 _RUNNING = """\
     features, categorical_features, eval_metric, client, workers, callbacks, progress, memory_limit, time_limit, source_name, \
-    refit, continue_bins, continue_steps, checkpoint, checkpoint_every, keep_summary
+refit, continue_bins, continue_steps, checkpoint, checkpoint_every, keep_summary
         As in `dboost.fit`; the default of `progress` follows `verbose`.
     start_from : Booster, path or URL, optional
         As in `dboost.fit`; not with `warm_start`. Alias: `init_model`."""

@@ -339,7 +339,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         """Continue the estimator's model; the first call trains one."""
         for name in ("checkpoint", "start_from", "init_model"):
             if self.get_params(deep=False)[name] is not None:
-                raise ParameterError(f"{name} is for fit: partial_fit goes on with the estimator's own model")
+                raise ParameterError(f"{name} is for fit: partial_fit continues the estimator's own model")
         model = getattr(self, "booster_", None)
         if model is not None:
             self._check_features(X)
@@ -461,7 +461,7 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
         options = settings["continue_bins"], settings["continue_steps"]
         start_from = settings["start_from"]
         if start_from is not None and settings["warm_start"]:
-            raise ParameterError("start_from and warm_start=True go on with two models: give one")
+            raise ParameterError("start_from and warm_start=True name two models to continue: give one")
         if continued is not None or start_from is not None:
             model = as_booster(start_from) if continued is None else continued
             return Start(WarmStart.continuation(model.ensemble, *options), model, continued is not None)

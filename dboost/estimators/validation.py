@@ -137,7 +137,7 @@ def _class_weight(counts: Sequence[int], target: Target, class_weight: Any) -> n
     if isinstance(class_weight, str) and class_weight == "balanced":
         if not all(counts):
             missing = target.classes[list(counts).index(0)]
-            raise DataError(f"class_weight='balanced' wants rows of every class, but the target has none of class {missing!r}")
+            raise DataError(f"class_weight='balanced' needs rows of every class, but the target has none of class {missing!r}")
         return sum(counts) / (len(counts) * np.array(counts, np.float64))
     if not isinstance(class_weight, Mapping):
         raise ParameterError(f"class_weight={class_weight!r:.60} must be 'balanced', a dict of weights by class, or None")

@@ -166,7 +166,7 @@ def _as_codes(feature: Feature, values: Any) -> np.ndarray:
     codes = {level: float(code) for code, level in enumerate(feature.categories)}
     strange = [value for value in values if not _is_missing(value) and value not in codes]
     if strange:
-        raise ParameterError(f"the grid of {feature.name!r} holds {strange[0]!r}, which is none of its levels")
+        raise ParameterError(f"the grid of {feature.name!r} holds {strange[0]!r}, which is none of its categories")
     return np.array([np.nan if _is_missing(value) else codes[value] for value in values])
 
 
@@ -576,7 +576,7 @@ def _rows(data: Any, ensemble: Ensemble, max_rows: int, weight: Any) -> tuple[np
     """A sample of the rows and their weights."""
     block = sample(data, ensemble, at_least_one("max_rows", max_rows), weight)[1]
     if block.weight is not None and not block.weight.any():
-        raise DataError("inspect: no row that is looked at has a weight above 0")
+        raise DataError("inspect: no selected row has a weight above 0")
     return block.block, block.weight
 
 

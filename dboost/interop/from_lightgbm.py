@@ -124,7 +124,7 @@ def _loss(entries: dict[str, str], rest: str, name: str) -> tuple[str, dict[str,
     kind, *settings = entries.get("objective", "none").split(" ")
     if kind not in _OBJECTIVES or "sqrt" in settings:
         objective = " ".join([kind, *settings])
-        raise ParameterError(f"{name} was trained with objective {objective!r}, which no loss of ours is like")
+        raise ParameterError(f"{name} was trained with objective {objective!r}, for which dboost has no loss")
     of_training = dict(
         line[1:-1].split(": ", 1) for line in rest.splitlines() if line.startswith("[") and ": " in line and line.endswith("]")
     )
@@ -201,7 +201,7 @@ def _sets(tree: dict[str, str]) -> dict[int, tuple[int, np.ndarray]]:
 
 def _tree(tree: dict[str, str], features: tuple[Feature, ...], literal_columns: set[int], factor: float, name: str) -> Tree:
     if tree.get("is_linear", "0") != "0":
-        raise ParameterError(f"{name} has trees with linear models in their leaves, ours have constants")
+        raise ParameterError(f"{name} has linear models in its leaves; leaves of dboost are constants")
     n_leaves = int(tree["num_leaves"])
     if n_leaves < 1 or n_leaves != len(_numbers(tree, "leaf_value", np.float64)):
         raise ValueError(f"num_leaves is {n_leaves}, but leaf_value has another length")
@@ -217,7 +217,7 @@ def _tree(tree: dict[str, str], features: tuple[Feature, ...], literal_columns: 
     zero_left = threshold >= 0.0
     is_number = (decision & 1) == 0
     if (is_number & (kind == _ZERO) & (zero_left != default_left)).any():
-        raise ParameterError(f"{name} counts zeros as missing (zero_as_missing), which ours do not")
+        raise ParameterError(f"{name} counts zeros as missing (zero_as_missing), which dboost does not")
     missing_left = np.where(kind == _NAN, default_left, zero_left) & is_number
     sets = {}
     for split, (_, codes) in _sets(tree).items():

@@ -81,7 +81,7 @@ def from_xgboost(model: Any, levels: Levels) -> Ensemble:
         booster = learner["gradient_booster"]
         kind = booster["name"]
         if kind not in ("gbtree", "dart"):
-            raise ParameterError(f"{name} is of kind {kind!r}; only trees (gbtree, dart) can be carried over")
+            raise ParameterError(f"{name} is of kind {kind!r}; only trees (gbtree, dart) can be converted")
         forest = booster["gbtree"]["model"] if kind == "dart" else booster["model"]
         weights = booster.get("weight_drop") or forest.get("weight_drop")  # the latter from XGBoost 3.4 on
         weights = np.asarray(weights or np.ones(len(forest["trees"])), np.float32)
@@ -132,7 +132,7 @@ def _content(model: Any) -> tuple[dict[str, Any], str]:
 def _loss(objective: dict[str, Any], name: str) -> tuple[str, dict[str, Any], str]:
     kind = objective["name"]
     if kind not in _OBJECTIVES:
-        raise ParameterError(f"{name} was trained with objective {kind!r}, which no loss of ours is like")
+        raise ParameterError(f"{name} was trained with objective {kind!r}, for which dboost has no loss")
     loss, link = _OBJECTIVES[kind]
     options: dict[str, Any] = {}
     if loss in ("quantile", "expectile"):

@@ -433,7 +433,7 @@ def register(loss: type[Loss] | Loss) -> None:
     """
     kind = loss if isinstance(loss, type) else type(loss)
     if not issubclass(kind, Loss):
-        raise ParameterError(f"a loss of one's own is a subclass of dboost.losses.Loss, which {kind.__name__} is not")
+        raise ParameterError(f"a custom loss is a subclass of dboost.losses.Loss, which {kind.__name__} is not")
     _KNOWN[kind.name] = kind
 
 

@@ -479,7 +479,7 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters, given: An
             from dboost.data.numbers_as_text import hint
 
             how = hint(name, classes, is_column=name != "target")
-            raise DataError(f"loss {loss_name!r} wants a numeric target, but the target holds categories or text{how}")
+            raise DataError(f"loss {loss_name!r} needs a numeric target, but the target holds categories or text{how}")
         return Target(loss, None, None)
     check_number_of_classes(scan, name)
     if classes is None:

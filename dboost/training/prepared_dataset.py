@@ -527,10 +527,10 @@ def check_same_model(data: PreparedDataset, given_value: Any) -> None:
     prepared_with = data.settings.get("start_from")
     if prepared_with is not None and given_value is None:
         raise ParameterError(
-            f"{folder} was prepared to go on from a model (sha256 {prepared_with[:12]}…): give it as start_from"
+            f"{folder} was prepared to continue a model (sha256 {prepared_with[:12]}…): give it as start_from"
         )
     if prepared_with != given_value:
-        how = "to begin anew" if prepared_with is None else f"to go on from another model (sha256 {prepared_with[:12]}…)"
+        how = "for a first fit" if prepared_with is None else f"to continue another model (sha256 {prepared_with[:12]}…)"
         raise ParameterError(
             f"{folder} was prepared {how}: bins cannot tell what scores the rows have under a model, so prepare the data with "
             "start_from=…"

@@ -193,7 +193,7 @@ class TestRefused:
         arrive(2)
         assert main(COMMAND) == 0
         Path("model.json").write_bytes(old)
-        assert "model.json is not the model that model.json.ledger.json tells of" in self.said(capsys)
+        assert "model.json is not the model that model.json.ledger.json records" in self.said(capsys)
         Path("model.json").unlink()
         assert "the model is gone" in self.said(capsys)
 
@@ -396,7 +396,7 @@ class TestSettingsOfABatch:
         assert main((*COMMAND, "--set", "max_iter=2")) == 2
         assert capsys.readouterr().err == (
             "dboost: model.json is being trained on 2 files with max_iter=4, not 2: finish that by the same command as before, "
-            "or begin anew with --discard-batch\n"
+            "or start again with --discard-batch\n"
         )
         assert not Path("model.json").exists()
         assert main((*COMMAND, "--set", "max_iter=4")) == 0

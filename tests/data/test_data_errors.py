@@ -156,11 +156,11 @@ DATA: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: read(np.arange(65_536)[:, None], np.zeros(65_536), categorical_features=[0]),
-        "column 'f0' has more than 65,535 levels",
+        "column 'f0' has more than 65,535 categories",
     ),
     (
         lambda: read(da.arange(65_536, chunks=40_000).astype(str)[:, None], np.zeros(65_536)),
-        "partition [01]: column 'f0' has more than 65,535 levels",
+        "partition [01]: column 'f0' has more than 65,535 categories",
     ),
     (
         lambda: read(X / [0, 1, 1], Y, categorical_features=[0]),

@@ -306,13 +306,13 @@ MANY = pd.DataFrame({"pay": [f"{k:,}" for k in range(10**6, 10**6 + MAX_LEVELS +
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "a weight": (lambda: fit(FRAME, sample_weight="pay"), "sample_weight 'pay' holds text or categories, numbers are needed"),
     "an offset given separately": (lambda: fit(FRAME, offset=FRAME["pay"]), "offset holds text or categories"),
-    "a target of a regression": (lambda: fit(FRAME, "pay", loss="squared_error"), "wants a numeric target"),
+    "a target of a regression": (lambda: fit(FRAME, "pay", loss="squared_error"), "needs a numeric target"),
     "a declared numeric column": (lambda: fit(FRAME, categorical_features=["day"]), "column 'pay' holds text or categories"),
     "a numeric column of a model": (
         lambda: fit(FRAME.assign(pay=1.5)[["pay", "y"]]).predict(FRAME[["pay"]]),
         "'pay' .* the feature is numeric in the model",
     ),
-    "a column of many values": (lambda: fit(MANY), "column 'pay' has more than 65,535 levels"),
+    "a column of many values": (lambda: fit(MANY), "column 'pay' has more than 65,535 categories"),
     "a target of many values": (lambda: fit(MANY.assign(x=1.0), "pay"), "target 'pay' has more than 65,535 different values"),
 }
 

@@ -162,7 +162,7 @@ def test_evaluation_sets_with_offsets() -> None:
         ("poisson", [0.0, 0.0, 0.0], r"loss='poisson' requires non-negative y and sum\(y\) > 0: all targets are 0"),
         ("exponential", [0, 1, 2], "supported by loss='exponential', which is for two classes, but the target has 3"),
         ("exponential", [1, 1, 1], "one class only"),
-        ("poisson", ["a", "b", "a"], "loss 'poisson' wants a numeric target"),
+        ("poisson", ["a", "b", "a"], "loss 'poisson' needs a numeric target"),
     ],
 )
 def test_targets_that_are_refused(name: str, y: list[Any], complaint: str) -> None:

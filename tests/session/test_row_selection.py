@@ -103,5 +103,5 @@ def test_too_few_rows_to_hold_some_out() -> None:
 
 def test_balanced_weights_want_rows_of_every_class() -> None:
     X, y = np.arange(40.0)[:, None], np.repeat([0, 1], 20)
-    with pytest.raises(DataError, match=r"class_weight='balanced' wants rows of every class, .* none of class 2"):
+    with pytest.raises(DataError, match=r"class_weight='balanced' needs rows of every class, .* none of class 2"):
         DBoostClassifier(class_weight="balanced", max_iter=2).partial_fit(X, y, classes=[0, 1, 2])

@@ -55,7 +55,7 @@ DATA: list[tuple[Callable[[], Any], str]] = [
     (lambda: fit(X, np.zeros(200, bool)), r"one class only \(False\); a classifier needs at least two classes"),
     (lambda: fit(X, FRAME["grade"], sample_weight=FRAME["grade"] == "low"), r"one class only \('low'\)"),
     (lambda: fit(X, Y, loss="log_loss"), "Unknown label type: continuous"),
-    (lambda: fit(X, FRAME["grade"], loss="squared_error"), "wants a numeric target, but the target holds categories"),
+    (lambda: fit(X, FRAME["grade"], loss="squared_error"), "needs a numeric target, but the target holds categories"),
     # weight
     (lambda: fit(FRAME, sample_weight="ww"), "no column 'ww', which was given as sample_weight"),
     (lambda: fit(X, Y, sample_weight=np.where(ROWS == 5, -1.0, 1)), "sample_weight is negative in 1 row, first in row 5"),
@@ -75,7 +75,7 @@ DATA: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: fit(pd.DataFrame({"c": np.arange(65_536).astype(str), "y": 1.0})),
-        "column 'c' has more than 65,535 levels",
+        "column 'c' has more than 65,535 categories",
     ),
     # the table
     (lambda: fit(FRAME[:0]), "the data have no rows"),

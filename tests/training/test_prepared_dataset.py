@@ -82,10 +82,10 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
 def test_a_folder_is_for_one_model(tmp_path: Path) -> None:
     old, other = (dboost.fit(OLD, "y", features=FEATURES, max_iter=n) for n in (2, 3))
     dboost.prepare(NEW, "y", tmp_path / "plain", features=FEATURES)
-    with pytest.raises(ParameterError, match=r"was prepared to begin anew: .* prepare the data with start_from"):
+    with pytest.raises(ParameterError, match=r"was prepared for a first fit: .* prepare the data with start_from"):
         dboost.fit(tmp_path / "plain", "y", start_from=old, max_iter=1)
     dboost.prepare(NEW, "y", tmp_path / "for old", start_from=old)
-    with pytest.raises(ParameterError, match=rf"go on from another model \(sha256 {old.sha256[:12]}"):
+    with pytest.raises(ParameterError, match=rf"to continue another model \(sha256 {old.sha256[:12]}"):
         dboost.fit(tmp_path / "for old", "y", start_from=other, max_iter=1)
     with pytest.raises(ParameterError, match="give it as start_from"):
         dboost.fit(tmp_path / "for old", "y", max_iter=1)

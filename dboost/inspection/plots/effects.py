@@ -83,7 +83,7 @@ def plot_partial_dependence(ensemble: Ensemble, table: pd.DataFrame, ax: Any) ->
             ax.set_title(f"{_kind_title(table)} on {' and '.join(canvas.short(_user_name(name), 20) for name in names)}")
             return ax
         if ax is not None:
-            raise ParameterError("this picture has several panels: it makes axes of its own, so leave ax out")
+            raise ParameterError("this plot has several panels and creates its own axes: leave ax out")
         return _classes(table, names, label) if all(numeric) else _panels(table, names, numeric, label)
 
 

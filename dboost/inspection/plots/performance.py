@@ -45,7 +45,7 @@ def plot_history(ensemble: Ensemble, history: pd.DataFrame, ax: Any) -> Any:
     if not panels or not len(history):
         raise DBoostError("there is no history to draw: the model has no recorded iterations")
     if ax is not None and len(panels) > 1:
-        raise ParameterError(f"the history has {len(panels)} metrics and makes axes of its own, so leave ax out")
+        raise ParameterError(f"the history has {len(panels)} metrics, and the plot creates its own axes: leave ax out")
     with canvas.style():
         grid = canvas.new_axes(len(panels), height=0.5 + 2.5 * len(panels), sharex=True)[:, 0] if ax is None else np.array([ax])
         for axes, (metric, lines) in zip(grid, panels.items(), strict=True):
