@@ -15,7 +15,7 @@ Two kinds of directions take turns:
 
 Directions have length 1, so that independent outputs of constant Hessian keep it. The gradient of each of them is divided by
 its root mean square at the initial scores, so that targets in any unit count alike: c = D z, and c = D² Σ_i w_i g_i (g_i · D z)
-with a diagonal matrix D. Directions of classes are centered, because adding a number to all scores of a row changes nothing, and
+with a diagonal matrix D. Directions of classes are centered, as adding a number to all scores of a row changes nothing, and
 have length √K: their entries are about ±1, and Hessians are those of two classes, for which limits such as `min_hessian` are
 meant.
 

@@ -526,9 +526,7 @@ def check_same_model(data: PreparedDataset, given_value: Any) -> None:
     folder = data.codes.path.parent
     prepared_with = data.settings.get("start_from")
     if prepared_with is not None and given_value is None:
-        raise ParameterError(
-            f"{folder} was prepared to continue a model (sha256 {prepared_with[:12]}…): give it as start_from"
-        )
+        raise ParameterError(f"{folder} was prepared to continue a model (sha256 {prepared_with[:12]}…): give it as start_from")
     if prepared_with != given_value:
         how = "for a first fit" if prepared_with is None else f"to continue another model (sha256 {prepared_with[:12]}…)"
         raise ParameterError(
