@@ -13,6 +13,7 @@ import asyncio
 import logging
 import math
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ import dask
 from distributed import Client, Future, LocalCluster, get_worker, worker_client
 from distributed.core import Status
 from distributed.security import Security
+from distributed.utils import LoopRunner
 from distributed.worker import thread_state
 
 from dboost.config import liveness_timeout, uses_lines, without_graph_warning, worker_timeout
@@ -208,9 +210,22 @@ def lost_client(client: Client, address: str) -> DBoostError | None:
             f"the client of {address} is closed, by close() or by Dask because its scheduler ended: give another one, such as "
             f"distributed.Client({address!r})"
         )
+    if _was_forked(client):
+        return ClientLost(
+            f"the client of {address} cannot be used in this process, which was forked from the one that made it (or the "
+            "thread of its event loop has ended): make a client here, start processes by spawn instead of fork, or compute "
+            'without a cluster in dask.config.set(scheduler="threads")'
+        )
     if client.status == "connecting":
         return unreachable(address, None)
     return None
+
+
+def _was_forked(client: Client) -> bool:
+    """Return whether no thread of this process runs a client's event loop: a forked process has none of the other's threads."""
+    _, runner = LoopRunner._all_loops.get(client.loop, (0, None))
+    thread = getattr(getattr(runner, "_loop_thread", None), "_thread", None)
+    return isinstance(thread, threading.Thread) and not thread.is_alive()
 
 
 def unreachable(address: str, error: BaseException | None) -> DBoostError:

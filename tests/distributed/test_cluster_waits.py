@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -123,6 +124,52 @@ def test_clients_that_are_closed_before_or_during_a_call(closed: str, tmp_path: 
         for call in calls:
             with pytest.raises(DBoostError, match=message):
                 call()
+
+
+def in_a_fork(calls: list[Callable[[], Any]]) -> list[str]:
+    """Make calls in a forked process; return their errors as text."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(120)
+        try:
+            said = []
+            for call in calls:
+                try:
+                    call()
+                    said.append("")
+                except BaseException as error:
+                    said.append(f"{type(error).__name__}: {error}")
+            os.write(write, json.dumps(said).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        found = pipe.read()
+    os.waitpid(pid, 0)
+    return list(json.loads(found or '["no answer"]'))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("shared_loop", [False, True])
+def test_a_client_in_a_forked_process(shared_loop: bool, tmp_path: Path) -> None:
+    """No thread runs its event loop there, so every call would wait for ever."""
+    rows = table()
+    rows.to_parquet(tmp_path / "rows.parquet")
+    frame, booster = dd.from_pandas(rows, npartitions=3), dboost.fit(rows, "y", max_iter=2)
+    with a_cluster() as cluster, Client(cluster if shared_loop else cluster.scheduler_address) as client:
+        calls: list[Callable[[], Any]] = [
+            lambda: dboost.fit(frame, "y", client=client, max_iter=2),
+            lambda: dboost.fit(tmp_path / "rows.parquet", "y", max_iter=2),  # on the current client
+            lambda: dboost.prepare(rows, "y", client=client),
+            lambda: dboost.cv(frame, "y", folds=3, max_iter=2),
+            lambda: booster.calibrate(frame, "y"),
+            lambda: booster.drift(frame),
+            lambda: booster.partial_dependence(frame, "a"),
+        ]
+        for error in in_a_fork(calls):
+            assert error.startswith(f"ClientLost: the client of {cluster.scheduler_address} cannot be used in this process")
+        assert dboost.fit(frame, "y", max_iter=2) == booster  # the other process goes on
 
 
 def test_a_client_that_is_closed_in_a_cross_validation() -> None:
