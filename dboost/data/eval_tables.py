@@ -19,7 +19,7 @@ from dboost.data.labels import column_named, may_name_columns, names_of_table
 from dboost.data.partition import is_path
 from dboost.data.roles import ROLES
 from dboost.data.table import GivenTable
-from dboost.errors import DataError, InputTypeError, ParameterError
+from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 
 #: The roles that an evaluation set may have beside X, in the order of the tuple.
 _OF_TUPLE = ("target", "sample_weight", "offset")
@@ -40,6 +40,10 @@ def named_in_messages(name: str) -> Iterator[None]:
         yield
     except (DataError, InputTypeError) as error:
         raise type(error)(f"evaluation set {name!r}: {error}") from error
+    except Exception as error:
+        if not isinstance(error, DBoostError):  # of the user's code
+            error.add_note(f"of evaluation set {name!r}")
+        raise
 
 
 def named_sets(eval_set: Any) -> dict[str, Any]:

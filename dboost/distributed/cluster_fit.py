@@ -31,7 +31,7 @@ from dboost.distributed.cluster_calls import ClusterCalls
 from dboost.distributed.connection import Connection
 from dboost.distributed.monitoring import PHASES
 from dboost.distributed.partitioned_table import PartitionedTable
-from dboost.distributed.read_tasks import ReadTasks
+from dboost.distributed.read_tasks import TRAINING_DATA, ReadTasks
 from dboost.distributed.worker_choice import WorkerChoice
 from dboost.errors import ColumnKindsError, DataError, DBoostError, ParameterError
 from dboost.metrics.metric import MetricReduction
@@ -168,7 +168,6 @@ class ClusterEvalSets(SessionEvalSets):
             )
 
 
-_TRAINING = "training data"
 _log = logging.getLogger("dboost")
 
 
@@ -228,7 +227,7 @@ class ClusterTable:
         connection: Connection,
         make_tasks: Callable[[], ReadTasks],
         n_threads: int,
-        name: str = _TRAINING,
+        name: str = TRAINING_DATA,
         n_at_once: int = 1,
     ) -> None:
         self._connection, self._make_tasks, self._n_threads, self._name = connection, make_tasks, n_threads, name

@@ -223,7 +223,8 @@ def lost_client(client: Client, address: str) -> DBoostError | None:
 
 def _was_forked(client: Client) -> bool:
     """Return whether no thread of this process runs a client's event loop: a forked process has none of the other's threads."""
-    _, runner = LoopRunner._all_loops.get(client.loop, (0, None))
+    loop: Any = client.loop
+    _, runner = (0, None) if loop is None else LoopRunner._all_loops.get(loop, (0, None))
     thread = getattr(getattr(runner, "_loop_thread", None), "_thread", None)
     return isinstance(thread, threading.Thread) and not thread.is_alive()
 

@@ -58,6 +58,8 @@ from dboost.version import __version__
 _PRIORITY = 10
 #: Smallest number of rows of a partition of data in memory.
 MIN_ROWS = 5_000
+#: Name of the table of a fit, which errors do not repeat.
+TRAINING_DATA = "training data"
 #: Largest plan, in bytes, that is part of every task; a larger one gets a task of its own.
 _MAX_PLAN_BYTES = 32 * 1024
 #: How often tasks are submitted if unusable workers join.
@@ -347,7 +349,7 @@ class ReadTasks:
             found = _receipts(connection, dict(zip(futures, runs, strict=True)), events, bound)
             return [one for some in found for one in (some if isinstance(some, list) else [some])]
         except _ReadFailed as unread:
-            failure = self._failure(connection, unread.number, unread.error)
+            failure = self._failure(connection, batch.rpartition("/")[0], unread.number, unread.error)
             raise failure from (failure.__cause__ if failure is unread.error else unread.error)
         finally:
             connection.reading.difference_update(futures)
@@ -358,8 +360,8 @@ class ReadTasks:
         key = self._bundles[i][1] if isinstance(self._bundles[i], tuple) and len(self._bundles[i]) > 1 else None
         return isinstance(key, Hashable) and isinstance(self._graph.get(key), Future)
 
-    def _failure(self, connection: Connection, i: int, error: BaseException | None) -> DBoostError:
-        """Return the error to raise for a partition that could not be read."""
+    def _failure(self, connection: Connection, table: str, i: int, error: BaseException | None) -> DBoostError:
+        """Return the error to raise for a partition that could not be read. table : the name of the table."""
         if isinstance(error, DBoostError):
             return error
         if isinstance(error, KeyError) and self._unselected is not None:
@@ -367,16 +369,17 @@ class ReadTasks:
             absent = self._check_columns_of(connection, i)
             if absent is not None:
                 return absent
+        of = "" if table == TRAINING_DATA else f" of the {table}"
         if is_out_of_descriptors(error):
-            return out_of_descriptors("the worker", f"read partition {i}")
+            return out_of_descriptors("the worker", f"read partition {i}{of}")
         if isinstance(error, RuntimeError) and isinstance(error.__cause__, ImportError):  # Dask could not load its graph
             error = error.__cause__
         if isinstance(error, ModuleNotFoundError):
             return DBoostError(
-                f"partition {i} could not be read: the cluster cannot import {error.name or error}: install it on the workers "
-                "and the scheduler, send its file with client.upload_file, or define its functions in the script itself"
+                f"partition {i}{of} could not be read: the cluster cannot import {error.name or error}: install it on the "
+                "workers and the scheduler, send its file with client.upload_file, or define its functions in the script itself"
             )
-        return DBoostError(f"partition {i} could not be read: {type(error).__name__}: {' '.join(str(error).split())}")
+        return DBoostError(f"partition {i}{of} could not be read: {type(error).__name__}: {' '.join(str(error).split())}")
 
     def _check_columns_of(self, connection: Connection, i: int) -> DataError | None:
         """Read all columns of a partition; return the error if they do not match the plan."""

@@ -298,6 +298,24 @@ def test_evaluation_sets_are_named_in_errors(client: Client) -> None:
         on_cluster(client, lazy, "t", eval_set={"held": lazy.assign(t="other")})
 
 
+def test_partitions_of_other_tables_than_the_training_data_are_named(client: Client) -> None:
+    """A partition has a number in each of them."""
+    lazy = dd.from_pandas(FRAME[["a", "y"]], npartitions=3)
+
+    def fails(part: pd.DataFrame) -> pd.DataFrame:
+        raise OSError("the disk is gone")
+
+    lost = lazy.map_partitions(fails, meta=lazy._meta)
+    with pytest.raises(dboost.DBoostError, match="partition 0 of the evaluation set 'held' could not be read: OSError"):
+        on_cluster(client, lazy, "y", eval_set={"held": lost})
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        dboost.fit(FRAME[["a", "y"]], "y", eval_set={"held": lost}, max_iter=2)
+    assert caught.value.__notes__ == ["while partition 0 was read", "of evaluation set 'held'"]
+    booster = dboost.fit(FRAME[["a", "y"]], "y", max_iter=2)
+    with pytest.raises(dboost.DBoostError, match="partition 0 of the data to estimate leaf values from could not be read"):
+        booster.refit_leaves(lost, "y", client=client)
+
+
 def test_clients_that_will_not_do(client: Client) -> None:
     with pytest.raises(TypeError, match=r"distributed\.Client"):
         dboost.fit(FRAME[["a", "y"]], "y", client="tcp://somewhere:8786")
