@@ -26,6 +26,10 @@ rows. Buckets are ordered by feature; each feature has `n_bins` of them and one 
 as prefix sums over the bins (`accumulate` instead of `flush`), with counts in words of their own: the search needs prefix sums,
 and those of the larger child are the parent's minus the smaller child's, just like the sums themselves.
 
+**Steady gradients.** Where the loss is linear on both sides of the target, gradients change only where a score passes the
+target: in an iteration, 0.3 to 2 % of the rows of a median. So the root histogram of such a tree is that of the tree before,
+plus what these rows change in it (`add_changes`).
+
 **Several outputs.** The trees of all outputs of an iteration have the same rows at their roots. `add_roots` adds the words of
 four outputs at the same time, side by side: it takes less time than two passes of `add_tile`.
 
@@ -40,6 +44,7 @@ import numpy as np
 
 from dboost.kernels import inlined, internal, kernel
 from dboost.kernels.exp_log import ROUNDER
+from dboost.kernels.rows import STRIPE, quantise
 from dboost.kernels.simd import VECTOR, add_vector, prefetch
 
 U = np.uint64
@@ -168,7 +173,7 @@ def add_tile(tile, n_columns, records, repeat_count, buckets, packing):
 
 
 #: Rows whose words `add_roots` holds, and buckets of a feature there.
-ROOT_ROWS, ROOT_BUCKETS = 4096, 256
+ROOT_ROWS, ROOT_BUCKETS = 1024, 256
 
 
 @kernel
@@ -354,3 +359,70 @@ def add_records(rows, records, layout, packing, columns, packed, histogram, fill
         pending += n
         at += n
     return pending, flushed
+
+
+class ChangeScratch(NamedTuple):
+    """Scratch of `add_changes`."""
+
+    gradient: np.ndarray  # int16[STRIPE]
+    records: np.ndarray  # uint64[2 * STRIPE]
+    packed: np.ndarray  # int64[words]: packed buckets of all columns
+    codes: np.ndarray  # int64[n_codes]
+
+
+def new_change_scratch(layout: BinLayout) -> ChangeScratch:
+    words, n_codes = int(layout.start[-1]), int(layout.n_bins.max()) + 1
+    return ChangeScratch(
+        np.empty(STRIPE, np.int16), np.empty(2 * STRIPE, np.uint64), np.empty(words, np.int64), np.empty(n_codes, np.int64)
+    )
+
+
+#: Rows that `add_changes` compares together.
+_COMPARED = 16
+
+
+@kernel
+def add_changes(rows, gradient, hessian, scales, known, is_first, part, layout_and_packing, scratch, histogram):
+    """Add to a histogram of all rows what the gradients of rows part[0]…part[1]-1 have changed since the last call.
+
+    rows : HistogramRows; gradient, hessian, scales : as in `rows.quantise`, Hessians and their scale are those of the last
+    call; known : int16[n_rows], the quantised gradients in the histogram, updated; is_first : whether the histogram has none of
+    these rows, which are added then; layout_and_packing : (BinLayout, Packing), without counts unless `is_first`; scratch :
+    ChangeScratch; histogram : float64[n_channels, n_buckets], added to.
+
+    A row that has changed is added with its new gradient, and with its old one's negative: the difference has 17 bits.
+    """
+    layout, packing = layout_and_packing
+    g_scale, columns = np.float32(scales[0]), (I(0), I(layout.first.size - 1))
+    records, packed = scratch.records, scratch.packed
+    for k in range(packed.size):
+        packed[k] = 0
+    pending, flushed = I(0), I(1)
+    for first in range(part[0], part[1], STRIPE):
+        last = first + STRIPE if first + STRIPE < part[1] else part[1]
+        g_of, now, before, n = gradient[first:last], scratch.gradient[: last - first], known[first:last], U(0)
+        for i in range(now.size):
+            now[i] = np.int32((g_of[i] * g_scale + ROUNDER) - ROUNDER)
+        if is_first:
+            n = U(now.size)
+            quantise(gradient, hessian, records[:0], scales, first, last, records)
+        else:
+            for start in range(0, now.size, _COMPARED):
+                stop, differs = now.size, np.int32(1)
+                if start + _COMPARED <= now.size:
+                    stop, differs = start + _COMPARED, np.int32(0)
+                    for i in range(_COMPARED):  # of known length: one comparison of vectors
+                        differs |= np.int32(now[U(start + i)]) ^ np.int32(before[U(start + i)])
+                if differs == 0:
+                    continue
+                for i in range(start, stop):
+                    new, old = np.int32(now[i]), np.int32(before[i])
+                    records[n] = (U(np.uint32(new << np.int32(16))) << U(32)) | U(first + i)
+                    records[n + U(1)] = (U(np.uint32(-old << np.int32(16))) << U(32)) | U(first + i)
+                    n += U(2) * U(new != old)
+        for i in range(now.size):
+            before[i] = now[i]
+        pending, flushed = add_records(
+            rows, records[: I(n)], layout, packing, columns, packed, histogram, (pending, flushed), scratch.codes
+        )
+    flush(layout, packing, columns, I(0), packed, histogram, flushed == 0, scratch.codes)

@@ -131,7 +131,7 @@ class Buckets(NamedTuple):
 
 
 class BlockScratch(NamedTuple):
-    """Scratch of `count_buckets` and `collect_buckets`."""
+    """Scratch of the kernels that process blocks of rows."""
 
     size: np.ndarray  # float64[BLOCK_ROWS]: residuals of a block of rows
     bucket: np.ndarray  # int32[BLOCK_ROWS]
@@ -140,7 +140,7 @@ class BlockScratch(NamedTuple):
 
 
 def new_block_scratch(n_counts: int = 0) -> BlockScratch:
-    """Return scratch for `collect_buckets`, or for `count_buckets` with so many groups * buckets of an output."""
+    """Return scratch, for `count_buckets` with so many groups * buckets of an output."""
     size, bucket = np.empty(BLOCK_ROWS), np.empty(BLOCK_ROWS, np.int32)
     return BlockScratch(size, bucket, np.empty(BLOCK_ROWS + 1, np.int64), np.empty(n_counts, np.int32))
 
@@ -379,33 +379,45 @@ def next_keys(residuals, keys, following):
 
 
 @kernel
-def add_clipped(residuals, repeat_count, centre, bounds, units, weight_unit, sums):
+def add_clipped(residuals, repeat_count, centre, bounds, units, weight_unit, scratch, sums):
     """Add up, by group, residuals relative to the group's centre, clipped to ± the bound of their output; and weights.
 
     residuals : Residuals (not absolute); repeat_count : uint8[n], how often a row counts, instead of its weight, or empty;
     centre : float64[n_groups]; bounds : float64[n_outputs]; units : float64[n_outputs], weight_unit : powers of two by which
-    terms and weights are multiplied before they are rounded; sums : float64[n_groups, 2], integers, added to.
+    terms and weights are multiplied before they are rounded; scratch : BlockScratch; sums : float64[n_groups, 2], integers,
+    added to.
     """
     weight, group, rows, n_outputs = residuals.weight, residuals.group, residuals.rows, residuals.raw.shape[0]
-    n_groups = centre.size // n_outputs
+    n_groups, one = centre.size // n_outputs, (weight_unit + ROUNDER64) - ROUNDER64
     for k in range(n_outputs):
-        target, raw, before = residuals.target[residuals.column[k]], residuals.raw[k], I(k * n_groups)
-        bound, unit = bounds[k], units[k]
-        for at in range(residuals.first, residuals.last):
-            i = rows[at] if rows.size > 0 else I(at)
-            g = before + I(group[i])
-            term = target[i] - raw[i] - centre[g]
-            term = -bound if term < -bound else term
-            term = bound if term > bound else term
-            if repeat_count.size > 0:
-                sums[g, 0] += repeat_count[i] * ((term * unit + ROUNDER64) - ROUNDER64)
-                sums[g, 1] += repeat_count[i] * weight_unit
-            else:
-                w = 1.0
-                if weight.size > 0:
-                    w = weight[i]
-                sums[g, 0] += (w * term * unit + ROUNDER64) - ROUNDER64
-                sums[g, 1] += (w * weight_unit + ROUNDER64) - ROUNDER64
+        bound, unit, centres = bounds[k], units[k], centre[k * n_groups : (k + 1) * n_groups]
+        of_output = sums[k * n_groups : (k + 1) * n_groups]
+        for first in range(residuals.first, residuals.last, BLOCK_ROWS):
+            n = BLOCK_ROWS if first + BLOCK_ROWS < residuals.last else residuals.last - first
+            terms = scratch.size[:n]
+            _residual_block(residuals, k, first, terms)
+            for j in range(n):
+                g = group[rows[first + j] if rows.size > 0 else I(first + j)]
+                term = terms[j] - centres[g]
+                term = -bound if term < -bound else term
+                terms[j] = bound if term > bound else term
+            if repeat_count.size == 0 and weight.size == 0:
+                for j in range(n):
+                    terms[j] = (terms[j] * unit + ROUNDER64) - ROUNDER64
+                for j in range(n):
+                    g = group[rows[first + j] if rows.size > 0 else I(first + j)]
+                    of_output[g, 0] += terms[j]
+                    of_output[g, 1] += one
+                continue
+            for j in range(n):
+                i = rows[first + j] if rows.size > 0 else I(first + j)
+                g = group[i]
+                if repeat_count.size > 0:
+                    of_output[g, 0] += repeat_count[i] * ((terms[j] * unit + ROUNDER64) - ROUNDER64)
+                    of_output[g, 1] += repeat_count[i] * weight_unit
+                else:
+                    of_output[g, 0] += (weight[i] * terms[j] * unit + ROUNDER64) - ROUNDER64
+                    of_output[g, 1] += (weight[i] * weight_unit + ROUNDER64) - ROUNDER64
 
 
 @inlined

@@ -125,6 +125,9 @@ class Loss:
     constant_hessian: ClassVar[bool] = False
     #: False when `hessian` is a substitute, because the second derivative is zero or not useful.
     exact_hessian: ClassVar[bool] = True
+    #: True when the loss is linear on both sides of the target: then a row has the gradient of the iteration before unless its
+    #: score has passed the target.
+    is_piecewise_linear: ClassVar[bool] = False
     #: True when the target is a class.
     is_classification: ClassVar[bool] = False
     #: How leaf values are computed: "newton" steps, or the "quantile" of the rows' residuals at `level`.

@@ -96,7 +96,8 @@ class PerOutput(Loss):
         self.n_outputs = len(self.parts)
         names = {part.name for part in self.parts}
         self.name = names.pop() if len(names) == 1 else "per_output"  # type: ignore[misc]
-        for name in ("constant_hessian", "exact_hessian", "scales_with_target", "can_trim", "is_monotonic"):
+        of_all = "constant_hessian", "exact_hessian", "is_piecewise_linear", "scales_with_target", "can_trim", "is_monotonic"
+        for name in of_all:
             setattr(self, name, all(getattr(part, name) for part in self.parts))
         self.scores_are_probabilities = any(part.scores_are_probabilities for part in self.parts)  # type: ignore[misc]
         if any(part.leaf_statistic != "newton" for part in self.parts):

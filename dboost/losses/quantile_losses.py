@@ -106,9 +106,11 @@ class ResidualQuantile(RowStatistic):
     """The quantile of |y - F| over all rows; the smallest number that is not 0 if that is 0, else 1."""
 
     level: float
+    expected: float | None = None  # about what it is, if that is known
 
     def of(self, rows: AllRows, before: float | None = None) -> float:
         unit = rank_unit(rows.max_weight, rows.n_rows)
+        before = self.expected if before is None else before
         near = None
         if before is not None:
             near = Window(
@@ -167,6 +169,7 @@ class _Pinball(Loss):
 
     constant_hessian = True
     exact_hessian = False
+    is_piecewise_linear = True
     leaf_statistic = "quantile"
     above: float
     below: float
@@ -239,7 +242,7 @@ class Huber(Loss):
 
     def __init__(self, huber_alpha: float = 0.9, delta: float | None = None) -> None:
         self.alpha = huber_alpha
-        self.statistic = ResidualQuantile(huber_alpha)
+        self.statistic = ResidualQuantile(huber_alpha, delta)
         self._delta = delta
 
     @property

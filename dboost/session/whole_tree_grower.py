@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from dboost.kernels import or_empty
-from dboost.kernels.histograms import ROOT_BUCKETS, ROOT_ROWS, TILE_COLUMNS, PackedSums, add_roots
+from dboost.kernels.histograms import (
+    PAIR,
+    ROOT_BUCKETS,
+    ROOT_ROWS,
+    TILE_COLUMNS,
+    BinLayout,
+    PackedSums,
+    add_changes,
+    add_roots,
+    new_change_scratch,
+)
 from dboost.kernels.rows import STRIPE, add_sizes
 from dboost.kernels.simd import VECTOR
 from dboost.kernels.splits import SPLIT_SIZE, new_search_scratch
@@ -39,6 +49,8 @@ _SLOTS_ANY_ORDER = 64
 _MOST_ROWS_PACKED = 1 << 20
 #: Of fewer rows, the root histograms of several trees take less time one by one.
 _LEAST_ROWS_TOGETHER = 1 << 14
+#: Of fewer rows times columns, a root histogram takes less time than what changes in it.
+_LEAST_STEADY = 1 << 20
 
 
 class WholeTreeGrower:
@@ -62,6 +74,7 @@ class WholeTreeGrower:
         self._unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
         self._has_categories = bool(shard.bin_layout.is_categorical.any())
         self._buffers: _Buffers | None = None
+        self._steady: dict[int, _SteadyRoot] = {}
         self._sums_fit = True  # whether the sums over all rows fit in packed histograms, as far as is known
 
     def advance_rows(self, terms: tuple, values: np.ndarray) -> GradientStats:
@@ -121,34 +134,47 @@ class WholeTreeGrower:
         """
         shard, layout = self.shard, self.shard.bin_layout
         n_columns = len(layout.first) - 1
-        has_all_rows = shard.segments is None and shard.repeat_count is None
         return (
             len(tasks) > 2
             and tasks[-1].output - tasks[0].output == len(tasks) - 1
-            and has_all_rows
-            and shard.n_rows >= _LEAST_ROWS_TOGETHER
+            and shard.repeat_count is None
             and not self._by_unit
             and layout.n_tiled == n_columns >= 0.8 * len(layout.n_bins)
-            and not self._has_categories
-            and all(task.sample is None and not task.least_influence and task.bin_merge is None for task in tasks)
-            and all(map(self._stays_packed, tasks))
+            and shard.n_rows >= _LEAST_ROWS_TOGETHER
+            and all(map(self._has_all_rows, tasks))
+            and not any(map(self._is_steady, tasks))
         )
 
+    def _has_all_rows(self, task: TreeTask) -> bool:
+        """Return whether all rows of the shard take part in a tree, with the bins that all trees have."""
+        is_whole = task.sample is None and not task.least_influence and task.bin_merge is None
+        return is_whole and self.shard.segments is None
+
+    def _is_steady(self, task: TreeTask) -> bool:
+        """Return whether the root histogram of a tree follows from that of the tree before in less time."""
+        spec, n_cells = self.shard.spec, self.shard.n_rows * (len(self.shard.bin_layout.first) - 1)
+        return spec.steady_gradients and spec.width == 1 and n_cells >= _LEAST_STEADY and self._has_all_rows(task)
+
     def _roots(self, tasks: Sequence[TreeTask]) -> list[np.ndarray]:
-        """Return the root histograms of trees of consecutive outputs as packed prefix sums: int64[n_buckets] of each."""
+        """Return the root histograms of trees of consecutive outputs: float64[n_channels, n_buckets] of each."""
         shard, outputs = self.shard, slice(tasks[0].output, tasks[-1].output + 1)
         hessian = np.empty((len(tasks), 0), np.float32) if shard.hessian is None else shard.hessian[outputs]
         scales, n_features = np.array([task.scales[:2] for task in tasks]), len(shard.bin_layout.n_bins)
 
         def work(thread: int) -> np.ndarray:
-            sums = np.zeros(n_features * ROOT_BUCKETS * VECTOR, np.int64)
             words = np.zeros(ROOT_ROWS * VECTOR, np.int64)
-            for of in self._ranges(thread):
-                add_roots(shard.gradient[outputs], hessian, scales, shard.bins, *of, words, sums)
-            return sums.reshape(n_features, ROOT_BUCKETS, VECTOR)
+            found = np.zeros((2, n_features * ROOT_BUCKETS * VECTOR))
+            for first, last in self._ranges(thread):
+                for begin in range(first, last, PAIR.rows):  # the sums of more rows may need more than half a word
+                    sums = np.zeros(found.shape[1], np.int64)
+                    part = begin, min(begin + PAIR.rows, last)
+                    add_roots(shard.gradient[outputs], hessian, scales, shard.bins, *part, words, sums)
+                    found += sums >> 32, sums & 0xFFFFFFFF
+            return found
 
-        prefix = sum(self.team.run(work)).cumsum(axis=1).reshape(-1, VECTOR)
-        return [*np.take(prefix, self._root_buckets, axis=0).T[: len(tasks)]]
+        sums = sum(self.team.run(work)).reshape(2, -1, VECTOR)[:, self._root_buckets]
+        roots = [sums[:, :, k] for k in range(len(tasks))]
+        return roots if shard.spec.n_channels == 2 else [np.concatenate((root, self._root_counts[None])) for root in roots]
 
     @cached_property
     def _root_buckets(self) -> np.ndarray:
@@ -158,13 +184,40 @@ class WholeTreeGrower:
 
     @cached_property
     def _root_counts(self) -> np.ndarray:
-        """The numbers of rows of the root, if all rows take part, as prefix sums over the buckets of each feature."""
+        """The numbers of rows by bucket, if all rows take part: float64[n_buckets]."""
         columns, n_codes = self.shard.bins.columns(), (self.shard.bin_layout.n_bins + 1).tolist()
-        return np.concatenate([np.bincount(of, minlength=n).cumsum() for of, n in zip(columns, n_codes, strict=True)])
+        return np.concatenate([np.bincount(of, minlength=n) for of, n in zip(columns, n_codes, strict=True)]).astype(np.float64)
+
+    def _steady_root(self, task: TreeTask) -> np.ndarray:
+        """Return the root histogram of a tree, float64[n_channels, n_buckets]: that of the tree before and its changes."""
+        shard, layout = self.shard, self.shard.bin_layout
+        gradient, hessian, _ = shard.output_arrays(task.output)
+        # Without one that is half changed, should this be interrupted.
+        before = self._steady.pop(task.output, None)
+        is_first = before is None or before.hessian_scale != task.scales[1]
+        if before is None or is_first:
+            none = np.zeros((shard.spec.n_channels, int(layout.offset[-1])))
+            before = _SteadyRoot(none, np.zeros(shard.n_rows, np.int16), float(task.scales[1]))
+        sums, known = before.sums, before.known
+        added = layout, task.packing if is_first else task.packing._replace(one=0)
+
+        def work(thread: int) -> np.ndarray:
+            scratch, changes, rows = new_change_scratch(layout), np.zeros_like(sums), shard.histogram_rows
+            of_rows = or_empty(hessian, "float32")
+            for of in self._ranges(thread):
+                add_changes(rows, gradient, of_rows, task.scales, known, is_first, of, added, scratch, changes)
+            return changes
+
+        for changes in self.team.run(work):
+            sums += changes
+        self._steady[task.output] = before
+        return sums
 
     def grow_tree(self, task: TreeTask, root: np.ndarray | None = None) -> GrownTree:
         """Grow a tree, which is valid until the next one. root : its root histogram, if that is known (`_roots`)."""
         self.route_excluded()
+        if root is None and self._is_steady(task):
+            root = self._steady_root(task)
 
         def make() -> _Buffers:
             return _Buffers.of(self.shard, task.policy, self.team, self._by_unit)
@@ -180,12 +233,9 @@ class WholeTreeGrower:
     def _grow(self, task: TreeTask, buffers: _Buffers, root: np.ndarray | None) -> GrownTree:
         team, shard = self.team, self.shard
         buffers.of_team = buffers.of_team._replace(control=team.control)
-        histograms = self._histograms_for(task, buffers, root is not None)
+        histograms = self._histograms_for(task, buffers)
         if root is not None:
-            assert histograms.packed is not None
-            histograms.packed.sums[0] = root
-            if histograms.packed.counts.size:
-                histograms.packed.counts[0] = self._root_counts
+            _set_root(histograms, root, shard.bin_layout)
         gradient, hessian, leaf = shard.split_arrays(task.output)
         # If rows are excluded by their influence only, this happens while the gradients are quantized.
         by_influence = task.sample is None and task.least_influence > 0 and shard.segments is None
@@ -263,10 +313,10 @@ class WholeTreeGrower:
         self._sums_fit = task.can_stay_packed_by(sizes, self._by_unit)
         return self._sums_fit
 
-    def _histograms_for(self, task: TreeTask, buffers: _Buffers, stays_packed: bool) -> LeafHistograms:
-        """Return buffers for the histograms of open leaves. stays_packed : whether they are known to stay packed."""
+    def _histograms_for(self, task: TreeTask, buffers: _Buffers) -> LeafHistograms:
+        """Return buffers for the histograms of open leaves."""
         shape = buffers.n_slots, int(self.shard.bin_layout.offset[-1])
-        if stays_packed or (not self._has_categories and self._stays_packed(task)):
+        if not self._has_categories and self._stays_packed(task):
             if buffers.packed is None:
                 counts = np.zeros(shape if task.limits.count_channel == 2 else (0, 0), np.int64)
                 buffers.packed = PackedSums(np.zeros(shape, np.int64), counts)
@@ -274,6 +324,32 @@ class WholeTreeGrower:
         if buffers.pool is None:
             buffers.pool = np.zeros((shape[0], buffers.of_team.thread_histograms.shape[1], shape[1]))
         return LeafHistograms(buffers.pool, None)
+
+
+@dataclass(eq=False)
+class _SteadyRoot:
+    """The root histogram of the last tree of an output."""
+
+    sums: np.ndarray  # float64[n_channels, n_buckets]
+    known: np.ndarray  # int16[n_rows]: the quantised gradients in it
+    hessian_scale: float  # of the Hessians in it
+
+
+def _set_root(histograms: LeafHistograms, root: np.ndarray, layout: BinLayout) -> None:
+    """Write a root histogram (float64[n_channels, n_buckets]) into the first slot, which the root has."""
+    if histograms.by_channel is not None:
+        histograms.by_channel[0] = root
+    if histograms.packed is not None:
+        gradient, hessian = root[:2].astype(np.int64)
+        histograms.packed.sums[0] = _prefix_sums((gradient << 32) + hessian, layout)
+        if histograms.packed.counts.size:
+            histograms.packed.counts[0] = _prefix_sums(root[2].astype(np.int64), layout)
+
+
+def _prefix_sums(buckets: np.ndarray, layout: BinLayout) -> np.ndarray:
+    """Return the sums of the buckets of each feature up to each of them: int64[n_buckets]."""
+    sums, first = buckets.cumsum(), layout.offset[:-1]
+    return sums - np.repeat(sums[first] - buckets[first], np.diff(layout.offset))
 
 
 @dataclass(eq=False)

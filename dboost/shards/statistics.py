@@ -177,7 +177,7 @@ def _leaf_clipped(
     """Return sums by group of residuals relative to a centre and clipped, and of weights: float64[n_groups, 2], integers."""
     sums = np.zeros((len(centre), 2))
     residuals = _residuals_by_leaf(shard, subset, outputs, first, last)
-    add_clipped(residuals, or_empty(shard.repeat_count, "uint8"), centre, bounds, units, weight_unit, sums)
+    add_clipped(residuals, or_empty(shard.repeat_count, "uint8"), centre, bounds, units, weight_unit, new_block_scratch(), sums)
     return sums
 
 

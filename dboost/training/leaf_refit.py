@@ -152,6 +152,7 @@ def with_new_leaf_values(
             in_units_of(one, start),
             engine.n_rows,
             start.max_weight,
+            spreads=start.spreads,
         )
         for one in parameters
     }

@@ -29,7 +29,7 @@ Newton's method finds it from exact sums of the rows' first and second derivativ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial, reduce
@@ -105,6 +105,11 @@ class TargetStats:
     def magnitudes(self) -> tuple[tuple[float, float], ...]:
         """Magnitude and spread of each of the `parts`."""
         return tuple((one.magnitude, one.spread) for one in self.parts or (self,))
+
+    @property
+    def spreads(self) -> tuple[float, ...]:
+        """Spread of each of the `parts`, in the unit of raw scores while trees are grown."""
+        return tuple(spread / self.unit for _, spread in self.magnitudes)
 
     @property
     def unexplained(self) -> float | None:
@@ -543,6 +548,9 @@ class LeafEstimator:
         The largest weight; 1 with integer weights.
     directions : Directions, optional
         Of trees of all outputs. Default: each output has a tree.
+    spreads : sequence of float, optional
+        The largest distance of a target from the mean, of each output, in units of raw scores: the first quantiles of residuals
+        are looked for within it. Default: anywhere.
     """
 
     def __init__(
@@ -554,6 +562,7 @@ class LeafEstimator:
         n_counted: int,
         max_weight: float,
         directions: Directions | None = None,
+        spreads: Sequence[float] = (),
     ) -> None:
         self._advance, self._map_shards, self._directions = advance, map_shards, directions
         self._loss = loss
@@ -562,8 +571,9 @@ class LeafEstimator:
         self._rows = AllRows(lambda part, merge, *rest: self._merged(of_parts(merge), part, *rest), n_counted, max_weight)
         self._statistic: Any = None  # `Loss.statistic` after the last trees
         self._terms = loss.terms()
-        #: The smallest and the largest leaf quantile of each output, of its last tree that has two different ones.
-        self._reach: dict[int, tuple[float, float]] = {}
+        #: The smallest and the largest leaf quantile of each output, of its last tree that has two different ones; at first a
+        #: third of the spread.
+        self._reach = {output: (-spread / 3, spread / 3) for output, spread in enumerate(spreads)}
         self._max_gradient, self._max_hessian = np.zeros((2, loss.n_outputs))
         self._influence: np.ndarray | None = None
         self._influence_terms: tuple | None = None

@@ -132,7 +132,9 @@ class BoostingLoop:
             seed, of_forest = plan.learning.random_state, plan.parameters.is_forest
             of_classes, scales = self.loss.has_classes, plan.output_scales
             directions = Directions(self.loss.n_outputs, of_classes, seed, scales, of_forest=of_forest)
-        self.leaf_estimator = LeafEstimator(engine.advance, engine.map_shards, self.loss, self.parameters, *counted, directions)
+        self.leaf_estimator = LeafEstimator(
+            engine.advance, engine.map_shards, self.loss, self.parameters, *counted, directions, plan.stats.spreads
+        )
         self.total_weight = self.target_stats.total_weight
         self.rate = plan.learning.learning_rate
         self._is_set_by_callback = False

@@ -695,6 +695,7 @@ def make_plan(
         integer_weights=max_weight is not None,
         constant_hessian=constant_hessian,
         weights_as_hessian=weights_as_hessian,
+        steady_gradients=loss.is_piecewise_linear,
         max_leaves=policy.max_leaves,
         n_channels=precision.n_channels,
         loss_unit=stats.loss_unit,

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from numba import njit
 
 from dboost.kernels import histograms, or_empty
-from dboost.kernels.histograms import COLUMN_STRIDE, PAIR, ROOT_BUCKETS, ROOT_ROWS, TRIPLE, WEIGHED, Packing
+from dboost.kernels.histograms import (
+    COLUMN_STRIDE,
+    PAIR,
+    ROOT_BUCKETS,
+    ROOT_ROWS,
+    TRIPLE,
+    WEIGHED,
+    Packing,
+    new_change_scratch,
+)
+from dboost.kernels.rows import STRIPE
 from dboost.kernels.simd import VECTOR
 from tests.helpers.compiled import compiled
 from tests.helpers.examples import examples
@@ -243,6 +253,53 @@ def test_roots_of_several_outputs(
             expected = naive_histogram(codes, ROOT_BUCKETS, g, h, range(n_rows))
             assert by_output[feature, :, output].tolist() == [(a << 32) + b for a, b, _ in expected]
     assert not by_output[:, :, n_outputs:].any()
+
+
+@pytest.mark.parametrize("packing", [PAIR, TRIPLE, WEIGHED], ids=["pair", "triple", "weighed"])
+@given(
+    table=tables(max_features=6, max_rows=60), seed=st.integers(0, 2**32), cut=st.floats(0, 1),
+    share=st.sampled_from([0.0, 0.05, 1.0]), flush_after=st.sampled_from([7, 4096]),
+)  # fmt: skip
+@examples(20)
+def test_a_histogram_follows_gradients_that_change(
+    packing: Packing, table: CodedTable, seed: int, cut: float, share: float, flush_after: int
+) -> None:
+    """Add all rows once, then what some of them change, each time as two threads would."""
+    rng, n, n_rows = np.random.default_rng(seed), table.n_rows, list(range(table.n_rows))
+    with_hessian, n_channels = packing is TRIPLE, 2 if packing is PAIR else 3
+    times = rng.integers(1, 4, n).astype(np.uint8) if packing is WEIGHED else None
+    hessian = rng.random(n if with_hessian else 0).astype(np.float32)
+    shard = table.shard(np.zeros(n), None, times=times)
+    layout, scales = shard.bin_layout, np.array([packing.max_gradient, 8000.0])
+    h = [quantised_hessian(one, 8000.0) for one in hessian] or [1] * n
+    slopes = np.array([-1.0, 0.25, 0.0, 1.0], np.float32)
+    gradient, known, sums = rng.choice(slopes, n), np.zeros(n, np.int16), np.zeros((n_channels, int(layout.offset[-1])))
+    for number in range(4):
+        packing = packing._replace(rows=flush_after, one=packing.one if number == 0 else 0)
+        for part in pairwise([0, round(cut * n), n]):
+            histograms.add_changes(
+                shard.histogram_rows, gradient, hessian, scales, known, number == 0, part, (layout, packing),
+                new_change_scratch(layout), sums,
+            )  # fmt: skip
+        g = [quantised(one, packing.max_gradient) for one in gradient]
+        assert known.tolist() == g
+        assert_histogram(sums, table, g, h, n_rows, [*range(len(table.n_codes))], None if times is None else times.tolist())
+        gradient = np.where(rng.random(n) < share, rng.choice(slopes, n), gradient)
+
+
+def test_changes_of_more_rows_than_a_stripe() -> None:
+    """Rows change at both ends of stripes and of the rows that are compared together."""
+    n = 2 * STRIPE + 21
+    table, rng = make_table([20, 3, 3, 300], n), np.random.default_rng(0)
+    shard = table.shard(np.zeros(n), None)
+    layout, gradient = shard.bin_layout, rng.choice([-1.0, 1.0], n).astype(np.float32)
+    known, sums, scales = np.zeros(n, np.int16), np.zeros((2, int(layout.offset[-1]))), np.array([32_767.0, 1.0])
+    of_rows, scratch, none = shard.histogram_rows, new_change_scratch(layout), or_empty(None, "float32")
+    for number in range(3):
+        histograms.add_changes(of_rows, gradient, none, scales, known, number == 0, (0, n), (layout, PAIR), scratch, sums)
+        g = [quantised(one, 32_767.0) for one in gradient]
+        assert_histogram(sums, table, g, [1] * n, list(range(n)), [0, 1, 2, 3])
+        gradient[[0, 15, 16, STRIPE - 1, STRIPE, 2 * STRIPE - 1, n - 1]] *= -1.0
 
 
 @pytest.mark.fast_cells(6)

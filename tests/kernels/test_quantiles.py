@@ -15,6 +15,7 @@ import dboost
 from dboost.exact import FEW, Window, exact_level, find_quantiles, find_size, from_keys, rank_unit
 from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import (
+    BLOCK_ROWS,
     Buckets,
     Residuals,
     add_clipped,
@@ -422,7 +423,7 @@ def test_several_outputs_are_each_alone(weighted: bool, some_rows: bool, n_bucke
         found[:, 0] += np.uint64(at.start)
         next_keys(residuals, np.full(k * n_groups, np.uint64(1 << 63)), keys)
         once = np.empty(0, np.uint8)
-        add_clipped(residuals, once, centre[at], limits[outputs], units[outputs], 2.0**20, sums)
+        add_clipped(residuals, once, centre[at], limits[outputs], units[outputs], 2.0**20, new_block_scratch(), sums)
         assert digits.sum() >= k * (last - first)
         assert len(found) > 0
         return [digits, buckets, found[np.lexsort(found.T)], keys, sums]
@@ -431,3 +432,34 @@ def test_several_outputs_are_each_alone(weighted: bool, some_rows: bool, n_bucke
     alone[2] = alone[2][np.lexsort(alone[2].T)]
     for one, all_together in zip(alone, answers(slice(0, 4)), strict=True):
         np.testing.assert_array_equal(all_together, one)
+
+
+@pytest.mark.parametrize("some_rows", [False, True], ids=["all rows", "some rows"])
+@pytest.mark.parametrize("weights", ["none", "repeat counts", "fractions"])
+def test_sums_of_clipped_residuals(weights: str, some_rows: bool) -> None:
+    """Of more rows than a block has, from a row that begins none."""
+    rng = np.random.default_rng(0)
+    n, n_groups, bounds, units = 2 * BLOCK_ROWS + 300, 5, np.array([0.5, 1.5]), 2.0 ** np.array([30, 20])
+    target, raw, centre = rng.normal(size=(1, n)), rng.normal(size=(2, n)), rng.normal(size=2 * n_groups)
+    group = rng.integers(n_groups, size=n).astype(np.uint8)
+    once, weight = np.empty(0, np.uint8), np.empty(0)
+    times = np.ones(n)
+    if weights == "repeat counts":
+        once = rng.integers(1, 9, n).astype(np.uint8)
+        times = weight = once.astype(np.float64)
+    if weights == "fractions":
+        times = weight = rng.random(n)
+    rows = np.flatnonzero(rng.random(n) < 0.7) if some_rows else np.empty(0, np.int64)
+    first, last = 7, (len(rows) if some_rows else n) - 9
+    residuals = Residuals(target, raw, np.zeros(2, np.int64), weight, group, False, rows, first, last)
+    sums = np.full((2 * n_groups, 2), 3.0)
+    add_clipped(residuals, once, centre, bounds, units, 2.0**30, new_block_scratch(), sums)
+    expected = np.full((2 * n_groups, 2), 3.0)
+    for i in rows[first:last] if some_rows else range(first, last):
+        for output in range(2):
+            g = output * n_groups + group[i]
+            term = min(max(target[0, i] - raw[output, i] - centre[g], -bounds[output]), bounds[output])
+            whole = times[i] * round(term * units[output])
+            expected[g, 0] += round(times[i] * term * units[output]) if weights == "fractions" else whole
+            expected[g, 1] += round(times[i] * 2.0**30)
+    assert sums.tolist() == expected.tolist()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -215,6 +217,53 @@ def test_trees_whose_roots_are_added_up_together(least: int, n_threads: int, mon
         )
     assert together == [4, 4] * 3
     assert saved(models[0], named=False) == saved(models[1], named=False)
+
+
+#: Parameters, whether rows have weights, and how often the root histogram is made anew, per output.
+STEADY = {
+    "median": ({}, None, 1),
+    "categories": ({"categorical_features": [0, 6]}, None, 1),
+    "many columns": ({}, None, 1),
+    "counts": ({"min_samples_leaf": 5}, None, 1),
+    "quantile of large steps": ({"loss": "quantile", "quantile": 0.9, "learning_rate": 1.0}, None, 1),
+    "three quantiles": ({"loss": "quantile", "quantile": [0.1, 0.5, 0.9], "max_iter": 4}, None, 3),
+    "integer weights": ({"min_samples_leaf": 3}, "whole", 1),
+    "weights": ({"l1_regularization": 0.1}, "fractions", 1),
+    "samples": ({"subsample": 0.5}, None, 0),
+    "huber": ({"loss": "huber"}, None, 0),
+}
+
+
+@pytest.mark.fast_cells(3)
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("case", STEADY)
+def test_root_histograms_that_follow_from_those_of_the_tree_before(
+    case: str, n_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns of two values share a byte; of the categories of a case, those of one feature have two-byte codes."""
+    options, weights, n_made = STEADY[case]
+    rng = np.random.default_rng(0)
+    n = 3000
+    X = rng.normal(size=(n, 7))
+    X[rng.random(X.shape) < 0.1] = np.nan
+    X[:, :3], X[:, 6] = rng.integers(2, size=(n, 3)), rng.integers(400, size=n)
+    y = np.nan_to_num(X[:, :6]).sum(axis=1) + X[:, 6] % 3 + rng.standard_t(2, n)
+    if case == "many columns":  # threads divide the tiles
+        X = np.concatenate([X[:, 3:6] + k for k in range(3, 50)], axis=1)
+    weight = {None: None, "whole": rng.integers(1, 4, n), "fractions": rng.random(n) + 0.1}[weights]
+    calls: list[bool] = []
+    add = whole_tree_grower.add_changes
+    monkeypatch.setattr(
+        whole_tree_grower, "add_changes", lambda *arguments: calls.append(bool(arguments[5])) or add(*arguments)
+    )
+    settings: dict[str, Any] = {"loss": "absolute_error", "max_iter": 6, "n_threads": n_threads} | options
+    models = []
+    for least in (0, 1 << 40):
+        monkeypatch.setattr(whole_tree_grower, "_LEAST_STEADY", least)
+        models.append(dboost.fit(X, y, sample_weight=weight, progress=False, **settings))
+    assert models[0].sha256 == models[1].sha256
+    assert sum(calls) == n_made * n_threads
+    assert len(calls) == n_made * settings["max_iter"] * n_threads
 
 
 @pytest.mark.slow
