@@ -348,6 +348,10 @@ def _checked_loss(given: Any) -> Any:
             raise ParameterError(f"loss={given!r} must be one of {names} or a dboost.losses.Loss of your own{hint}")
     elif isinstance(given, type):
         raise ParameterError(f"loss is the class {given.__name__}: give an instance, {given.__name__}()")
+    elif not isinstance(given.name, str) or not given.name:
+        raise ParameterError(
+            f"the name of the loss {type(given).__name__} is {given.name!r}: it must be text, for the model file"
+        )
     elif given.name in loss_names():
         raise ParameterError(f"a loss of your own must not be called {given.name!r}, which is one of dboost's")
     return given

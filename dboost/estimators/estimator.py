@@ -565,6 +565,9 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
                 self.feature_names_in_ = X.feature_names_in_
             return
         if self.features is None:
+            names = names_of_table(X)
+            if names is not None:
+                names.check_once(names)  # scikit-learn raises the error of another library
             validate_data(self, outline(X), reset=True, skip_check_array=True)
         else:
             chosen = chosen_features(self.features, names_of_table(X))

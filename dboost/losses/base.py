@@ -295,7 +295,10 @@ class Loss:
     def slopes(self, output: int, y: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return first and second derivative by one output's raw score: float64[n]. raw : float64[n_outputs, n]."""
         of_rows = loss_scores(raw)
-        gradient, hessian = (derivative(y, of_rows).reshape(raw.shape)[output] for derivative in (self.gradient, self.hessian))
+        gradient, hessian = (
+            np.asarray(derivative(y, of_rows), np.float64).reshape(raw.shape)[output]
+            for derivative in (self.gradient, self.hessian)
+        )
         return gradient, hessian
 
     def is_stored_as(self, stored: dict[str, Any]) -> bool:
@@ -484,7 +487,7 @@ def call_custom(loss: Loss, what: str, y: np.ndarray, raw: np.ndarray) -> np.nda
     Raises
     ------
     ParameterError
-        When the method returns another shape.
+        When the method returns another shape, or something else than numbers.
     """
     # The arrays are those of training: a method that writes into them would change the model.
     y, raw = y.view(), raw.view()
@@ -494,6 +497,14 @@ def call_custom(loss: Loss, what: str, y: np.ndarray, raw: np.ndarray) -> np.nda
     shape = (n,) if what == "value" else raw.shape
     if np.shape(result) != shape:
         raise ParameterError(f"{what} of loss {loss.name!r} returned shape {np.shape(result)} for {n} rows, not {shape}")
+    return _numbers(loss, what, result)
+
+
+def _numbers(loss: Loss, what: str, result: Any) -> np.ndarray:
+    """Return what a method of a custom loss has returned as float64[…]; ParameterError if it holds something else."""
+    kind = np.asarray(result).dtype
+    if kind.kind not in "biuf":
+        raise ParameterError(f"{what} of loss {loss.name!r} returned values of type {kind}: an array of numbers is needed")
     return np.asarray(result, np.float64)
 
 
@@ -504,7 +515,7 @@ def check_derivatives(loss: Loss, y: np.ndarray) -> str | None:
     rng, n, k = np.random.default_rng(0), int(y.shape[-1]), loss.n_outputs
     if k == 1:
         raw = rng.normal(size=n) * 2.0
-        best = np.asarray(loss.link(loss.target_location(y)), np.float64)
+        best = _numbers(loss, "link", loss.link(loss.target_location(y)))
         near = best + rng.normal(size=n)
         raw = np.where((np.arange(n) % 2 == 0) & np.isfinite(near), near, raw)
     else:  # what the scores of several outputs mean is known to the loss only
@@ -513,7 +524,7 @@ def check_derivatives(loss: Loss, y: np.ndarray) -> str | None:
         wrong = _wrong_derivative(loss, y, np.atleast_2d(raw), np.atleast_2d(best)[output], output)
         if wrong is not None:
             return wrong
-    prediction = np.asarray(loss.inverse_link(raw), np.float64)
+    prediction = _numbers(loss, "inverse_link", loss.inverse_link(raw))
     if prediction.shape != raw.shape:
         return f"inverse_link of loss {loss.name!r} returned shape {prediction.shape} for raw scores of shape {raw.shape}"
     again = np.asarray(loss.inverse_link(loss.link(prediction)), np.float64)
@@ -549,10 +560,12 @@ def _wrong_derivative(loss: Loss, y: np.ndarray, raw: np.ndarray, best: np.ndarr
         is_wrong = ~agrees & (shorter < 1e-3 * far)
         if is_wrong.sum() > (1 - _AGREEING_SHARE) * (agrees | is_wrong).sum():
             i = int(np.argmax(is_wrong))
+            kind = np.asarray(getattr(loss, function)(y, loss_scores(raw.copy()))).dtype
+            hint = "" if kind.kind != "f" or kind.itemsize >= 8 else f"; its {function} is {kind}: compute in float64"
             return (
                 f"{derivative}{what} of loss {loss.name!r} is not the derivative of its {function} by the raw score: for "
                 f"y={_shown(y, i)} and raw={_shown(loss_scores(raw), i)} it says {derivatives[i]:g}, the difference quotient "
-                f"{quotient[i]:g}"
+                f"{quotient[i]:g}{hint}"
             )
     hessian = called("hessian", of_output)
     if (hessian < 0).any():

@@ -355,3 +355,14 @@ def test_an_arrow_stream_has_the_names_of_its_columns() -> None:
     assert np.array_equal(
         found.predict(table), DBoostRegressor(max_iter=3, monotonic_cst={"a": 1}).fit(table, y).predict(table)
     )
+
+
+@pytest.mark.parametrize("kind", ["pandas", "Dask"])
+def test_repeated_names_are_an_error_of_ours(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(60, 3)), columns=["a", "b", "a"])
+    X: Any = frame if kind == "pandas" else dd.from_pandas(frame, npartitions=2)
+    with pytest.raises(dboost.DataError, match="column 'a' occurs more than once: feature names must be unique"):
+        DBoostRegressor(max_iter=1).fit(X, np.arange(60.0) if kind == "pandas" else X["b"])
+    model = DBoostRegressor(max_iter=1, features=["b"]).fit(frame, np.arange(60.0))
+    assert model.predict(frame).shape == (60,)

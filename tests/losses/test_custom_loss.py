@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import dboost
@@ -160,6 +162,24 @@ class WrongLink(Wrong):
         return np.exp(raw)
 
 
+class WrongType(Wrong):
+    """Returns something else than float64 numbers from one method."""
+
+    def __init__(self, what: str, convert: Callable[[np.ndarray], Any]) -> None:
+        super().__init__()
+        self._what, self._convert = what, convert
+
+    def __getattribute__(self, name: str) -> Any:
+        method = super().__getattribute__(name)
+        if name not in ("value", "gradient", "hessian", "link", "inverse_link") or name != self._what:
+            return method
+        return lambda *arguments: self._convert(np.asarray(method(*arguments)))
+
+
+class WithoutName(LogCosh):
+    name: ClassVar[Any] = None
+
+
 class Negative(Wrong):
     exact_hessian = False
 
@@ -180,6 +200,22 @@ class Vain(Wrong):
         (WrongSide(), "gradient of loss 'WrongSide' is not the derivative of its value"),
         (WrongHessian(), "hessian of loss 'WrongHessian' is not the derivative of its gradient"),
         (WrongShape(), r"hessian of loss 'WrongShape' returned shape \(200, 1\) for 200 rows, not \(200,\)"),
+        (
+            WrongType("gradient", lambda found: found + 1j),
+            "gradient of loss 'WrongType' returned values of type complex128: an array",
+        ),
+        (WrongType("value", lambda found: ["a"] * len(found)), "value of loss 'WrongType' returned values of type <U1"),
+        (
+            WrongType("hessian", lambda found: np.full(len(found), None)),
+            "hessian of loss 'WrongType' returned values of type obj",
+        ),
+        (WrongType("link", str), "link of loss 'WrongType' returned values of type <U"),
+        (WrongType("inverse_link", str), "link of loss 'WrongType' returned values of type <U"),
+        (
+            WrongType("gradient", lambda found: found.astype(np.float32)),
+            r"quotient .*; its gradient is float32: compute in float64",
+        ),
+        (WithoutName(), "the name of the loss WithoutName is None: it must be text"),
         (WrongLink(), "link and inverse_link of loss 'WrongLink' are not inverse"),
         (Negative(), "hessian of loss 'Negative' is -1 for y=.* must not be below 0"),
     ],
@@ -187,6 +223,18 @@ class Vain(Wrong):
 def test_mistakes_are_noticed_on_first_use(loss: Loss, complaint: str) -> None:
     with pytest.raises(dboost.ParameterError, match=complaint):
         dboost.fit(X, Y, loss=loss)
+
+
+@pytest.mark.parametrize("convert", [list, pd.Series])
+def test_derivatives_may_be_lists_and_series(convert: Callable[[np.ndarray], Any]) -> None:
+    class Listed(LogCosh):
+        name: ClassVar[str] = "log_cosh_listed"
+
+        def gradient(self, y: np.ndarray, raw: np.ndarray) -> Any:
+            return convert(super().gradient(y, raw))
+
+    listed, plain = (dboost.fit(X, Y, loss=loss, max_iter=3) for loss in (Listed(), LogCosh()))
+    np.testing.assert_array_equal(listed.predict(X), plain.predict(X))
 
 
 class Charbonnier(Loss):
