@@ -77,28 +77,28 @@ class ArcBites:
     equal size, whatever the partitions, and on a cluster every worker has a part of each. One bite at a time is in memory and
     trained on. At the start of a visit the scores of a bite's rows are brought up to date with all trees of the model.
 
-    Without `trees_per_visit`, or with `early_stopping_rounds`, an independent test set decides when a visit ends: after that
+    Without `trees_per_visit`, or with `early_stopping_rounds`, an evaluation set decides when a visit ends: after that
     many iterations in which its metric has not improved. The model is cut back to the best iteration so far, which may be the
     one at the start of the visit, and the next bite continues from there. The fit ends after all visits, after a whole cycle of
     bites without improvement, or when `max_iter` iterations have been grown, including those cut back.
 
     ``arcbites=True`` is ``ArcBites(trees_per_visit=1, visits=None, parts=10)``: a tree per visit, bites that are composed anew
-    in every cycle, and no test set. With a tenth of the learning rate and ten to twenty times as many iterations its loss is
-    about that of boosting on all rows.
+    in every cycle, and no evaluation set. With a tenth of the learning rate and ten to twenty times as many iterations its
+    loss is about that of boosting on all rows.
 
     Parameters
     ----------
     n_bites : int >= 1 or None, default None
         None: the smallest number for which one bite fits in `memory_limit`; 10 without a limit.
     trees_per_visit : int >= 1 or None, default None
-        Largest number of iterations per visit. With this alone every visit grows that many, and no test set is needed.
+        Largest number of iterations per visit. With this alone every visit grows that many, and no evaluation set is needed.
     visits : int >= 1 or None, default 1
         Visits of each bite (with order="adaptive", on average). None: until `max_iter`.
     order : {"random", "cyclic", "adaptive"}, default "random"
         A new random order in every cycle; the same order in every cycle; or always the bite (other than the last one) whose
         rows have the highest mean loss at present. Adaptive order reads all bites before every visit.
     early_stopping_rounds : int >= 1 or None, default None
-        Iterations without improvement on the test set (the last metric of the last evaluation set) after which a visit ends.
+        Iterations without improvement of the last metric of the last evaluation set after which a visit ends.
         None, without `trees_per_visit`: the fit's own `early_stopping_rounds`, else 10.
     parts : int >= 1, default 1
         Number of parts per bite. The rows are divided into `n_bites` × `parts` parts, and every cycle joins the parts to bites
@@ -144,7 +144,7 @@ class ArcBites:
 
     @property
     def is_watched(self) -> bool:
-        """Whether a test set decides when a visit ends."""
+        """Whether an evaluation set decides when a visit ends."""
         return self.trees_per_visit is None or self.early_stopping_rounds is not None
 
     def to_dict(self) -> dict[str, Any]:

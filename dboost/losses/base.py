@@ -105,8 +105,8 @@ class Loss:
     predictions are not raw scores, `link` and `inverse_link`; see `losses.base`. With ``is_classification = True`` its
     targets are 0 and 1, and `inverse_link` returns the probability of 1.
 
-    A loss of K outputs says ``n_outputs = K`` and may name them in `output_names`. Its raw scores, derivatives and predictions
-    are float64[K, n]; the Hessian of an output is the second derivative by its own score.
+    A loss of K outputs declares ``n_outputs = K`` and may name them in `output_names`. Its raw scores, derivatives and
+    predictions are float64[K, n]; the Hessian of an output is the second derivative by its own score.
 
     Examples
     --------

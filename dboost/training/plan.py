@@ -195,13 +195,10 @@ def warn_held_out(n_held_out: int, n_rows: int) -> None:
     """
     if not 0 < n_held_out < n_rows:
         raise ParameterError(
-            f"arcbites need a test set to tell when to leave a bite, and of {n_rows} rows none can be spared: give an "
+            f"arcbites need an evaluation set that ends their visits, and of {n_rows} rows none can be held out: give an "
             "eval_set, or trees_per_visit"
         )
-    warn(
-        f"no eval_set was given to tell when to leave a bite: {n_held_out} of the {n_rows} rows are held out for that, and not "
-        "trained on"
-    )
+    warn(f"no eval_set was given that ends the visits of bites: {n_held_out} of the {n_rows} rows are held out, not trained on")
 
 
 def fine_bins_of(parameters: Parameters) -> int:

@@ -266,7 +266,7 @@ class PreparedRows:
 
     def assign(self, target: Target, ensemble_so_far: Callable[[], Ensemble]) -> tuple[ValidationPlan, Chosen]:
         if needs_test_set(self._request.parameters, ValidationPlan(), self._request.eval_sets):
-            raise ParameterError("arcbites on prepared data need a test set to tell when to leave a bite: give an eval_set")
+            raise ParameterError("arcbites on prepared data need an evaluation set that ends their visits: give an eval_set")
         return ValidationPlan(), {}
 
     def propose_bins(self, warm_start: WarmStart, parameters: Parameters) -> Binning:

@@ -270,7 +270,7 @@ def test_max_iter_is_the_total() -> None:
 
 def test_rows_are_held_out_where_no_test_set_is_given() -> None:
     with pytest.warns(
-        UserWarning, match=r"no eval_set was given to tell when to leave a bite: \d+ of the 900 rows are held out"
+        UserWarning, match=r"no eval_set was given that ends the visits of bites: \d+ of the 900 rows are held out"
     ):
         booster = fit(arcbites=ArcBites())
     rows = held_out_rows_of(900, 0).selects(np.arange(900))
@@ -372,7 +372,7 @@ def test_prepared_data(tmp_path: Any) -> None:
     options = FEW_BINS | {"arcbites": ArcBites(8, 1)}
     expected = fit(ROWS, "y", **options).sha256
     assert fit(path, "y", **options).sha256 == fit(path, "y", memory_limit=SMALL_LIMIT, **options).sha256 == expected
-    with pytest.raises(ParameterError, match="arcbites on prepared data need a test set"):
+    with pytest.raises(ParameterError, match="arcbites on prepared data need an evaluation set"):
         fit(path, "y", **(options | {"arcbites": ArcBites()}))
     assert len(list((tmp_path / "rows.binned").iterdir())) == 4, "and the folder is as it was"
 
@@ -494,7 +494,7 @@ def test_mistakes(given: Any, complaint: str) -> None:
 def test_too_few_rows_to_hold_some_out() -> None:
     X = np.arange(3.0)[:, None]
     seed = next(seed for seed in range(9) if not held_out_rows_of(3, seed).selects(np.arange(3)).any())
-    with pytest.raises(ParameterError, match="of 3 rows none can be spared"):
+    with pytest.raises(ParameterError, match="of 3 rows none can be held out"):
         fit(X, X[:, 0], arcbites=ArcBites(2), random_state=seed)
     assert fit(X, X[:, 0], arcbites=ArcBites(3, 1, visits=2)).n_iter_ >= 2, "bites without rows are passed over"
 
