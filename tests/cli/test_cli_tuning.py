@@ -531,7 +531,7 @@ def test_a_killed_study_ends_with_the_parameters_of_an_undisturbed_one(here: Pat
 
 @pytest.mark.slow
 def test_a_search_on_a_cluster_survives_a_worker_and_its_client(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--trials", "6", "--quiet", "--set", "max_iter=30", "--output"]
+    options = ["--trials", "6", "--quiet", "--set", "max_iter=15", "--output"]
     assert main([*TUNE, *options, "here"]) == 0
     expected = capsys.readouterr().out
     with Processes(3) as processes:

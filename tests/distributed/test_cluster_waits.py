@@ -255,7 +255,7 @@ def test_large_tables_in_memory_are_sent_without_a_warning_of_dask() -> None:
 @pytest.mark.slow
 def test_data_lost_by_a_restart(tmp_path: Path) -> None:
     frame = dd.from_pandas(table(), npartitions=3)
-    with Processes(2, nanny=True) as processes:
+    with Processes(1, nanny=True) as processes:
         client = processes.client
         kept = client.persist(frame)
         data = dboost.prepare(frame, "y", client=client)
