@@ -37,17 +37,7 @@ from dboost import Booster, DBoostError
 from dboost.cli import MISTAKES
 from tests.helpers.clusters import Processes, threads_cluster
 from tests.helpers.combinations import CATEGORICAL, EMPTY, WORDED_BY_FORM, Draw, drawn
-from tests.helpers.drawn_calls import (
-    FRONT_ENDS,
-    SUBPROCESS_PLACES,
-    Case,
-    Refused,
-    command,
-    earlier_model,
-    forms,
-    plain,
-    routes,
-)
+from tests.helpers.drawn_calls import FRONT_ENDS, SUBPROCESS_PLACES, Case, Refused, command, earlier_model, forms, plain, routes
 from tests.helpers.fits import saved
 from tests.helpers.places import CLUSTER_PLACES, PLACES, PROCESS_PLACES, Place, small_things
 

@@ -96,10 +96,7 @@ DATA: list[tuple[Callable[[], Any], str]] = [
     (lambda: read(X, Y + 2**53), r"integers of 2\*\*53 or more, .* in 10 rows, first in row 0"),
     (lambda: read(X, Y * 1j), "Complex data not supported"),
     (lambda: read(X, pd.date_range("2020", periods=N)), "target has type datetime64"),
-    (
-        lambda: read(lazy(), da.from_array(Y, chunks=2)),
-        "target has 5 partitions, .* 3: they must align; to a Dask frame",
-    ),
+    (lambda: read(lazy(), da.from_array(Y, chunks=2)), "target has 5 partitions, .* 3: they must align; to a Dask frame"),
     (lambda: read(lazy(), "y", offset=lazy()[["a", "y"]]), "offset has 2 columns, one is needed"),
     (lambda: read(da.from_array(X), da.from_array(Y[:-1])), "target has 9 rows, the data have 10"),
     (lambda: read(da.from_array(X), da.from_array(Y), offset=da.zeros((N, 2))), r"offset has shape \(10, 2\)"),
@@ -125,18 +122,12 @@ DATA: list[tuple[Callable[[], Any], str]] = [
     (lambda: read(X, Y, offset=changed(Y, 3, np.inf)), "offset contains infinity in 1 row"),
     # partitions
     (lambda: read(parts(FRAME, FRAME.drop(columns="b")), "y"), "partition 1: there is no column 'b'"),
-    (
-        lambda: read(parts(FRAME, FRAME.drop(columns="b")), "y", features=["b", "a"]),
-        "partition 1: there is no column 'b'",
-    ),
+    (lambda: read(parts(FRAME, FRAME.drop(columns="b")), "y", features=["b", "a"]), "partition 1: there is no column 'b'"),
     (
         lambda: read(parts(FRAME, FRAME.assign(extra=1)), "y"),
         "partition 1: there is a column 'extra' that other partitions do not have",
     ),
-    (
-        lambda: read(parts(FRAME, FRAME.assign(b=pd.Timestamp("2020"))), "y"),
-        "partition 1: column 'b' has type datetime64",
-    ),
+    (lambda: read(parts(FRAME, FRAME.assign(b=pd.Timestamp("2020"))), "y"), "partition 1: column 'b' has type datetime64"),
     (
         lambda: read(parts(FRAME.assign(b=pd.Categorical(["u"] * N)), FRAME), "y"),
         "column 'b' holds numbers in partition 1, but text or categories in partition 0",
@@ -162,16 +153,10 @@ DATA: list[tuple[Callable[[], Any], str]] = [
         lambda: read(da.arange(65_536, chunks=40_000).astype(str)[:, None], np.zeros(65_536)),
         "partition [01]: column 'f0' has more than 65,535 categories",
     ),
-    (
-        lambda: read(X / [0, 1, 1], Y, categorical_features=[0]),
-        "column 'f0' is declared categorical but holds infinite",
-    ),
+    (lambda: read(X / [0, 1, 1], Y, categorical_features=[0]), "column 'f0' is declared categorical but holds infinite"),
     # prediction
     (lambda: feature_block(FRAME, (Feature("q"),), True), "predict: the data have no column 'q', which the model"),
-    (
-        lambda: feature_block(X, (Feature("a"),), True, what="apply"),
-        "apply: X has 3 features, but dboost is expecting 1",
-    ),
+    (lambda: feature_block(X, (Feature("a"),), True, what="apply"), "apply: X has 3 features, but dboost is expecting 1"),
     (lambda: feature_block(FRAME, (Feature("f0"),), False), "X has 4 features, but dboost is expecting 1"),
     (lambda: feature_block(X[0], (Feature("a"),), True), "Reshape your data"),
     (lambda: feature_block(FRAME.assign(a="u"), (Feature("a"),), True), "predict: column 'a' holds text"),

@@ -155,11 +155,7 @@ def test_levels_of_differing_dictionaries_unite() -> None:
 
 
 def test_silent_partitions_agree_with_numbers() -> None:
-    parts = [
-        pd.DataFrame({"c": np.array([None])}),
-        pd.DataFrame({"c": pd.Categorical([None])}),
-        pd.DataFrame({"c": [2]}),
-    ]
+    parts = [pd.DataFrame({"c": np.array([None])}), pd.DataFrame({"c": pd.Categorical([None])}), pd.DataFrame({"c": [2]})]
     table = open_table(dd.from_map(lambda i: parts[i], range(3), meta=parts[2].iloc[:0]), np.arange(3))
     assert table.features == (Feature("c"),)
     np.testing.assert_array_equal(np.concatenate([table.chunk(i).columns[0] for i in range(3)]), [np.nan, np.nan, 2])

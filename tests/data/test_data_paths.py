@@ -67,8 +67,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.fast_cells(3)
 @pytest.mark.parametrize(
-    "path",
-    ["parquet", "parquet/*.parquet", "parquet/part-[0-3].parquet", "csv", "csv/*.csv", "gz", "gz/*.csv.gz", "csv/"],
+    "path", ["parquet", "parquet/*.parquet", "parquet/part-[0-3].parquet", "csv", "csv/*.csv", "gz", "gz/*.csv.gz", "csv/"]
 )
 def test_all_files_in_order(folder: Path, path: str) -> None:
     for data in (str(folder / path) + ("/" if path.endswith("/") else ""), f"file://{folder}/{path}"):

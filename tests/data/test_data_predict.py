@@ -29,12 +29,7 @@ from tests.helpers.examples import examples
 N = 12
 FEATURES = (Feature("b"), Feature("c", ("y", "x")), Feature("a"))
 FRAME = pd.DataFrame(
-    {
-        "a": np.arange(N),
-        "extra": "not looked at",
-        "b": np.linspace(-1, 1, N),
-        "c": ["x", "y", None, "new"] * 3,
-    },
+    {"a": np.arange(N), "extra": "not looked at", "b": np.linspace(-1, 1, N), "c": ["x", "y", None, "new"] * 3},
     index=pd.Index(np.arange(N) * 3, name="row"),
 )
 BLOCK = np.column_stack([FRAME["b"], [1, 0, np.nan, np.nan] * 3, FRAME["a"]])

@@ -348,10 +348,7 @@ def test_a_forked_child_does_not_remove_the_files(temporary: Path) -> None:
 def test_no_place_for_temporary_files(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with (
-        dask.config.set({"temporary-directory": str(blocked)}),
-        pytest.raises(DBoostError, match=r"temporary files in .*file"),
-    ):
+    with dask.config.set({"temporary-directory": str(blocked)}), pytest.raises(DBoostError, match=r"temporary files in .*file"):
         open_table(frame(), "y", options=ReadOptions(retain_bytes=0))
 
 

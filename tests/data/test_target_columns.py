@@ -332,10 +332,7 @@ def test_fits_of_two_targets(number: int, client: Client) -> None:
     ("target", "message"),
     [
         (["b", "a", "b"], "target names a column twice: 'b', 'a', 'b'"),
-        (
-            pd.DataFrame({"a": FRAME["a"], "t": ["text"] * N}),
-            "target 't' holds text or categories, but of several columns",
-        ),
+        (pd.DataFrame({"a": FRAME["a"], "t": ["text"] * N}), "target 't' holds text or categories, but of several columns"),
         (
             FRAME[["a", "b"]].mask(FRAME[["w"]].to_numpy() * [[0, 1]] == 2),
             "target contains NaN (a missing value) in 20 rows, first in row 2",

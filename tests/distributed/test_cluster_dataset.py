@@ -326,10 +326,9 @@ def test_a_source_that_has_changed_when_a_worker_is_lost_is_named(
         with dboost.prepare(lazy, "y", client=own, **options, **features) as data:
             assert dboost.fit(data, **OPTIONS).sha256 == expected
             column = "y" if change == "target" else NUMERIC[0]
-            changed = {
-                "rows": frame.iloc[:80],
-                "nothing": frame,
-            }.get(change, frame.assign(**{column: np.roll(frame[column], 1)}))
+            changed = {"rows": frame.iloc[:80], "nothing": frame}.get(
+                change, frame.assign(**{column: np.roll(frame[column], 1)})
+            )
             write(changed)
 
             async def lose_one(dask_scheduler: Any) -> None:

@@ -93,10 +93,7 @@ def test_a_slice_has_about_the_same_number_of_buckets(client: Client) -> None:
 
 @pytest.fixture(scope="module")
 def client() -> Any:
-    with (
-        dask.config.set({"dboost.single-worker-values": 0}),
-        lines_cluster(7) as client,
-    ):
+    with dask.config.set({"dboost.single-worker-values": 0}), lines_cluster(7) as client:
         yield client
 
 
@@ -133,10 +130,7 @@ def test_sessions_without_rows_take_part(client: Client) -> None:
 @pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("how", ["TLS", "one thread each for two fits"])
 def test_the_model_is_the_same_however_sessions_are_called(how: str) -> None:
-    with (
-        dask.config.set(EXCHANGE | {"dboost.single-worker-values": 0}),
-        lines_cluster(5, secure=how == "TLS") as client,
-    ):
+    with dask.config.set(EXCHANGE | {"dboost.single-worker-values": 0}), lines_cluster(5, secure=how == "TLS") as client:
         found: list[str] = []
 
         def fit() -> None:

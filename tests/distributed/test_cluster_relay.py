@@ -21,17 +21,7 @@ import dboost
 from dboost.distributed import cluster_calls, worker_plugin
 from dboost.distributed.line import Line
 from dboost.distributed.messages import LOST, OK, FitCancelled
-from dboost.distributed.worker_calls import (
-    METHODS,
-    STATUSES,
-    Branch,
-    Decode,
-    FitCalls,
-    Relay,
-    RoundSums,
-    buffers_of,
-    tree_of,
-)
+from dboost.distributed.worker_calls import METHODS, STATUSES, Branch, Decode, FitCalls, Relay, RoundSums, buffers_of, tree_of
 from dboost.losses import Loss
 from dboost.session.calls import SessionRef, pack_round
 from dboost.session.calls import unpack as unpacked
@@ -221,10 +211,7 @@ def test_a_relay_of_relays_and_an_evaluation_set(monkeypatch: pytest.MonkeyPatch
     held_out = FRAME[::3].drop(columns=sorted({"y", "z", "t"} & set(FRAME) - {target}))
     table = FRAME.drop(columns=sorted({"y", "z", "t"} & set(FRAME) - {target}))
     here = dboost.fit(table, target, eval_set=held_out, **OPTIONS)
-    with (
-        dask.config.set({"dboost.fan-in": fan_in}),
-        lines_cluster(7) as client,
-    ):
+    with dask.config.set({"dboost.fan-in": fan_in}), lines_cluster(7) as client:
         data = dd.from_pandas(table, npartitions=9)
         there = dboost.fit(data, target, eval_set=held_out, client=client, **OPTIONS)
         assert branches_of(client) == {fan_in}
@@ -277,10 +264,7 @@ def test_a_worker_dies_while_relays_have_two_rounds(victim: int, monkeypatch: py
 
 
 def test_relays_use_the_security_of_the_cluster() -> None:
-    with (
-        dask.config.set({"dboost.fan-in": 2}),
-        lines_cluster(5, secure=True) as client,
-    ):
+    with dask.config.set({"dboost.fan-in": 2}), lines_cluster(5, secure=True) as client:
         assert fit(client, target="y").sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
         assert branches_of(client) == {2}
 
@@ -302,10 +286,7 @@ class FailsSomewhere(Loss):
 
 def test_an_error_below_a_relay_names_its_worker() -> None:
     frame = FRAME.assign(z=np.where(np.arange(1500) == 1499, 1e7, FRAME["z"]))
-    with (
-        dask.config.set({"dboost.fan-in": 2}),
-        lines_cluster(6) as client,
-    ):
+    with dask.config.set({"dboost.fan-in": 2}), lines_cluster(6) as client:
         data = client.persist(dd.from_pandas(frame, npartitions=6))
         with pytest.raises(dboost.DBoostError, match=r"worker tcp://.* failed: ValueError: no gradient today"):
             dboost.fit(data, "z", loss=FailsSomewhere(), client=client, **OPTIONS)

@@ -396,13 +396,7 @@ def test_trainers_of_fits_at_the_same_time_take_turns(client: Client, monkeypatc
 
 
 @pytest.mark.fast_cells(2)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"memory_limit": "64MiB"},
-        {"arcbites": dboost.ArcBites(2, 2)},
-    ],
-)
+@pytest.mark.parametrize("options", [{"memory_limit": "64MiB"}, {"arcbites": dboost.ArcBites(2, 2)}])
 def test_fits_whose_rows_are_not_handed_over(client: Client, options: dict[str, Any]) -> None:
     there = fitted(divided(FRAME, [800, 1600]), client=client, **options)
     assert there.sha256 == fitted(FRAME, **options).sha256

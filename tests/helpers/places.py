@@ -286,10 +286,7 @@ CLUSTER_PLACES: dict[str, Place] = {
     "cluster, killed": Place(_cluster_killed, can_kill),
 }
 #: These change the cluster.
-CHANGING_PLACES = {
-    "published": Place(_published, _can_prepare_on_cluster),
-    "removed worker": Place(_removed_worker, can_kill),
-}
+CHANGING_PLACES = {"published": Place(_published, _can_prepare_on_cluster), "removed worker": Place(_removed_worker, can_kill)}
 #: These use a cluster of processes.
 PROCESS_PLACES = {
     "workers": Place(_cluster, lambda described: True, _LAZY),

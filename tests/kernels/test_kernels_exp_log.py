@@ -94,11 +94,7 @@ def test_the_probability_of_any_score() -> None:
     assert (np.abs(p / expected - 1)).max() < 3e-7
 
 
-@given(
-    values=st.lists(st.floats(0, 1e6), max_size=200),
-    cut=st.integers(0, 200),
-    largest=st.sampled_from([1e-3, 1.0, 1e6]),
-)
+@given(values=st.lists(st.floats(0, 1e6), max_size=200), cut=st.integers(0, 200), largest=st.sampled_from([1e-3, 1.0, 1e6]))
 def test_sums_are_exact_in_any_order(values: list[float], cut: int, largest: float) -> None:
     values = [value * largest / 1e6 for value in values]
     unit = unit_for(largest, 200)

@@ -85,10 +85,7 @@ def test_sums_of_any_rows_lie_between_the_sizes(gradient: list[float], with_hess
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @given(
-    n=st.integers(0, 50),
-    n_codes=st.integers(1, 200),
-    seed=st.integers(0, 2**32),
-    share=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+    n=st.integers(0, 50), n_codes=st.integers(1, 200), seed=st.integers(0, 2**32), share=st.sampled_from([0.0, 0.3, 0.5, 1.0])
 )
 def test_splitting_records(dtype: type, n: int, n_codes: int, seed: int, share: float) -> None:
     rng = np.random.default_rng(seed)

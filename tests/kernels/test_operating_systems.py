@@ -43,13 +43,7 @@ WINDOWS = f"{MACOS} pread pwrite geteuid getuid fchmod chown getpgid killpg"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("names", "module"),
-    [
-        pytest.param(MACOS, "", id="mac"),
-        pytest.param(WINDOWS, "fcntl", id="windows"),
-    ],
-)
+@pytest.mark.parametrize(("names", "module"), [pytest.param(MACOS, "", id="mac"), pytest.param(WINDOWS, "fcntl", id="windows")])
 def test_fits_need_none_of_what_other_systems_lack(tmp_path: Path, names: str, module: str) -> None:
     for folder in ("here", "there", "temporary"):
         (tmp_path / folder).mkdir()

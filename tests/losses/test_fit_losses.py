@@ -75,9 +75,7 @@ def test_beside_scikit_learn(name: str, metric: str) -> None:
     settings = {"max_iter": 40, "max_leaf_nodes": 8, "min_samples_leaf": 20, "l2_regularization": 1.0}
     peer = HistGradientBoostingRegressor(loss=name, early_stopping=False, **settings).fit(X[:half], y[:half])
     ours = DBoostRegressor(loss=name, early_stopping=False, min_hessian=1e-3, **settings).fit(
-        X[:half],
-        y[:half],
-        eval_set=(X[half:], y[half:]),
+        X[:half], y[:half], eval_set=(X[half:], y[half:])
     )
     score = getattr(reference, metric)
     theirs, mine = score(y[half:], peer.predict(X[half:])), score(y[half:], ours.predict(X[half:]))

@@ -225,10 +225,7 @@ def test_estimators() -> None:
 def test_dependence_of_the_scale_and_of_its_logarithm() -> None:
     booster = fit()
     points = pd.DataFrame({"u": X["u"], "v": -1.0, "z": X["z"]})
-    means = {
-        "raw": booster.predict(points, raw_score=True).mean(),
-        "prediction": booster.predict_distribution(points).mean(),
-    }
+    means = {"raw": booster.predict(points, raw_score=True).mean(), "prediction": booster.predict_distribution(points).mean()}
     for scale, expected in means.items():
         found = booster.partial_dependence(X, "v", grid=[-1.0], scale=scale).set_index("output")["value"]
         assert list(found.index) == list(expected.index)

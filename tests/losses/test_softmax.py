@@ -136,10 +136,7 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
     edges = [0, *cuts, n]
     parts = [shard(slice(*pair)) for pair in pairwise(edges)]
     whole = shard(slice(None))
-    engines = (
-        WholeEngine(whole, loss.terms()),
-        ShardedEngine(parts, loss.terms(), width=3),
-    )
+    engines = (WholeEngine(whole, loss.terms()), ShardedEngine(parts, loss.terms(), width=3))
     parameters = Parameters(l2_regularization=1.0, min_hessian=0.1, min_samples_leaf=2)
     values = [np.zeros((n_classes, 1)) for _ in engines]
     for _ in range(3):

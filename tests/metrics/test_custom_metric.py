@@ -174,10 +174,7 @@ def test_too_many_rows_for_a_function_name_the_way_out(client: Client) -> None:
         (lambda y, p, w: None, "returned None, which is not a number"),
         ([mean_gap, mean_gap], "two metrics are called 'mean_gap'"),
         (Metric, "does not go with loss 'squared_error'"),
-        (
-            lambda y, p: 1.0,
-            "'lambda' does not take y, prediction and weight: wrap it, as lambda y, p, w: ",
-        ),
+        (lambda y, p: 1.0, "'lambda' does not take y, prediction and weight: wrap it, as lambda y, p, w: "),
         (reference.mean_squared_error, "'mean_squared_error' does not take y, prediction and weight"),
         (reference.make_scorer(reference.r2_score), "is a scorer of scikit-learn, which calls an estimator"),
         ("RMSEE", r"'RMSEE' does not go with loss .*; did you mean 'rmse'\?"),
@@ -221,11 +218,7 @@ RATE, COMPUTE = (Metric(name, lambda y, p, w: 1.0, max, float) for name in ("rat
 @pytest.mark.parametrize(
     ("sets", "metrics", "message"),
     [
-        (
-            ["train"],
-            loss,
-            "'loss' of evaluation set 'train' would be the column 'train_loss' of the history, which is a",
-        ),
+        (["train"], loss, "'loss' of evaluation set 'train' would be the column 'train_loss' of the history, which is a"),
         (["x", "learning"], ["r2", RATE], "metric 'rate' of evaluation set 'learning' would be the column 'learning_rate'"),
         (["seconds"], COMPUTE, "metric 'compute' of evaluation set 'seconds' would be the column 'seconds_compute'"),
         (

@@ -154,10 +154,7 @@ def test_metrics_are_scikit_learns(loss: Loss, name: str, n: int, seed: int, wei
 
 @CASES
 @given(
-    n=st.integers(2, 200),
-    seed=st.integers(0, 2**32),
-    weighted=st.booleans(),
-    cuts=st.lists(st.integers(0, 200), max_size=5),
+    n=st.integers(2, 200), seed=st.integers(0, 2**32), weighted=st.booleans(), cuts=st.lists(st.integers(0, 200), max_size=5)
 )
 def test_metrics_do_not_depend_on_the_division(
     loss: Loss, name: str, n: int, seed: int, weighted: bool, cuts: list[int]
@@ -226,10 +223,7 @@ OF_CLASSES: dict[str, Callable[..., float]] = {
 
 @pytest.mark.fast_cells(4)
 @given(
-    n=st.integers(3, 100),
-    seed=st.integers(0, 2**32),
-    weighted=st.booleans(),
-    cuts=st.lists(st.integers(0, 100), max_size=4),
+    n=st.integers(3, 100), seed=st.integers(0, 2**32), weighted=st.booleans(), cuts=st.lists(st.integers(0, 100), max_size=4)
 )
 @pytest.mark.parametrize("name", ["log_loss", "accuracy", *OF_CLASSES])
 def test_metrics_of_several_classes(name: str, n: int, seed: int, weighted: bool, cuts: list[int]) -> None:

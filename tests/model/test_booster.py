@@ -100,8 +100,7 @@ def test_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "dtype"),
-    [(("no", "yes"), "object"), ((False, True), "bool"), ((-1, 7), "int8"), ((0.5, 1.5), "float64")],
+    ("classes", "dtype"), [(("no", "yes"), "object"), ((False, True), "bool"), ((-1, 7), "int8"), ((0.5, 1.5), "float64")]
 )
 def test_two_classes_in_the_dtype_of_the_target(classes: tuple[Any, ...], dtype: str) -> None:
     booster = two_class_model(classes, dtype)
@@ -142,11 +141,9 @@ def test_every_kind_of_table_gets_the_same_answer(make: Any) -> None:
     frame = finite_rows(booster)
     matrix = frame.to_numpy()
     lazy = dd.from_pandas(frame, npartitions=3)
-    methods = {
-        "predict": booster.predict,
-        "raw": lambda X: booster.predict(X, raw_score=True),
-        "apply": booster.apply,
-    } | ({} if booster.classes_ is None else {"predict_proba": booster.predict_proba})
+    methods = {"predict": booster.predict, "raw": lambda X: booster.predict(X, raw_score=True), "apply": booster.apply} | (
+        {} if booster.classes_ is None else {"predict_proba": booster.predict_proba}
+    )
     for name, ask in methods.items():
         answer = ask(matrix)
         assert isinstance(answer, np.ndarray), name

@@ -54,11 +54,7 @@ LATE = {"matplotlib"}
 #: More arguments than this belong in a record …
 MOST_PARAMETERS = 10
 #: … except in functions that users call with keywords.
-PUBLIC = {
-    "dboost.api.fit",
-    "dboost.api.prepare",
-    "dboost.cross_validation.cv",
-}
+PUBLIC = {"dboost.api.fit", "dboost.api.prepare", "dboost.cross_validation.cv"}
 #: A file contains one idea; names like these say nothing about it.
 NO_IDEA = {"utils", "util", "common", "helpers", "misc"}
 

@@ -73,10 +73,7 @@ DATA: list[tuple[Callable[[], Any], str]] = [
         lambda: fit(at(7, np.inf, 0), Y, sample_weight=np.where(ROWS < 5, 0.0, 1.0)),
         r"column 'f0' holds an infinite value \(row 7\)",
     ),
-    (
-        lambda: fit(pd.DataFrame({"c": np.arange(65_536).astype(str), "y": 1.0})),
-        "column 'c' has more than 65,535 categories",
-    ),
+    (lambda: fit(pd.DataFrame({"c": np.arange(65_536).astype(str), "y": 1.0})), "column 'c' has more than 65,535 categories"),
     # the table
     (lambda: fit(FRAME[:0]), "the data have no rows"),
     (lambda: fit(cut(FRAME[:0], [0])), "the data have no rows: all 2 partitions are empty"),
@@ -162,10 +159,7 @@ PARAMETERS: list[tuple[Callable[[], Any], str]] = [
 ]  # fmt: skip
 
 TYPES: list[tuple[Callable[[], Any], str]] = [
-    (
-        lambda: fit(eval_set=(X, Y, Y, Y, Y)),
-        r"set 'eval' must be \(X, y\), .* or \(X, y, weight, offset\), not 5 things",
-    ),
+    (lambda: fit(eval_set=(X, Y, Y, Y, Y)), r"set 'eval' must be \(X, y\), .* or \(X, y, weight, offset\), not 5 things"),
     (lambda: fit(callbacks=["print"]), "a callback must be a function of an Iteration, not str"),
     (lambda: fit({"a": 1}, Y), "cannot read a table from dict"),
     (lambda: fit(eval_set=({"a": 1}, Y)), "evaluation set 'eval': cannot read a table from dict"),
@@ -219,11 +213,7 @@ TOO_LARGE: list[tuple[str, np.ndarray, dict[str, Any]]] = [
     ("weights", ROWS % 2, {"sample_weight": 1e60 + ROWS, "loss": "log_loss"}),
     ("offsets", np.abs(Y), {"offset": -FAR, "loss": "gamma"}),
     ("offsets or weights", np.abs(Y), {"offset": -FAR, "loss": "gamma", "sample_weight": 2.0 + ROWS}),
-    (
-        r"scores of the model to continue \(or offsets\)",
-        np.abs(Y),
-        {"offset": -FAR, "loss": "gamma", "start_from": "a model"},
-    ),
+    (r"scores of the model to continue \(or offsets\)", np.abs(Y), {"offset": -FAR, "loss": "gamma", "start_from": "a model"}),
 ]
 
 

@@ -129,11 +129,7 @@ def test_a_share_of_the_features_is_taken_at_every_node() -> None:
     roots = []
     for seed in range(300):
         problem = Problem(
-            table,
-            Parameters(min_samples_leaf=2),
-            1,
-            with_hessian=True,
-            constraints=FeatureConstraints.of(0.25, None, 10, seed),
+            table, Parameters(min_samples_leaf=2), 1, with_hessian=True, constraints=FeatureConstraints.of(0.25, None, 10, seed)
         )
         roots.append(int(problem.whole(1)[0].feature[0]))
     counts = np.bincount(roots, minlength=10)
