@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import sys
+import threading
+import time
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -301,6 +305,23 @@ def test_sessions_of_hosts_are_compared(capsys: pytest.CaptureFixture[str]) -> N
     assert [row[0] for row in cells(capsys.readouterr().out)] == [
         "one process", "a session each", "÷ one process", "one session", "÷ one process",
     ]  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the clocks of other processes")
+def test_processor_time_includes_threads_that_have_ended() -> None:
+    def work() -> None:
+        end = time.thread_time() + 0.05
+        while time.thread_time() < end:
+            pass
+
+    before, before_here = overlap.processor_ms([os.getpid()]), time.process_time()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    used, used_here = overlap.processor_ms([os.getpid()]) - before, time.process_time() - before_here
+    assert 50.0 <= used <= 1000.0 * used_here + 1.0
+    with pytest.raises(OSError, match="process"):
+        overlap.processor_ms([2**22 + 1])
 
 
 def test_ratios_of_measures_that_may_be_zero() -> None:
