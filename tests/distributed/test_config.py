@@ -63,7 +63,7 @@ def test_sizes(given: object, n_bytes: int) -> None:
         *(("worker-timeout", given) for given in ("10min", "soon", "", None, [], "0s", "-3s", float("inf"), "1e12s")),
         *(("gather-bytes", given) for given in ("much", None, [], "-3B")),
         *(("owner-bytes", given) for given in ("0B", True)),
-        *(("single-worker-values", given) for given in ("many", -1, None, "nan")),
+        *((key, given) for key in ("single-worker-values", "metric-rows") for given in ("many", -1, None, "nan")),
         *(("fan-in", given) for given in (1, 0, "many", None)),
         *(("imbalance", given) for given in ("much", 0.5, None, "nan")),
         *((key, given) for key in ("keep-freed-memory", "lines", "session-per-host") for given in ("yes", 1, None)),
@@ -72,6 +72,18 @@ def test_sizes(given: object, n_bytes: int) -> None:
 def test_invalid_values_are_refused_by_key(key: str, given: object) -> None:
     with dask.config.set({f"dboost.{key}": given}), pytest.raises(ParameterError, match=rf"^dboost\.{key}="):
         READERS[key]()
+
+
+@pytest.mark.parametrize(
+    ("key", "smallest"),
+    [
+        ("gather-bytes", 0), ("owner-bytes", 1), ("single-worker-values", 0), ("metric-rows", 0), ("fan-in", 2),
+        ("imbalance", 1), ("imbalance-persisted", 1),
+    ],
+)  # fmt: skip
+def test_the_smallest_values_are_valid(key: str, smallest: int) -> None:
+    with dask.config.set({f"dboost.{key}": smallest}):
+        assert READERS[key]() == smallest
 
 
 @pytest.mark.parametrize("given", [float("inf"), "inf"])

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 import dboost
+from benchmarks.fixed_fits import wide_frame
 from dboost.metrics import Metric
 from dboost.session.evaluation import SessionEvalSets
 from dboost.session.memory import Budget
@@ -104,3 +105,14 @@ def test_what_is_wrong_with_a_set_is_said(made: list[str]) -> None:
 def test_small_sets_stay_in_memory(in_files: list[str]) -> None:
     same("late", cut(OTHER, [150]))
     assert in_files == []
+
+
+def test_a_column_has_more_categories_than_a_byte_counts(made: list[str]) -> None:
+    rows = wide_frame()
+    some, settings = rows[::2], {"min_category_hessian": 1.0, "max_iter": 4, "progress": False}
+    for limit in (None, "64MiB"):
+        booster = dboost.fit(rows, "y", eval_set=some, eval_metric="mean_squared_error", memory_limit=limit, **settings)
+        assert booster.to_frame()["feature"].eq("code").any()
+        expected = np.square(booster.predict(some) - some["y"]).mean()
+        assert booster.history["eval_mean_squared_error"].iloc[-1] == pytest.approx(expected)
+    assert made == ["eval"]
