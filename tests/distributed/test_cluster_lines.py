@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import dask.dataframe as dd
@@ -17,11 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.distributed import cluster_calls, line
+from dboost.distributed import cluster_calls, line, reducer
 from dboost.distributed.line import Line, LineClosed, packed
 from dboost.distributed.messages import LostWorkers
+from dboost.distributed.reducer import Reducer
 from dboost.distributed.worker_calls import FitCalls
 from dboost.losses import Loss
+from dboost.session.calls import SessionRef
 from dboost.session.worker_session import WorkerSession
 from dboost.trees.grower import RoundHistograms
 from tests.helpers.clusters import Processes, a_table, hold_files, lines_cluster, release_files, threads_cluster, uses_lines
@@ -137,6 +141,21 @@ def test_an_end_that_closes_in_the_middle_of_a_message_is_noticed() -> None:
         line.receive()
     line.close()
     other.close()
+
+
+def test_lines_to_other_workers_are_kept_when_one_is_lost(lines: tuple[Line, Line], monkeypatch: pytest.MonkeyPatch) -> None:
+    lost, there = (SessionRef(f"tcp://10.0.0.{k}", "s") for k in (1, 2))
+
+    async def open_worker_line(here: str, fit: str, ref: SessionRef, connection_args: dict[str, Any]) -> Line:
+        if ref == lost:
+            raise LostWorkers([ref])
+        await asyncio.sleep(0.01)
+        return lines[0]
+
+    monkeypatch.setattr(reducer, "open_worker_line", open_worker_line)
+    here: Any = SimpleNamespace(_scheduler=SimpleNamespace(connection_args={}))
+    opened = asyncio.run(Reducer._open_lines(here, "fit", [lost, there]))
+    assert opened[there] is lines[0] and isinstance(opened[lost], LostWorkers)
 
 
 def test_a_receiver_that_takes_nothing_is_given_up(lines: tuple[Line, Line]) -> None:
