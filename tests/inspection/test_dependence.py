@@ -267,6 +267,16 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], complaint: st
         BOOSTER.partial_dependence(**arguments)
 
 
+def test_columns_of_weights_that_do_not_fit_are_refused() -> None:
+    frame, booster = fitted("y")
+    X = np.arange(40.0).reshape(20, 2)
+    of_arrays = dboost.fit(X, X[:, 0], max_iter=1, min_samples_leaf=1)
+    with pytest.raises(InputTypeError, match="sample_weight='w': arrays have no names of columns"):
+        of_arrays.partial_dependence(pd.DataFrame(X, columns=["f0", "f1"]).assign(w=1.0), "f0", sample_weight="w")
+    with pytest.raises(InputTypeError, match="sample_weight='age' is a feature of the model"):
+        booster.partial_dependence(frame, "x", sample_weight="age")
+
+
 def test_data_come_before_features() -> None:
     frame, booster = fitted("y")
     for call in (
