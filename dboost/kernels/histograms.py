@@ -23,7 +23,7 @@ rows. Buckets are ordered by feature; each feature has `n_bins` of them and one 
 
 **Small tables.** As long as the sums over all rows of the table fit in halves of a word, histograms may stay packed. Those of
 65,536 rows always fit; those of more rows do unless most gradients are large (`rows.add_sizes`). Packed histograms are stored
-as prefix sums over the bins (`accumulate` instead of `flush`), with counts in words of their own: the search needs prefix sums,
+as prefix sums over the bins (`accumulate` instead of `unpack`), with counts in words of their own: the search needs prefix sums,
 and those of the larger child are the parent's minus the smaller child's, just like the sums themselves.
 
 **Steady gradients.** Where the loss is linear on both sides of the target, gradients change only where a score passes the
@@ -98,6 +98,13 @@ class PackedSums(NamedTuple):
 
     sums: np.ndarray  # int64[n_slots, n_buckets]: words ``G << 32 | H``
     counts: np.ndarray  # int64[n_slots, n_buckets]: numbers of rows; empty where they are not needed
+
+
+class Histograms(NamedTuple):
+    """Histograms by slot: one of the two is None."""
+
+    by_channel: np.ndarray | None  # float64[n_slots, n_channels, n_buckets]
+    packed: PackedSums | None
 
 
 #: Gradient and Hessian: 15 bits each.
@@ -232,12 +239,15 @@ def _split_off_last(words, stride, n, marginal):
 
 
 @internal
-def unpack(words, feature, layout, packing, histogram, clear):
-    """Add one feature's packed sums by code to its histogram (float64[2 or 3, n_buckets]), or with `clear` write them there."""
-    at, n = layout.offset[feature], words.size
+def unpack(words, at, n_bins, packing, histogram, clear):
+    """Add a feature's packed sums by code to its buckets of a histogram (float64[2 or 3, n_buckets]), or with `clear` write them.
+
+    words : int64[n_bins or n_bins + 1]; at : the feature's first bucket; n_bins : its number of bins of values.
+    """
+    n = words.size
     # 32-bit conversions vectorise everywhere, 64-bit ones do not: all fields are cut to 32 bits first.
     shift = np.int32(packing.high - 32)
-    low, mask, count_mask = I(packing.low), I(packing.hessian_mask), I(packing.count_mask)
+    low, mask, count_mask = packing.low, packing.hessian_mask, packing.count_mask
     old = 0.0 if clear else 1.0
     gradient, hessian = histogram[0, at : at + n], histogram[1, at : at + n]
     for b in range(n):
@@ -248,87 +258,102 @@ def unpack(words, feature, layout, packing, histogram, clear):
         count = histogram[2, at : at + n]
         for b in range(n):
             count[b] = count[b] * old + np.float64(np.int32(words[b] & count_mask))
-    if clear and n == layout.n_bins[feature]:
+    if clear and n == n_bins:
         for channel in range(histogram.shape[0]):
             histogram[channel, at + n] = 0.0
 
 
 @internal
-def flush(layout, packing, columns, base, packed, histogram, clear, scratch):
-    """Add the packed buckets of some columns (first, last) to a histogram, or with `clear` write them there.
+def accumulate(words, at, n_bins, packing, prefix, slot, clear):
+    """Add a feature's packed sums by code to its prefix sums in a slot of `prefix` (PackedSums), or with `clear` write them.
 
-    base : the first packed word; scratch : int64[n_codes]. A shared column's features are visited from the last to the first,
-    and each is summed out of the column's buckets in place, so these must be cleared before they are used again.
+    words, at, n_bins : as in `unpack`.
     """
-    for column in range(columns[0], columns[1]):
-        for k in range(layout.first[column + 1] - 1, layout.first[column] - 1, -1):
-            feature, start = layout.features[k], layout.start[column] - base
-            n = layout.n_codes[feature]
-            words = packed[start : start + n]
-            if k > layout.first[column]:
-                words = scratch[:n]
-                _split_off_last(packed[start:], layout.stride[feature], n, words)
-            unpack(words, feature, layout, packing, histogram, clear)
+    n = words.size
+    high, low, mask, count_mask = packing.high, packing.low, packing.hessian_mask, packing.count_mask
+    target, running = prefix.sums[slot, at : at + n_bins + 1], I(0)
+    if prefix.counts.size == 0:
+        for b in range(n):
+            running += words[b]
+            target[b] = running if clear else target[b] + running
+    else:
+        counts, rows = prefix.counts[slot, at : at + n_bins + 1], I(0)
+        for b in range(n):
+            word = words[b]
+            running += ((word >> high) << I(32)) + ((word >> low) & mask)
+            rows += word & count_mask
+            target[b] = running if clear else target[b] + running
+            counts[b] = rows if clear else counts[b] + rows
+        if n == n_bins:
+            counts[n] = rows if clear else counts[n] + rows
+    if n == n_bins:
+        target[n] = running if clear else target[n] + running
 
 
 @internal
-def accumulate(layout, packing, columns, base, packed, prefix, slot, clear, scratch):
-    """Add packed buckets to a histogram that stays packed, in the place of `flush`.
+def flush(layout, packing, columns, base, packed, histograms, slot, clear, scratch):
+    """Add the packed buckets of some columns (first, last) to the histogram in a slot, or with `clear` write them there.
 
-    prefix : PackedSums, to whose `slot` the prefix sums are added, or with `clear` written.
+    base : the first packed word; histograms : Histograms; scratch : int64[n_codes]. A shared column's features are visited from
+    the last to the first, and each is summed out of the column's buckets in place, so these must be cleared before they are used
+    again.
     """
-    high, low, mask, count_mask = I(packing.high), I(packing.low), I(packing.hessian_mask), I(packing.count_mask)
-    all_sums, all_counts = prefix.sums, prefix.counts
     for column in range(columns[0], columns[1]):
         for k in range(layout.first[column + 1] - 1, layout.first[column] - 1, -1):
             feature, start = layout.features[k], layout.start[column] - base
             n, n_bins, at = layout.n_codes[feature], layout.n_bins[feature], layout.offset[feature]
-            source = packed[start : start + n]
+            words = packed[start : start + n]
             if k > layout.first[column]:
-                source = scratch[:n]
-                _split_off_last(packed[start:], layout.stride[feature], n, source)
-            target = all_sums[slot, at : at + n_bins + 1]
-            running = I(0)
-            if all_counts.size == 0:
-                for b in range(n):
-                    running += source[b]
-                    target[b] = running if clear else target[b] + running
-            else:
-                counts, rows = all_counts[slot, at : at + n_bins + 1], I(0)
-                for b in range(n):
-                    word = source[b]
-                    running += ((word >> high) << I(32)) + ((word >> low) & mask)
-                    rows += word & count_mask
-                    target[b] = running if clear else target[b] + running
-                    counts[b] = rows if clear else counts[b] + rows
-                if n == n_bins:
-                    counts[n] = rows if clear else counts[n] + rows
-            if n == n_bins:
-                target[n] = running if clear else target[n] + running
+                words = scratch[:n]
+                _split_off_last(packed[start:], layout.stride[feature], n, words)
+            if histograms.by_channel is not None:
+                unpack(words, at, n_bins, packing, histograms.by_channel[slot], clear)
+            if histograms.packed is not None:
+                accumulate(words, at, n_bins, packing, histograms.packed, slot, clear)
 
 
 @internal
-def accumulate_channels(layout, columns, histogram, prefix, slot):
-    """Add to the prefix sums (see `accumulate`) what was flushed into a histogram (float64[3, n_buckets]) before."""
-    all_sums, all_counts = prefix.sums, prefix.counts
+def add(layout, columns, histograms, slot, other):
+    """Add the histogram in slot `other` to the histogram in a slot, in the buckets of some columns (first, last)."""
     for k in range(layout.first[columns[0]], layout.first[columns[1]]):
         feature = layout.features[k]
-        word = rows = I(0)
         for bucket in range(layout.offset[feature], layout.offset[feature + 1]):
-            word += (I(histogram[0, bucket]) << I(32)) + I(histogram[1, bucket])
-            rows += I(histogram[2, bucket])
-            all_sums[slot, bucket] += word
-            all_counts[slot, bucket] += rows
+            if histograms.by_channel is not None:
+                for channel in range(histograms.by_channel.shape[1]):
+                    histograms.by_channel[slot, channel, bucket] += histograms.by_channel[other, channel, bucket]
+            if histograms.packed is not None:
+                histograms.packed.sums[slot, bucket] += histograms.packed.sums[other, bucket]
+                if histograms.packed.counts.size > 0:
+                    histograms.packed.counts[slot, bucket] += histograms.packed.counts[other, bucket]
 
 
 @internal
-def add_records(rows, records, layout, packing, columns, packed, histogram, fill, scratch):
+def subtract(histograms, slot, other, start, stop):
+    """Subtract buckets start…stop-1 of the histogram in slot `other` from those of the histogram in a slot."""
+    if histograms.by_channel is not None:
+        for channel in range(histograms.by_channel.shape[1]):
+            subtract_row(histograms.by_channel[slot, channel], histograms.by_channel[other, channel], start, stop)
+    if histograms.packed is not None:
+        subtract_row(histograms.packed.sums[slot], histograms.packed.sums[other], start, stop)
+        if histograms.packed.counts.size > 0:
+            subtract_row(histograms.packed.counts[slot], histograms.packed.counts[other], start, stop)
+
+
+@internal
+def subtract_row(values, others, start, stop):
+    """Subtract elements start…stop-1 of an array from those of another one."""
+    for k in range(U(start), U(stop)):
+        values[k] -= others[k]
+
+
+@internal
+def add_records(rows, records, layout, packing, columns, packed, histograms, slot, fill, scratch):
     """Add records to the packed buckets of some columns, flushing into a histogram before a field could overflow.
 
     rows : HistogramRows; columns : (first, last); packed : int64[...], the columns' packed buckets, the first column's at 0;
-    histogram : float64[n_channels, n_buckets]; fill : (pending, flushed), the number of rows in the packed buckets already, and
-    0 while nothing has been flushed (the first flush then overwrites the histogram). Return the new pair. The remaining sums
-    are left in `packed`.
+    histograms : Histograms, flushed into is that in `slot`; fill : (pending, flushed), the number of rows in the packed buckets
+    already, and 0 while nothing has been flushed (the first flush then overwrites the histogram). Return the new pair. The
+    remaining sums are left in `packed`.
     """
     tiles, wide_codes, repeat_count = rows.tiles, rows.wide, rows.repeat_count
     first_column, last_column = columns
@@ -339,7 +364,7 @@ def add_records(rows, records, layout, packing, columns, packed, histogram, fill
     at = I(0)
     while at < records.size:
         if pending == packing.rows:
-            flush(layout, packing, columns, base, packed, histogram, flushed == 0, scratch)
+            flush(layout, packing, columns, base, packed, histograms, slot, flushed == 0, scratch)
             flushed = I(1)
             pending = I(0)
             for k in range(n_words):
@@ -382,13 +407,13 @@ _COMPARED = 16
 
 
 @kernel
-def add_changes(rows, gradient, hessian, scales, known, is_first, part, layout_and_packing, scratch, histogram):
+def add_changes(rows, gradient, hessian, scales, known, is_first, part, layout_and_packing, scratch, histograms):
     """Add to a histogram of all rows what the gradients of rows part[0]…part[1]-1 have changed since the last call.
 
     rows : HistogramRows; gradient, hessian, scales : as in `rows.quantise`, Hessians and their scale are those of the last
     call; known : int16[n_rows], the quantised gradients in the histogram, updated; is_first : whether the histogram has none of
     these rows, which are added then; layout_and_packing : (BinLayout, Packing), without counts unless `is_first`; scratch :
-    ChangeScratch; histogram : float64[n_channels, n_buckets], added to.
+    ChangeScratch; histograms : Histograms, whose first slot is added to.
 
     A row that has changed is added with its new gradient, and with its old one's negative: the difference has 17 bits.
     """
@@ -423,6 +448,6 @@ def add_changes(rows, gradient, hessian, scales, known, is_first, part, layout_a
         for i in range(now.size):
             before[i] = now[i]
         pending, flushed = add_records(
-            rows, records[: I(n)], layout, packing, columns, packed, histogram, (pending, flushed), scratch.codes
+            rows, records[: I(n)], layout, packing, columns, packed, histograms, I(0), (pending, flushed), scratch.codes
         )
-    flush(layout, packing, columns, I(0), packed, histogram, flushed == 0, scratch.codes)
+    flush(layout, packing, columns, I(0), packed, histograms, I(0), flushed == 0, scratch.codes)

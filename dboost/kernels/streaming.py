@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import kernel
-from dboost.kernels.histograms import HistogramRows, add_records, flush
+from dboost.kernels.histograms import HistogramRows, Histograms, add_records, flush
 from dboost.kernels.rows import add_leaves, quantise
 
 U = np.uint64
@@ -41,7 +41,7 @@ class PairSums(NamedTuple):
 
     pair_of: np.ndarray  # int64[n_slots]: number of the pair of a slot, or -1
     packed: np.ndarray  # int64[n_pairs, n_words]: packed buckets
-    histograms: np.ndarray  # float64[n_pairs, n_channels, n_buckets]
+    histograms: Histograms  # float64[n_pairs, n_channels, n_buckets], by channel
     pending: np.ndarray  # int64[n_pairs], see `histograms.add_records`
     flushed: np.ndarray  # int64[n_pairs]
     cursors: np.ndarray  # uint64[3, n_slots], scratch: where the next record of a slot is written
@@ -123,7 +123,7 @@ def sum_pairs(rows, scales, layout, packing, pairs, counts, records, scratch):
         k, last = pair_of[slot], there[slot]
         if k >= 0 and last > first:
             pending[k], flushed[k] = add_records(
-                codes, grouped[I(first) : I(last)], layout, packing, columns, packed[k], histograms[k],
+                codes, grouped[I(first) : I(last)], layout, packing, columns, packed[k], histograms, k,
                 (pending[k], flushed[k]), scratch,
             )  # fmt: skip
             first = last
@@ -134,7 +134,7 @@ def finish_pairs(layout, packing, pairs, scratch):
     """Add the sums that are left in packed buckets to the histograms."""
     packed, histograms, flushed = pairs.packed, pairs.histograms, pairs.flushed
     for k in range(flushed.size):
-        flush(layout, packing, (I(0), I(layout.first.size - 1)), I(0), packed[k], histograms[k], flushed[k] == 0, scratch)
+        flush(layout, packing, (I(0), I(layout.first.size - 1)), I(0), packed[k], histograms, I(k), flushed[k] == 0, scratch)
 
 
 @kernel

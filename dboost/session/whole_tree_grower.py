@@ -16,6 +16,7 @@ from dboost.kernels.histograms import (
     ROOT_ROWS,
     TILE_COLUMNS,
     BinLayout,
+    Histograms,
     PackedSums,
     add_changes,
     add_roots,
@@ -34,7 +35,6 @@ from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.fused_grower import (
     EXCLUDED_FRACTION,
     FusedTask,
-    LeafHistograms,
     TeamBuffers,
     ThreadScratch,
     TreeRows,
@@ -203,9 +203,9 @@ class WholeTreeGrower:
 
         def work(thread: int) -> np.ndarray:
             scratch, changes, rows = new_change_scratch(layout), np.zeros_like(sums), shard.histogram_rows
-            of_rows = or_empty(hessian, "float32")
+            of_rows, into = or_empty(hessian, "float32"), Histograms(changes[None], None)
             for of in self._ranges(thread):
-                add_changes(rows, gradient, of_rows, task.scales, known, is_first, of, added, scratch, changes)
+                add_changes(rows, gradient, of_rows, task.scales, known, is_first, of, added, scratch, into)
             return changes
 
         for changes in self.team.run(work):
@@ -313,17 +313,19 @@ class WholeTreeGrower:
         self._sums_fit = task.can_stay_packed_by(sizes, self._by_unit)
         return self._sums_fit
 
-    def _histograms_for(self, task: TreeTask, buffers: _Buffers) -> LeafHistograms:
+    def _histograms_for(self, task: TreeTask, buffers: _Buffers) -> Histograms:
         """Return buffers for the histograms of open leaves."""
-        shape = buffers.n_slots, int(self.shard.bin_layout.offset[-1])
+        # Threads that divide rows have slots of their own, into which they flush.
+        n_slots = buffers.n_slots + (0 if self._by_unit else self.team.n_threads)
+        n_buckets = int(self.shard.bin_layout.offset[-1])
         if not self._has_categories and self._stays_packed(task):
             if buffers.packed is None:
-                counts = np.zeros(shape if task.limits.count_channel == 2 else (0, 0), np.int64)
-                buffers.packed = PackedSums(np.zeros(shape, np.int64), counts)
-            return LeafHistograms(None, buffers.packed)
+                counts = np.zeros((n_slots, n_buckets) if task.limits.count_channel == 2 else (0, 0), np.int64)
+                buffers.packed = PackedSums(np.zeros((n_slots, n_buckets), np.int64), counts)
+            return Histograms(None, buffers.packed)
         if buffers.pool is None:
-            buffers.pool = np.zeros((shape[0], buffers.of_team.thread_histograms.shape[1], shape[1]))
-        return LeafHistograms(buffers.pool, None)
+            buffers.pool = np.zeros((n_slots, self.shard.spec.n_channels, n_buckets))
+        return Histograms(buffers.pool, None)
 
 
 @dataclass(eq=False)
@@ -335,7 +337,7 @@ class _SteadyRoot:
     hessian_scale: float  # of the Hessians in it
 
 
-def _set_root(histograms: LeafHistograms, root: np.ndarray, layout: BinLayout) -> None:
+def _set_root(histograms: Histograms, root: np.ndarray, layout: BinLayout) -> None:
     """Write a root histogram (float64[n_channels, n_buckets]) into the first slot, which the root has."""
     if histograms.by_channel is not None:
         histograms.by_channel[0] = root
@@ -381,7 +383,6 @@ class _Buffers:
 
 def _team_buffers(shard: Shard, policy: GrowthPolicy, team: Team, by_unit: bool) -> TeamBuffers:
     layout, n, p = shard.bin_layout, shard.n_rows, team.n_threads
-    n_buckets = int(layout.offset[-1])
     n_nodes = 2 * policy.max_leaves - 1
     units = [*range(0, layout.n_tiled, TILE_COLUMNS), *range(layout.n_tiled, len(layout.first))]
     words = int(np.diff(layout.start[units]).max()) if by_unit else int(layout.start[-1])
@@ -392,7 +393,6 @@ def _team_buffers(shard: Shard, policy: GrowthPolicy, team: Team, by_unit: bool)
         records=np.empty((2, n), np.uint64),
         starts=_starts(n, p).copy(),
         packed=np.zeros((p, words), np.int64),
-        thread_histograms=np.zeros((p, shard.spec.n_channels, 1 if by_unit else n_buckets)),
         flushed=np.zeros(p, np.int64),
         counts=np.zeros((2, p), np.int64),
         found=np.zeros((p, 2, SPLIT_SIZE)),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dboost.kernels import kernel, or_empty
-from dboost.kernels.histograms import add_records, flush, rows_in_32_bits
+from dboost.kernels.histograms import Histograms, add_records, flush, rows_in_32_bits
 from dboost.kernels.rows import add_leaves, label_rows, quantise, split_records
 from dboost.shards.shard import Shard, merge_into_bins
 from dboost.trees.grower import RoundHistograms, RoundRequest
@@ -79,8 +79,8 @@ class ShardGrower:
         narrow = self._narrow.get(output, np.empty((0, *self._wide.shape[1:]), np.int32))[:n_narrow]
         if len(nodes):
             _add_up(
-                shard.histogram_rows, tree.records, tree.ranges, nodes, shard.bin_layout, packing, self._packed, self._wide,
-                narrow, self._scratch,
+                shard.histogram_rows, tree.records, tree.ranges, nodes, shard.bin_layout, packing, self._packed,
+                Histograms(self._wide, None), narrow, self._scratch,
             )  # fmt: skip
         return narrow if is_narrow else self._wide[: len(nodes)]
 
@@ -185,8 +185,8 @@ def _split(narrow, wide, row_of, records, ranges, splits, goes_left, counts):
 def _add_up(rows, records, ranges, nodes, layout, packing, packed, wide, narrow, scratch):
     """Sum the records of nodes into their histograms. rows : HistogramRows.
 
-    wide : float64[n_nodes, n_channels, n_buckets], which receives them; narrow : int32[n_nodes, n_channels, n_buckets] receives
-    them instead if it is not empty. Then only the first node of `wide` is used, for all nodes, so it stays in the cache.
+    wide : Histograms by channel, which receives them; narrow : int32[n_nodes, n_channels, n_buckets] receives them instead if
+    it is not empty. Then only the first slot of `wide` is used, for all nodes, so it stays in the cache.
     """
     columns = np.int64(0), np.int64(layout.first.size - 1)
     is_narrow = narrow.shape[0] > 0
@@ -194,14 +194,14 @@ def _add_up(rows, records, ranges, nodes, layout, packing, packed, wide, narrow,
         side, begin, end = ranges[nodes[k]]
         for word in range(packed.size):
             packed[word] = 0
-        histogram = wide[0 if is_narrow else k]
+        slot, nothing = np.int64(0 if is_narrow else k), (np.int64(0), np.int64(0))
         _, flushed = add_records(
-            rows, records[side, begin:end], layout, packing, columns, packed, histogram, (np.int64(0), np.int64(0)), scratch
+            rows, records[side, begin:end], layout, packing, columns, packed, wide, slot, nothing, scratch
         )
-        flush(layout, packing, columns, np.int64(0), packed, histogram, flushed == 0, scratch)
+        flush(layout, packing, columns, np.int64(0), packed, wide, slot, flushed == 0, scratch)
         if is_narrow:
-            for channel in range(histogram.shape[0]):
-                sums, sent = histogram[channel], narrow[k, channel]
+            for channel in range(wide.by_channel.shape[1]):
+                sums, sent = wide.by_channel[slot, channel], narrow[k, channel]
                 for b in range(sums.size):
                     sent[b] = np.int32(sums[b])
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dboost.kernels import or_empty
-from dboost.kernels.histograms import TILE_COLUMNS, BinLayout
+from dboost.kernels.histograms import TILE_COLUMNS, BinLayout, Histograms
 from dboost.kernels.streaming import BlockRows, PairSums, finish_leaves, finish_pairs, route, sum_pairs
 from dboost.shards.shard import Shard
 from dboost.shards.shard_blocks import ShardBlocks
@@ -155,8 +155,8 @@ class _TreePass:
         self._counts = np.zeros(n_slots, np.int64)
         packed, self._histograms = buffers.take(n_nodes)
         self._pairs = PairSums(
-            position_of, packed, self._histograms, np.zeros(n_nodes, np.int64), np.zeros(n_nodes, np.int64),
-            np.empty((3, n_slots), np.uint64),
+            position_of, packed, Histograms(self._histograms, None), np.zeros(n_nodes, np.int64),
+            np.zeros(n_nodes, np.int64), np.empty((3, n_slots), np.uint64),
         )  # fmt: skip
         self._number_of = np.zeros(n_slots, spec.leaf_type)
         self._sums = None

@@ -30,15 +30,7 @@ import numpy as np
 
 from dboost.kernels import kernel
 from dboost.kernels.bins import search_proposed
-from dboost.kernels.histograms import (
-    HistogramRows,
-    PackedSums,
-    Packing,
-    accumulate,
-    accumulate_channels,
-    add_records,
-    flush,
-)
+from dboost.kernels.histograms import HistogramRows, Histograms, Packing, add, add_records, flush, subtract
 from dboost.kernels.rows import STRIPE, add_leaf, label_rows, quantise, quantise_above, split_records
 from dboost.kernels.simd import barrier
 from dboost.kernels.splits import (
@@ -90,13 +82,6 @@ class FusedTask(NamedTuple):
     has_root: bool  # whether the first slot of the packed histograms holds the root's
 
 
-class LeafHistograms(NamedTuple):
-    """The histograms of open leaves, by slot: one of the two is None."""
-
-    by_channel: np.ndarray | None  # float64[n_slots, n_channels, n_buckets]
-    packed: PackedSums | None
-
-
 class TeamBuffers(NamedTuple):
     """Buffers that are visible to all P threads; they live as long as the fit."""
 
@@ -105,8 +90,7 @@ class TeamBuffers(NamedTuple):
     records: np.ndarray  # uint64[2, n_rows]
     starts: np.ndarray  # int64[P + 1]: range of each thread in the record buffers
     packed: np.ndarray  # int64[P, words]: packed buckets, of all columns, or of one unit when threads divide units
-    thread_histograms: np.ndarray  # float64[P, n_channels, n_buckets]: flushed buckets (narrow tables only)
-    flushed: np.ndarray  # int64[P]: whether a thread has flushed into `thread_histograms`
+    flushed: np.ndarray  # int64[P]: whether a thread has flushed into its slot (narrow tables only)
     counts: np.ndarray  # int64[2, P]: where the right rows begin, for this split and for the previous one
     found: np.ndarray  # float64[P, 2, SPLIT_SIZE]: best splits of the two new leaves, by thread
     left_codes: np.ndarray  # uint8[n_nodes, n_codes]: bin codes of a categorical split that go left
@@ -138,7 +122,8 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
 
     rows : TreeRows; layout : BinLayout; task : FusedTask; team_buffers : TeamBuffers; thread_scratch : ThreadScratch; nodes :
     NodeArrays, this thread's copy; paths : `split_finder.FeaturePaths`, or None without constraints; proposal :
-    `kernels.bins.ProposalBuffers` where bins are proposed in every node, or None; histograms : LeafHistograms.
+    `kernels.bins.ProposalBuffers` where bins are proposed in every node, or None; histograms : Histograms of open leaves, and
+    behind them in narrow tables of what each thread has flushed.
     The branches of arguments and fields that are None are pruned (`kernels.pipeline`).
     """
     codes, wide_codes, code_row, repeat_count = rows.narrow, rows.codes.wide, rows.row_of, rows.codes.repeat_count
@@ -154,7 +139,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
     best, total = thread_scratch.best, thread_scratch.total
     control, by_unit = team_buffers.control, team_buffers.by_unit
     records, starts, all_packed = team_buffers.records, team_buffers.starts, team_buffers.packed
-    thread_histograms, flushed_of = team_buffers.thread_histograms, team_buffers.flushed
+    flushed_of = team_buffers.flushed
     counts, all_found, left_codes = team_buffers.counts, team_buffers.found, team_buffers.left_codes
     rows_of, leaf_of, units = team_buffers.n_rows, team_buffers.leaf_of, team_buffers.units
     offset, first_of, features, start_of = layout.offset, layout.first, layout.features, layout.start
@@ -165,7 +150,6 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
     n_threads = starts.size - 1
     n_rows = starts[n_threads]
     n_columns = first_of.size - 1
-    n_channels = thread_histograms.shape[1]
     packed = all_packed[thread]
     n_free = free.size
     for k in range(n_free):
@@ -240,10 +224,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             for k in range(n_words):
                 packed[k] = 0
             # Packed buckets without counts never overflow (`TreeTask.can_stay_packed`).
-            destination = thread_histograms[thread]
-            if pool is not None:
-                if by_unit:
-                    destination = pool[slot[small]]
+            into = slot[small] if by_unit else free.size + thread
             pending, flushed = I(0), I(0)
             for q in range(I(0) if by_unit else thread, n_threads if by_unit else thread + 1):
                 begin, end = begins[small, q], ends[small, q]
@@ -256,16 +237,12 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
                         quantise(gradient, hessian, sampled, scales, first, first + n, piece)
                         first += n_threads * STRIPE
                     pending, flushed = add_records(
-                        histogram_rows, piece, layout, packing, columns, packed, destination, (pending, flushed), order
+                        histogram_rows, piece, layout, packing, columns, packed, histograms, into, (pending, flushed), order
                     )
             if not by_unit:
                 flushed_of[thread] = flushed
                 break
-            if pool is not None:
-                flush(layout, packing, columns, base, packed, destination, flushed == 0, order)
-            if packed_histograms is not None:
-                # `by_unit` is true here. A literal True would be a type of its own and compile `accumulate` a second time.
-                accumulate(layout, packing, columns, base, packed, packed_histograms, slot[small], by_unit, order)
+            flush(layout, packing, columns, base, packed, histograms, slot[small], flushed == 0, order)
         if not by_unit:
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
@@ -276,34 +253,29 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             clear_split(all_found[thread, which])
         if not (by_unit or is_known):
             for q in range(n_threads):
-                if packed_histograms is not None:
-                    accumulate(layout, packing, my_columns, I(0), all_packed[q], packed_histograms, slot[small], q == 0, order)
-                    if flushed_of[q] != 0:
-                        accumulate_channels(layout, my_columns, thread_histograms[q], packed_histograms, slot[small])
-                if pool is not None:
-                    histogram = pool[slot[small]]
-                    flush(layout, packing, my_columns, I(0), all_packed[q], histogram, q == 0, order)
-                    if flushed_of[q] != 0:
-                        for k in range(first_of[my_first], first_of[my_last]):
-                            for bucket in range(offset[features[k]], offset[features[k] + 1]):
-                                for channel in range(n_channels):
-                                    histogram[channel, bucket] += thread_histograms[q, channel, bucket]
+                flush(layout, packing, my_columns, I(0), all_packed[q], histograms, slot[small], q == 0, order)
+                if flushed_of[q] != 0:
+                    add(layout, my_columns, histograms, slot[small], free.size + q)
         if large < 0:
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
                 return I(-1)
             # Every row is in exactly one bucket of each feature: feature 0 gives the sums over all rows.
             if pool is not None:
+                n_channels = pool.shape[1]
                 for channel in range(n_channels):
                     total[channel] = 0.0
                     for b in range(offset[1]):
                         total[channel] += pool[slot[small], channel, b]
+                if n_channels == 2:
+                    total[2] = total[1]
             if packed_histograms is not None:
                 word = packed_histograms.sums[slot[small], offset[1] - 1]
                 total[0], total[1] = np.float64(word >> I(32)), np.float64(word & I(0xFFFFFFFF))
+                total[2] = total[1]
                 if packed_histograms.counts.size > 0:
                     total[2] = np.float64(packed_histograms.counts[slot[small], offset[1] - 1])
-            init_root(nodes, total[0], total[1], total[2] if n_channels == 3 else total[1])
+            init_root(nodes, total)
         for unit in range(thread if by_unit else my_first, n_units if by_unit else my_last, n_threads if by_unit else I(1)):
             first_column = units[unit] if by_unit else I(unit)
             last_column = units[unit + 1] if by_unit else I(unit + 1)
@@ -311,21 +283,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
                 feature = features[k]
                 start, stop = offset[feature], offset[feature + 1]
                 if large >= 0:
-                    if packed_histograms is not None:
-                        packed_sums = packed_histograms.sums
-                        rest, taken = packed_sums[slot[large], start:stop], packed_sums[slot[small], start:stop]
-                        for bucket in range(taken.size):
-                            rest[bucket] -= taken[bucket]
-                        packed_counts = packed_histograms.counts
-                        if packed_counts.size > 0:
-                            rest, taken = packed_counts[slot[large], start:stop], packed_counts[slot[small], start:stop]
-                            for bucket in range(taken.size):
-                                rest[bucket] -= taken[bucket]
-                    if pool is not None:
-                        for channel in range(n_channels):
-                            rest, taken = pool[slot[large], channel, start:stop], pool[slot[small], channel, start:stop]
-                            for bucket in range(taken.size):
-                                rest[bucket] -= taken[bucket]
+                    subtract(histograms, slot[large], slot[small], start, stop)
                 if not allowed[feature]:
                     continue
                 for child in range(left, n_nodes):

@@ -461,7 +461,7 @@ def _narrow(histograms, narrow):
 
 @kernel
 def _init_root(nodes, total):
-    init_root(nodes, total[0], total[1], total[2])
+    init_root(nodes, total)
 
 
 @kernel

@@ -76,15 +76,14 @@ def new_node_arrays(max_leaves: int) -> NodeArrays:
 
 
 @internal
-def init_root(nodes, g, h, n):
-    """Start a tree with the root's sums."""
+def init_root(nodes, total):
+    """Start a tree with the root's sums. total : float64[3]."""
     nodes.feature[0] = -1
     nodes.child[0] = -1
     nodes.depth[0] = 0
     nodes.gain[0] = -1.0
-    nodes.total[0, 0] = g
-    nodes.total[0, 1] = h
-    nodes.total[0, 2] = n
+    for k in range(3):
+        nodes.total[0, k] = total[k]
     nodes.total[0, 3], nodes.total[0, 4] = -np.inf, np.inf
 
 

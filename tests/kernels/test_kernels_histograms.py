@@ -18,6 +18,8 @@ from dboost.kernels.histograms import (
     ROOT_ROWS,
     TRIPLE,
     WEIGHED,
+    Histograms,
+    PackedSums,
     Packing,
     new_change_scratch,
 )
@@ -94,15 +96,15 @@ def test_one_wide_column(packing: Packing) -> None:
 
 
 @njit(error_model="numpy")
-def sum_up(rows, records, layout, packing, columns, packed, histogram, scratch, pieces):
+def sum_up(rows, records, layout, packing, columns, packed, into, scratch, pieces):
     """Do the work of an engine: clear, add range by range, flush the rest."""
     for k in range(packed.size):
         packed[k] = 0
     fill = np.int64(0), np.int64(0)
     for k in range(pieces.size - 1):
         piece = records[pieces[k] : pieces[k + 1]]
-        fill = histograms.add_records(rows, piece, layout, packing, columns, packed, histogram, fill, scratch)
-    histograms.flush(layout, packing, columns, layout.start[columns[0]], packed, histogram, fill[1] == 0, scratch)
+        fill = histograms.add_records(rows, piece, layout, packing, columns, packed, into, np.int64(0), fill, scratch)
+    histograms.flush(layout, packing, columns, layout.start[columns[0]], packed, into, np.int64(0), fill[1] == 0, scratch)
     return fill[1]
 
 
@@ -123,7 +125,8 @@ def histogram_of(
     scratch = np.full(max(table.n_codes), 7, np.int64)
     rows = shard.histogram_rows._replace(repeat_count=or_empty(repeat_count, "uint8"))
     pieces = np.array([0, len(records)] if pieces is None else pieces)
-    flushed = sum_up(rows, records, layout, packing, (first, last), packed, histogram, scratch, pieces)
+    into = Histograms(histogram[None], None)
+    flushed = sum_up(rows, records, layout, packing, (first, last), packed, into, scratch, pieces)
     return histogram, int(flushed)
 
 
@@ -185,15 +188,16 @@ def test_some_columns_only(packing: Packing) -> None:
 
 
 @njit(error_model="numpy")
-def keep_packed(rows, records, layout, packing, packed, histogram, prefix, clear, scratch):
+def keep_packed(rows, records, layout, packing, packed, into, clear, scratch):
+    """Add records to slot 1; slot 2 is that of a thread."""
     for k in range(packed.size):
         packed[k] = 0
     columns = np.int64(0), np.int64(layout.first.size - 1)
     fill = np.int64(0), np.int64(0)
-    _, flushed = histograms.add_records(rows, records, layout, packing, columns, packed, histogram, fill, scratch)
-    histograms.accumulate(layout, packing, columns, np.int64(0), packed, prefix, 1, clear, scratch)
+    _, flushed = histograms.add_records(rows, records, layout, packing, columns, packed, into, np.int64(2), fill, scratch)
+    histograms.flush(layout, packing, columns, np.int64(0), packed, into, np.int64(1), clear, scratch)
     if flushed:
-        histograms.accumulate_channels(layout, columns, histogram, prefix, 1)
+        histograms.add(layout, columns, into, np.int64(1), np.int64(2))
 
 
 @given(
@@ -208,13 +212,12 @@ def test_prefix_sums_of_packed_buckets(table: CodedTable, seed: int, cut: int, p
     shard = table.shard(np.zeros(table.n_rows), None)
     rows, layout = list(range(table.n_rows)), shard.bin_layout
     n_buckets = int(layout.offset[-1])
-    words, packed_counts = np.full((2, n_buckets), 99), np.full((2, n_buckets), 77)
+    words, packed_counts = np.full((3, n_buckets), 99), np.full((3, n_buckets), 77)
     packed, scratch = np.zeros(int(layout.start[-1]), np.int64), np.zeros(max(table.n_codes), np.int64)
     for part, clear in ((rows[:cut], True), (rows[cut:], False)):
         records = np.array(records_of(g, h, part), np.uint64)
-        prefix = histograms.PackedSums(words, packed_counts if packing is not PAIR else np.empty((0, 0), np.int64))
-        histogram = np.zeros((3, n_buckets))
-        keep_packed(shard.histogram_rows, records, layout, packing, packed, histogram, prefix, clear, scratch)
+        prefix = PackedSums(words, packed_counts if packing is not PAIR else np.empty((0, 0), np.int64))
+        keep_packed(shard.histogram_rows, records, layout, packing, packed, Histograms(None, prefix), clear, scratch)
     for feature, codes in enumerate(table.codes.tolist()):
         sums = naive_histogram(codes, table.n_codes[feature], g, h, rows)
         of_feature = slice(layout.offset[feature], layout.offset[feature + 1])
@@ -279,7 +282,7 @@ def test_a_histogram_follows_gradients_that_change(
         for part in pairwise([0, round(cut * n), n]):
             histograms.add_changes(
                 shard.histogram_rows, gradient, hessian, scales, known, number == 0, part, (layout, packing),
-                new_change_scratch(layout), sums,
+                new_change_scratch(layout), Histograms(sums[None], None),
             )  # fmt: skip
         g = [quantised(one, packing.max_gradient) for one in gradient]
         assert known.tolist() == g
@@ -295,8 +298,9 @@ def test_changes_of_more_rows_than_a_stripe() -> None:
     layout, gradient = shard.bin_layout, rng.choice([-1.0, 1.0], n).astype(np.float32)
     known, sums, scales = np.zeros(n, np.int16), np.zeros((2, int(layout.offset[-1]))), np.array([32_767.0, 1.0])
     of_rows, scratch, none = shard.histogram_rows, new_change_scratch(layout), or_empty(None, "float32")
+    into = Histograms(sums[None], None)
     for number in range(3):
-        histograms.add_changes(of_rows, gradient, none, scales, known, number == 0, (0, n), (layout, PAIR), scratch, sums)
+        histograms.add_changes(of_rows, gradient, none, scales, known, number == 0, (0, n), (layout, PAIR), scratch, into)
         g = [quantised(one, 32_767.0) for one in gradient]
         assert_histogram(sums, table, g, [1] * n, list(range(n)), [0, 1, 2, 3])
         gradient[[0, 15, 16, STRIPE - 1, STRIPE, 2 * STRIPE - 1, n - 1]] *= -1.0
