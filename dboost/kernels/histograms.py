@@ -23,8 +23,8 @@ rows. Buckets are ordered by feature; each feature has `n_bins` of them and one 
 
 **Small tables.** As long as the sums over all rows of the table fit in halves of a word, histograms may stay packed. Those of
 65,536 rows always fit; those of more rows do unless most gradients are large (`rows.add_sizes`). Packed histograms are stored
-as prefix sums over the bins (`accumulate` instead of `unpack`), with counts in words of their own: the search needs prefix sums,
-and those of the larger child are the parent's minus the smaller child's, just like the sums themselves.
+as prefix sums over the bins (`accumulate` instead of `unpack`), with counts in words of their own: the search needs prefix
+sums, and those of the larger child are the parent's minus the smaller child's, just like the sums themselves.
 
 **Steady gradients.** Where the loss is linear on both sides of the target, gradients change only where a score passes the
 target: in an iteration, 0.3 to 2 % of the rows of a median. So the root histogram of such a tree is that of the tree before,
@@ -45,7 +45,7 @@ import numpy as np
 from dboost.kernels import inlined, internal, kernel
 from dboost.kernels.exp_log import ROUNDER
 from dboost.kernels.rows import STRIPE, quantise
-from dboost.kernels.simd import VECTOR, add_vector, prefetch
+from dboost.kernels.simd import VECTOR, add_vector, prefetch, row_span, span
 
 U = np.uint64
 I = np.int64  # noqa: E741
@@ -240,22 +240,23 @@ def _split_off_last(words, stride, n, marginal):
 
 @internal
 def unpack(words, at, n_bins, packing, histogram, clear):
-    """Add a feature's packed sums by code to its buckets of a histogram (float64[2 or 3, n_buckets]), or with `clear` write them.
+    """Add a feature's packed sums by code to its buckets of a histogram, or with `clear` write them there.
 
-    words : int64[n_bins or n_bins + 1]; at : the feature's first bucket; n_bins : its number of bins of values.
+    words : int64[n_bins or n_bins + 1]; at : the feature's first bucket; n_bins : its number of bins of values; histogram :
+    float64[2 or 3, n_buckets].
     """
     n = words.size
     # 32-bit conversions vectorise everywhere, 64-bit ones do not: all fields are cut to 32 bits first.
     shift = np.int32(packing.high - 32)
     low, mask, count_mask = packing.low, packing.hessian_mask, packing.count_mask
     old = 0.0 if clear else 1.0
-    gradient, hessian = histogram[0, at : at + n], histogram[1, at : at + n]
+    gradient, hessian = row_span(histogram, 0, at, at + n), row_span(histogram, 1, at, at + n)
     for b in range(n):
         gradient[b] = gradient[b] * old + np.float64(np.int32(words[b] >> I(32)) >> shift)
     for b in range(n):
         hessian[b] = hessian[b] * old + np.float64(np.int32((words[b] >> low) & mask))
     if histogram.shape[0] == 3:
-        count = histogram[2, at : at + n]
+        count = row_span(histogram, 2, at, at + n)
         for b in range(n):
             count[b] = count[b] * old + np.float64(np.int32(words[b] & count_mask))
     if clear and n == n_bins:
@@ -271,13 +272,13 @@ def accumulate(words, at, n_bins, packing, prefix, slot, clear):
     """
     n = words.size
     high, low, mask, count_mask = packing.high, packing.low, packing.hessian_mask, packing.count_mask
-    target, running = prefix.sums[slot, at : at + n_bins + 1], I(0)
+    target, running = row_span(prefix.sums, slot, at, at + n_bins + 1), I(0)
     if prefix.counts.size == 0:
         for b in range(n):
             running += words[b]
             target[b] = running if clear else target[b] + running
     else:
-        counts, rows = prefix.counts[slot, at : at + n_bins + 1], I(0)
+        counts, rows = row_span(prefix.counts, slot, at, at + n_bins + 1), I(0)
         for b in range(n):
             word = words[b]
             running += ((word >> high) << I(32)) + ((word >> low) & mask)
@@ -294,18 +295,18 @@ def accumulate(words, at, n_bins, packing, prefix, slot, clear):
 def flush(layout, packing, columns, base, packed, histograms, slot, clear, scratch):
     """Add the packed buckets of some columns (first, last) to the histogram in a slot, or with `clear` write them there.
 
-    base : the first packed word; histograms : Histograms; scratch : int64[n_codes]. A shared column's features are visited from
-    the last to the first, and each is summed out of the column's buckets in place, so these must be cleared before they are used
-    again.
+    base : the first packed word; histograms : Histograms; scratch : int64[n_codes]. A shared column's features are visited
+    from the last to the first, and each is summed out of the column's buckets in place, so these must be cleared before they
+    are used again.
     """
     for column in range(columns[0], columns[1]):
         for k in range(layout.first[column + 1] - 1, layout.first[column] - 1, -1):
             feature, start = layout.features[k], layout.start[column] - base
             n, n_bins, at = layout.n_codes[feature], layout.n_bins[feature], layout.offset[feature]
-            words = packed[start : start + n]
+            words = span(packed, start, start + n)
             if k > layout.first[column]:
-                words = scratch[:n]
-                _split_off_last(packed[start:], layout.stride[feature], n, words)
+                words = span(scratch, 0, n)
+                _split_off_last(span(packed, start, packed.size), layout.stride[feature], n, words)
             if histograms.by_channel is not None:
                 unpack(words, at, n_bins, packing, histograms.by_channel[slot], clear)
             if histograms.packed is not None:
@@ -371,16 +372,18 @@ def add_records(rows, records, layout, packing, columns, packed, histograms, slo
                 packed[k] = 0
         n = records.size - at
         n = n if n < packing.rows - pending else packing.rows - pending
-        piece = records[at : at + n]
+        piece = span(records, at, at + n)
         column = first_column
         while column < tiled:
             tile = column // TILE_COLUMNS
             upper = (tile + 1) * TILE_COLUMNS
             upper = upper if upper < tiled else tiled
-            add_tile(tiles[tile], upper - column, piece, repeat_count, packed[layout.start[column] - base :], packing)
+            buckets = span(packed, layout.start[column] - base, packed.size)
+            add_tile(tiles[tile], upper - column, piece, repeat_count, buckets, packing)
             column = upper
         for wide in range(first_column if first_column > tiled else tiled, last_column):
-            add_wide(wide_codes[wide - layout.n_tiled], piece, repeat_count, packed[layout.start[wide] - base :], packing)
+            buckets = span(packed, layout.start[wide] - base, packed.size)
+            add_wide(wide_codes[wide - layout.n_tiled], piece, repeat_count, buckets, packing)
         pending += n
         at += n
     return pending, flushed

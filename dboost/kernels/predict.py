@@ -161,8 +161,9 @@ def predict_quickscorer(forest, matrix, rows, tree_range, scores, leaves, scratc
     scratch : (block, codes, lanes)
         See `scratch_for`.
     """
-    columns, n_levels, trees, pages = forest.columns, forest.n_levels, forest.trees, forest.pages
-    conditions, lookups, tables, values = forest.conditions, forest.lookups, forest.tables, forest.values
+    columns, n_levels = forest.columns, forest.n_levels
+    trees, pages, conditions = forest.trees, forest.pages, forest.conditions
+    lookups, tables, values = forest.lookups, forest.tables, forest.values
     block, codes, lanes = scratch
     n_numeric = columns.size - n_levels.size
     masks, leaf = lanes[0], lanes[1]

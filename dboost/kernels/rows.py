@@ -18,6 +18,7 @@ import numpy as np
 
 from dboost.kernels import any_order, inlined, internal, kernel
 from dboost.kernels.exp_log import ROUNDER
+from dboost.kernels.simd import span
 
 U = np.uint64
 I = np.int64  # noqa: E741
@@ -47,13 +48,13 @@ def quantise(gradient, hessian, rows, scales, first, last, records):
                 h = h if h > np.int32(1) else np.int32(1)
             records[i] = (U(np.uint32((g << np.int32(16)) | h)) << U(32)) | U(row)
         return
-    g_of = gradient[first:last]
+    g_of = span(gradient, first, last)
     if hessian.size == 0:
         for i in range(g_of.size):
             g = np.int32((g_of[i] * g_scale + ROUNDER) - ROUNDER)
             records[i] = (U(np.uint32((g << np.int32(16)) | np.int32(1))) << U(32)) | U(first + i)
     else:
-        h_of = hessian[first:last]
+        h_of = span(hessian, first, last)
         for i in range(g_of.size):
             g = np.int32((g_of[i] * g_scale + ROUNDER) - ROUNDER)
             h = np.int32((h_of[i] * h_scale + ROUNDER) - ROUNDER)

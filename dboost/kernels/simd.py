@@ -4,6 +4,7 @@
   the histogram kernel waits for memory two thirds of its time.
 * `atomic_add`, `atomic_load`, `yield_processor` are the parts of the barrier at which the threads of a team meet (see
   `barrier`).
+* `span` and `row_span` are slices without Numba's tests of their bounds, which are nine tenths of the code of a slice.
 * `bits_to_float32`, `bits_to_float64`, `float64_to_bits` reinterpret bits, for exponential and logarithm (`exp_log.py`) and
   for scores (`splits.py`).
 * `add_vector` adds numbers that lie side by side, for histograms of several outputs (`histograms.py`).
@@ -31,6 +32,8 @@ import time
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
+from numba.core.imputils import impl_ret_borrowed
 
 from dboost.kernels import instruction, internal
 
@@ -63,6 +66,32 @@ def prefetch(typingctx, array, index):
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+def _span(context, builder, signature, arguments):
+    """Return elements first…last-1 of an array, or of a row. arguments : array, row (if there are rows), first, last."""
+    (kind, *_), (array, *position, last) = signature.args, arguments
+    source = context.make_array(kind)(context, builder, array)
+    shape, strides = (cgutils.unpack_tuple(builder, of, kind.ndim) for of in (source.shape, source.strides))
+    found = context.make_array(signature.return_type)(context, builder)
+    found.meminfo, found.parent, found.itemsize = source.meminfo, source.parent, source.itemsize
+    found.data = cgutils.get_item_pointer2(context, builder, source.data, shape, strides, kind.layout, position)
+    found.nitems = builder.sub(last, position[-1])
+    found.shape, found.strides = (cgutils.pack_array(builder, [one]) for one in (found.nitems, strides[-1]))
+    return impl_ret_borrowed(context, builder, signature.return_type, found._getvalue())
+
+
+@instruction(lambda array, first, last: array[first:last])
+def span(typingctx, array, first, last):
+    """Return ``array[first:last]`` of an array of one axis, 0 <= first <= last <= size."""
+    return array(array, types.int64, types.int64), _span
+
+
+@instruction(lambda matrix, row, first, last: matrix[row, first:last])
+def row_span(typingctx, matrix, row, first, last):
+    """Return ``matrix[row, first:last]`` of an array of two axes, 0 <= row < n_rows, 0 <= first <= last <= size."""
+    layout = "C" if matrix.layout == "C" else "A"
+    return matrix.copy(ndim=1, layout=layout)(matrix, types.int64, types.int64, types.int64), _span
 
 
 def _add(array, index, value):

@@ -49,7 +49,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dboost.kernels import inlined, internal
-from dboost.kernels.simd import bits_to_float64, float64_to_bits
+from dboost.kernels.simd import bits_to_float64, float64_to_bits, span
 
 I = np.int64  # noqa: E741
 
@@ -331,7 +331,7 @@ def search_packed(packed, slot, at, n_bins, feature, total, limits, scratch, bes
             last = _first_with(rows, first, last, extra_rows, I(total[2]) - fewest + 1)
         if first >= last:
             continue
-        top = _score_packed(sums[first:last], extra, total, limits.l2, scores)
+        top = _score_packed(span(sums, first, last), extra, total, limits.l2, scores)
         # Most features do not beat the best split so far: the position of their best bin is not needed.
         if top < float64_to_bits(best[SCORE]):
             continue

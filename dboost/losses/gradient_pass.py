@@ -19,6 +19,7 @@ from numba.extending import overload
 from dboost.kernels import OVERLOAD, internal, kernel
 from dboost.kernels.quantile_keys import add_influence
 from dboost.kernels.rows import ROUNDER64, sum_integers
+from dboost.kernels.simd import row_span, span
 
 I = np.int64  # noqa: E741
 
@@ -126,7 +127,8 @@ def _terms_of_only_output(loss, y, raw, gradient, hessian, first, value, scratch
 
         def terms(loss, y, raw, gradient, hessian, first, value, scratch):
             last = first + y.size
-            block_terms(loss, y, raw[0, first:last], gradient[0, first:last], hessian[0, first:last], value, scratch)
+            of_raw, of_gradient = row_span(raw, 0, first, last), row_span(gradient, 0, first, last)
+            block_terms(loss, y, of_raw, of_gradient, hessian[0, first:last], value, scratch)
 
         return terms
 
@@ -166,43 +168,44 @@ def update_gradients(loss, rows, values, first_row, last_row, loss_unit, scratch
     """
     raw, leaf, weight = rows.raw, rows.leaf, rows.weight
     target, single_target, byte_target = rows.target, rows.single_target, rows.byte_target
-    gradient, hessian, gradient_bits, hessian_bits = rows.gradient, rows.hessian, rows.gradient_bits, rows.hessian_bits
-    maxima = totals.maxima
+    gradient, hessian, maxima = rows.gradient, rows.hessian, totals.maxima
+    gradient_bits, hessian_bits = rows.gradient_bits, rows.hessian_bits
     n_outputs = raw.shape[0]
     value, coarse, targets = scratch.terms[0], scratch.terms[1], scratch.terms[2]
     # Here the type of the targets is tested, not where the kernel is compiled: that would be once for each type.
     for first in range(first_row, last_row, BLOCK):
         last = first + BLOCK if first + BLOCK < last_row else last_row
         n = last - first
+        n_hessians = n if hessian.shape[1] > 0 else 0
         for k in range(n_outputs):
-            score, at, value_of = raw[k, first:last], leaf[k, first:last], values[k]
+            score, at, value_of = row_span(raw, k, first, last), row_span(leaf, k, first, last), values[k]
             for i in range(n):
                 score[i] += value_of[at[i]]
-        y = targets[:n]
+        y = span(targets, 0, n)
         if target.size > 0:
-            y = target[first:last]
+            y = span(target, first, last)
         elif single_target.size > 0:
-            of_rows = single_target[first:last]
+            of_rows = span(single_target, first, last)
             for i in range(n):
                 y[i] = of_rows[i]
         else:
-            bytes_of_rows = byte_target[first:last]
+            bytes_of_rows = span(byte_target, first, last)
             for i in range(n):
                 y[i] = bytes_of_rows[i]
         output_terms(loss, y, raw, gradient, hessian, first, value, scratch.single)
         if weight.size > 0:
-            w = weight[first:last]
+            w = span(weight, first, last)
             for i in range(n):
                 value[i] *= w[i]
             if rows.repeat_count.size == 0:
                 for k in range(n_outputs):
-                    g, h = gradient[k, first:last], hessian[k, first:last]
+                    g, h = row_span(gradient, k, first, last), row_span(hessian, k, first, first + n_hessians)
                     for i in range(n):
                         g[i] *= np.float32(w[i])
                     for i in range(h.size):
                         h[i] *= np.float32(w[i])
         for k in range(n_outputs):
-            g_bits, h_bits = gradient_bits[k, first:last], hessian_bits[k, first:last]
+            g_bits, h_bits = row_span(gradient_bits, k, first, last), row_span(hessian_bits, k, first, first + n_hessians)
             top_gradient, top_hessian = maxima[0, k], maxima[1, k]
             for i in range(n):
                 magnitude = g_bits[i] & np.int32(0x7FFFFFFF)

@@ -71,11 +71,20 @@ def with_summary(model: Ensemble, sample: ReferenceSample | None, n_threads: int
     """Return the model with a summary of the sample in the record of its last source."""
     if sample is None or not model.sources:
         return model
-    scores = FlatEnsemble(model).raw_scores(sample.values, n_threads=n_threads)
+    scores = _scores(model, sample.values, n_threads)
     n_classes = None if model.classes is None else len(model.classes)
     summary = Summary.of(model.features, sample.values, scores, sample.target, n_classes)
     *before, last = model.sources
     return replace(model, sources=(*before, last | {"summary": summary.to_dict()}))
+
+
+def _scores(model: Ensemble, values: np.ndarray, n_threads: int | None) -> np.ndarray:
+    """Return the raw scores of a sample: from float32 if it has these values, as its table probably has. Then predictions for
+    the table use the same compiled kernel."""
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    is_exact = np.array_equal(single, values, equal_nan=True)
+    return FlatEnsemble(model).raw_scores(single if is_exact else values, n_threads=n_threads)
 
 
 def summary_of(model: Ensemble, source: int = -1) -> Summary | None:
@@ -108,7 +117,7 @@ def warn_of_drift(model: Ensemble, sample: ReferenceSample, asked: Parameters, l
     summary = summary_of(model)
     if summary is None or not len(sample.values):
         return
-    scores = FlatEnsemble(model).raw_scores(sample.values, n_threads=1) if summary.scores else None
+    scores = _scores(model, sample.values, 1) if summary.scores else None
     tallies = summary.tally(sample.values, scores, None)
     names = [repr(feature.name) for feature in model.features]
     records = summary.compare(tallies, names, ["the model's raw scores"] * model.n_outputs)

@@ -424,6 +424,5 @@ def _thread_scratch(shard: Shard, policy: GrowthPolicy, n_threads: int, n_slots:
         goes_left=np.zeros(n_codes, np.uint8),
         leaf_sums=np.zeros((policy.max_leaves, 2)),
         stack=np.zeros(policy.max_leaves + 1, np.int64),
-        best=np.zeros(SPLIT_SIZE),
         total=np.zeros(3),
     )

@@ -195,9 +195,7 @@ def _add_up(rows, records, ranges, nodes, layout, packing, packed, wide, narrow,
         for word in range(packed.size):
             packed[word] = 0
         slot, nothing = np.int64(0 if is_narrow else k), (np.int64(0), np.int64(0))
-        _, flushed = add_records(
-            rows, records[side, begin:end], layout, packing, columns, packed, wide, slot, nothing, scratch
-        )
+        _, flushed = add_records(rows, records[side, begin:end], layout, packing, columns, packed, wide, slot, nothing, scratch)
         flush(layout, packing, columns, np.int64(0), packed, wide, slot, flushed == 0, scratch)
         if is_narrow:
             for channel in range(wide.by_channel.shape[1]):

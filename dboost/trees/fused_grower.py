@@ -30,15 +30,15 @@ import numpy as np
 
 from dboost.kernels import kernel
 from dboost.kernels.bins import search_proposed
-from dboost.kernels.histograms import HistogramRows, Histograms, Packing, add, add_records, flush, subtract
+from dboost.kernels.histograms import HistogramRows, Packing, add, add_records, flush, subtract
 from dboost.kernels.rows import STRIPE, add_leaf, label_rows, quantise, quantise_above, split_records
-from dboost.kernels.simd import barrier
+from dboost.kernels.simd import barrier, row_span
 from dboost.kernels.splits import (
     FEATURE,
     SCORE,
-    SPLIT_SIZE,
     SearchScratch,
     SplitParams,
+    beats,
     clear_split,
     mark_left_categories,
     search_bounded,
@@ -112,7 +112,6 @@ class ThreadScratch(NamedTuple):
     goes_left: np.ndarray  # uint8[n_codes]
     leaf_sums: np.ndarray  # float64[max_leaves, 2]
     stack: np.ndarray  # int64[max_leaves + 1]
-    best: np.ndarray  # float64[SPLIT_SIZE]
     total: np.ndarray  # float64[3]
 
 
@@ -126,25 +125,29 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
     behind them in narrow tables of what each thread has flushed.
     The branches of arguments and fields that are None are pruned (`kernels.pipeline`).
     """
-    codes, wide_codes, code_row, repeat_count = rows.narrow, rows.codes.wide, rows.row_of, rows.codes.repeat_count
-    gradient, hessian, leaf, histogram_rows = rows.gradient, rows.hessian, rows.leaf, rows.codes
+    # At most three values are assigned at a time: Numba makes tuples of more, which take longer to compile.
+    codes, code_row, histogram_rows = rows.narrow, rows.row_of, rows.codes
+    wide_codes, repeat_count = histogram_rows.wide, histogram_rows.repeat_count
+    gradient, hessian, leaf = rows.gradient, rows.hessian, rows.leaf
     sampled, influence = rows.sampled, rows.influence
-    packing, limits, policy, scales, allowed = task.packing, task.limits, task.policy, task.scales, task.allowed
+    packing, limits, policy = task.packing, task.limits, task.policy
+    scales, allowed = task.scales, task.allowed
     constraints, direction = task.constraints, task.direction
     pool, packed_histograms = histograms.by_channel, histograms.packed
     slot, free, excluded = thread_scratch.slot, thread_scratch.free, thread_scratch.excluded
     begins, ends, side_of = thread_scratch.begin, thread_scratch.end, thread_scratch.side
-    search, order, goes_left = thread_scratch.search, thread_scratch.search.order, thread_scratch.goes_left
+    search, goes_left = thread_scratch.search, thread_scratch.goes_left
+    order = search.order
     leaf_sums, stack = thread_scratch.leaf_sums, thread_scratch.stack
-    best, total = thread_scratch.best, thread_scratch.total
-    control, by_unit = team_buffers.control, team_buffers.by_unit
+    total, control, by_unit = thread_scratch.total, team_buffers.control, team_buffers.by_unit
     records, starts, all_packed = team_buffers.records, team_buffers.starts, team_buffers.packed
-    flushed_of = team_buffers.flushed
     counts, all_found, left_codes = team_buffers.counts, team_buffers.found, team_buffers.left_codes
+    flushed_of = team_buffers.flushed
     rows_of, leaf_of, units = team_buffers.n_rows, team_buffers.leaf_of, team_buffers.units
-    offset, first_of, features, start_of = layout.offset, layout.first, layout.features, layout.start
-    is_category, bins_of = layout.is_categorical, layout.n_bins
-    total_of, gain_of, child_of, depth_of = nodes.total, nodes.gain, nodes.child, nodes.depth
+    offset, first_of, features = layout.offset, layout.first, layout.features
+    start_of, is_category, bins_of = layout.start, layout.is_categorical, layout.n_bins
+    total_of, gain_of = nodes.total, nodes.gain
+    child_of, depth_of = nodes.child, nodes.depth
     missing_left_of, feature_of, split_bin_of = nodes.missing_left, nodes.feature, nodes.split_bin
 
     n_threads = starts.size - 1
@@ -162,7 +165,8 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
     epoch, parity = I(0), I(0)
 
     # The root: no rows have been routed yet, all of them belong to the smaller "child".
-    n_nodes, left, small, large = I(1), I(0), I(0), I(-1)
+    n_nodes, left = I(1), I(0)
+    small, large = I(0), I(-1)
     for q in range(n_threads):
         begins[0, q] = starts[q]
         ends[0, q] = starts[q + 1]
@@ -205,7 +209,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             at = starts[thread]
             for first in range(thread * STRIPE, n_rows, n_threads * STRIPE):
                 last = first + STRIPE if first + STRIPE < n_rows else n_rows
-                quantise(gradient, hessian, sampled, scales, first, last, records[0, at : at + last - first])
+                quantise(gradient, hessian, sampled, scales, first, last, row_span(records, 0, at, at + last - first))
                 at += last - first
             epoch = barrier(control, n_threads, epoch)
             if epoch < 0:
@@ -232,7 +236,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
                 step = I(n_rows) if quantised else I(STRIPE)
                 for s in range(begin, end, step):
                     n = step if s + step < end else end - s
-                    piece = records[side, s : s + n]
+                    piece = row_span(records, side, s, s + n)
                     if not quantised:
                         quantise(gradient, hessian, sampled, scales, first, first + n, piece)
                         first += n_threads * STRIPE
@@ -249,8 +253,8 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
                 return I(-1)
 
         # Reduce over threads, subtract from the parent, search. The root's sums are known only after its reduction.
-        for which in range(2):
-            clear_split(all_found[thread, which])
+        clear_split(all_found[thread, 0])
+        clear_split(all_found[thread, 1])
         if not (by_unit or is_known):
             for q in range(n_threads):
                 flush(layout, packing, my_columns, I(0), all_packed[q], histograms, slot[small], q == 0, order)
@@ -324,12 +328,10 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             # The best over threads: highest score, then lowest feature.
             chosen = I(0)
             for q in range(1, n_threads):
-                a, b = all_found[chosen, child - left], all_found[q, child - left]
-                if b[SCORE] > a[SCORE] or (b[SCORE] == a[SCORE] and b[FEATURE] < a[FEATURE]):
+                found = all_found[q, child - left]
+                if beats(found[SCORE], found[FEATURE], all_found[chosen, child - left]):
                     chosen = I(q)
-            for k in range(SPLIT_SIZE):
-                best[k] = all_found[chosen, child - left, k]
-            set_best_split(nodes, child, best, limits)
+            set_best_split(nodes, child, all_found[chosen, child - left], limits)
             if gain_of[child] <= 0.0:
                 free[n_free] = slot[child]
                 n_free += 1
@@ -370,7 +372,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
 
             begin, end = begins[node, thread], ends[node, thread]
             side = side_of[node]
-            source, target = records[side, begin:end], records[1 - side, begin:end]
+            source, target = row_span(records, side, begin, end), row_span(records, 1 - side, begin, end)
             row = code_row[feature]
             if row < 0:
                 middle = begin + split_records(wide_codes[-1 - row], goes_left, source, target)
@@ -396,12 +398,13 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
                 if route_excluded:
                     goes_left[n_bins] = missing_left_of[node]
                     begin, end = excluded[node, 0], excluded[node, 1]
-                    source, target = records[side, begin:end], records[1 - side, begin:end]
+                    source, target = row_span(records, side, begin, end), row_span(records, 1 - side, begin, end)
                     if row < 0:
                         middle = begin + split_records(wide_codes[-1 - row], goes_left, source, target)
                     else:
                         middle = begin + split_records(codes[row], goes_left, source, target)
-                    excluded[left, 0], excluded[left, 1], excluded[right, 0], excluded[right, 1] = begin, middle, middle, end
+                    excluded[left, 0], excluded[left, 1] = begin, middle
+                    excluded[right, 0], excluded[right, 1] = middle, end
             rows_of[left], rows_of[right] = rows_left, rows_right
             if n_nodes < last_node and depth_of[left] < policy.max_depth:
                 opened = True
@@ -433,13 +436,13 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
             height += 2
         else:
             leaf_of[node] = n_leaves
-            mine = records[side_of[node], begins[node, thread] : ends[node, thread]]
+            mine = row_span(records, side_of[node], begins[node, thread], ends[node, thread])
             label_rows(mine, leaf, n_leaves)
             leaf_sums[n_leaves, 0] = leaf_sums[n_leaves, 1] = 0.0
             add_leaf(mine, gradient, hessian, repeat_count, scales[2], scales[3], leaf_sums, n_leaves)
             if influence is not None:
                 if route_excluded:
-                    mine = records[side_of[node], excluded[node, 0] : excluded[node, 1]]
+                    mine = row_span(records, side_of[node], excluded[node, 0], excluded[node, 1])
                     label_rows(mine, leaf, n_leaves)
             n_leaves += 1
     return n_nodes
