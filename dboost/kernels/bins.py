@@ -74,7 +74,7 @@ def encode_matrix(values, edges, n_bins, codes, at, first, last):
     values : float32[n, p] or float64[n, p]; edges : the same dtype [p, 255]; n_bins : int64[p]; codes : uint8[p, ...], row i
     of the matrix gets those at position at + i. Return row * p + column of an infinite value, or -1.
     """
-    infinite = -1
+    infinite = I(-1)
     p = values.shape[1]
     for start in range(first, last, 256):
         stop = start + 256 if start + 256 < last else last

@@ -355,7 +355,7 @@ def barrier(control, n_threads, epoch):
         return epoch if atomic_load(control, ABORT) == 0 else np.int64(-1)
     epoch += n_threads
     atomic_add(control, 0, np.int64(1))
-    looks = 0
+    looks = np.int64(0)
     while atomic_load(control, 0) < epoch:
         if atomic_load(control, ABORT) != 0:
             return np.int64(-1)

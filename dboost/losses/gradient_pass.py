@@ -206,7 +206,7 @@ def update_gradients(loss, rows, values, first_row, last_row, loss_unit, scratch
                         h[i] *= np.float32(w[i])
         for k in range(n_outputs):
             g_bits, h_bits = row_span(gradient_bits, k, first, last), row_span(hessian_bits, k, first, first + n_hessians)
-            top_gradient, top_hessian = maxima[0, k], maxima[1, k]
+            top_gradient, top_hessian = I(maxima[0, k]), maxima[1, k]
             for i in range(n):
                 magnitude = g_bits[i] & np.int32(0x7FFFFFFF)
                 top_gradient = magnitude if magnitude > top_gradient else top_gradient

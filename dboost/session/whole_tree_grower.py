@@ -302,7 +302,7 @@ class WholeTreeGrower:
     def _stays_packed(self, task: TreeTask) -> bool:
         """Return whether histograms of numeric features may stay packed. Trees after one for which they may not do not try."""
         n_rows = self.shard.n_trained
-        if task.can_stay_packed(n_rows, self._by_unit):
+        if task.can_stay_packed(n_rows):
             return True
         if not self._sums_fit or n_rows > _MOST_ROWS_PACKED or not task.has_plain_gain:
             return False
@@ -310,7 +310,7 @@ class WholeTreeGrower:
         repeat_count, sizes = or_empty(self.shard.repeat_count, "uint8"), np.zeros(3, np.int64)
         for some in (slice(*of) for of in self.shard.ranges()):
             add_sizes(gradient[some], or_empty(hessian, "float32")[some], repeat_count[some], task.scales, sizes)
-        self._sums_fit = task.can_stay_packed_by(sizes, self._by_unit)
+        self._sums_fit = task.can_stay_packed_by(sizes)
         return self._sums_fit
 
     def _histograms_for(self, task: TreeTask, buffers: _Buffers) -> Histograms:

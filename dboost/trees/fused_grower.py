@@ -125,7 +125,6 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
     behind them in narrow tables of what each thread has flushed.
     The branches of arguments and fields that are None are pruned (`kernels.pipeline`).
     """
-    # At most three values are assigned at a time: Numba makes tuples of more, which take longer to compile.
     codes, code_row, histogram_rows = rows.narrow, rows.row_of, rows.codes
     wide_codes, repeat_count = histogram_rows.wide, histogram_rows.repeat_count
     gradient, hessian, leaf = rows.gradient, rows.hessian, rows.leaf
@@ -338,8 +337,8 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
 
         # Split leaves until there is one whose children need histograms. (`found` is written again only after the barrier
         # of the next split, when all threads have read it.)
-        opened = False
-        while n_nodes < last_node and not opened:
+        large = I(-1)
+        while n_nodes < last_node and large < 0:
             node = select_leaf(nodes, n_nodes, policy)
             if node < 0:
                 break
@@ -407,7 +406,6 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
                     excluded[right, 0], excluded[right, 1] = middle, end
             rows_of[left], rows_of[right] = rows_left, rows_right
             if n_nodes < last_node and depth_of[left] < policy.max_depth:
-                opened = True
                 small, large = (left, right) if rows_left <= rows_right else (right, left)
                 slot[large] = slot[node]
                 n_free -= 1
@@ -420,7 +418,7 @@ def grow_whole_tree(thread, rows, layout, task, team_buffers, thread_scratch, no
                 # The children can only be leaves: no histograms are needed and the parent's slot is free.
                 free[n_free] = slot[node]
                 n_free += 1
-        if not opened:
+        if large < 0:
             break
 
     # Number the leaves from left to right, write the leaf of each of this thread's rows, and add up its leaves.

@@ -239,7 +239,7 @@ class SplitFinder:
             n_rows is not None
             and (self._first, self._last) == (0, len(layout.n_bins))
             and not layout.is_categorical.any()
-            and task.can_stay_packed(n_rows, by_unit=False)
+            and task.can_stay_packed(n_rows)
         )
         self._stored: np.ndarray = np.empty((0, 0, 0)) if after is None or self._is_packed else after._stored
         #: The same as packed prefix sums, and their counts.

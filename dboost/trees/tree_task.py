@@ -110,7 +110,7 @@ def gain_of(total, best, limits):
 @internal
 def select_leaf(nodes, n_nodes, policy):
     """Return the leaf to split next, or -1."""
-    chosen = -1
+    chosen = I(-1)
     if policy.order == ANY_ORDER:
         # The newest leaf, and of two new siblings the smaller one: then few histograms are stored at a time (at most the
         # logarithm of the sum of Hessians).
@@ -343,20 +343,17 @@ class TreeTask:
         """½ unit_g² / unit_h, which converts gains of quantised sums to units of the loss."""
         return 0.5 * self.scales[1] / self.scales[0] ** 2
 
-    def can_stay_packed(self, n_rows: int, by_unit: bool) -> bool:
+    def can_stay_packed(self, n_rows: int) -> bool:
         """Return whether histograms of numeric features may stay packed, whatever the gradients of so many rows are.
 
-        This requires that the halves of a word cannot overflow. Buckets with counts overflow earlier; they are flushed to
-        histograms by channel, which exist only if threads divide rows.
+        This requires that the halves of a word cannot overflow.
         """
-        has_flush = self.limits.count_channel == 2 and not by_unit
-        return self.has_plain_gain and n_rows <= (rows_in_32_bits(self.packing) if has_flush else self.packing.rows)
+        return self.has_plain_gain and n_rows <= rows_in_32_bits(self.packing)
 
-    def can_stay_packed_by(self, sizes: np.ndarray, by_unit: bool) -> bool:
+    def can_stay_packed_by(self, sizes: np.ndarray) -> bool:
         """Return whether histograms of numeric features may stay packed for rows with these sums (`kernels.rows.add_sizes`)."""
         below, above, of_hessians = sizes.tolist()
-        fits = below >= -(2**31) and above < 2**31 and of_hessians < 2**32
-        return self.has_plain_gain and fits and not (by_unit and self.limits.count_channel == 2)
+        return self.has_plain_gain and below >= -(2**31) and above < 2**31 and of_hessians < 2**32
 
     @property
     def has_plain_gain(self) -> bool:
