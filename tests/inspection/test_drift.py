@@ -22,6 +22,7 @@ from dboost import DataError, DriftWarning, ModelFileError, ParameterError
 from dboost.data.binning import propose
 from dboost.model import data_summary, model_file
 from dboost.model.data_summary import GROUPS, LEVELS, Distribution, Summary
+from dboost.model.ensemble import FlatEnsemble
 from dboost.session import reference_sample
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.examples import examples
@@ -193,6 +194,27 @@ def test_early_stopping_and_callbacks_summarise_what_is_kept() -> None:
     assert summary is not None
     scores = np.asarray(booster.predict(OLD, raw_score=True))
     assert (summary.scores[0].low, summary.scores[0].high) == (scores.min(), scores.max())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_sample_is_scored_in_the_float_type_of_the_table(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the fit and predictions for its table use the same compiled kernel."""
+    scored, raw_scores = [], FlatEnsemble.raw_scores
+
+    def note(self: FlatEnsemble, matrix: np.ndarray, *arguments: Any, **options: Any) -> np.ndarray:
+        scored.append((matrix.dtype, raw_scores(self, matrix.astype(np.float64))))
+        assert (scored[-1][1] == raw_scores(self, matrix)).all()
+        return raw_scores(self, matrix, *arguments, **options)
+
+    monkeypatch.setattr(FlatEnsemble, "raw_scores", note)
+    table = np.random.default_rng(0).normal(0, 1, (400, 3)).astype(dtype)
+    table[:50, 1], table[:20, 2] = np.nan, 1e300 if dtype == "float64" else 1e38
+    booster = dboost.fit(table, table[:, 0], max_iter=5)
+    booster.predict(table)
+    assert [one for one, _ in scored] == [np.dtype(dtype)] * 2
+    summary = reference_sample.summary_of(booster.ensemble)
+    assert summary is not None
+    assert (summary.scores[0].low, summary.scores[0].high) == (scored[0][1].min(), scored[0][1].max())
 
 
 # `Booster.drift`.
