@@ -110,7 +110,7 @@ def gain_of(total, best, limits):
 @internal
 def select_leaf(nodes, n_nodes, policy):
     """Return the leaf to split next, or -1."""
-    chosen = I(-1)
+    chosen = -1
     if policy.order == ANY_ORDER:
         # The newest leaf, and of two new siblings the smaller one: then few histograms are stored at a time (at most the
         # logarithm of the sum of Hessians).
