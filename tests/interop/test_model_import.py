@@ -388,7 +388,7 @@ def test_what_of_lightgbm_is_refused(tmp_path: Path) -> None:
         return lightgbm.train(SMALL | settings, lightgbm.Dataset(X, y, params=settings), 3)
 
     for model, complaint in (
-        (trained(linear_tree=True), "linear models in their leaves"),
+        (trained(linear_tree=True), "linear models in its leaves"),
         (trained(reg_sqrt=True), "objective 'regression sqrt'"),
         (trained(objective="fair"), "objective 'fair'"),
         (trained(zero_as_missing=True), "zero_as_missing"),
