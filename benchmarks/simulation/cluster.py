@@ -458,6 +458,8 @@ class SimulatedFitCalls(SimulatedCalls):
 class _Client(Client):
     """The attributes of a Dask client that a fit uses."""
 
+    loop = None  # type: ignore[assignment]  # calls run in the simulated loop
+
     def __init__(self, simulated: Simulated) -> None:
         self.simulated = simulated
         self.id = uuid.uuid4().hex
