@@ -90,10 +90,7 @@ def current_client(given: Any) -> Iterator[Client | None]:
             yield client
         return
     if dask.config.get("scheduler", None) in (None, "dask.distributed", "distributed"):
-        try:
-            client = Client.current(allow_global=True)
-        except ValueError:
-            client = None
+        client = _default_client()
         with nullcontext() if client is None else usable(checked(client)):
             if client is not None:
                 _wait_for_scheduler(client)
@@ -118,9 +115,13 @@ def connected(scheduler: str | None, n_workers: int | None) -> Iterator[Client]:
         When the scheduler cannot be reached.
     """
     if scheduler is not None:
+        before = _default_client()
         try:
             client = Client(scheduler, timeout=CONNECT_TIMEOUT)
         except (OSError, ValueError, TypeError, RuntimeError) as error:  # of these the last two by Dask's settings of TLS
+            half_made = _default_client()  # Dask closes it after errors of the network only
+            if half_made is not None and half_made is not before:
+                half_made.close()
             raise DBoostError(f"the scheduler at {scheduler} cannot be reached: {_reason(scheduler, error)}") from error
         with client:
             yield client
@@ -131,6 +132,13 @@ def connected(scheduler: str | None, n_workers: int | None) -> Iterator[Client]:
         Client(cluster) as client,
     ):
         yield client
+
+
+def _default_client() -> Client | None:
+    try:
+        return Client.current()
+    except ValueError:
+        return None
 
 
 def _reason(scheduler: str, error: Exception) -> str:

@@ -125,6 +125,9 @@ def test_settings_with_which_no_scheduler_is_reached(
         assert main(["train", str(data / "data"), "--target", "z", "--scheduler", scheduler]) == 1
     said = capsys.readouterr().err
     assert f"the scheduler at {scheduler} cannot be reached: " in said and reason in said and "Traceback" not in said
+    with pytest.raises(ValueError, match="No clients found"):  # the half-made one is not the default of later calls
+        Client.current()
+    assert dask.config.get("scheduler", None) != "dask.distributed"
 
 
 @pytest.mark.slow
