@@ -692,7 +692,7 @@ def make_plan(
         integer_weights=max_weight is not None,
         constant_hessian=constant_hessian,
         weights_as_hessian=weights_as_hessian,
-        steady_gradients=loss.is_piecewise_linear,
+        steady_gradients=loss.is_piecewise_linear and request.budget is None,  # needs bytes that no budget counts
         max_leaves=policy.max_leaves,
         n_channels=precision.n_channels,
         loss_unit=stats.loss_unit,

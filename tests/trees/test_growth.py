@@ -230,6 +230,7 @@ STEADY = {
     "integer weights": ({"min_samples_leaf": 3}, "whole", 1),
     "weights": ({"l1_regularization": 0.1}, "fractions", 1),
     "samples": ({"subsample": 0.5}, None, 0),
+    "a limit, which counts no bytes for it": ({"memory_limit": "1GiB"}, None, 0),
     "huber": ({"loss": "huber"}, None, 0),
 }
 
