@@ -27,6 +27,7 @@ from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.input_data import TableInput, input_of
 from dboost.model import model_file
 from dboost.params import EarlyStopping, LearningParameters, accepts_peer_names, canonical, shows_parameters, with_seed
+from dboost.session.local_sessions import LocalSessions
 from dboost.session.memory import Budget
 from dboost.session.target import check_categories, name_of_target
 from dboost.session.warm_start import WarmStart, check_options, keywords_for, without_model
@@ -35,7 +36,7 @@ from dboost.storage.spool import PrivateDirectory
 from dboost.training.auto_iterations import FRACTION, check_refit, hold_out, refitted, with_auto_iterations
 from dboost.training.callbacks import Callback
 from dboost.training.dataset_rows import lease_of
-from dboost.training.fit import LocalTable, SessionRows, interruptible_reading
+from dboost.training.fit import interruptible_reading, propose_bins
 from dboost.training.plan import FitRequest, check_group, checked_callbacks, has_out_of_bag
 from dboost.training.prepared_dataset import (
     PreparedDataset,
@@ -448,18 +449,18 @@ def _prepared(
 def _write_prepared(source: TableInput, request: FitRequest, settings: dict[str, Any], folder: Path) -> PreparedDataset:
     """Read a table and write its bins to a folder. settings : the keywords of `prepare` that shape the data, as JSON."""
     options = replace(request.reading, spool_roles=True)
-    table = LocalTable(partial(source.table.open, options, **request.warm_start.like), request.n_threads)
-    rows, seed = SessionRows(table, request), request.parameters.random_state
-    progress = request.progress
-    with interruptible_reading(), closing(rows):
+    sessions = LocalSessions(partial(source.table.open, options, **request.warm_start.like), request.n_threads)
+    parameters, progress = request.parameters, request.progress
+    with interruptible_reading(), closing(sessions):
         progress.phase("reading the data")
-        start = request.warm_start.widened(rows.load())
-        scan = check_categories(table.target_scans(), name_of_target(request.roles["target"]))
+        features = sessions.load()
+        start = request.warm_start.widened(features)
+        scan = check_categories(sessions.target_scans(), name_of_target(request.roles["target"]))
         progress.phase("binning")
-        binning = rows.propose_bins(start, request.parameters)
+        binning = propose_bins(request, parameters, start, features, sessions)
         progress.phase("writing")
-        how: dict[str, Any] = {"warm_start": start, "seed": seed, "n_threads": request.n_threads}
-        written = write_binned(table, scan, binning, folder, **how, count=progress.count)
+        how: dict[str, Any] = {"warm_start": start, "seed": parameters.random_state, "n_threads": request.n_threads}
+        written = write_binned(sessions, scan, binning, folder, **how, count=progress.count)
     written.settings = settings
     return written
 

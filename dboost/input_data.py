@@ -22,12 +22,20 @@ from dboost.distributed.client import client_for
 from dboost.errors import InputTypeError, ParameterError
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
+from dboost.session.local_sessions import LocalSessions
 from dboost.session.memory import Budget
-from dboost.training.fit import LocalTable, fit, fit_table
+from dboost.training.fit import train
 from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.plan import FitRequest
-from dboost.training.prepared_dataset import PreparedRows, check_same, check_same_model, is_prepared, open_folder, roles_of_fits
+from dboost.training.prepared_dataset import (
+    PreparedSessions,
+    check_same,
+    check_same_model,
+    is_prepared,
+    open_folder,
+    roles_of_fits,
+)
 
 if TYPE_CHECKING:
     from dboost.distributed.read_tasks import ReadTasks
@@ -133,7 +141,7 @@ class TableInput:
         like = request.warm_start.like
         with self.place() as cluster:
             if cluster is None:
-                return fit_table(request, partial(self.table.open, request.reading, **like))
+                return train(request, LocalSessions(partial(self.table.open, request.reading, **like), request.n_threads))
             from dboost.distributed.cluster_fit import fit_on_cluster
 
             return fit_on_cluster(cluster, request, partial(self.tasks, cluster, request.budget, **like))
@@ -142,8 +150,8 @@ class TableInput:
         n_threads, like = options["n_threads"], {"like": model.features}
         with self.place() as cluster:
             if cluster is None:
-                table = LocalTable(partial(self.table.open, ReadOptions(n_threads), **like), n_threads)
-                return refit_leaves(model, table, **options)
+                sessions = LocalSessions(partial(self.table.open, ReadOptions(n_threads), **like), n_threads)
+                return refit_leaves(model, sessions, **options)
             from dboost.distributed.cluster_fit import refit_on_cluster
 
             return refit_on_cluster(cluster, model, partial(self.tasks, cluster, None, **like), **options)
@@ -203,11 +211,10 @@ class PreparedInput:
             check_same_model(opened, None if start.model is None else model_file.digest(start.model))
             if start.model is not None:
                 self._check({"continue_bins": "kept" if start.keeps_bins else "new"})
-            rows = PreparedRows(opened, request)
         except BaseException:
             opened.close()
             raise
-        return fit(request, rows)
+        return train(replace(request, binned=opened.description), PreparedSessions(opened, request))
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:
         self._check(self.given)

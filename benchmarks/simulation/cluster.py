@@ -42,7 +42,7 @@ from dboost.distributed.worker_calls import METHODS, Branch, Decode, FitCalls, L
 from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.kernels.histograms import PAIR
 from dboost.session.calls import SessionRef, unpack
-from dboost.session.worker_session import WorkerSession
+from dboost.session.worker_session import Session
 from dboost.training.fit_result import FitResult
 from dboost.training.plan import FitRequest
 
@@ -228,7 +228,7 @@ class Simulated:
         self.deciding += took if self._trains else 0.0
         return took
 
-    def seconds_of(self, holding: WorkerSession | None, number: int, method: str, arguments: Any, took: float) -> float:
+    def seconds_of(self, holding: Session | None, number: int, method: str, arguments: Any, took: float) -> float:
         """Return the simulated seconds of a call, which took some real ones."""
         seconds = took if holding is None else self._of_rows(holding, method, arguments, took)
         if self._trains:
@@ -240,7 +240,7 @@ class Simulated:
         held = (self.workers[ref.worker].holder._sessions.values() for ref in (branch.ref, *branch.below))
         return self.many * sum(session.n_rows for sessions in held for session in sessions)
 
-    def _of_rows(self, holding: WorkerSession, method: str, arguments: Any, took: float) -> float:
+    def _of_rows(self, holding: Session, method: str, arguments: Any, took: float) -> float:
         """Return the cost of a method for a worker with many rows and columns: what it took, and that of the other rows."""
         if method == "update_scores":
             return took + holding.n_rows * (self.many - 1.0) * self.costs.advance
@@ -261,7 +261,7 @@ class Simulated:
             return took + (self.columns - 1.0) * (added + searched)
         return took
 
-    def _of_other_rows(self, holding: WorkerSession, tasks: Any, requests: Any) -> float:
+    def _of_other_rows(self, holding: Session, tasks: Any, requests: Any) -> float:
         """Return the cost of a round beyond that of the real rows and columns."""
         return sum(
             self.costs.of_round(runner.grower, bool(tasks), output, request, self.many, self.columns)

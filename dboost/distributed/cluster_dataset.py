@@ -44,7 +44,8 @@ from dboost.data.partition import (
 from dboost.data.roles import ROLES, n_columns_of, rows_of
 from dboost.data.stored_stream import WAVE_BYTES
 from dboost.data.table import ColumnUnifier, values_of
-from dboost.distributed.cluster_fit import ClusterTable, fit_over, n_parts_of
+from dboost.distributed.cluster_fit import n_parts_of, train_on
+from dboost.distributed.cluster_sessions import ClusterSessions
 from dboost.distributed.connection import Connection, address_of, current_client, submit, usable
 from dboost.distributed.messages import pack
 from dboost.distributed.read_tasks import MIN_ROWS, ReadTasks, finished, rows_alone
@@ -63,7 +64,6 @@ from dboost.shards.shard_spec import NARROW_BINS
 from dboost.storage.lease import Lease
 from dboost.training.dataset_rows import (
     DatasetDescription,
-    DatasetRows,
     FoldScoresOfPartition,
     StoredDataset,
     check_thresholds,
@@ -78,7 +78,7 @@ from dboost.training.dataset_rows import (
     write_description,
     write_part,
 )
-from dboost.training.fit import SessionRows, starts_of
+from dboost.training.fit import propose_bins
 from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.plan import FitRequest
@@ -148,20 +148,20 @@ class ClusterRows:
         if request.fold is not None:  # workers load folds at the same time
             request = replace(request, fold=replace(request.fold, loading=nullcontext()))
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
-            table = self._table(connection, request.budget, request.n_threads, request.n_at_once)
-            return fit_over(connection, request, DatasetRows(table, request, self.data))
+            sessions = self._sessions(connection, request.budget, request.n_threads, request.n_at_once)
+            return train_on(connection, replace(request, binned=self.data), sessions)
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:
         check_thresholds(model, self.data.binning, "refit_leaves")
         with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
-            table = self._table(connection, None, options["n_threads"])
-            return refit_leaves(model, table, rows_of=partial(DatasetRows, data=self.data), **options)
+            sessions = self._sessions(connection, None, options["n_threads"])
+            return refit_leaves(model, sessions, binned=self.data, **options)
 
-    def _table(self, connection: Connection, budget: Budget | None, n_threads: int, n_at_once: int = 1) -> ClusterTable:
+    def _sessions(self, connection: Connection, budget: Budget | None, n_threads: int, n_at_once: int = 1) -> ClusterSessions:
         def make_tasks() -> BinnedTasks:
             return BinnedTasks(self.data, self.futures, self.filled, budget, self.n_rows)
 
-        return ClusterTable(connection, make_tasks, n_threads, n_at_once=n_at_once)
+        return ClusterSessions(connection, make_tasks, n_threads, n_at_once=n_at_once)
 
     def targets(self) -> Column:
         return joined_targets(self._map(_target_of, [() for _ in self.futures]))
@@ -291,16 +291,14 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
         raw, held = (tasks, []) if tasks.parts is not None else _held(client, tasks, restricted)
         futures: list[Future] = []
         try:
-            table = ClusterTable(connection, lambda: raw, request.n_threads)
-            rows = SessionRows(table, request)
-            features = rows.load()
-            n_targets = check_categories(table.target_scans(), name_of_target(request.roles.get("target"))).n_columns
-            partitions = table.partitions
+            sessions = ClusterSessions(connection, lambda: raw, request.n_threads)
+            features = sessions.load()
+            n_targets = check_categories(sessions.target_scans(), name_of_target(request.roles.get("target"))).n_columns
+            partitions = sessions.training
             raw = partitions.source  # read again, perhaps, with columns as text
             request.progress.phase("binning")
-            binning = rows.propose_bins(COLD_START, parameters)
-            n_kept = table.n_kept
-            starts, n_rows = starts_of(n_kept), sum(n_kept.values())
+            binning = propose_bins(request, parameters, COLD_START, features, sessions)
+            n_kept, n_rows, ranges = sessions.n_kept, sessions.n_rows, partitions.numbers.ranges
             plan = replace(raw.plan, known=features, extend_categories=False)
             has = raw.roles
             ends = np.cumsum([0, *(partitions.lengths[i] for i in range(raw.n_parts))]).tolist()
@@ -316,7 +314,7 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
             }
             for i, key in enumerate(keys):
                 given = {role: rows_alone(some_values(values, ends[i], ends[i + 1])) for role, values in raw.whole.items()}
-                known = starts[i], n_kept[i], partitions.lengths[i], partitions.fingerprints[i]
+                known = *ranges[i], partitions.lengths[i], partitions.fingerprints[i]
                 if raw.parts is not None:
                     graph[key] = (_bin_read, shared, i, known, pack(given), pack((owners[i], raw.parts.only([i]))))
                 else:
@@ -335,7 +333,7 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
                 future.release()
     filled = [sample for i, sample in enumerate(samples) if n_kept[i]]
     values = np.concatenate([values for values, _ in filled])
-    data = DatasetDescription(binning, table.named, values, joined_targets([target for _, target in filled]))
+    data = DatasetDescription(binning, sessions.named, values, joined_targets([target for _, target in filled]))
     return ClusterRows(client, data, futures, tuple(n_kept[i] for i in range(len(keys))), has, request.workers)
 
 

@@ -47,7 +47,7 @@ from dboost.distributed.messages import OK
 from dboost.params import usable_processors
 from dboost.session.calls import SessionRef, pack_round, unpack
 from dboost.session.memory import Budget
-from dboost.session.session import Session
+from dboost.session.worker_session import Session
 from dboost.shards.shard import MOST_ROWS
 from dboost.shards.shard_spec import ShardSpec
 
@@ -187,12 +187,11 @@ def hand_overs(
     hosts: Mapping[str, str | None],
     n_fits: int,
     row_bytes: int,
-    is_whole: bool,
 ) -> dict[SessionRef, HandOver]:
     """Return what each session does, as far as there is something to do.
 
     n_threads, hosts : of the usable workers of the fit, by address; n_fits : number of fits on the cluster; row_bytes : of an
-    encoded row; is_whole : whether one session has all rows afterwards. Otherwise a trainer has a shard for each thread.
+    encoded row.
     """
     found: dict[SessionRef, HandOver] = {}
     for trainer in sorted(set(trainers.values())):
@@ -205,15 +204,12 @@ def hand_overs(
             continue
         readers = [ref for ref in group if members[ref].has_read]
         n_parts = dict.fromkeys(group, 0) | {ref: max(-(-members[ref].n_rows * row_bytes // PART_BYTES), 1) for ref in readers}
-        if not is_whole:
-            n_parts |= {ref: max(n_parts[ref], -(-n // len(readers))) for ref in readers}
         given = [n_parts[ref] for ref in group if ref != trainer]
         n_senders = tuple(sum(many > k for many in given) for k in range(max(given, default=0)))
         found |= {ref: HandOver(trainer, n_parts[ref], n) for ref in group}
         found[trainer] = found[trainer]._replace(n_senders=n_senders)
-        if is_whole:
-            n_rows = sum(members[ref].n_kept for ref in readers)
-            found[trainer] = found[trainer]._replace(n_parts=min(n_parts[trainer], 1), n_rows=n_rows)
+        n_rows = sum(members[ref].n_kept for ref in readers)
+        found[trainer] = found[trainer]._replace(n_parts=min(n_parts[trainer], 1), n_rows=n_rows)
     return found
 
 

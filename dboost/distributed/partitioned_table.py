@@ -17,12 +17,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from dboost.config import imbalance, session_per_host
-from dboost.data.binning import Sample
 from dboost.data.partition import ReadPlan, some_values
 from dboost.data.row_metadata import MetadataRows
 from dboost.display import counted
@@ -34,10 +33,14 @@ from dboost.distributed.rebalance import is_for_one_worker, is_held, plan_moves,
 from dboost.distributed.sample_exchange import choose_owners
 from dboost.errors import DataError, DBoostError
 from dboost.schema import Feature
-from dboost.session.calls import BuildSpec, PartitionStats, SessionRef
+from dboost.session.batch_rows import BatchRows
+from dboost.session.calls import BuildSpec, PartitionStats, RowNumbers, SessionRef
 from dboost.session.encoded_rows import row_bytes
 from dboost.session.memory import Budget
-from dboost.session.session import ByPartitions, Result, Session, name_of
+from dboost.session.row_samples import PerRow
+from dboost.session.worker_session import Session
+
+Result = TypeVar("Result")
 
 _log = logging.getLogger("dboost")
 
@@ -78,6 +81,7 @@ class PartitionedTable:
     n_at_once: int = 1  # fits that run at the same time
     #: What shards are built with, if sessions hand their rows over to one session of their host (`host_sessions`).
     host_spec: BuildSpec | None = None
+    numbers: RowNumbers = field(default_factory=partial(RowNumbers, {}, 0))  # once the rows are numbered
     _n_trained: dict[int, int] | None = None
     _known: tuple[Feature, ...] | None = None
     _n_batches: int = 0
@@ -112,18 +116,25 @@ class PartitionedTable:
         self._known = features
         self.stages.append(Stage(Session.set_features, lambda numbers: (features, self.source.named)))
 
-    def apply(self, step: ByPartitions[None]) -> None:
+    def change(self, step: Callable[..., None], *arguments: Any) -> None:
         """Change the rows in all sessions before their next call, and in those that read partitions again later."""
-        self.stages.append(Stage(Session.apply, lambda numbers: (step(numbers),)))
+        ranges = self.numbers.ranges
+
+        def of_session(numbers: Sequence[int]) -> tuple[Any, ...]:
+            own = [one.of_partitions([ranges[i] for i in numbers]) if isinstance(one, PerRow) else one for one in arguments]
+            return step, tuple(own)
+
+        self.stages.append(Stage(Session.change, of_session))
+
+    def number(self, n_kept: dict[int, int]) -> None:
+        """Number the rows, once they are read and again once rows have been held out. n_kept : training rows by partition."""
+        self._n_trained, self.numbers = n_kept, RowNumbers.of(n_kept)
+        self.change(BatchRows.number, self.numbers)
 
     def complete(self) -> None:
         """Make the changes now that would be made with the next call."""
         self._n_sent = len(self.stages)
         self.repair()
-
-    def set_n_trained(self, n_kept: dict[int, int]) -> None:
-        """Set the number of training rows of each partition, once rows have been held out."""
-        self._n_trained = n_kept
 
     def build(self, method: Callable[..., Result], arguments: Callable[[], tuple[Any, ...]]) -> list[Result]:
         """Build shards or evaluation sets, and return the results of the method in all sessions.
@@ -182,30 +193,31 @@ class PartitionedTable:
         numbers = sorted(self.lengths)
         return str(MetadataRows(tuple(self.lengths[i] for i in numbers), True).place(row))
 
-    def read(self, function: ByPartitions[Result]) -> list[Result]:
-        """Return the result of a function of the rows of each session, in no particular order."""
+    def ask(self, question: Callable[..., Result], *arguments: Any) -> list[Result]:
+        """Return the answers of all sessions, in no particular order."""
+        asking = Stage(Session.ask, lambda _: (question, arguments))
 
         def ask() -> list[Result]:
-            reading = Stage(Session.read, lambda numbers: (function(numbers),))
-            answers = self._call_each(self.worker_partitions, [*self.stages[self._n_sent :], reading])
+            answers = self._call_each(self.worker_partitions, [*self.stages[self._n_sent :], asking])
             return [answer for _, answer in answers]
 
-        return self._until_none_is_lost(name_of(function(())), ask)
+        return self._until_none_is_lost(question.__name__, ask)
 
-    def propose(self, draw: ByPartitions[Sample], n_columns: int, max_bins: int) -> list[np.ndarray]:
-        """Return the split candidates of columns, see `session.proposal`. draw : returns the sampled values of a session."""
+    def propose(self, seed: int, columns: tuple[int, int], max_bins: int) -> list[np.ndarray]:
+        """Return the split candidates of a range of the numeric columns, see `session.proposal`."""
         # Changes are not sent with this call: a session whose change failed would keep others waiting for its values.
         self.complete()
 
         def ask() -> list[np.ndarray]:
-            draws: dict[SessionRef, list[tuple[str, Any]]] = {}
+            batches: dict[SessionRef, list[str]] = {}
             for entry in self.worker_partitions:
-                draws.setdefault(entry.ref, []).append((entry.batch, draw(entry.numbers)))
-            order = choose_owners(sorted(draws), sum(self.n_kept.values()), n_columns, max_bins)
-            answers = self.connection.ask_each({ref: (some, order) for ref, some in draws.items()}, Session.draw_sample)
+                batches.setdefault(entry.ref, []).append(entry.batch)
+            order = choose_owners(sorted(batches), sum(self.n_kept.values()), columns[1] - columns[0], max_bins)
+            draws = {ref: ((of_session, seed, columns), order) for ref, of_session in batches.items()}
+            answers = self.connection.ask_each(draws, Session.draw_sample)
             return [edges for owner in order.owners for edges in answers[owner]]
 
-        return self._until_none_is_lost(name_of(draw(())), ask)
+        return self._until_none_is_lost(BatchRows.proposal_sample.__name__, ask)
 
     def _until_none_is_lost(self, name: str, ask: Callable[[], Result]) -> Result:
         """Return the result of calls of all sessions that make the changes not sent yet, too; repeated after losses.
@@ -358,8 +370,7 @@ class PartitionedTable:
             members |= {ref: Member(0, hosts[ref.worker], place_of(ref), has_read=False) for ref in others}
             n_fits = self.connection.n_fits
             takers = choose_trainers(members, self.connection.number if n_fits > 1 else 0, trainers)
-            is_whole = len({takers.get(entry.ref, entry.ref) for entry in self.worker_partitions}) == 1
-            orders = hand_overs(takers, members, n_threads, hosts, n_fits, row_bytes(spec.shard), is_whole)
+            orders = hand_overs(takers, members, n_threads, hosts, n_fits, row_bytes(spec.shard))
             if orders:
                 self.connection.ask_each({ref: (batch, spec, order) for ref, order in orders.items()}, Session.hand_over)
             self._trainers |= set(takers.values())

@@ -19,7 +19,7 @@ from dboost.distributed.line import Pieces, pieces_of, unpacked
 from dboost.distributed.messages import OK, pack
 from dboost.session.calls import SessionRef, unpack
 from dboost.session.proposal import ProposalOrder
-from dboost.session.session import Session
+from dboost.session.worker_session import Session
 
 
 def choose_owners(refs: Sequence[SessionRef], n_rows: int, n_columns: int, max_bins: int) -> ProposalOrder:
@@ -38,9 +38,9 @@ def answer_proposal(
 
     execute : calls a method of the session; exchange : sends slices and returns those of other sessions, so many.
     """
-    draws, order = unpack(arguments)
+    draw, order = unpack(arguments)
     own = order.owners.index(here) if here in order.owners else None
-    status, answer = execute(Session.draw_sample.__name__, (draws, order.bounds, own))
+    status, answer = execute(Session.draw_sample.__name__, (*draw, order.bounds, own))
     if status != OK:
         return status, answer
     ranges, kept = answer

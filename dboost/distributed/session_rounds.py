@@ -21,7 +21,7 @@ from typing import Any
 from dboost.distributed.messages import LostWorkers, Timing
 from dboost.distributed.worker_calls import Branch, Decode, RoundSums, WorkerCalls
 from dboost.session.calls import FeatureSearch, SessionRef, SliceExchange, pack_round, unpack
-from dboost.session.session import Session
+from dboost.session.worker_session import Session
 from dboost.trees.grower import MOST_OPENED, Round
 from dboost.trees.split_finder import unpack_splits
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
@@ -33,7 +33,7 @@ _MOST_QUEUED_BYTES = 64 * 1024
 
 
 class SessionRounds:
-    """Grows the trees of a fit on sessions; implements `RoundCalls`. Stores what the sessions know from earlier trees."""
+    """Grows the trees of a fit on sessions. Stores what the sessions know from earlier trees."""
 
     def __init__(self) -> None:
         self._rounds = TreeRounds()
@@ -69,7 +69,7 @@ class SessionRounds:
         self._n_under_way = 0
         began, before = time.perf_counter(), calls.n_bytes
         order = replace(order, n_in_flight=self._most_in_flight(order))
-        trees = [grown.copy() for grown in self._rounds.grow_trees(self, order)]
+        trees = [grown.copy() for grown in self._rounds.grow_trees(self.begin_round, order)]
         in_reducer = time.perf_counter() - began - self._in_calls
         waiting = max(self._in_calls - self._timing.compute - self._timing.reduce, 0.0)
         return trees, self._timing + Timing(reduce=in_reducer, wait=waiting, n_bytes=calls.n_bytes - before)
@@ -85,7 +85,7 @@ class SessionRounds:
         return min(order.n_in_flight, self._calls.most_in_flight)
 
     def begin_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> Callable[[], RoundSumsAndSplits]:
-        """See `RoundCalls`."""
+        """See `BeginRound`."""
         began = time.perf_counter()
         requests = {output: request for output, (request, _) in rounds.items()}
         if self._exchange:

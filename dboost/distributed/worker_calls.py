@@ -74,7 +74,7 @@ from dboost.distributed.messages import (
 )
 from dboost.errors import is_out_of_descriptors, out_of_descriptors
 from dboost.session.calls import SessionRef, pack_round, unpack
-from dboost.session.session import SESSION_METHODS, Session
+from dboost.session.worker_session import SESSION_METHODS, Session
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.split_finder import PackedSplits, merge_splits
 

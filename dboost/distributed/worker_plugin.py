@@ -1,4 +1,4 @@
-"""The worker plugin: keeps a `WorkerSession` for each fit, and answers the reducer's calls.
+"""The worker plugin: keeps a `Session` for each fit, and answers the reducer's calls.
 
 Calls arrive over Dask's connections at the handlers that `setup` registers, or on lines (`distributed.line`), each of which has
 a thread. All calls run in threads of the plugin: work on the event loop would make the worker look dead, and the threads of
@@ -60,8 +60,7 @@ from dboost.errors import DBoostError
 from dboost.params import usable_processors
 from dboost.session.calls import MissingPartitions, SessionRef, pack_round, unpack
 from dboost.session.memory import Budget, keep_freed_memory, trim_memory
-from dboost.session.session import SESSION_METHODS, Session
-from dboost.session.worker_session import WorkerSession
+from dboost.session.worker_session import SESSION_METHODS, Session
 from dboost.storage.spool import remove_stale, temporary_root
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.split_finder import PackedSplits
@@ -160,7 +159,7 @@ class PartitionMover:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
 
-def _packed_slice(worker_session: WorkerSession, batch: str, partition: int, number: int) -> tuple[bytes, bool] | None:
+def _packed_slice(worker_session: Session, batch: str, partition: int, number: int) -> tuple[bytes, bool] | None:
     try:
         chunk, more = worker_session.batch_of(batch).give(partition, number)
     except MissingPartitions:
@@ -168,7 +167,7 @@ def _packed_slice(worker_session: WorkerSession, batch: str, partition: int, num
     return pack(chunk), more
 
 
-def _slices(worker_session: WorkerSession, batch: str, partition: int) -> Iterator[Chunk]:
+def _slices(worker_session: Session, batch: str, partition: int) -> Iterator[Chunk]:
     """Yield the slices of a partition that this worker has read."""
     for number in count():
         chunk, more = worker_session.batch_of(batch).give(partition, number)
@@ -177,7 +176,7 @@ def _slices(worker_session: WorkerSession, batch: str, partition: int) -> Iterat
             return
 
 
-def _take_slice(worker_session: WorkerSession, batch: str, partition: int, plan: bytes, content: bytes, number: int) -> None:
+def _take_slice(worker_session: Session, batch: str, partition: int, plan: bytes, content: bytes, number: int) -> None:
     how, budget, whole = unpack(plan)
     worker_session.open_batch(batch, how, budget, whole).take_slice(partition, unpack(content), number)
 
@@ -196,7 +195,7 @@ _OF_ROUNDS = frozenset(
     for method in (Session.round_histograms, Session.histogram_slices, Session.add_slices, Session.search_slices)
 )
 #: Other calls of every iteration whose results contain none.
-_OF_ITERATIONS = frozenset(method.__name__ for method in (Session.update_scores, Session.grow_trees))
+_OF_ITERATIONS = frozenset(method.__name__ for method in (Session.advance_to, Session.grow_trees))
 #: Calls whose results are not packed: those of rounds, and what is sent to other sessions, whose parts are packed one by one.
 _NOT_PACKED = _OF_ROUNDS | {Session.draw_sample.__name__, Session.hand_over.__name__}
 #: Calls that free the memory of feature values.
@@ -218,7 +217,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         keep_freed_memory()
         self._worker = worker
         self._loop = asyncio.get_running_loop()
-        self._sessions: dict[str, WorkerSession] = {}
+        self._sessions: dict[str, Session] = {}
         self._ended: set[str] = set()
         #: Number of running tasks that the end of a fit waits for, see `running`.
         self._running: Counter[str] = Counter()
@@ -271,7 +270,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         """Return whether this worker has a session."""
         return {"status": OK, "has": self.known(fit, session) is not None}
 
-    def worker_session(self, fit: str, lost: Collection[str] = ()) -> WorkerSession:
+    def worker_session(self, fit: str, lost: Collection[str] = ()) -> Session:
         """Return this worker's session of a fit; create it at the first call. lost : names of lost sessions."""
         with self._lock:
             if fit in self._ended:
@@ -285,10 +284,10 @@ class DBoostWorkerPlugin(WorkerPlugin):
                 # Remove files of a worker that was killed; a fit in memory and the client would not remove them.
                 for root in {folder, temporary_root()}:
                     remove_stale(root)
-                self._sessions[fit] = WorkerSession(worker.state.nthreads, folder, _spare(worker))
+                self._sessions[fit] = Session(worker.state.nthreads, folder, _spare(worker))
             return self._sessions[fit]
 
-    def known(self, fit: str, session: str | None = None) -> WorkerSession | None:
+    def known(self, fit: str, session: str | None = None) -> Session | None:
         """Return this worker's session of a fit; None if there is none, or if its name is not `session`."""
         found = self._sessions.get(fit)
         return None if found is None or session not in (None, found.session) else found
@@ -622,24 +621,24 @@ def bytes_of(answer: Any) -> int:
     return 0
 
 
-def _method_of(worker_session: WorkerSession, name: str) -> Any:
+def _method_of(worker_session: Session, name: str) -> Any:
     if name not in SESSION_METHODS:
         raise RuntimeError(f"a session has no method {name!r}")
     return getattr(worker_session, name)
 
 
-def _close(worker_session: WorkerSession) -> None:
+def _close(worker_session: Session) -> None:
     with worker_session.lock:
         worker_session.close()
 
 
-def _discard(worker_session: WorkerSession, batch: str) -> None:
+def _discard(worker_session: Session, batch: str) -> None:
     with worker_session.lock:
         worker_session.keep_only(batch, ())
         trim_memory()
 
 
-def here(fit: str, version: str, lost: Collection[str]) -> tuple[WorkerSession, SessionRef]:
+def here(fit: str, version: str, lost: Collection[str]) -> tuple[Session, SessionRef]:
     """Return this worker's session of a fit; called in tasks. version : of the client; lost : names of lost sessions."""
     worker, plugin = get_worker(), _plugin()
     if version != __version__:

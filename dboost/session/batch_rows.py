@@ -7,9 +7,9 @@ everything into memory, for functions that need all rows together.
 
 `BatchRows.pieces` yields encoded rows with their first raw scores, piece by piece, for code that writes them to files.
 
-**Functions of a batch.** What a fit learns from rows before they are encoded is a function of `BatchRows`, in the module of its
-subject (`row_assignment`, `reference_sample`), or a method of `BatchRows`. `Session.read` and `Session.apply` call it in every
-session. A function is pickled by its name, with further arguments as a `functools.partial`.
+**Functions of a batch.** What a fit learns from rows before they are encoded is a function of `BatchRows`, in the module of
+its subject (`row_assignment`, `reference_sample`), or a method of `BatchRows`. `Sessions.ask` and `Sessions.change` call it in
+every session. A function is pickled by its name.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ from dboost.data.binning import Sample, sample_rows
 from dboost.data.roles import RowRoles
 from dboost.data.table import kept_rows
 from dboost.model.ensemble import FlatEnsemble
-from dboost.session.calls import BuildSpec
+from dboost.session.calls import BuildSpec, RowNumbers
 from dboost.session.encoded_rows import EncodedRows, joined_rows
 from dboost.session.partition_batch import PartitionBatch
 from dboost.session.row_samples import TRAIN, ChosenRows, FoldRows
 from dboost.session.target import Target, encode_chunk, encode_like
-from dboost.session.thread_team import is_small
 from dboost.session.warm_start import WarmStart, add_block, add_trees, chunk_matrices, matrix_of, starting_scores
 from dboost.shards.apply_trees import ConsecutiveCodes
 from dboost.shards.encode import distinct_of, encode_table, encoded_pieces, sampled
-from dboost.shards.shard import BinnedColumns, RowIds, columns_among, tiles_of
-from dboost.shards.shard_blocks import ShardBlocks, compacted, rows_in_memory
+from dboost.shards.encoded_store import EncodedStore, rows_in_memory
+from dboost.shards.shard import BinnedColumns, RowIds, columns_among, compacted, tiles_of
 from dboost.shards.shard_spec import code_fields, rows_that_fit
 from dboost.shards.shared_codes import SharedCodes, shared_codes
 from dboost.storage.row_store import InFiles, RowStore
@@ -76,7 +75,11 @@ class BatchRows:
         The rows of each evaluation set that is chosen from the table, by its name; None before `row_assignment.assign_rows`.
     fold : FoldRows, or None
         The fold that the rows are trained on for, if it belongs to a group of folds.
+    numbers : RowNumbers
+        The global ids of the rows of all sessions. They are given again once rows have been held out.
     """
+
+    numbers: RowNumbers
 
     def __init__(
         self, table: Table, n_threads: int, source: PartitionBatch | Table | None, n_growing: int | None = None
@@ -84,7 +87,7 @@ class BatchRows:
         self.table, self.n_threads, self._n_growing, self._source = table, n_threads, n_growing, source
         self.chosen: dict[str, ChosenRows] | None = None
         self.fold: FoldRows | None = None
-        self._shared: dict[int, SharedCodes] = {}  # by share, until the rows are built
+        self._shared: SharedCodes | None = None  # until the rows are built
         self.y = np.empty(0)
         self.start_scores: np.ndarray | None = None
         if table.keeps_roles_apart:
@@ -132,20 +135,16 @@ class BatchRows:
             if spec.shard.grouped:
                 assert roles.group is not None
                 fields["draw_id"] = roles.group[here]
-            yield StartingPiece(spec.starts[table.numbers[chunk]] + at, piece.codes, fields)
+            yield StartingPiece(self.numbers.start(table.numbers[chunk]) + at, piece.codes, fields)
             at += n
 
-    def shards(self, spec: BuildSpec) -> Iterator[ShardBlocks]:
-        """See `StartingRows`. Raw values are released before the last shard is allocated."""
+    def in_memory(self, spec: BuildSpec) -> EncodedStore | None:
+        """See `StartingRows`. Raw values are released before the arrays of the state are allocated."""
         self.gather()
-        n_kept = self.n_kept
-        is_one = spec.is_whole or is_small(n_kept, len(spec.binning.features))
-        n_shards = 1 if is_one else self.n_threads
         if self._shares_codes:
-            yield from self._shards_of_fold(spec, n_shards)
-            return
-        for rows in self.encoded(spec, n_shards):
-            yield joined_rows([rows], spec)
+            return self._rows_of_fold(spec)
+        rows = list(self.encoded(spec, 1))
+        return joined_rows(rows, spec, self.n_threads) if rows else None
 
     def encoded(self, spec: BuildSpec, n_parts: int, n_rows: int = 0) -> Iterator[EncodedRows]:
         """Yield the rows of positive weight in memory, as at most `n_parts` ranges of about the same number of rows.
@@ -156,7 +155,7 @@ class BatchRows:
         self.gather()
         table, y, weight = self.table, self.y, self.table.weight
         kept = kept_rows(weight)
-        n_kept, ids = table.n_rows if kept is None else len(kept), self.ids(spec)
+        n_kept, ids = table.n_rows if kept is None else len(kept), self.ids()
         for k in range(n_parts):
             kept_range = slice(n_kept * k // n_parts, n_kept * (k + 1) // n_parts)
             n = kept_range.stop - kept_range.start
@@ -182,30 +181,27 @@ class BatchRows:
                 fields["draw_id"] = draw_id
             yield EncodedRows(fields, np.array(ids.runs(kept_range.start, kept_range.stop), np.int64))
 
-    def _shards_of_fold(self, spec: BuildSpec, n_shards: int) -> Iterator[ShardBlocks]:
-        """Yield the rows that a fold trains on, whose codes are shared with the other folds of its group."""
-        fold, ids, before = self.fold, self.ids(spec), 0
+    def _rows_of_fold(self, spec: BuildSpec) -> EncodedStore | None:
+        """Return the rows that a fold trains on, whose codes are shared with the other folds of its group."""
+        fold = self.fold
         assert fold is not None and fold.parts is not None
-        for k in range(n_shards):
-            some = self._share_of(k, n_shards)
-            parts, is_trained = fold.parts[some], fold.uses[some] == TRAIN
-            kept = some.start + np.flatnonzero(is_trained)
-            kept_range = slice(before, before := before + len(kept))
-            if not len(kept):
-                continue
-            shared = self._shared_codes(spec, k, n_shards)
-            of_parts = np.bincount(parts[is_trained], minlength=int(parts.max()) + 1) > 0
-            of_kept = RowIds(np.array(ids.runs(kept_range.start, kept_range.stop), np.int64))
-            segments = shared.segments(of_parts, of_kept)
-            fields = {}
-            with shared.building:  # one fold after the other, since this takes memory for a moment
-                for name, values in segments.in_order(self._fields_of_fold(spec, kept, kept_range)):
-                    own = compacted(values) if name == "target" and spec.shard.compacts_target else values
-                    fields[name] = shared.values(name, own, of_parts) if name in ("target", "weight") else own
-                    del values, own
-            yield rows_in_memory(fields | shared.fields, spec.shard, segments=segments, shared=shared)
-        self._shared.clear()
+        parts, is_trained = fold.parts, fold.uses == TRAIN
+        kept = np.flatnonzero(is_trained)
+        if not len(kept):
+            self.close_values()
+            return None
+        shared = self._shared_codes(spec)
+        of_parts = np.bincount(parts[is_trained], minlength=int(parts.max()) + 1) > 0
+        segments = shared.segments(of_parts, self.ids())
+        fields = {}
+        with shared.building:  # one fold after the other, since this takes memory for a moment
+            for name, values in segments.in_order(self._fields_of_fold(spec, kept, slice(0, len(kept)))):
+                own = compacted(values) if name == "target" and spec.shard.compacts_target else values
+                fields[name] = shared.values(name, own, of_parts) if name in ("target", "weight") else own
+                del values, own
+        self._shared = None
         self.close_values()
+        return rows_in_memory(fields | shared.fields, spec.shard, segments=segments, shared=shared)
 
     def _fields_of_fold(self, spec: BuildSpec, kept: np.ndarray, kept_range: slice) -> Iterator[tuple[str, np.ndarray]]:
         """Yield everything but codes of the rows that a fold trains on, by name, in the order of the table.
@@ -225,42 +221,41 @@ class BatchRows:
         fold = self.fold
         return fold is not None and self.table.is_binned and self.n_kept == int(np.count_nonzero(fold.uses == TRAIN))
 
-    def _share_of(self, k: int, n_shards: int) -> slice:
-        """Return the rows of the table, also those that are not trained on, from which the k-th shard has its rows."""
-        return slice(self.table.n_rows * k // n_shards, self.table.n_rows * (k + 1) // n_shards)
-
-    def _shared_codes(self, spec: BuildSpec, k: int, n_shards: int) -> SharedCodes:
-        """Return the codes of the k-th share of the rows, which the folds of the group share."""
-        table, fold, some = self.table, self.fold, self._share_of(k, n_shards)
+    def _shared_codes(self, spec: BuildSpec) -> SharedCodes:
+        """Return the codes of the rows, also those that are not trained on, which the folds of the group share."""
+        table, fold = self.table, self.fold
         assert fold is not None and fold.parts is not None
-        parts = fold.parts[some]
+        parts = fold.parts
 
         def make() -> SharedCodes:
-            rows = None if n_shards == 1 else np.arange(some.start, some.stop)
-            codes = encode_table(table, spec.binning, spec.shard.layout, rows, self.n_threads)
+            codes = encode_table(table, spec.binning, spec.shard.layout, None, self.n_threads)
             n_growing = spec.n_growing or self._n_growing or self.n_threads
             return SharedCodes(codes, parts, spec.shard, n_growing, self.n_threads)
 
-        if k not in self._shared:
-            self._shared[k] = shared_codes((fold.group, tuple(table.numbers), k, n_shards), make)
-        return self._shared[k]
+        if self._shared is None:
+            self._shared = shared_codes((fold.group, tuple(table.numbers)), make)
+        return self._shared
 
     def codes_held_out(self, spec: BuildSpec, positions: np.ndarray) -> ConsecutiveCodes | None:
         """Return the codes of rows that a fold holds out (positions in the table) among those that the folds share.
 
         None if none are shared, or if the rows are not consecutive among them.
         """
-        if not (spec.is_whole and self._shares_codes):
+        if not self._shares_codes:
             return None
-        shared = self._shared_codes(spec, 0, 1)
+        shared = self._shared_codes(spec)
         first = shared.first_of(positions)
         return None if first is None else ConsecutiveCodes(columns_among(shared.fields, spec.shard.layout), first)
 
-    def ids(self, spec: BuildSpec) -> RowIds:
+    def number(self, numbers: RowNumbers) -> None:
+        """Set the global ids of the rows. Idempotent."""
+        self.numbers = numbers
+
+    def ids(self) -> RowIds:
         """Return the global ids of the rows of positive weight."""
         runs: list[tuple[int, int]] = []
         for number, n in self.owned.items():
-            start = spec.starts[number]
+            start = self.numbers.start(number)
             if runs and sum(runs[-1]) == start:
                 start, n = runs[-1][0], runs.pop()[1] + n
             runs.append((start, n))
@@ -290,7 +285,7 @@ class BatchRows:
         except BaseException:
             store.close()
             raise
-        return store, self.ids(spec)
+        return store, self.ids()
 
     def encode(self, target: Target) -> None:
         """Encode the target for the loss. Idempotent."""
@@ -368,20 +363,15 @@ class BatchRows:
         kept = kept_rows(self.table.weight)
         return distinct_of(self.table, np.arange(self.table.n_rows) if kept is None else kept)
 
-    def proposal_sample(self, starts: dict[int, int], n_rows: int, seed: int, columns: tuple[int, int]) -> Sample:
-        """Return a range (first, last) of the numeric columns of the sampled rows.
-
-        starts : {partition: global id of its first row of positive weight}; n_rows : of the whole table.
-        """
+    def proposal_sample(self, seed: int, columns: tuple[int, int]) -> Sample:
+        """Return a range (first, last) of the numeric columns of the sampled rows."""
         table = self.table
         numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical][slice(*columns)]
-        drawn, weights = self.drawn(starts, partial(sample_rows, n_rows, seed))
+        drawn, weights = self.drawn(partial(sample_rows, self.numbers.n_rows, seed))
         found = sampled(table, self.positions(drawn), numeric, self.n_threads)
         return {table.numbers[k]: (values, weights[k]) for k, values in found}
 
-    def drawn(
-        self, starts: dict[int, int], draw: Callable[[int, int], np.ndarray]
-    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+    def drawn(self, draw: Callable[[int, int], np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         """Return the drawn rows of each chunk, and their weights.
 
         ``draw(first, last)`` returns the drawn ids of a range of global ids.
@@ -391,7 +381,8 @@ class BatchRows:
         for k, (i, length) in enumerate(zip(self.table.numbers, self.table.lengths, strict=True)):
             weight = self.table.roles(k).weight if length else None
             kept = kept_rows(weight)
-            rows = draw(starts[i], starts[i] + (length if kept is None else len(kept))) - starts[i]
+            start = self.numbers.start(i)
+            rows = draw(start, start + (length if kept is None else len(kept))) - start
             drawn.append(rows if kept is None else kept[rows])
             weights.append(None if weight is None else weight[drawn[k]])
         return drawn, weights
@@ -460,7 +451,7 @@ class BatchRows:
     def close(self) -> None:
         """Release the raw values, and remove the files."""
         self.close_values()
-        self._shared.clear()
+        self._shared = None
         if self.table.keeps_roles_apart:
             self._targets.close()
             self._scores.close()
@@ -477,17 +468,18 @@ class StartingRows(Protocol):
     def owned(self) -> dict[int, int]:
         """Number of rows of positive weight of each partition with such rows."""
 
+    @property
+    def numbers(self) -> RowNumbers:
+        """The global ids of the rows of all sessions."""
+
     def draw_ids(self, number: int, start: int) -> np.ndarray:
         """Return what samples of the rows of a partition are drawn by, see `Table.draw_ids`."""
 
     def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
         """Yield the rows of positive weight in pieces of about `piece_rows` rows."""
 
-    def shards(self, spec: BuildSpec) -> Iterator[ShardBlocks]:
-        """Yield ranges of the rows of positive weight in memory; their tiles must still be filled.
-
-        There is one range for each thread, or a single one if the rows are few or are all rows of the fit.
-        """
+    def in_memory(self, spec: BuildSpec) -> EncodedStore | None:
+        """Return the rows of positive weight in memory; None if there are none."""
 
     def write(self, spec: BuildSpec, root: Path | None) -> tuple[RowStore, RowIds]:
         """Write the rows of positive weight to files, and return the store and their global ids.

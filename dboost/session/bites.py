@@ -26,8 +26,6 @@ import numpy as np
 from dboost.session.batch_rows import StartingPiece, StartingRows
 from dboost.session.calls import BiteVisit, BuildSpec
 from dboost.session.memory import Budget
-from dboost.session.thread_team import is_small
-from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.arcbite_rows import (
     Bite,
     bite_fields,
@@ -36,13 +34,12 @@ from dboost.shards.arcbite_rows import (
     sections_of,
 )
 from dboost.shards.shard_spec import code_fields, rows_that_fit
-from dboost.storage.row_store import InFiles, RowStore
+from dboost.storage.row_store import InFiles, RowRange, RowStore
+from dboost.trees.fit_trees import FitTree
 
 #: Number of rows that are encoded at a time, for bites in memory.
 _PIECE_ROWS = 65_536
-Iterations = Sequence[Sequence[TreeDelta]]
-#: Maps global row ids (int64[n]) to whether the rows are kept (bool[n]).
-SelectRows = Callable[[np.ndarray], np.ndarray]
+Iterations = Sequence[Sequence[FitTree]]
 
 
 class BiteStore:
@@ -56,8 +53,6 @@ class BiteStore:
     budget : Budget or None
         Memory limit that the rows exceed, so that they are in files; None for memory.
     n_threads : int
-    n_parts : int
-        Number of shards of a bite with many rows.
     root : Path, optional
         Parent of the files' folder; default: the one of `PrivateDirectory`.
     """
@@ -69,14 +64,13 @@ class BiteStore:
         budget: Budget | None,
         *,
         n_threads: int,
-        n_parts: int = 1,
         root: Path | None = None,
     ) -> None:
         assert spec.n_bites is not None
         self._spec, self._n_bites = spec, spec.n_bites
+        self._numbers = rows.numbers
         #: Number of rows of each partition.
         self._owned = rows.owned
-        self._n_parts = 1 if is_small(self.n_rows // self._n_bites, len(spec.binning.features)) else n_parts
         self._bytes_before = 0
         #: Number of rows of each partition in each section.
         self._counts = {number: self._sections_of(rows, number) for number in self._owned}
@@ -98,7 +92,7 @@ class BiteStore:
         """Add each row to the section of its bite."""
         row_ids = np.arange(piece.first, piece.first + piece.codes.n_rows)
         fields = piece.fields | {"narrow": piece.codes.narrow, "wide": piece.codes.wide, "row_ids": row_ids}
-        sections = sections_of(self._spec.seed, self._n_bites, self._n_parts, row_ids, piece.fields.get("draw_id"))
+        sections = sections_of(self._spec.seed, self._n_bites, row_ids, piece.fields.get("draw_id"))
         counts = np.bincount(sections, minlength=len(self._store.sizes))
         if len(counts) <= 2**16:
             sections = sections.astype(np.uint16)  # sorted ten times as fast
@@ -110,16 +104,16 @@ class BiteStore:
 
     def _sections_of(self, rows: StartingRows, number: int) -> np.ndarray:
         """Return the number of rows of a partition in each section."""
-        spec, n, start = self._spec, self._owned[number], self._spec.starts[number]
+        spec, n, start = self._spec, self._owned[number], self._numbers.start(number)
         if not spec.shard.grouped:
-            return bite_sizes(spec.seed, self._n_bites, n, start, self._n_parts)
+            return bite_sizes(spec.seed, self._n_bites, n, start)
         row_ids, draw_ids = np.arange(start, start + n), rows.draw_ids(number, start)
-        sections = sections_of(spec.seed, self._n_bites, self._n_parts, row_ids, draw_ids)
-        return np.bincount(sections, minlength=self._n_bites * self._n_parts)
+        sections = sections_of(spec.seed, self._n_bites, row_ids, draw_ids)
+        return np.bincount(sections, minlength=self._n_bites)
 
     def _sizes(self) -> list[int]:
         """Return the number of rows of each section."""
-        none = np.zeros(self._n_bites * self._n_parts, np.int64)
+        none = np.zeros(self._n_bites, np.int64)
         return sum((self._counts[number] for number in self._owned), none).tolist()
 
     @property
@@ -142,18 +136,21 @@ class BiteStore:
 
     def of(self, bite: int) -> list[Bite]:
         """Return the rows of a bite, one record for each shard that is built from them."""
-        return [one for one in self._bites[bite * self._n_parts : (bite + 1) * self._n_parts] if one.n_rows]
+        return [one for one in self._bites[bite : bite + 1] if one.n_rows]
 
-    def keep_only(self, partitions: Sequence[int], stays: SelectRows) -> None:
-        """Drop the rows of other partitions; `stays` returns False for their ids."""
+    def keep_only(self, partitions: Sequence[int]) -> None:
+        """Drop the rows of other partitions."""
         if set(self._owned) <= set(partitions):
             return
         self._owned = {number: n for number, n in self._owned.items() if number in partitions}
         before = self._store
-        self._store = before.subset(self._sizes(), lambda some: stays(some.fields["row_ids"][some.first : some.last]))
+        self._store = before.subset(self._sizes(), self._are_of(partitions))
         self._bytes_before += before.bytes_read
         before.close()
         self._bites = [replace(bite, store=self._store) for bite in self._bites]
+
+    def _are_of(self, partitions: Sequence[int]) -> Callable[[RowRange], np.ndarray]:
+        return lambda some: self._numbers.are_of(some.fields["row_ids"][some.first : some.last], partitions)
 
     def close(self) -> None:
         """Release the memory, and remove the files."""
@@ -165,7 +162,7 @@ class SessionBites:
     """The rows of all bites in a session, and the current visit."""
 
     visit: BiteVisit | None = None
-    kept: list[Sequence[TreeDelta]] = field(default_factory=list)
+    kept: list[Sequence[FitTree]] = field(default_factory=list)
     _stores: dict[str, BiteStore] = field(default_factory=dict)
     #: Bytes read from stores that are closed.
     _closed_bytes_read: int = 0
@@ -193,13 +190,13 @@ class SessionBites:
         parts = self.visit.bite
         return {batch: [one for part in parts for one in store.of(part)] for batch, store in self._stores.items()}
 
-    def keep_only(self, batch: str, partitions: Sequence[int], stays: SelectRows) -> None:
+    def keep_only(self, batch: str, partitions: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions."""
         store = self._stores.get(batch)
         if store is None:
             return
         if partitions:
-            store.keep_only(partitions, stays)
+            store.keep_only(partitions)
         else:
             self._closed_bytes_read += store.bytes_read
             self._stores.pop(batch).close()

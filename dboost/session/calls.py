@@ -1,17 +1,15 @@
-"""What an engine calls, `Calls`, and the records that calls of sessions exchange.
-
-While trees are grown, the engine (`training.engine`) calls all sessions of a fit by `Calls`. All other calls of sessions are in
-`session.session`.
+"""The records that calls of sessions exchange.
 
 `BuildSpec` and the other records are frozen. All sessions of a fit receive equal records.
 """
 
 from __future__ import annotations
 
+import logging
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,16 +20,40 @@ from dboost.metrics.metric import LossMagnitude
 from dboost.session.memory import Budget
 from dboost.session.target import Target, TargetScan
 from dboost.session.warm_start import WarmStart
-from dboost.shards.apply_trees import TreeDelta
 from dboost.shards.shard_spec import ShardSpec
-from dboost.shards.statistics import Statistic
-from dboost.trees.tree_task import GradientStats, GrownTree, Sample, TreeRoutes, TreeTask
+from dboost.trees.fit_trees import FitTree
+from dboost.trees.tree_task import Sample, TreeRoutes, TreeTask
 
 if TYPE_CHECKING:
     from dboost.data.row_metadata import DataIssue
     from dboost.model.ensemble import Ensemble
     from dboost.schema import Level
     from dboost.trees.split_finder import SiblingPair
+
+
+@dataclass(frozen=True, eq=False)
+class RowNumbers:
+    """The global ids of the rows of a table: their positions among all rows of positive weight. Every session has them."""
+
+    ranges: dict[int, tuple[int, int]]  # of each partition: id of its first row, and number of its rows
+    n_rows: int  # of the whole table
+
+    @classmethod
+    def of(cls, n_kept: Mapping[int, int]) -> RowNumbers:
+        """Number the rows of partitions one after the other. n_kept : rows of positive weight of each partition, in order."""
+        ends = np.cumsum([0, *n_kept.values()]).tolist()
+        return cls({i: (start, n) for start, (i, n) in zip(ends, n_kept.items(), strict=False)}, ends[-1])
+
+    def start(self, partition: int) -> int:
+        """Return the id of the first row of a partition."""
+        return self.ranges[partition][0]
+
+    def are_of(self, rows: np.ndarray, partitions: Sequence[int]) -> np.ndarray:
+        """Return which rows (int64[n], global ids) belong to these partitions, as bool[n]."""
+        numbers = np.array(sorted(self.ranges), np.int64)
+        starts = np.array([self.start(number) for number in numbers.tolist()], np.int64)
+        # If some partitions are empty, several start at the same id; the row belongs to the last of them.
+        return np.isin(numbers[np.searchsorted(starts, rows, "right") - 1], np.array(partitions, np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,16 +68,13 @@ class BuildSpec:
     #: Approximate upper bounds of the loss of a row and of the error of a prediction, see `training.leaf_values.TargetStats`;
     #: for each of `Loss.parts`.
     magnitudes: tuple[tuple[float, float], ...]
-    #: Global id of each partition's first row among all rows of positive weight.
-    starts: dict[int, int]
+    numbers: RowNumbers = RowNumbers({}, 0)  # set by the sessions: they may train on rows that they have not read
     budget: Budget | None = None  # bytes that the fit may add to the memory of each process
     n_bites: int | None = None  # number of arcbites times `ArcBites.parts`; None without arcbites
     n_together: int = 1  # `ArcBites.parts`: number of stored parts that form a bite
     seed: int = 0  # seed of the division into arcbites, and of the samples of a forest
     #: Whether rows may be stored in files without a `memory_limit`; False if trees propose their own bins.
     may_stream: bool = False
-    #: Whether one session has all rows: they are one shard for all of its threads, so that it can grow whole trees.
-    is_whole: bool = False
     #: Leaves that a pass over files may open in a tree; None for as many as the memory allows.
     leaves_per_pass: int | None = None
     #: Trees that grow at the same time in a process, of the folds that share codes (`shards.shared_codes`); None if the session
@@ -63,6 +82,7 @@ class BuildSpec:
     n_growing: int | None = None
     unit: float = 1.0  # of targets and raw scores in shards, see `training.leaf_values.TargetStats`
     subsample: float = 1.0  # of the trees of a forest, see `shards.tree_means`
+    needs_values: bool = False  # whether a metric needs the raw values of evaluation sets
     #: The model whose leaf values are estimated again: rows keep their raw values instead of codes, see `refit_rows`.
     given: Ensemble | None = None
 
@@ -96,7 +116,7 @@ class BuildSpec:
         subsample, seed = (self.subsample, self.seed) if stored is None else (stored["subsample"], stored["random_state"])
         return Sample.of(subsample, seed, iteration)
 
-    def earlier_iterations(self) -> tuple[int, list[tuple[TreeDelta, ...]]]:
+    def earlier_iterations(self) -> tuple[int, list[tuple[FitTree, ...]]]:
         """Return the number of the first iteration that the model of the fit has grown from the same rows, and the trees of it
         and those after it.
 
@@ -109,7 +129,7 @@ class BuildSpec:
         if model is None:
             return first + 1, []
         k = model.trees_per_iteration
-        found: list[TreeDelta] = []
+        found: list[FitTree] = []
         for t in range(first * k, len(model.trees)):
             tree = model.trees[t]
             routes = TreeRoutes.of_tree(tree, self.binning)
@@ -118,7 +138,7 @@ class BuildSpec:
                     "the forest to continue was grown with other bins, so its out-of-bag predictions are unknown: leave "
                     "max_bins and random_state as they were"
                 )
-            found.append(TreeDelta(routes, tree.value[tree.feature < 0].T / self.unit, model.outputs_of(t).start))
+            found.append(FitTree(routes, tree.value[tree.feature < 0].T / self.unit, model.outputs_of(t).start))
         return first + 1, [tuple(found[i : i + k]) for i in range(0, len(found), k)]
 
     def in_unit(self, values: np.ndarray) -> np.ndarray:
@@ -128,13 +148,6 @@ class BuildSpec:
     def loss_magnitude(self, max_weight: float, n_rows: int) -> LossMagnitude:
         """Return the magnitudes from which metrics derive the units of their exact sums over `n_rows` rows."""
         return LossMagnitude.of(self.magnitudes, max_weight, n_rows)
-
-    def are_of(self, rows: np.ndarray, partitions: Sequence[int]) -> np.ndarray:
-        """Return which rows (int64[n], global ids) belong to these partitions, as bool[n]."""
-        numbers = np.array(sorted(self.starts), np.int64)
-        starts = np.array([self.starts[number] for number in numbers.tolist()], np.int64)
-        # If some partitions are empty, several start at the same id; the row belongs to the last of them.
-        return np.isin(numbers[np.searchsorted(starts, rows, "right") - 1], np.array(partitions, np.int64))
 
 
 @dataclass(frozen=True)
@@ -151,8 +164,8 @@ class ReplayState:
     """The training state that shards must replay if they are built after training has started."""
 
     applied: int = -1  # number of the last call of `advance`, from 0; -1 before the first
-    iterations: tuple[tuple[TreeDelta, ...], ...] = ()  # the complete iterations
-    pending: tuple[TreeDelta, ...] = ()  # trees of the current iteration, whose values are not added to the scores yet
+    iterations: tuple[tuple[FitTree, ...], ...] = ()  # the complete iterations
+    pending: tuple[FitTree, ...] = ()  # trees of the current iteration, whose values are not added to the scores yet
     terms: tuple = ()  # the loss's current record for kernels
     visit: BiteVisit | None = None  # the current visit; None without arcbites
     #: The new leaf values of the complete iterations of `BuildSpec.given`, float64[n_outputs, n_leaves] each.
@@ -160,39 +173,12 @@ class ReplayState:
     given_iteration: int = -1  # the iteration to whose leaves rows are assigned
 
 
-class Calls(Protocol):
-    """Calls of all sessions of a fit while trees are grown, in this process or on the workers of a cluster.
-
-    The results of all sessions are merged. Whether sessions can be lost and are replaced is known to the implementation only.
-    """
-
-    def switch_bite(self, visit: BiteVisit, iterations: Sequence[Sequence[TreeDelta]], applied: int) -> None:
-        """Switch to the rows of a bite.
-
-        iterations : all iterations of the truncated model, which the bite's scores include; applied : number of the last
-        `update_scores`.
-        """
-
-    def update_scores(self, number: int, values: np.ndarray, terms: tuple) -> GradientStats:
-        """Add leaf values (float64[n_outputs, n_leaves]) to the scores; compute gradients, Hessians and loss.
-
-        number : of the call, from 0; terms : the loss's record for kernels.
-        """
-
-    def grow_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
-        """Grow a tree for each task; each is valid until the next one is requested."""
-
-    def assign_leaves(self, iteration: int) -> None:
-        """Assign rows to the leaves of the trees of an iteration of `BuildSpec.given`, instead of growing trees."""
-
-    def shard_statistics(self, statistic: Statistic, arguments: tuple[Any, ...]) -> list[Any]:
-        """Return the statistic of ranges of rows that together are all training rows."""
-
-    def report(self) -> dict[str, float]:
-        """Return statistics of the time since the last call, such as bytes read, for the history."""
-
-    def close(self) -> None:
-        """Release threads and buffers."""
+def log_rows_in_files(n_rows: int, spec: BuildSpec) -> None:
+    """Log that rows are in files, if there are any."""
+    if n_rows:
+        how = "streamed from" if spec.n_bites is None else "divided into bites in"
+        limit = "what Dask lets their workers have" if spec.budget is None else f"memory_limit={spec.budget}"
+        logging.getLogger("dboost").info("%d rows do not fit %s and are %s files", n_rows, limit, how)
 
 
 class SessionRef(NamedTuple):

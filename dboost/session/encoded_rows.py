@@ -3,7 +3,7 @@
 Workers of a host need no rounds between each other if one of them trains on all rows of the host. They read, sample, propose
 and encode in parallel; then each sends its encoded rows (about a byte a value) and its evaluation rows to one of them
 (`distributed.host_sessions`). That session keeps what it has received until it is told which partitions it has
-(`WorkerSession.accept`): what a call that failed has sent is dropped. The other sessions keep their encoded rows until they are
+(`Session.accept`): what a call that failed has sent is dropped. The other sessions keep their encoded rows until they are
 told to drop them, so the call can be repeated.
 
 Arrays are copied as little as possible: they are sent from where they were encoded, and used from where they were received. A
@@ -13,15 +13,15 @@ behind them. Scores that are the same in all rows are not sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from dboost.session.calls import BuildSpec
 from dboost.session.evaluation import EncodedEvalRows
+from dboost.shards.encode import in_ranges
+from dboost.shards.encoded_store import EncodedStore, rows_in_memory
 from dboost.shards.shard import RowIds
-from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.shards.shard_spec import ShardSpec
 
 
@@ -55,22 +55,8 @@ class HandedRows(NamedTuple):
     eval_rows: list[EncodedEvalRows]
 
 
-def joined_shards(parts: list[EncodedRows], spec: BuildSpec, n_shards: int) -> Iterator[ShardBlocks]:
-    """Join rows to shards of about the same number of rows; the list is emptied, and fields are released one by one.
-
-    The tiles of the shards must still be filled.
-    """
-    groups: list[list[EncodedRows]] = [[] for _ in range(n_shards)]
-    for part in sorted(parts, key=lambda part: part.n_rows, reverse=True):
-        min(groups, key=lambda group: sum(other.n_rows for other in group)).append(part)
-    parts.clear()
-    for group in groups:
-        if group:
-            yield joined_rows(group, spec)
-
-
-def joined_rows(parts: list[EncodedRows], spec: BuildSpec) -> ShardBlocks:
-    """Return rows as a shard whose tiles must still be filled; the list is emptied, and fields are released one by one."""
+def joined_rows(parts: list[EncodedRows], spec: BuildSpec, n_threads: int) -> EncodedStore:
+    """Return rows together; the list is emptied, and fields are released one by one."""
     n_rows = sum(part.n_rows for part in parts)
     parts.sort(key=lambda part: part.fields["narrow"].shape[-1] != n_rows)  # first, if there is one with room for all
     ids, sizes = RowIds(np.concatenate([part.ids for part in parts])), [part.n_rows for part in parts]
@@ -84,7 +70,7 @@ def joined_rows(parts: list[EncodedRows], spec: BuildSpec) -> ShardBlocks:
     if "raw" not in fields:
         fields["raw"] = _baseline(spec, n_rows)
     parts.clear()
-    return rows_in_memory(fields, spec.shard, ids)
+    return rows_in_memory(fields, spec.shard, ids, spread=lambda work, n: in_ranges(work, n, n_threads))
 
 
 def _joined(parts: list[np.ndarray], sizes: list[int]) -> np.ndarray:

@@ -28,7 +28,6 @@ from dboost.data import ReadOptions, Table
 from dboost.data.eval_tables import EvalTable, named_in_messages
 from dboost.data.table import kept_rows
 from dboost.kernels.histograms import BinLayout
-from dboost.losses import Loss
 from dboost.losses.base import loss_scores
 from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
@@ -38,13 +37,13 @@ from dboost.session.memory import Budget
 from dboost.session.target import encode_chunk
 from dboost.session.thread_team import Team
 from dboost.session.warm_start import add_block, matrix_of, row_matrix
-from dboost.shards.apply_trees import ConsecutiveCodes, TreeDelta, add_grown_tree, scores_of
+from dboost.shards.apply_trees import ConsecutiveCodes, add_grown_tree
 from dboost.shards.encode import encoded_pieces
 from dboost.shards.shard import BinnedColumns, empty_binned_columns
 from dboost.shards.shard_spec import ShardSpec, code_rows, rows_that_fit, target_field
 from dboost.storage.block_file import Field
 from dboost.storage.row_store import FieldGroup, InFiles, RowRange, RowStore
-from dboost.trees.tree_task import GrownTree
+from dboost.trees.fit_trees import FitTree
 
 _log = logging.getLogger("dboost")
 
@@ -171,8 +170,7 @@ class EvalSet:
     ----------
     store : RowStore
         Of the fields of `eval_fields`, filled.
-    layout : BinLayout
-    loss : Loss
+    spec : BuildSpec
     size : LossMagnitude
         Of all rows of the set.
     team : Team
@@ -181,8 +179,6 @@ class EvalSet:
     batch : str
     owned : list of (int, int)
         Partition and number of rows of each run of consecutive rows of one partition.
-    n_before : int, optional
-        If trees are averaged, the number of iterations of the model that is continued.
     shared : ConsecutiveCodes, optional
         The codes of the rows, if other fits use them, too; the store, which is in memory, has none then.
 
@@ -199,37 +195,36 @@ class EvalSet:
     def __init__(
         self,
         store: RowStore,
-        layout: BinLayout,
-        loss: Loss,
+        spec: BuildSpec,
         size: LossMagnitude,
         team: Team,
         *,
         block: np.ndarray | None = None,
         batch: str = "",
         owned: Sequence[tuple[int, int]] = (),
-        n_before: int | None = None,
         shared: ConsecutiveCodes | None = None,
     ) -> None:
-        self.store, self.loss, self.batch, self.owned, self._shared = store, loss, batch, owned, shared
-        self._layout, self._size, self._team, self._block = layout, size, team, block
-        self._row_of = code_rows(layout)
+        self.store, self.loss, self.batch, self.owned, self._shared = store, spec.target.loss, batch, owned, shared
+        self._layout, self._size, self._team, self._block = spec.shard.layout, size, team, block
+        self._row_of = code_rows(self._layout)
         self.n_trees, self.n_saved, self.n_cuts = 0, -1, -1
         #: Number of trees of each output that are averaged, besides those that `add` has added; None if trees are added up.
-        self._n_before = n_before
-        self._width = 1  # values per leaf
+        self._n_before = n_before = _n_averaged(spec)
+        self._width, self._unit = 1, spec.unit  # values per leaf, and unit of the values
         self._sums = "raw" if n_before is None else "tree_sum"
 
     @property
     def n_rows(self) -> int:
         return self.store.n_rows
 
-    def add(self, grown: GrownTree, values: np.ndarray, output: int = 0) -> None:
-        """Add a grown tree's leaf values to the raw scores of its outputs, the first of which is `output`; see `TreeDelta`."""
+    def add(self, tree: FitTree) -> None:
+        """Add a tree's leaf values to the raw scores of its outputs."""
+        grown, values = tree.grown, tree.leaf_values * self._unit
 
         def work(thread: int) -> None:
             for fields, first, last, _ in self._share(thread, [*_CODES, self._sums], [self._sums]):
                 codes, offset = self._shared or (BinnedColumns(fields["narrow"], fields["wide"], self._row_of), 0)
-                to = scores_of(fields[self._sums], values, output)
+                to = tree.scores_of(fields[self._sums])
                 add_grown_tree(codes, self._layout, grown, values, to, first, last, offset)
 
         self._team.run(work)
@@ -282,15 +277,26 @@ class EvalSet:
 
         self._team.run(work)
 
-    def follow(self, mark: int, n_cuts: int) -> None:
-        """Restore the saved scores if the model was truncated to them; see `SessionEvalSets.statistics`."""
+    def catch_up(self, first: int, trees: Sequence[FitTree], mark: int, n_cuts: int) -> bool:
+        """Add the trees that the scores lack; return False if they lack trees before number `first`. Arguments : see
+        `Session.evaluate`."""
+        self._follow(mark, n_cuts)
+        if self.n_trees < first:
+            return False
+        for tree in trees[self.n_trees - first :]:
+            self.add(tree)
+            self._save_at(mark)
+        return True
+
+    def _follow(self, mark: int, n_cuts: int) -> None:
+        """Restore the saved scores if the model was truncated to them."""
         if self.n_trees > mark and 0 <= self.n_cuts < n_cuts:
             assert self.n_saved == mark, "every cut goes back to a mark that was passed"
             self.rollback()
         self.n_cuts = n_cuts
-        self.save_at(mark)
+        self._save_at(mark)
 
-    def save_at(self, mark: int) -> None:
+    def _save_at(self, mark: int) -> None:
         """Save the scores if they include exactly `mark` trees."""
         if self.n_trees == mark != self.n_saved:
             self.save_state()
@@ -423,7 +429,7 @@ class SessionEvalSets:
         with_block : whether a metric needs the raw values; the rows are in memory then.
         shared : the codes of the rows, if other fits have them in memory, too.
         """
-        layout, n_threads = spec.shard.layout, self._team.n_threads
+        n_threads = self._team.n_threads
         counts, (max_weight, weighted) = rows.counts(), rows.weights()
         n_rows, groups = sum(counts), eval_fields(spec.shard, weighted)
         place, block_rows = None, min(n_rows, _PIECE_ROWS)
@@ -448,13 +454,8 @@ class SessionEvalSets:
             raise
         size = spec.loss_magnitude(max_weight, n_rows) if size is None else size
         owned = [(number, n) for number, n in zip(rows.table.numbers, counts, strict=True) if n]
-        self._append(
-            name,
-            EvalSet(
-                store, layout, spec.target.loss, size, self._team,
-                block=block, batch=batch, owned=owned, n_before=_n_averaged(spec), shared=shared,
-            ),
-        )  # fmt: skip
+        part = EvalSet(store, spec, size, self._team, block=block, batch=batch, owned=owned, shared=shared)
+        self._append(name, part)
 
     def _append(self, name: str, part: EvalSet) -> None:
         if name not in self._parts:
@@ -472,11 +473,7 @@ class SessionEvalSets:
         n_rows = sum(n for _, n in rows.owned)
         store = RowStore(eval_fields(spec.shard, "weight" in rows.fields), [n_rows])
         store.append(n_rows, rows.fields)
-        layout, loss = spec.shard.layout, spec.target.loss
-        part = EvalSet(
-            store, layout, loss, rows.size, self._team,
-            block=rows.block, batch=batch, owned=rows.owned, n_before=_n_averaged(spec),
-        )  # fmt: skip
+        part = EvalSet(store, spec, rows.size, self._team, block=rows.block, batch=batch, owned=rows.owned)
         self._append(rows.name, part)
 
     def use_team(self, team: Team) -> None:
@@ -485,52 +482,33 @@ class SessionEvalSets:
         for part in self._every:
             part.use_team(team)
 
-    def add_tree(self, grown: GrownTree, values: np.ndarray, output: int) -> None:
-        """Add a grown tree's leaf values (float64[n_leaves]) to the raw scores of its output."""
-        for part in self._every:
-            part.add(grown, values, output)
-
-    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
-        """Return the current metrics as ``{"<set>_<metric>": value}``."""
+    def evaluate(
+        self, trees: Sequence[FitTree], metrics: Sequence[MetricReduction], mark: int, n_cuts: int
+    ) -> dict[str, float]:
+        """Return the metrics after the given trees as ``{"<set>_<metric>": value}``. mark, n_cuts : see `Session.evaluate`."""
         found: dict[str, float] = {}
+        for part in self._every:
+            part.catch_up(0, trees, mark, n_cuts)
         for name, parts in self._parts.items():
             chunks = reduce(partial(_merged, metrics), (part.chunks(metrics) for part in parts))
             for metric, chunk in zip(metrics, chunks, strict=True):
                 found |= metric.values(name, chunk)
         return found
 
-    def save_state(self) -> None:
-        """Save the current raw scores."""
-        for part in self._every:
-            part.save_state()
-
-    def rollback(self) -> None:
-        """Restore the raw scores that were saved last."""
-        for part in self._every:
-            part.rollback()
-
     @property
     def _every(self) -> list[EvalSet]:
         return [part for parts in self._parts.values() for part in parts]
 
     def statistics(
-        self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[Any]], mark: int, n_cuts: int
+        self, first: int, trees: Sequence[FitTree], metrics: dict[str, list[Any]], mark: int, n_cuts: int
     ) -> dict[str, tuple[int, list[list[Any]]]] | None:
-        """See `WorkerSession.evaluate`."""
+        """See `Session.evaluate`."""
         wanted = {name: self._parts.get(name, []) for name in metrics}
-        every = [part for parts in wanted.values() for part in parts]
-        for part in every:
-            part.follow(mark, n_cuts)
-        if any(part.n_trees < first for part in every):
+        if not all([part.catch_up(first, trees, mark, n_cuts) for parts in wanted.values() for part in parts]):
             return None
         found: dict[str, tuple[int, list[list[Any]]]] = {}
         for name, parts in wanted.items():
-            chunks = []
-            for part in parts:
-                for tree in trees[part.n_trees - first :]:
-                    part.add(tree.grown, tree.values, tree.output)
-                    part.save_at(mark)
-                chunks.append(part.chunks(find_metrics(metrics[name], part.loss)))
+            chunks = [part.chunks(find_metrics(metrics[name], part.loss)) for part in parts]
             found[name] = sum(part.n_rows for part in parts), chunks
         return found
 

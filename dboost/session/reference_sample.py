@@ -54,15 +54,10 @@ def reference_rows(n_rows: int, n_features: int, seed: int, first: int = 0, last
     return sample_rows(n_rows, seed, first, last, size=reference_size(n_features))
 
 
-def reference_values(
-    rows: BatchRows, starts: dict[int, int], n_rows: int, seed: int
-) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Return values and targets of the rows of the reference sample, by partition.
-
-    starts : {partition: global id of its first row of positive weight}; n_rows : of the whole table.
-    """
+def reference_values(rows: BatchRows, seed: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Return values and targets of the rows of the reference sample, by partition."""
     table = rows.table
-    drawn, _ = rows.drawn(starts, partial(reference_rows, n_rows, len(table.features), seed))
+    drawn, _ = rows.drawn(partial(reference_rows, rows.numbers.n_rows, len(table.features), seed))
     found = values_in(table, rows.positions(drawn))
     return {table.numbers[k]: (values, rows.target_of(k)[..., drawn[k]]) for k, values in found}
 

@@ -19,14 +19,14 @@ from dboost.model.ensemble import Ensemble
 from dboost.session.batch_rows import BatchRows
 from dboost.session.calls import BuildSpec
 from dboost.session.warm_start import chunk_matrices
+from dboost.shards.encoded_store import EncodedStore
 from dboost.shards.shard import RowIds
-from dboost.shards.shard_blocks import ShardBlocks
 from dboost.shards.shard_spec import ShardSpec, plan_layout
 from dboost.storage.block_file import Field
 from dboost.storage.row_store import FieldGroup, RowStore
 
 
-def rows_with_values(rows: BatchRows, spec: BuildSpec) -> Iterator[ShardBlocks]:
+def rows_with_values(rows: BatchRows, spec: BuildSpec) -> Iterator[EncodedStore]:
     """Yield the rows of positive weight of each partition of a batch, whose start scores have been computed."""
     table = rows.table
     for k, number in enumerate(table.numbers):
@@ -46,7 +46,7 @@ def rows_with_values(rows: BatchRows, spec: BuildSpec) -> Iterator[ShardBlocks]:
             fields["weight"] = np.ones(n) if roles.weight is None else roles.weight
         group = FieldGroup("values", [Field("values", values.dtype.str, (), values.shape[1:])], sealed=True)
         store = RowStore([group, *spec.shard.groups(in_memory=True)[1:]], [n], arrays=fields)
-        yield ShardBlocks(store, spec.shard, RowIds(np.array([[spec.starts[number], n]], np.int64)))
+        yield EncodedStore(store, spec.shard, RowIds(np.array([[rows.numbers.start(number), n]], np.int64)))
 
 
 def _check_finite(table: Table, k: int, values: np.ndarray) -> None:

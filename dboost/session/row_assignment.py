@@ -1,7 +1,7 @@
 """Which rows of a batch are trained on, held out or watched: functions of `BatchRows` that count and assign rows.
 
-A row has a global id, its position among all rows of positive weight of the table, and a class. The coordinator numbers the
-partitions (`Numbered`), and draws the rows (`row_samples`).
+A row has a global id, its position among all rows of positive weight of the table (`BatchRows.numbers`), and a class. The
+coordinator draws the rows (`row_samples`).
 """
 
 from __future__ import annotations
@@ -18,30 +18,28 @@ from dboost.session.row_samples import HELD_OUT, TEST, TRAIN, WATCHED, ChosenRow
 
 #: Number of rows that are hashed at a time.
 _PIECE_ROWS = 1 << 17
-#: For each partition: global id of its first row of positive weight, and its number of such rows.
-Numbered = dict[int, tuple[int, int]]
 
 
-def class_counts(rows: BatchRows, numbered: Numbered, n_classes: int | None) -> np.ndarray:
+def class_counts(rows: BatchRows, n_classes: int | None) -> np.ndarray:
     """Return the number of rows of positive weight in each class, or in total: int64[n_classes or 1].
 
     n_classes : None for regression.
     """
     counts = np.zeros(n_classes or 1, np.int64)
-    for piece in _pieces(rows, numbered, n_classes):
+    for piece in _pieces(rows, n_classes):
         counts += len(piece.rows) if piece.classes is None else np.bincount(piece.classes, minlength=len(counts))
     return counts
 
 
-def digit_counts(rows: BatchRows, numbered: Numbered, n_classes: int | None, digits: DigitRequest) -> np.ndarray:
+def digit_counts(rows: BatchRows, n_classes: int | None, digits: DigitRequest) -> np.ndarray:
     """Return the counts of the values of a digit of the rows' hashes; see `DigitRequest.count`."""
     counts = np.zeros((len(digits.prefixes), 1 << digits.n_bits), np.int64)
-    for piece in _pieces(rows, numbered, n_classes):
+    for piece in _pieces(rows, n_classes):
         counts += digits.count(piece.draw_ids, piece.classes)
     return counts
 
 
-def assign_rows(rows: BatchRows, numbered: Numbered, n_classes: int | None, assignment: RowAssignment) -> None:
+def assign_rows(rows: BatchRows, n_classes: int | None, assignment: RowAssignment) -> None:
     """Set the training weights of the rows, 0 for validation rows, and store which rows are chosen. Idempotent.
 
     Weights of chosen rows include the class weights.
@@ -60,7 +58,7 @@ def assign_rows(rows: BatchRows, numbered: Numbered, n_classes: int | None, assi
     def weights(k: int) -> np.ndarray:
         """Return the new weights of chunk k, and append its chosen rows to `found`."""
         weight = _weights(rows, k, assignment.class_weight)
-        for piece in _pieces(rows, numbered, n_classes, k):
+        for piece in _pieces(rows, n_classes, k):
             some, drawn = piece.rows, (piece.draw_ids, piece.classes)
             uses = None if fold is None else fold.uses[fold.at(piece.first_id, len(some))]
             if uses is not None:
@@ -75,7 +73,7 @@ def assign_rows(rows: BatchRows, numbered: Numbered, n_classes: int | None, assi
 
     table.reweigh(weights)
     if fold is not None and fold.group:
-        rows.fold = _in_table_order(fold, [numbered[number] for number in table.numbers if number in numbered])
+        rows.fold = _in_table_order(fold, [rows.numbers.ranges[number] for number in table.numbers])
 
     def joined(name: str) -> ChosenRows:
         positions, factors = zip((np.empty(0, np.int64), np.empty(0)), *found[name], strict=True)
@@ -115,7 +113,7 @@ class _Piece(NamedTuple):
     classes: np.ndarray | None
 
 
-def _pieces(rows: BatchRows, numbered: Numbered, n_classes: int | None, k: int | None = None) -> Iterator[_Piece]:
+def _pieces(rows: BatchRows, n_classes: int | None, k: int | None = None) -> Iterator[_Piece]:
     """Yield the rows of positive weight (of chunk k only, if given) in pieces.
 
     Raises
@@ -126,7 +124,7 @@ def _pieces(rows: BatchRows, numbered: Numbered, n_classes: int | None, k: int |
     table, first = rows.table, 0
     for i, (number, length) in enumerate(zip(table.numbers, table.lengths, strict=True)):
         if length and k in (None, i):
-            kept, (start, n_before) = kept_rows(table.roles(i).weight), numbered[number]
+            kept, (start, n_before) = kept_rows(table.roles(i).weight), rows.numbers.ranges[number]
             n = length if kept is None else len(kept)
             if n != n_before:
                 raise DataError(

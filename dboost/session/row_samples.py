@@ -17,6 +17,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 
@@ -151,8 +152,16 @@ def in_proportion(counts: Sequence[int], n: int, seed: int) -> tuple[int, ...]:
 UNUSED, TRAIN, TEST = np.uint8(0), np.uint8(1), np.uint8(2)
 
 
+class PerRow:
+    """An argument of `Sessions.change` with a value for each row. A session on a worker receives those of its own rows."""
+
+    def of_partitions(self, ranges: Sequence[tuple[int, int]]) -> Self:
+        """Return the values of rows of some partitions only. ranges : global id of the first row, and number of rows."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, eq=False)
-class FoldRows:
+class FoldRows(PerRow):
     """The use of each row in a fold of a cross-validation.
 
     uses : uint8[n], of consecutive runs of rows; starts : int64[n_runs], global id of the first row of each run, ascending;
@@ -218,13 +227,16 @@ def in_groups(folds: Sequence[FoldRows]) -> list[FoldRows]:
 
 
 @dataclass(frozen=True, eq=False)
-class RowAssignment:
+class RowAssignment(PerRow):
     """The use of each row: training, validation or both, and the weights of classes."""
 
     class_weight: np.ndarray | None = None  # float64[n_classes], factors of the rows' weights
     held_out: DrawnRows | None = None  # validation rows, which are not trained on
     watched: DrawnRows | None = None  # rows that are both trained on and evaluated
     fold: FoldRows | None = None  # instead of `held_out`
+
+    def of_partitions(self, ranges: Sequence[tuple[int, int]]) -> RowAssignment:
+        return self if self.fold is None else replace(self, fold=self.fold.of_partitions(ranges))
 
 
 #: Positions of chosen rows in their table (int64, ascending), and their weights or None.

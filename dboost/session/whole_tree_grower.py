@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,9 @@ from dboost.kernels.histograms import (
 from dboost.kernels.rows import STRIPE, add_sizes
 from dboost.kernels.simd import VECTOR
 from dboost.kernels.splits import SPLIT_SIZE, new_search_scratch
-from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.session.thread_team import Team
 from dboost.shards.apply_trees import assign_leaves
-from dboost.shards.shard import Shard, advance_rows, merge_into_bins
-from dboost.shards.shared_codes import SharedCodes
-from dboost.shards.statistics import Statistic
+from dboost.shards.shard import Shard
 from dboost.trees.bin_proposal import in_fine_bins, new_proposal_buffers
 from dboost.trees.fused_grower import (
     EXCLUDED_FRACTION,
@@ -41,7 +38,7 @@ from dboost.trees.fused_grower import (
     grow_whole_tree,
 )
 from dboost.trees.split_finder import FeaturePaths, new_feature_paths
-from dboost.trees.tree_task import ANY_ORDER, GradientStats, GrownTree, GrowthPolicy, NodeArrays, TreeTask, new_node_arrays
+from dboost.trees.tree_task import ANY_ORDER, GrownTree, GrowthPolicy, NodeArrays, TreeTask, new_node_arrays
 
 #: With ANY_ORDER the number of open leaves is at most the logarithm of the sum of the Hessians.
 _SLOTS_ANY_ORDER = 64
@@ -54,69 +51,23 @@ _LEAST_STEADY = 1 << 20
 
 
 class WholeTreeGrower:
-    """Grows whole trees on a shard that has all rows of the fit, and passes over its rows.
+    """Grows whole trees on rows in memory.
 
-    Rows that are excluded from a tree are assigned to its leaves in the next pass over all rows, or by `route_excluded`.
+    Rows that are excluded from a tree are assigned to its leaves in the next pass over all rows (`TrainingRows.unrouted`).
 
     Parameters
     ----------
-    shard : Shard
-    team : Team
-        Belongs to the caller.
-    shared : SharedCodes, optional
-        The codes of the shard, if other fits use them, too: they lend the buffers for a tree.
+    rows : TrainingRows
+        Those of all sessions.
     """
 
-    def __init__(self, shard: Shard, team: Team, shared: SharedCodes | None = None) -> None:
-        self.shard, self.team, self._shared = shard, team, shared
-        self._by_unit = (shard.bin_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * team.n_threads
-        self._scratch = [new_pass_scratch() for _ in range(team.n_threads)]
-        self._unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
-        self._has_categories = bool(shard.bin_layout.is_categorical.any())
+    def __init__(self, rows: Any) -> None:
+        self._rows, self.shard, self.team, self._shared = rows, rows.shard, rows.team, rows.shared
+        self._by_unit = (self.shard.bin_layout.n_tiled + TILE_COLUMNS - 1) // TILE_COLUMNS >= 2 * self.team.n_threads
+        self._has_categories = bool(self.shard.bin_layout.is_categorical.any())
         self._buffers: _Buffers | None = None
         self._steady: dict[int, _SteadyRoot] = {}
         self._sums_fit = True  # whether the sums over all rows fit in packed histograms, as far as is known
-
-    def advance_rows(self, terms: tuple, values: np.ndarray) -> GradientStats:
-        """Advance all rows (see `shards.shard.advance_rows`)."""
-        unrouted, self._unrouted = self._unrouted, []
-
-        def work(thread: int) -> GradientStats:
-            for find, leaf in unrouted:
-                for of in self._ranges(thread):
-                    find(leaf, *of)
-            unit, scratch = self.shard.spec.loss_unit, self._scratch[thread]
-            stats = (advance_rows(self.shard, terms, values, unit, scratch, *of) for of in self._ranges(thread))
-            return reduce(GradientStats.merge, stats)
-
-        return reduce(GradientStats.merge, self.team.run(work))
-
-    def map_ranges(self, statistic: Statistic, *arguments: Any) -> list[Any]:
-        """Return the statistic of the rows of each thread. A short one is computed in the calling thread, without routing."""
-        ranges = [self._ranges(thread) for thread in range(self.team.n_threads)]
-        is_short = statistic.is_short
-
-        def of_thread(thread: int) -> list[Any]:
-            return [statistic.compute(self.shard, *of, *arguments) for of in ranges[thread]]
-
-        if is_short is not None and all(is_short(self.shard, *of, *arguments) for of_some in ranges for of in of_some):
-            results = [of_thread(thread) for thread in range(len(ranges))]
-        else:
-            self.route_excluded()
-            results = self.team.run(of_thread)
-        return [result for some in results for result in some]
-
-    def route_excluded(self) -> None:
-        """Assign rows that were excluded from a tree to its leaves now, and not in the next pass over all rows."""
-        unrouted, self._unrouted = self._unrouted, []
-
-        def work(thread: int) -> None:
-            for find, leaf in unrouted:
-                for of in self._ranges(thread):
-                    find(leaf, *of)
-
-        if unrouted:
-            self.team.run(work)
 
     def _ranges(self, thread: int) -> list[tuple[int, int]]:
         return self.shard.ranges(thread, self.team.n_threads)
@@ -215,7 +166,7 @@ class WholeTreeGrower:
 
     def grow_tree(self, task: TreeTask, root: np.ndarray | None = None) -> GrownTree:
         """Grow a tree, which is valid until the next one. root : its root histogram, if that is known (`_roots`)."""
-        self.route_excluded()
+        self._rows.route_excluded()
         if root is None and self._is_steady(task):
             root = self._steady_root(task)
 
@@ -250,13 +201,7 @@ class WholeTreeGrower:
         )  # fmt: skip
         buffers.of_team.starts[:] = _starts(n, team.n_threads)
         team.control[:] = 0
-        if task.bin_merge is not None:
-
-            def merge(thread: int) -> None:
-                for of in self._ranges(thread):
-                    merge_into_bins(shard, task.bin_merge, *of)
-
-            team.run(merge)
+        self._rows.merge_bins([task])
         proposal_buffers = [
             None if task.node_bins is None else new_proposal_buffers(task.node_bins) for _ in range(team.n_threads)
         ]
@@ -292,9 +237,9 @@ class WholeTreeGrower:
         if self._shared is not None:
             grown = grown.copy()  # others get the buffers
         if n < shard.n_trained or (influence is not None and EXCLUDED_FRACTION * (n - int(grown.n_rows[0])) > n):
-            self._unrouted.append((assign_leaves(shard.bins, shard.bin_layout, grown), leaf))
+            self._rows.unrouted.append((assign_leaves(shard.bins, shard.bin_layout, grown), leaf))
             if task.bin_merge is not None:
-                self.route_excluded()  # while the bins are those of this tree
+                self._rows.route_excluded()  # while the bins are those of this tree
         if task.bin_merge is not None:
             in_fine_bins(grown, task.bin_merge, shard.is_identity_bin_map)
         return grown

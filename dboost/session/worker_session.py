@@ -1,9 +1,9 @@
 """The session: everything that one process does for one fit.
 
-`WorkerSession` implements `session.session.Session`. It has batches, which become shards and evaluation sets: a
+A `Session` has batches, which become shards and evaluation sets: a
 `PartitionBatch` while tasks read partitions, then `BatchRows`. On a worker its methods are called by messages, one at a time,
-in a thread of the fit; loading tasks run concurrently. A fit without a cluster has a single session, which is called directly,
-by `training.direct_calls`.
+in a thread of the fit; loading tasks run concurrently. A fit without a cluster has a single session, which
+`sessions.LocalSessions` calls directly. Methods marked `remote` are those that messages call.
 
 **Every call is idempotent.** When a worker dies during a step, the step is repeated in all surviving sessions. The same leaf
 values cannot be added twice, because `advance` has the number of its iteration. A tree can be grown again, because growing does
@@ -20,12 +20,12 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -49,27 +49,37 @@ from dboost.session.calls import (
     pack_round,
     unpack,
 )
-from dboost.session.encoded_rows import EncodedRows, HandedRows, joined_shards
+from dboost.session.encoded_rows import EncodedRows, HandedRows, joined_rows
 from dboost.session.evaluation import EncodedEvalRows, EvalRows, SessionEvalSets
 from dboost.session.memory import Budget, trim_memory
 from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
 from dboost.session.proposal import divided
 from dboost.session.refit_rows import rows_with_values
-from dboost.session.session import Result
-from dboost.session.shard_runners import PassWidth, ShardRunner, streamed_runners
-from dboost.session.thread_team import Team, is_small, team_for
-from dboost.shards.apply_trees import ConsecutiveCodes, TreeDelta
-from dboost.shards.arcbite_rows import Bite, joined_rows, shard_of_bite
+from dboost.session.thread_team import Team, team_for
+from dboost.session.training_rows import PassWidth, TrainingRows, streamed_rows
+from dboost.shards.apply_trees import ConsecutiveCodes
+from dboost.shards.arcbite_rows import Bite, rows_of_bites
 from dboost.shards.encode import in_ranges
+from dboost.shards.encoded_store import EncodedStore
 from dboost.shards.shard import MOST_ROWS, check_rows_in_memory
-from dboost.shards.shard_blocks import ShardBlocks
 from dboost.shards.statistics import Statistic
+from dboost.trees.fit_trees import FitTree
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.split_finder import PackedSplits, SplitFinder, pack_splits
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
+Result = TypeVar("Result")
+#: Names of the methods of a session that messages may call.
+SESSION_METHODS: set[str] = set()
 
-class WorkerSession:
+
+def remote(method: Callable[..., Result]) -> Callable[..., Result]:
+    """Allow messages to call a method of a session. It must be idempotent: after a failure it is called again."""
+    SESSION_METHODS.add(method.__name__)
+    return method
+
+
+class Session:
     """The session of one fit in one process.
 
     Parameters
@@ -91,6 +101,8 @@ class WorkerSession:
         Held during a call.
     latest : int
         Largest round number that a call had.
+    trained : list of TrainingRows
+        The training rows, of each batch that is built.
     exchange : SliceExchange or None
         Which sessions add up which features, if slices of histograms are exchanged.
     pass_width : PassWidth
@@ -114,7 +126,7 @@ class WorkerSession:
         self._reported_bytes = 0
         #: Bytes read by runners that are closed.
         self._closed_bytes_read = 0
-        self._runners: list[ShardRunner] = []
+        self.trained: list[TrainingRows] = []
         self._built: set[str] = set()
         #: Rows of batches that are encoded, but not built yet, and what other sessions have sent of these batches.
         self._encoded: dict[str, list[EncodedRows]] = {}
@@ -127,7 +139,6 @@ class WorkerSession:
         self._search: FeatureSearch | None = None  # of the current round, if slices of histograms are exchanged
         self._narrow = np.empty(0, np.int32)  # receives the histograms of a round for sending
         self._bites: SessionBites | None = None
-        self._whole_team: Team | None = None  # see `_team_of_all`
         self.pass_width = PassWidth(1, 1)
 
     @property
@@ -155,13 +166,14 @@ class WorkerSession:
 
     def release_rows(self) -> None:
         """Release the training rows and the threads that work on them together; remove their files."""
-        if self._whole_team is not None:
-            self._whole_team.close()
-        for runner in self._runners:
-            runner.close()
+        self._drop_rows()
         if self._bites is not None:
             self._bites.close()
-        self._runners, self._whole_team = [], None
+
+    def _drop_rows(self) -> None:
+        for rows in self.trained:
+            rows.close()
+        self.trained = []
 
     # Batches.
 
@@ -210,44 +222,52 @@ class WorkerSession:
         for kept in (self._encoded, self._received, self._handed):
             kept.pop(batch, None)
 
+    @remote
     def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
         """Store a role of a batch's partitions, if the user passed one array for all rows."""
         self.batch_of(batch).attach(role, values)
 
+    @remote
     def scan_partitions(self, batch: str, numbers: Sequence[int]) -> PartitionStats:
         """Return statistics of the listed partitions of a batch, and drop the others, which another session has loaded, too."""
         return replace(self.batch_of(batch).scan_partitions(numbers), spare=self._spare)
 
+    @remote
     def set_features(self, batch: str, features: tuple[Feature, ...], named: bool) -> None:
         """Convert a batch to a table with these features."""
         if batch not in self._rows:
             source = self.batch_of(batch)
             self._rows[batch] = BatchRows(source.table(features, named), self._n_threads, source, self._n_growing)
 
-    def apply(self, batch: str, step: Callable[[BatchRows], None]) -> None:
-        """Change the rows of a batch."""
-        step(self.rows_of(batch))
+    @remote
+    def change(self, batch: str, step: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        """Change the rows of a batch: ``step(rows, *arguments)``."""
+        step(self.rows_of(batch), *arguments)
 
-    def read(self, batch: str, function: Callable[[BatchRows], Result]) -> Result:
-        """Return the result of a function of the rows of a batch."""
-        return function(self.rows_of(batch))
+    @remote
+    def ask(self, batch: str, question: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
+        """Return ``question(rows, *arguments)`` of the rows of a batch."""
+        return question(self.rows_of(batch), *arguments)
 
+    @remote
     def draw_sample(
-        self, draws: Sequence[tuple[str, Callable[[BatchRows], Sample]]], bounds: Sequence[int], own: int | None
+        self, batches: Sequence[str], seed: int, columns: tuple[int, int], bounds: Sequence[int], own: int | None
     ) -> tuple[list[Sample], Sample]:
         """Draw rows of some batches; return the ranges of their columns (empty for `own`), and range `own`."""
         sample: Sample = {}
-        for batch, draw in draws:
-            sample |= draw(self.rows_of(batch))
+        for batch in batches:
+            sample |= self.rows_of(batch).proposal_sample(seed, columns)
         ranges = divided(sample, bounds)
         return [{} if k == own else some for k, some in enumerate(ranges)], {} if own is None else ranges[own]
 
+    @remote
     def propose(self, kept: Sample, received: Sequence[Sample], max_bins: int) -> list[np.ndarray]:
         """Return the split candidates of the own range of columns. received : from the other sessions."""
         return propose_together([kept, *received], max_bins, self._n_threads)
 
     # Rows of a host.
 
+    @remote
     def hand_over(self, batch: str, spec: BuildSpec, n_parts: int, n_threads: int | None, n_rows: int = 0) -> list[HandedRows]:
         """Encode a batch that is not built yet; return its rows and evaluation rows in `n_parts` messages.
 
@@ -274,10 +294,12 @@ class WorkerSession:
         some = [HandedRows(partitions, [part.alone() for part in parts[k::n_parts]], []) for k in range(n_parts)]
         return [some[0]._replace(eval_rows=self._handed[batch]), *some[1:]]
 
+    @remote
     def receive(self, batch: str, messages: Sequence[HandedRows]) -> None:
         """Store what other sessions have sent, until `accept`."""
         self._received.setdefault(batch, []).extend(messages)
 
+    @remote
     def accept(self, batch: str, numbers: Sequence[int]) -> None:
         """Add the rows that were received of these partitions to the own ones, and drop those of others."""
         for some in self._received.pop(batch, []):
@@ -288,6 +310,7 @@ class WorkerSession:
                 assert self._spec is not None
                 self.eval_sets.add_encoded(batch, rows, self._spec)
 
+    @remote
     def use_threads(self, n_threads: int, n_growing: int | None = None) -> None:
         """Work with another number of threads from now on. n_growing : trees of all folds that grow at the same time here."""
         self._n_growing = n_growing
@@ -299,6 +322,7 @@ class WorkerSession:
 
     # Shards.
 
+    @remote
     def build(self, batch: str, spec: BuildSpec, past: ReplayState) -> RowPlaces:
         """Build shards from a table, replay the trees so far, and drop the raw values; return where the rows are."""
         if batch not in self._built and batch in self._encoded:
@@ -307,9 +331,9 @@ class WorkerSession:
                 self.eval_sets.add_encoded(batch, of_set, spec)
             parts = self._encoded[batch]
             n_kept = sum(part.n_rows for part in parts)
-            check_rows_in_memory(n_kept if spec.is_whole else -(-n_kept // self._n_threads))  # of a shard
-            is_one = spec.is_whole or is_small(n_kept, len(spec.binning.features))
-            self._add_in_memory(joined_shards(parts, spec, 1 if is_one else self._n_threads), batch, spec, past, n_kept)
+            check_rows_in_memory(n_kept)
+            if n_kept:
+                self._train_on(joined_rows(parts, spec, self._n_threads), batch, spec, past)
             self._close_batch(batch)
             self._built.add(batch)
         if batch not in self._built:
@@ -320,9 +344,8 @@ class WorkerSession:
             else:
                 self._spec = spec
                 leaves = partial(_leaves_in, FlatEnsemble(spec.given), self._n_threads)
-                self._runners += [
-                    ShardRunner(some, batch, spec, past, given_leaves=leaves) for some in rows_with_values(rows, spec)
-                ]
+                for some in rows_with_values(rows, spec):
+                    self._train_on(some, batch, spec, past, leaves)
             self._close_batch(batch)
             self._built.add(batch)
             if rows.fold is not None:
@@ -337,42 +360,27 @@ class WorkerSession:
         if spec.n_bites is not None:
             self._divide(rows, batch, spec, past, limit)
             return
-        for other in self._runners:
-            other.rows.unload()
+        for other in self.trained:
+            other.unload()
         if limit is None:
-            check_rows_in_memory(n_kept if spec.is_whole else -(-n_kept // n_threads))  # of a shard
-            self._add_in_memory(rows.shards(spec), batch, spec, past, n_kept)
+            check_rows_in_memory(n_kept)
+            encoded = rows.in_memory(spec)
+            if encoded is not None:
+                self._train_on(encoded, batch, spec, past)
         else:
-            runners, self.pass_width = streamed_runners(
-                rows, batch, spec, past, root=self._folder, team=self._team, limit=limit, is_alone=not self._runners
+            streamed, self.pass_width = streamed_rows(
+                rows, batch, spec, past, root=self._folder, team=self._team, limit=limit, is_alone=not self.trained
             )
-            self._runners += runners
+            self.trained += [] if streamed is None else [streamed]
 
-    def _add_in_memory(
-        self, shards: Iterable[ShardBlocks], batch: str, spec: BuildSpec, past: ReplayState, n_rows: int
-    ) -> None:
-        """Train on shards in memory, too. n_rows : of all of them."""
-        runners = []
-        for some in shards:
-            if not some.has_tiles:
-                in_ranges(some.shard.fill_tiles, some.n_rows, self._n_threads)
-            runners.append(ShardRunner(some, batch, spec, past, self._team_of_all(n_rows)))
-        self._runners += runners
-
-    def _team_of_all(self, n_rows: int) -> Team | None:
-        """Return the team that works on all rows of the fit together; None if they are divided among shards.
-
-        n_rows : number of rows that are trained on at the same time.
-        """
-        spec = self._spec
-        assert spec is not None
-        if self._whole_team is None and spec.is_whole:
-            self._whole_team = team_for(n_rows, len(spec.binning.features), self._n_threads)
-        return self._whole_team if spec.is_whole else None
+    def _train_on(self, rows: EncodedStore, batch: str, spec: BuildSpec, past: ReplayState, leaves: Any = None) -> None:
+        """Train on rows in memory, too."""
+        team = team_for(rows.store.n_rows, max(len(spec.binning.features), 1), self._n_threads)
+        self.trained.append(TrainingRows(rows, batch, spec, past, team, leaves))
 
     def row_places(self, batch: str) -> RowPlaces:
         """Return where the training rows of a batch are."""
-        in_files = sum(runner.n_rows for runner in self._runners if runner.batch == batch and runner.rows.in_files)
+        in_files = sum(rows.n_rows for rows in self.trained if rows.batch == batch and rows.in_files)
         if self._bites is not None:
             in_files += self._bites.rows_in_files(batch)
         spec, most = self._spec, MOST_ROWS
@@ -381,20 +389,21 @@ class WorkerSession:
             most = budget.most_rows(spec.shard, self._n_threads)
         return RowPlaces(in_files, most, self.pass_width.n_trees)
 
+    @remote
     def keep_only(self, batch: str, numbers: Sequence[int]) -> None:
         """Drop the rows of this batch's other partitions, which another session has now."""
         if batch in self._batches or batch in self._encoded:  # never built
             self._close_batch(batch)
-        runners: list[ShardRunner] = []
-        for runner in self._runners:
-            kept = runner.keep_only(numbers) if runner.batch == batch else [runner]
-            if kept != [runner]:
-                self._closed_bytes_read += runner.rows.bytes_read
-            runners += kept
-        self._runners = runners
+        trained: list[TrainingRows] = []
+        for rows in self.trained:
+            n_bytes, kept = rows.bytes_read, rows.keep_only(numbers) if rows.batch == batch else rows
+            if kept is not rows:
+                self._closed_bytes_read += n_bytes
+            trained += [] if kept is None else [kept]
+        self.trained = trained
         self.eval_sets.keep_only(batch, numbers)
-        if self._bites is not None and self._spec is not None:
-            self._bites.keep_only(batch, numbers, partial(self._spec.are_of, partitions=numbers))
+        if self._bites is not None:
+            self._bites.keep_only(batch, numbers)
 
     # Arcbites.
 
@@ -405,15 +414,15 @@ class WorkerSession:
         is_new_visit = past.visit not in (None, self._bites.visit)
         if past.visit is not None:
             self._bites.take(past.visit, 0, past.iterations[: past.visit.n_kept])
-        n = self._n_threads
-        store = BiteStore(rows, spec, limit, n_threads=n, n_parts=1 if spec.is_whole else n, root=self._folder)
-        self._team_of_all(spec.n_together * store.most_rows)
+        store = BiteStore(rows, spec, limit, n_threads=self._n_threads, root=self._folder)
         present = self._bites.put(batch, store)
         if is_new_visit:  # workers were lost at the start of the visit: earlier batches must switch to its bite, too
-            self._runners, present = [], self._bites.present()
-        self._runners += self._enter(present, past)
+            self._drop_rows()
+            present = self._bites.present()
+        self._enter(present, past)
 
-    def switch_bite(self, visit: BiteVisit, first: int, iterations: Iterations, applied: int) -> bool:
+    @remote
+    def visit(self, visit: BiteVisit, iterations: Iterations, first: int, applied: int) -> bool:
         """Switch to the rows of a bite; return False if the session lacks iterations before number `first`.
 
         iterations : iterations of the truncated model from number `first` on.
@@ -422,43 +431,33 @@ class WorkerSession:
         assert self._bites is not None
         if self._bites.visit == visit:
             return True
-        self._runners = []
+        self._drop_rows()
         if not self._bites.take(visit, first, iterations):
             return False
-        self._runners = self._enter(self._bites.present(), ReplayState())
-        for runner in self._runners:
-            runner.applied = applied
+        self._enter(self._bites.present(), ReplayState())
+        for rows in self.trained:
+            rows.applied = applied
         return True
 
-    def _enter(self, present: Mapping[str, Sequence[Bite]], past: ReplayState) -> list[ShardRunner]:
-        """Return runners for rows of the current bite by batch, with the scores of the model at the start of the visit."""
+    def _enter(self, present: Mapping[str, Sequence[Bite]], past: ReplayState) -> None:
+        """Train on rows of the current bite by batch, with the scores of the model at the start of the visit."""
         spec, kept = self._spec, self._bites.kept if self._bites is not None else []
         assert spec is not None
-        team = self._team_of_all(0)
-
-        def spread(work: Callable[[int, int], None], n: int) -> None:
-            if team is None:
-                in_ranges(work, n, self._n_threads)
-            else:
-                p = team.n_threads
-                team.run(lambda thread: work(n * thread // p, n * (thread + 1) // p))
-
-        runners = []
         for batch, bites in present.items():
-            together = [bites] if team is not None and bites else [[bite] for bite in bites]
-            for some in together:
-                rows = joined_rows([bite.current_rows(spec.shard.layout, kept, spread) for bite in some])
-                runners.append(ShardRunner(shard_of_bite(rows, spec.shard, spread), batch, spec, past, team))
-                del rows
-        return runners
+            if bites:
+
+                def spread(work: Callable[[int, int], Any], n: int) -> None:
+                    in_ranges(work, n, self._n_threads)
+
+                self._train_on(rows_of_bites(bites, spec.shard, kept, spread), batch, spec, past)
 
     # Training.
 
-    def update_scores(self, iteration: int, values: np.ndarray, terms: tuple) -> tuple[GradientStats | None, float, int, int]:
+    @remote
+    def advance_to(self, number: int, values: np.ndarray, terms: tuple) -> tuple[GradientStats | None, float, int, int]:
         """Complete an iteration: add the leaf values of its trees to the scores, and recompute the gradients.
 
-        iteration : number of completed iterations, 0 before the first tree.
-        terms : the loss's record for kernels.
+        number : of the call, from 0 before the first tree; terms : the loss's record for kernels.
 
         Returns
         -------
@@ -466,21 +465,27 @@ class WorkerSession:
             A repeated call returns the same statistics.
         """
         started = time.perf_counter()
-        results = self._each(lambda runner: _advance_to(runner, iteration, values, terms))
+        results = [rows.advance(number, terms, values) for rows in self.trained]
         stats = [one for one in results if one is not None]
-        before, self._reported_bytes = self._reported_bytes, self._closed_bytes_read
-        self._reported_bytes += sum(runner.rows.bytes_read for runner in self._runners)
-        self._reported_bytes += 0 if self._bites is None else self._bites.bytes_read
         merged = reduce(GradientStats.merge, stats) if stats else None
-        return merged, time.perf_counter() - started, self._reported_bytes - before, self._counted_rows()
+        return merged, time.perf_counter() - started, self.new_bytes_read(), self._counted_rows()
+
+    def new_bytes_read(self) -> int:
+        """Return the bytes read from files since the last call."""
+        before, self._reported_bytes = self._reported_bytes, self._closed_bytes_read
+        self._reported_bytes += sum(rows.bytes_read for rows in self.trained)
+        self._reported_bytes += 0 if self._bites is None else self._bites.bytes_read
+        return self._reported_bytes - before
 
     def whole_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree] | None:
         """Grow whole trees, each when it is requested; it is valid until the next one.
 
         None if the rows of the session are not one shard in memory: then trees grow in rounds.
         """
-        return self._runners[0].grow_trees(tasks) if len(self._runners) == 1 else None
+        is_one = len(self.trained) == 1 and not self.trained[0].in_files
+        return self.trained[0].whole.grow_trees(tasks) if is_one else None
 
+    @remote
     def grow_trees(self, tasks: Sequence[TreeTask]) -> tuple[list[GrownTree], int, float] | None:
         """Grow trees in the session that has all rows; return them, the number of training rows, and the seconds.
 
@@ -494,17 +499,19 @@ class WorkerSession:
 
     def begin_trees(self, tasks: Sequence[TreeTask]) -> None:
         """Begin trees that grow in rounds; they replace all earlier ones."""
-        self._each(lambda runner: runner.begin(tasks))
+        for rows in self.trained:
+            rows.begin(tasks)
 
     def begin_round(self, requests: Mapping[int, RoundRequest]) -> None:
         """Announce the requests of a round by output; `sum_histograms` answers them."""
-        for runner in self._runners:
-            runner.begin_round(requests)
+        for rows in self.trained:
+            rows.begin_round(requests)
 
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
         """Return the histograms of a round of one tree. They are valid until the next call; the session must have rows."""
-        return reduce(RoundHistograms.merge, self._each(lambda runner: runner.sum_histograms(output, request)))
+        return reduce(RoundHistograms.merge, [rows.sum_histograms(output, request) for rows in self.trained])
 
+    @remote
     def round_histograms(
         self, tasks: Sequence[TreeTask], requests: dict[int, RoundRequest]
     ) -> tuple[dict[int, RoundHistograms], int, float]:
@@ -517,8 +524,8 @@ class WorkerSession:
             self.begin_trees(tasks)
         self.begin_round(requests)
         results: dict[int, RoundHistograms] = {}
-        free = self._narrow_for(requests) if self._runners else self._narrow
-        for output, request in requests.items() if self._runners else ():
+        free = self._narrow_for(requests) if self.trained else self._narrow
+        for output, request in requests.items() if self.trained else ():
             results[output] = one = self.sum_histograms(output, request).compact(free)
             free = free[one.histograms.size :]
         return results, self._counted_rows(), time.perf_counter() - started
@@ -532,6 +539,7 @@ class WorkerSession:
             self._narrow = np.empty(max(size, 2 * self._narrow.size), np.int32)
         return self._narrow
 
+    @remote
     def histogram_slices(
         self, requests: dict[int, RoundRequest], search: FeatureSearch
     ) -> tuple[dict[int, RoundHistograms], list[bytes], int, float]:
@@ -555,11 +563,13 @@ class WorkerSession:
         results = {output: replace(one, histograms=one.histograms[:, :, :0]) for output, one in results.items()}
         return results, slices, n_rows, seconds + time.perf_counter() - started
 
+    @remote
     def add_slices(self, slices: Sequence[bytes]) -> tuple[bytes, float]:
         """Return the packed sum of slices of the same features, and the seconds."""
         started = time.perf_counter()
         return pack_round(_sum_slices(slices)), time.perf_counter() - started
 
+    @remote
     def search_slices(self, k: int, slices: Sequence[bytes]) -> tuple[dict[int, PackedSplits], float]:
         """Return the best splits of the features of slice `k` by output, and the seconds. slices : they are added up."""
         started = time.perf_counter()
@@ -579,20 +589,21 @@ class WorkerSession:
         }
         return found, time.perf_counter() - started
 
+    @remote
     def assign_leaves(self, iteration: int) -> None:
         """Assign rows to the leaves of the trees of an iteration of `BuildSpec.given`."""
-        for runner in self._runners:
-            runner.assign_leaves(iteration)
+        for rows in self.trained:
+            rows.assign_leaves(iteration)
 
-    def shard_statistics(self, statistic: Statistic, arguments: tuple[Any, ...]) -> list[Any]:
-        """Return the statistic of every shard."""
-        by_shard = self._each(lambda runner: runner.map_ranges(statistic, *arguments))
-        return [result for results in by_shard for result in results]
+    @remote
+    def statistics(self, statistic: Statistic, *arguments: Any) -> list[Any]:
+        """Return the statistic of ranges of rows."""
+        return [result for rows in self.trained for result in rows.statistic(statistic, *arguments)]
 
     @property
     def n_rows(self) -> int:
         """Number of training rows of this session; with arcbites, of all bites."""
-        return sum(runner.n_rows for runner in self._runners) if self._bites is None else self._bites.n_rows
+        return sum(rows.n_rows for rows in self.trained) if self._bites is None else self._bites.n_rows
 
     def _counted_rows(self) -> int:
         """Return `n_rows`, which the client compares with its own count.
@@ -604,20 +615,13 @@ class WorkerSession:
         """
         present = {} if self._bites is None else self._bites.present()
         n_present = sum(bite.n_rows for bites in present.values() for bite in bites)
-        if present and n_present != sum(runner.n_rows for runner in self._runners):
+        if present and n_present != sum(rows.n_rows for rows in self.trained):
             raise MissingPartitions("rows of the present arcbite")
         return self.n_rows
 
-    def _each(self, work: Callable[[ShardRunner], Any]) -> list[Any]:
-        """Return ``work(runner)`` of each runner: of those with a team of their own one by one, of the others in parallel."""
-        found = [work(runner) for runner in self._runners if runner.has_team]
-        others = [runner for runner in self._runners if not runner.has_team]
-        if len(others) == 1 and not others[0].rows.in_files:
-            return [*found, work(others[0])]
-        return [*found, *self._team.map(work, others)] if others else found
-
     # Evaluation sets.
 
+    @remote
     def hold_out(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, chosen: bool) -> int:
         """Add rows to an evaluation set: all rows of a batch, or those that were chosen for the set from a training table.
 
@@ -652,8 +656,9 @@ class WorkerSession:
                 name, some, spec, spec.budget or self._spare, size=size, with_block=with_block, batch=batch, shared=shared
             )
 
+    @remote
     def evaluate(
-        self, first: int, trees: Sequence[TreeDelta], metrics: dict[str, list[Any]], mark: int, n_cuts: int
+        self, first: int, trees: Sequence[FitTree], metrics: dict[str, list[Any]], mark: int, n_cuts: int
     ) -> dict[str, tuple[int, list[list[Any]]]] | None:
         """Return, by set, the number of rows and the statistics of the metrics after the given trees.
 
@@ -678,10 +683,3 @@ def _sum_slices(slices: Sequence[bytes]) -> dict[int, RoundHistograms]:
         for output, piece in pieces.items():
             sums[output] = sums[output].merge(piece) if output in sums else piece
     return sums
-
-
-def _advance_to(runner: ShardRunner, iteration: int, values: np.ndarray, terms: tuple) -> GradientStats | None:
-    if runner.applied < iteration:
-        runner.advance_rows(terms, values)
-        runner.applied = iteration
-    return runner.stats

@@ -8,7 +8,6 @@ are added in order: ``((baseline + v1) + v2) + …`` are the same sums as in tra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -25,32 +24,11 @@ from dboost.kernels.predict import (
 )
 from dboost.kernels.rows import add_tree
 from dboost.shards.shard import BinnedColumns
-from dboost.trees.tree_task import GrownTree, TreeRoutes
+from dboost.trees.fit_trees import FitTree
+from dboost.trees.tree_task import GrownTree
 
 #: Rows to which so many trees are applied before the next rows.
 _BLOCK, _TREES = 16_384, 64
-
-
-@dataclass(frozen=True, eq=False)
-class TreeDelta:
-    """A grown tree, and what its leaves add to the scores of its outputs."""
-
-    routes: TreeRoutes
-    values: np.ndarray  # float64[n_leaves], of a tree of several outputs float64[width, n_leaves]
-    output: int  # the first one
-
-    @property
-    def grown(self) -> GrownTree:
-        return self.routes.restore()
-
-    def scores_of(self, raw: np.ndarray) -> np.ndarray:
-        """Return the scores that the values are added to. raw : float64[n_outputs, n_rows]."""
-        return scores_of(raw, self.values, self.output)
-
-
-def scores_of(raw: np.ndarray, values: np.ndarray, output: int) -> np.ndarray:
-    """Return the raw scores of a tree's outputs in the shape of its leaf values, see `TreeDelta`."""
-    return raw[output] if values.ndim == 1 else raw[output : output + len(values)]
 
 
 #: From this many rows on, labelling them with leaves is faster than following each to its leaf: with masks, and with tables for
@@ -104,7 +82,7 @@ def add_grown_tree(
 
 
 def add_iterations(
-    codes: BinnedColumns, layout: BinLayout, iterations: Sequence[Sequence[TreeDelta]], raw: np.ndarray, first: int, last: int
+    codes: BinnedColumns, layout: BinLayout, iterations: Sequence[Sequence[FitTree]], raw: np.ndarray, first: int, last: int
 ) -> None:
     """Add whole iterations to the raw scores (float64[n_outputs, n_rows]) of rows first…last-1.
 
@@ -112,7 +90,7 @@ def add_iterations(
     """
     trees = [tree for of_iteration in iterations for tree in of_iteration]
     for at in range(0, len(trees), _TREES):
-        some = [(tree.grown, tree.values, tree.scores_of(raw)) for tree in trees[at : at + _TREES]]
+        some = [(tree.grown, tree.leaf_values, tree.scores_of(raw)) for tree in trees[at : at + _TREES]]
         for begin in range(first, last, _BLOCK):
             end = min(begin + _BLOCK, last)
             for grown, values, of_output in some:

@@ -25,12 +25,13 @@ import numpy as np
 
 from dboost.data import RowRoles
 from dboost.kernels.histograms import BinLayout
-from dboost.shards.apply_trees import TreeDelta, add_iterations
+from dboost.shards.apply_trees import add_iterations
+from dboost.shards.encoded_store import EncodedStore, rows_in_memory
 from dboost.shards.shard import columns_among
-from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.shards.shard_spec import ShardSpec
 from dboost.storage.block_file import BLOCK_ROWS, Field
 from dboost.storage.row_store import FieldGroup, RowStore
+from dboost.trees.fit_trees import FitTree
 from dboost.trees.tree_task import BITES, derive_seed, hash_rows
 
 #: Number of rows that are hashed at a time.
@@ -48,13 +49,9 @@ def bites_of(seed: int, n_bites: int, row_ids: np.ndarray) -> np.ndarray:
     )
 
 
-def sections_of(seed: int, n_bites: int, n_parts: int, row_ids: np.ndarray, draw_id: np.ndarray | None = None) -> np.ndarray:
-    """Return the section of each row (int64[n]): bite b has sections b * n_parts, … of about equally many rows.
-
-    draw_id : what bites are drawn by, see `Table.draw_ids`; default: the row ids.
-    """
-    bites = bites_of(seed, n_bites, row_ids if draw_id is None else draw_id)
-    return bites if n_parts == 1 else bites * n_parts + row_ids % n_parts
+def sections_of(seed: int, n_bites: int, row_ids: np.ndarray, draw_id: np.ndarray | None = None) -> np.ndarray:
+    """Return the section of each row: its bite. draw_id : what bites are drawn by, see `Table.draw_ids`; default: the row ids."""
+    return bites_of(seed, n_bites, row_ids if draw_id is None else draw_id)
 
 
 def bites_with_rows(roles: RowRoles, seed: int, n_bites: int) -> np.ndarray:
@@ -63,12 +60,12 @@ def bites_with_rows(roles: RowRoles, seed: int, n_bites: int) -> np.ndarray:
     return np.bincount(bites_of(seed, n_bites, roles.group), minlength=n_bites) > 0
 
 
-def bite_sizes(seed: int, n_bites: int, n_rows: int, first: int = 0, n_parts: int = 1) -> np.ndarray:
+def bite_sizes(seed: int, n_bites: int, n_rows: int, first: int = 0) -> np.ndarray:
     """Return the number of rows of each section, for `n_rows` rows numbered from `first` on: int64[n_bites * n_parts]."""
-    sizes, last = np.zeros(n_bites * n_parts, np.int64), first + n_rows
+    sizes, last = np.zeros(n_bites, np.int64), first + n_rows
     for begin in range(first, last, _ROWS_AT_A_TIME):
         row_ids = np.arange(begin, min(begin + _ROWS_AT_A_TIME, last))
-        sizes += np.bincount(sections_of(seed, n_bites, n_parts, row_ids), minlength=len(sizes))
+        sizes += np.bincount(sections_of(seed, n_bites, row_ids), minlength=len(sizes))
     return sizes
 
 
@@ -103,7 +100,7 @@ class Bite:
         return self.store.sizes[self.section]
 
     def current_rows(
-        self, layout: BinLayout, iterations: Sequence[Sequence[TreeDelta]], spread: RunInRanges
+        self, layout: BinLayout, iterations: Sequence[Sequence[FitTree]], spread: RunInRanges
     ) -> dict[str, np.ndarray]:
         """Return the rows by field, with raw scores that include all current trees and that the caller may modify.
 
@@ -119,13 +116,11 @@ class Bite:
         return rows if self.store.place is not None else rows | {"raw": rows["raw"].copy()}
 
 
-def joined_rows(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Join the rows of several bites."""
-    return parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts], axis=-1) for name in parts[0]}
-
-
-def shard_of_bite(rows: dict[str, np.ndarray], spec: ShardSpec, spread: RunInRanges) -> ShardBlocks:
-    """Return the rows of a bite to train on, which take over their arrays."""
-    found = rows_in_memory(rows, spec)
-    spread(found.shard.fill_tiles, found.n_rows)
-    return found
+def rows_of_bites(
+    bites: Sequence[Bite], spec: ShardSpec, iterations: Sequence[Sequence[FitTree]], spread: RunInRanges
+) -> EncodedStore:
+    """Return the rows of some bites together, to train on."""
+    parts = [bite.current_rows(spec.layout, iterations, spread) for bite in bites]
+    rows = parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts], axis=-1) for name in parts[0]}
+    del parts
+    return rows_in_memory(rows, spec, spread=spread)

@@ -698,3 +698,15 @@ def merge_into_bins(shard: Shard, bin_merge: BinMerge, first: int, last: int) ->
         bins = np.append(np.minimum(bin_merge.bin_of(feature, n_fine_bins), n_bins - 1), n_bins).astype(np.uint8)
         np.take(bins, shard.codes.of(feature)[first:last], out=shard.bins.of(feature)[first:last])
     shard.fill_tiles(first, last)
+
+
+def compacted(target: np.ndarray) -> np.ndarray:
+    """Return targets as uint8 or float32 if that is exact, signs of zeros included."""
+    if target.dtype != np.float64:
+        return target
+    for dtype in (np.uint8, np.float32):
+        with np.errstate(all="ignore"):
+            smaller = target.astype(dtype)
+        if (smaller.astype(np.float64).view(np.int64) == target.view(np.int64)).all():
+            return smaller
+    return target

@@ -16,7 +16,7 @@ import numpy as np
 from dboost.kernels import kernel, or_empty
 from dboost.kernels.histograms import Histograms, add_records, flush, rows_in_32_bits
 from dboost.kernels.rows import add_leaves, label_rows, quantise, split_records
-from dboost.shards.shard import Shard, merge_into_bins
+from dboost.shards.shard import Shard
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.tree_task import TreeTask
 
@@ -25,15 +25,18 @@ BYTES_PER_ROW = 24
 
 
 class ShardGrower:
-    """A shard and the state of the trees that grow on it; `streamed_grower.StreamedGrower` has the same methods.
+    """A share of a shard's rows and the state of the trees that grow on it; `streamed_grower.StreamedGrower` has the same methods.
 
     Parameters
     ----------
     shard : Shard
+    k, n : int
+        Number of the share, and of shares.
     """
 
-    def __init__(self, shard: Shard) -> None:
-        self.shard = shard
+    def __init__(self, shard: Shard, k: int = 0, n: int = 1) -> None:
+        self.shard, self._share = shard, (k, n)
+        self._n_rows = sum(last - first for first, last in shard.ranges(k, n))
         self.n_channels = shard.spec.n_channels
         self._packed = np.zeros(int(shard.bin_layout.start[-1]), np.int64)
         self._scratch = np.zeros(int(shard.bin_layout.n_bins.max()) + 1, np.int64)
@@ -45,11 +48,17 @@ class ShardGrower:
         self._records: list[np.ndarray] = []
         self.trees: dict[int, GrowingTree] = {}
 
-    def begin(self, tasks: Sequence[TreeTask]) -> None:
-        """Begin trees of different outputs: all rows that take part belong to their roots. Earlier trees are dropped."""
+    def begin(self, tasks: Sequence[TreeTask], sampled: Sequence[np.ndarray | None]) -> None:
+        """Begin trees of different outputs: all rows that take part belong to their roots. Earlier trees are dropped.
+
+        sampled : the rows of the whole shard that take part in each tree, see `Shard.grown_rows`.
+        """
         while len(self._records) < len(tasks):
-            self._records.append(np.empty((2, self.shard.n_trained), np.uint64))
-        self.trees = {task.output: GrowingTree(self.shard, task, self._records[k]) for k, task in enumerate(tasks)}
+            self._records.append(np.empty((2, self._n_rows), np.uint64))
+        self.trees = {
+            task.output: GrowingTree(self.shard, task, self._records[k], sampled[k], *self._share)
+            for k, task in enumerate(tasks)
+        }
 
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
         """Apply a request to one tree: return its histograms, valid until the next request, and row counts.
@@ -97,26 +106,32 @@ class GrowingTree:
         Receives the records.
     """
 
-    def __init__(self, shard: Shard, task: TreeTask, records: np.ndarray) -> None:
+    def __init__(self, shard: Shard, task: TreeTask, records: np.ndarray, sampled: np.ndarray | None, k: int, n: int) -> None:
         self.task, self.records = task, records
         self._shard = shard
-        if task.bin_merge is not None:
-            merge_into_bins(shard, task.bin_merge, 0, shard.n_rows)
         gradient, hessian, _ = shard.split_arrays(task.output)
-        self._sampled = shard.grown_rows(*task.row_subset)
-        self.n_sampled = n = shard.n_rows if self._sampled is None else len(self._sampled)
-        _quantise(gradient, or_empty(hessian, "float32"), or_empty(self._sampled, "int64"), n, task.scales, records[0])
+        #: The rows of the share that take part: `_sampled[first:last]`, or rows first…last-1 if all do.
+        ranges = shard.ranges(k, n)
+        self._sampled = sampled
+        self._first, self._last = ranges[0] if self._sampled is None else _part_of(self._sampled, ranges)
+        if self._sampled is not None and len(ranges) > 1:
+            self._sampled = _those_in(self._sampled, ranges)
+            self._first, self._last = 0, len(self._sampled)
+        self.n_sampled = n_sampled = self._last - self._first
+        rows = or_empty(self._sampled, "int64")
+        _quantise(gradient, or_empty(hessian, "float32"), rows, self._first, self._last, task.scales, records[0])
         #: Record buffer, begin and end of each node; the same for the rows that do not take part.
         self.ranges = np.zeros((2 * task.policy.max_leaves, 3), np.int64)
-        self.ranges[0] = 0, 0, n
+        self.ranges[0] = 0, 0, n_sampled
         self._excluded: np.ndarray | None = None
-        if n < shard.n_trained:
+        n_all = records.shape[1]
+        if n_sampled < n_all:
             # The other rows do not take part but need their leaf in the end: their records are split along with the rest,
             # behind them in the same buffers.
             assert self._sampled is not None
-            records[0, n:] = shard.rows_without(self._sampled)
+            records[0, n_sampled:] = _others(self._sampled[self._first : self._last], ranges)
             self._excluded = self.ranges.copy()
-            self._excluded[0] = 0, n, shard.n_trained
+            self._excluded[0] = 0, n_sampled, n_all
 
     def split(self, request: RoundRequest) -> np.ndarray:
         """Move the records of split nodes to their children; return how many went left and right: int64[n_splits, 2]."""
@@ -144,7 +159,7 @@ class GrowingTree:
         sums = np.zeros((int(leaves[:, 1].max()) + 1, 2))
         _sum_leaves(
             leaf, gradient, or_empty(hessian, "float32"), or_empty(shard.repeat_count, "uint8"),
-            or_empty(self._sampled, "int64"), self.n_sampled, self.task.scales, sums,
+            or_empty(self._sampled, "int64"), (self._first, self._last), self.task.scales, sums,
         )  # fmt: skip
         return sums
 
@@ -158,9 +173,26 @@ def _with_room(ranges: np.ndarray, n_numbers: int) -> np.ndarray:
     return larger
 
 
+def _part_of(rows: np.ndarray, ranges: list[tuple[int, int]]) -> tuple[int, int]:
+    """Return which of some rows (ascending) are in a single range: the position of the first, and of the last + 1."""
+    first, last = np.searchsorted(rows, ranges[0])
+    return int(first), int(last)
+
+
+def _those_in(rows: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
+    """Return those of some rows (ascending) that are in ranges."""
+    return np.concatenate([rows[slice(*np.searchsorted(rows, of))] for of in ranges])
+
+
+def _others(rows: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
+    """Return the rows of some ranges without some of them, ascending."""
+    every = np.concatenate([np.arange(*of) for of in ranges])
+    return np.setdiff1d(every, rows, assume_unique=True)
+
+
 @kernel
-def _quantise(gradient, hessian, rows, n, scales, records):
-    quantise(gradient, hessian, rows, scales, 0, n, records)
+def _quantise(gradient, hessian, rows, first, last, scales, records):
+    quantise(gradient, hessian, rows, scales, first, last, records)
 
 
 @kernel
@@ -213,5 +245,5 @@ def _label(records, ranges, leaves, leaf):
 
 
 @kernel
-def _sum_leaves(leaf, gradient, hessian, repeat_count, rows, n, scales, sums):
-    add_leaves(leaf, gradient, hessian, repeat_count, rows, 0, n, scales[2], scales[3], sums)
+def _sum_leaves(leaf, gradient, hessian, repeat_count, rows, part, scales, sums):
+    add_leaves(leaf, gradient, hessian, repeat_count, rows, part[0], part[1], scales[2], scales[3], sums)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -134,6 +135,22 @@ class ShardSpec:
             of_rows = weight.astype(np.float32)
             found |= {"split_hessian": of_rows} if self.width > 1 else {"hessian": np.broadcast_to(of_rows, shape)}
         return found
+
+    def advance_fields(self, terms: Any) -> tuple[list[str], list[str]]:
+        """Return the fields of rows in files that `shards.shard.advance_rows` reads and writes. terms : of the loss."""
+        reads, writes = ["target", "raw", "leaf"], ["raw", "gradient"]
+        of_outputs = "loss_hessian" if self.weights_as_hessian else "hessian"
+        has_hessian = self.weights_as_hessian or not self.constant_hessian
+        if has_hessian:
+            writes.append(of_outputs)
+        if self.width > 1:
+            split = ["split_gradient", *(["split_hessian"] if has_hessian and not self.weights_as_hessian else [])]
+            if getattr(terms, "keeps_gradients", False):
+                reads, writes = ["target", "gradient", *([of_outputs] if has_hessian else [])], []
+            writes += split
+        if self.has_repeat_count:
+            reads.append("repeat_count")
+        return reads, writes
 
     def bytes_per_row(self) -> int:
         """Return the bytes of a row in the files."""

@@ -14,6 +14,7 @@ large would be added outside the histogram; each of the 256 codes of a byte has 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,6 @@ from dboost.kernels import or_empty
 from dboost.kernels.histograms import TILE_COLUMNS, BinLayout, Histograms
 from dboost.kernels.streaming import BlockRows, PairSums, finish_leaves, finish_pairs, route, sum_pairs
 from dboost.shards.shard import Shard
-from dboost.shards.shard_blocks import ShardBlocks
 from dboost.shards.shard_spec import ShardSpec
 from dboost.storage.block_file import FieldRef
 from dboost.trees.grower import RoundHistograms, RoundRequest
@@ -33,13 +33,17 @@ class StreamedGrower:
 
     Parameters
     ----------
-    rows : ShardBlocks
+    rows : TrainingRows
+    k : int
+        Number of the share of the blocks.
+    n_trees : int
+        Most trees that grow in the same passes.
     """
 
-    def __init__(self, rows: ShardBlocks) -> None:
-        self.rows = rows
+    def __init__(self, rows: Any, k: int, n_trees: int) -> None:
+        self.rows, self._k = rows, k
         self.records = np.empty((2, rows.store.block_rows), np.uint64)  # scratch
-        self._buffers = [_HistogramBuffers(rows.spec) for _ in range(rows.trees_per_pass)]
+        self._buffers = [_HistogramBuffers(rows.spec) for _ in range(n_trees)]
         self._trees: dict[int, _Tree] = {}  # growing trees, by output
         self._requests: dict[int, RoundRequest] = {}  # of the current round, to trees that have not been answered
         self._answers: dict[int, RoundHistograms] = {}  # of the last pass
@@ -84,7 +88,7 @@ class StreamedGrower:
         self._n_last_nodes = n_nodes
         fields = dict.fromkeys(field for one in passes.values() for field in one.reads)
         writes = [field for one in passes.values() for field in one.writes]
-        for block in self.rows.walk([*(["tiles"] if reads_codes else []), *fields], writes, verify=self._is_verified):
+        for block in self.rows.walk(self._k, [*(["tiles"] if reads_codes else []), *fields], writes, verify=self._is_verified):
             for one in passes.values():
                 one.add(block)
         return {output: one.finish() for output, one in passes.items()}

@@ -21,9 +21,10 @@ from dboost.losses.base import loss_scores
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import averaged
-from dboost.shards.apply_trees import TreeDelta, add_grown_tree
+from dboost.shards.apply_trees import add_grown_tree
 from dboost.shards.shard import Shard
 from dboost.shards.statistics import Statistic
+from dboost.trees.fit_trees import FitTree
 from dboost.trees.tree_task import Sample
 
 #: The fields that change.
@@ -55,13 +56,13 @@ def values_of_leaves(shard: Shard, values: np.ndarray) -> ValuesOf:
     return lambda first, last: np.stack([of[leaves[first:last]] for of, leaves in zip(values, leaf, strict=True)])
 
 
-def values_of_trees(shard: Shard, trees: Sequence[TreeDelta]) -> ValuesOf:
+def values_of_trees(shard: Shard, trees: Sequence[FitTree]) -> ValuesOf:
     """Return the values of the trees of an iteration, which are applied to the codes of the rows."""
 
     def values_of(first: int, last: int) -> np.ndarray:
         found = np.zeros((shard.n_outputs, last))
         for tree in trees:
-            add_grown_tree(shard.codes, shard.layout, tree.grown, tree.values, tree.scores_of(found), first, last)
+            add_grown_tree(shard.codes, shard.layout, tree.grown, tree.leaf_values, tree.scores_of(found), first, last)
         return found[:, first:]
 
     return values_of

@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
@@ -101,6 +103,11 @@ class RowStore:
         self._names = [{field.name for field in group.fields} for group in groups]
         self._refs: dict[tuple[FieldRef, ...], list[list[FieldRef]]] = {}
         self._filled = [0] * len(self.sizes)
+        #: Of a section in files: number of blocks of each thread's share that stay in memory once they are read; they are not
+        #: written, see `unload`.
+        self.n_staying = 0
+        self._resident: dict[int, BlockBuffers] = {}
+        self._spare: list[BlockBuffers] = []
         self._arrays: list[dict[str, np.ndarray]] = []
         self.files: list[BlockFile] = []
         if place is None:
@@ -257,12 +264,19 @@ class RowStore:
         return views
 
     def walk(
-        self, reads: Sequence[str], writes: Sequence[str] = (), *, section: int = 0, thread: int = 0, n_threads: int = 1
+        self,
+        reads: Sequence[FieldRef],
+        writes: Sequence[FieldRef] = (),
+        *,
+        section: int = 0,
+        thread: int = 0,
+        n_threads: int = 1,
+        unverified: Collection[str] = (),
     ) -> Iterator[RowRange]:
         """Yield one thread's share of the rows of a section, block by block, with at least the fields in `reads` and `writes`.
 
         A block is valid until the next one. The fields in `writes`, which are not sealed, may be changed; those that are not
-        read must be.
+        read must be. While a block of files is processed, a thread reads the next one. unverified : see `read`.
         """
         n = self.sizes[section]
         self.check_filled(section)
@@ -270,14 +284,36 @@ class RowStore:
             first, last = n * thread // n_threads, n * (thread + 1) // n_threads
             yield RowRange(self._arrays[section], first, last, first)
             return
-        buffers, block_rows, first_block = self.buffers(), self.place.block_rows, self._first_block[section]
+        block_rows, first_block = self.place.block_rows, self._first_block[section]
         n_blocks = self._first_block[section + 1] - first_block
-        for k in range(n_blocks * thread // n_threads, n_blocks * (thread + 1) // n_threads):
-            block, start = first_block + k, k * block_rows
-            self.read(block, buffers, reads)
-            yield RowRange(self.views(buffers, block), 0, min(block_rows, n - start), start)
-            if writes:
-                self.write(block, buffers, writes)
+        share = range(n_blocks * thread // n_threads, n_blocks * (thread + 1) // n_threads)
+        n_staying = min(self.n_staying, len(share))
+        for k in share[:n_staying]:
+            resident = self._resident.get(k)
+            if resident is None:
+                resident = self._resident[k] = BlockBuffers(self)
+                self.read(first_block + k, resident.arrays, self.names)
+            yield RowRange(resident.views(first_block + k), 0, min(block_rows, n - k * block_rows), k * block_rows)
+        streamed = share[n_staying:]
+        buffers = [self._spare.pop() if self._spare else BlockBuffers(self) for _ in streamed[:2]]
+        reader = _Reader(self, [first_block + k for k in streamed], buffers, reads, unverified)
+        try:
+            for k in streamed:
+                one = reader.next()
+                yield RowRange(one.views(first_block + k), 0, min(block_rows, n - k * block_rows), k * block_rows)
+                if writes:
+                    self.write(first_block + k, one.arrays, writes)
+                reader.reuse(one)
+        finally:
+            reader.close()
+            self._spare += buffers
+
+    def unload(self) -> None:
+        """Write the changed fields of the blocks that stay in memory, and stream them from now on. Of a single section."""
+        names = [field.name for group in self.groups if not group.sealed for field in group.fields]
+        for k, resident in self._resident.items():
+            self.write(k, resident.arrays, names)
+        self._resident, self.n_staying = {}, 0
 
     def load(self, section: int = 0) -> dict[str, np.ndarray]:
         """Return all rows of a section: the arrays themselves if they are in memory, else new ones."""
@@ -317,8 +353,72 @@ class RowStore:
 
     def close(self) -> None:
         """Release the memory, close the files and remove the private directory; may be called repeatedly."""
-        self._arrays = []
+        self._arrays, self._resident, self._spare = [], {}, []
         for file in self.files:
             file.close()
         if self.place is not None and self._folder is not None:
             self._folder.close()
+
+
+class BlockBuffers:
+    """Buffers for one block of files."""
+
+    def __init__(self, store: RowStore) -> None:
+        self._store, self.arrays = store, store.buffers()
+        self._views: tuple[int, dict[str, np.ndarray]] = (-1, {})
+
+    def views(self, block: int) -> dict[str, np.ndarray]:
+        """Return the fields of the block that was read last."""
+        n = self._store.rows_of(block)
+        if n != self._views[0]:  # blocks of equal length have the same views
+            self._views = n, self._store.views(self.arrays, block)
+        return self._views[1]
+
+
+class _Reader:
+    """A thread that reads blocks into buffers, in advance."""
+
+    def __init__(
+        self,
+        store: RowStore,
+        blocks: Sequence[int],
+        buffers: Sequence[BlockBuffers],
+        reads: Sequence[FieldRef],
+        unverified: Collection[str],
+    ) -> None:
+        self._empty: SimpleQueue[BlockBuffers | None] = SimpleQueue()
+        self._full: SimpleQueue[BlockBuffers | BaseException] = SimpleQueue()
+        for one in buffers:
+            self.reuse(one)
+
+        def read() -> None:
+            try:
+                for block in blocks:
+                    free = self._empty.get()
+                    if free is None:
+                        return
+                    store.read(block, free.arrays, reads, unverified)
+                    self._full.put(free)
+            except BaseException as error:
+                self._full.put(error)
+
+        self._thread = Thread(target=read, name="dboost-read", daemon=True)
+        if blocks:
+            self._thread.start()
+
+    def next(self) -> BlockBuffers:
+        """Return the buffers with the next block."""
+        found = self._full.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def reuse(self, buffers: BlockBuffers) -> None:
+        """Hand back buffers whose block has been processed."""
+        self._empty.put(buffers)
+
+    def close(self) -> None:
+        # The thread has ended, waits for a buffer, or has one or two more blocks to read.
+        self._empty.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()

@@ -1,6 +1,6 @@
 """Boosting on one arcbite after another (see `dboost.ArcBites`).
 
-During a visit to a bite the engine adds the missing trees to the raw scores of the bite's rows, computes gradients with the
+During a visit to a bite the sessions add the missing trees to the raw scores of the bite's rows, computes gradients with the
 bite's own scale, and grows trees as in any fit. The visit ends after `trees_per_visit` trees, or when the independent test set
 has not improved for `early_stopping_rounds` trees. In the second case the combined model is *cut back* to its best iteration:
 the loop drops the later trees from the model, from the scores of the test set, and from the scores of the bite, which are
@@ -25,33 +25,32 @@ import numpy as np
 
 from dboost.exact import merged_float, total
 from dboost.params import ADAPTIVE, CYCLIC, ArcBites
+from dboost.session.calls import BiteVisit
 from dboost.shards.arcbite_rows import bite_sizes
 from dboost.shards.shard import Shard
 from dboost.shards.statistics import Statistic
-from dboost.training.callbacks import Progress
 from dboost.training.checkpoint import merged_fingerprint
-from dboost.training.loop import Assemble, BoostingLoop
+from dboost.training.loop import BoostingLoop, Visit
 from dboost.trees.tree_task import VISITS, GradientStats, derive_seed
 
 
-def run_arcbites(loop: BoostingLoop, arcbites: ArcBites, assemble: Assemble, progress: Progress) -> None:
-    """Boost on one bite after another, as `BoostingLoop.run` does on all rows; the loop's engine has bites."""
-    _ArcbiteLoop(loop, arcbites).run(assemble, progress)
+def arcbite_visits(loop: BoostingLoop, arcbites: ArcBites) -> Iterator[Visit]:
+    """Yield the visits to one bite after another, each to be completed before the next one; see `loop.all_rows`."""
+    return _Arcbites(loop, arcbites).visits()
 
 
-class _ArcbiteLoop:
+class _Arcbites:
     def __init__(self, loop: BoostingLoop, arcbites: ArcBites) -> None:
         self._loop = loop
         self._arcbites = arcbites
-        self._engine = loop.engine
-        self._n_visits, self._has_visited = 0, False
+        self._sessions = loop.sessions
+        self._n_visits, self._has_visited, self._n_calls = 0, False, 0
         self._past: dict[str, Any] = {}
-        loop.valued = []
 
-    def run(self, assemble: Assemble, progress: Progress) -> None:
+    def visits(self) -> Iterator[Visit]:
         loop, arcbites, stopping = self._loop, self._arcbites, self._loop.early_stopping
         seed = loop.parameters.random_state
-        has_rows = bite_sizes(seed, arcbites.n_parts, loop.engine.n_rows) if loop.plan.bites is None else loop.plan.bites
+        has_rows = bite_sizes(seed, arcbites.n_parts, loop.sessions.n_rows) if loop.plan.bites is None else loop.plan.bites
         self._parts = np.flatnonzero(has_rows).tolist()
         # Bites of several parts are composed anew in each cycle; a bite of one part may have no rows.
         bites = self._parts if arcbites.parts == 1 else list(range(-(-len(self._parts) // arcbites.parts)))
@@ -67,7 +66,10 @@ class _ArcbiteLoop:
             began, n_before_visit = time.perf_counter(), loop.n_done
             self._past = {"bites": visited, "in_vain": in_vain}
             visited = [*visited, bite]
-            is_ended = self._boost(self._enter(bite), began, assemble, progress)
+            gradients, n_left = self._enter(bite), self._n_left
+            visit = Visit(gradients, min(n_left, arcbites.trees_per_visit or n_left), began)
+            yield visit
+            is_ended = visit.is_ended
             if stopping is not None and arcbites.is_watched:
                 self._cut_back()
             elif stopping is not None:
@@ -90,13 +92,14 @@ class _ArcbiteLoop:
         self._select_rows(self._parts_of(bite))
         if not self._has_visited:
             self._has_visited = True
-            if loop.eval_sets is not None:
-                loop.eval_sets.save_state()
+            loop.trees.set_mark()
             stats = loop.begin()
         else:
             stats = loop.leaf_estimator.add_leaf_values(loop.zero_values, loop.n_done)
             if loop.checkpoint is not None:
-                loop.checkpoint.note_visit(loop.history, loop.n_done, loop.trees, self._past, loop.state_of(stats))
+                loop.checkpoint.note_visit(
+                    loop.history, loop.n_done, loop.finished, self._past, loop.scores.now(stats, loop.n_done)
+                )
         if self._n_visits > 1:
             loop.begin_visit(self._n_visits, loop.n_done)
         return stats
@@ -116,49 +119,30 @@ class _ArcbiteLoop:
         totals = []
         for part in parts:
             self._select_rows([part])
-            totals.append(merged_fingerprint(self._engine, self._loop.plan.shard))
+            totals.append(merged_fingerprint(self._sessions, self._loop.plan.shard))
         return [sum(of_all) % 2**64 for of_all in zip(*totals, strict=True)]
-
-    def _boost(self, stats: GradientStats, began: float, assemble: Assemble, progress: Progress) -> bool:
-        """Grow trees on the current bite until the visit ends. Return whether a callback stops the fit.
-
-        began : start time of the visit in seconds (`time.perf_counter`), from which its first iteration is timed.
-        """
-        loop, n_left = self._loop, self._n_left
-        for _ in range(min(n_left, self._arcbites.trees_per_visit or n_left)):
-            stats, has_waited, is_ended = loop.iterate(stats, assemble, progress, began)
-            began = time.perf_counter()
-            is_best = loop.early_stopping is not None and loop.early_stopping.best_iteration == loop.n_done
-            if is_best and loop.eval_sets is not None:
-                loop.eval_sets.save_state()
-            if has_waited or is_ended:
-                return is_ended
-        return False
 
     def _cut_back(self) -> None:
         """Drop the trees after the best iteration."""
         loop = self._loop
-        assert loop.early_stopping is not None and loop.valued is not None
+        assert loop.early_stopping is not None
         best = max(loop.early_stopping.best_iteration, loop.n_before)
         if best < loop.n_done:
             loop.n_complete = best - loop.n_before
-            for trees in (loop.snapshots, loop.valued):
-                del trees[loop.n_complete * loop.empty.trees_per_iteration :]
-            if loop.eval_sets is not None:
-                loop.eval_sets.rollback()
+            loop.trees.cut_back(loop.n_complete)
 
     def _select_rows(self, bite: Sequence[int]) -> None:
-        loop, k = self._loop, self._loop.empty.trees_per_iteration
-        assert loop.valued is not None
-        self._engine.visit(bite, [tuple(loop.valued[i : i + k]) for i in range(0, len(loop.valued), k)])
-        loop.total_weight = merged_float(self._engine.map_shards(weight_of))
+        loop = self._loop
+        self._sessions.visit(BiteVisit(self._n_calls, tuple(bite), loop.n_complete))
+        self._n_calls += 1
+        loop.scores.total_weight = merged_float(self._sessions.statistics(weight_of))
 
     def _losses(self, bites: Sequence[int]) -> dict[int, float]:
         """Return the current mean loss of each bite's rows."""
         loop, losses = self._loop, {}
         for bite in bites:
             self._select_rows([bite])
-            losses[bite] = loop.loss_of(loop.leaf_estimator.add_leaf_values(loop.zero_values), loop.n_done)
+            losses[bite] = loop.scores.loss_of(loop.leaf_estimator.add_leaf_values(loop.zero_values), loop.n_done)
         return losses
 
 

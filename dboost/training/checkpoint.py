@@ -43,6 +43,7 @@ from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters
 from dboost.schema import Feature
+from dboost.session.sessions import Sessions
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.shards.shard_spec import ShardSpec
@@ -51,7 +52,6 @@ from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, 
 from dboost.storage.json_shape import ANY, OTHERS, PLAIN, Shape, Within, check_shape
 from dboost.storage.lease import Lease
 from dboost.storage.path_text import path_text
-from dboost.training.engine import Engine
 from dboost.training.history import NOT_SCORES, appended, metrics_of
 
 #: Version of the format of `state.json`; higher versions are rejected. Version 1 used the words of messages as names.
@@ -523,10 +523,10 @@ def in_names(stored: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
     return {"rows": stored["rows"], **known, "order": [keys.get(key, key) for key in known["order"]], "columns": columns}
 
 
-def merged_fingerprint(engine: Engine, spec: ShardSpec) -> list[int]:
+def merged_fingerprint(sessions: Sessions, spec: ShardSpec) -> list[int]:
     """Return the fingerprints over all rows, see `shards.shard.row_fingerprint`."""
     none = np.zeros(2 + len(spec.layout.n_bins) + spec.grouped, np.uint64)
-    return [int(number) for number in reduce(np.add, engine.map_shards(row_fingerprint), none)]
+    return [int(number) for number in reduce(np.add, sessions.statistics(row_fingerprint), none)]
 
 
 def first_difference(stored: dict[str, Any], current: dict[str, Any]) -> tuple[str, Any, Any] | None:

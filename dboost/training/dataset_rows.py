@@ -1,7 +1,7 @@
 """The rows of a data set that stays in memory, for one fit: in this process, or on the workers of a cluster.
 
 The rows are binned already (`data.chunk`), so the fit proposes no bins, and the reference sample is that of the data
-set, which was drawn when the raw values were read. Everything else is as for any table (`training.fit.SessionRows`).
+set, which was drawn when the raw values were read (`training.binned_data`). Everything else is as for any table.
 
 **Files** of a data set that the workers of a cluster have written, in a folder that they share or in an object store::
 
@@ -24,8 +24,8 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial, reduce
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,19 +37,17 @@ from dboost.data.chunk import BinnedPartition, CategoryIndex, DecodedColumns
 from dboost.data.column import apply
 from dboost.data.roles import ROLES, RowRoles, joined, length_of, n_columns_of
 from dboost.data.table import open_binned
-from dboost.errors import DataError, DBoostError, ParameterError, shown
+from dboost.errors import DataError, DBoostError, shown
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.params import Parameters
-from dboost.schema import Feature
-from dboost.session.reference_sample import ReferenceSample
+from dboost.session.local_sessions import LocalSessions
 from dboost.session.row_samples import TEST, FoldRows
-from dboost.session.session import SessionTable
-from dboost.session.target import Target, encode_column
-from dboost.session.warm_start import WarmStart, matrix_of
+from dboost.session.warm_start import matrix_of
 from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
 from dboost.storage.block_file import StorageError
 from dboost.storage.lease import Lease
 from dboost.storage.path_text import path_text
+from dboost.training.binned_data import DatasetDescription, check_thresholds
 from dboost.training.dataset_checks import (
     PartPromise,
     binning_content,
@@ -67,100 +65,10 @@ from dboost.training.dataset_checks import (
     sample_problem,
     target_names,
 )
-from dboost.training.fit import LocalTable, SessionRows, fit
+from dboost.training.fit import train
 from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
-from dboost.training.leaf_values import Sizes, sizes_of
-from dboost.training.plan import FitRequest, RowsDescription
-
-
-@dataclass(frozen=True, eq=False)
-class DatasetDescription:
-    """What all fits on a data set have in common."""
-
-    binning: Binning
-    named: bool  # whether the features' names are the user's
-    sample: np.ndarray  # float64[n, n_features]: raw values of the reference sample
-    sample_target: Column  # their targets, as they were given
-    where: str | None = None  # the folder or URL of its files, if it was read from files
-
-    def reference(self, target: Target) -> ReferenceSample:
-        """Return the reference sample with targets encoded for a loss."""
-        given = self.sample_target
-        column = given if isinstance(given, CategoryColumn) else given.astype(np.float64)
-        try:
-            encoded = encode_column(column, target, lambda row: f"row {row} of those of positive weight")
-            return ReferenceSample(self.sample, target.location(encoded))
-        except DataError as error:  # the rows have been checked: the sample is not theirs
-            if self.where is None:
-                raise
-            raise StorageError(f"{self.where} is damaged: its sample is not of its rows ({error})") from error
-
-
-class DatasetRows(SessionRows):
-    """The rows of a data set, for one fit; implements `training.fit.TrainingRows`."""
-
-    def __init__(self, table: SessionTable, request: FitRequest, data: DatasetDescription) -> None:
-        super().__init__(table, request)
-        self._data = data
-
-    def load(self) -> tuple[Feature, ...]:
-        refuse_other_proposals(self._request.parameters)
-        model = self._request.warm_start.model
-        if model is not None:
-            check_thresholds(model, self._data.binning)
-        return super().load()
-
-    def propose_bins(self, warm_start: WarmStart, parameters: Parameters) -> Binning:
-        return self._data.binning
-
-    def describe(self, seed: int) -> RowsDescription:
-        n_kept = self._table.n_kept
-        sizes = reduce(Sizes.merge, self.map_rows(sizes_of, self._target.loss))  # first: it names a row of an invalid target
-        return RowsDescription(
-            sum(n_kept.values()), self._table.most_rows(), not self._table.unit_weights, self._data.named,
-            self._data.reference(self._target), "group" in self._table.roles, sizes,
-        )  # fmt: skip
-
-
-def refuse_other_proposals(parameters: Parameters) -> None:
-    """Raise a ParameterError if split points would be proposed from values."""
-    proposal = parameters.split_proposal
-    if proposal != "global":
-        raise ParameterError(
-            f"split_proposal={proposal!r} proposes split points from the values, but these data were binned before: leave it "
-            "out, or fit on the table itself"
-        )
-
-
-def check_thresholds(model: Ensemble, binning: Binning, what: str = "start_from") -> None:
-    """Raise a ParameterError if a threshold of a model is no edge of a bin, or a feature differs.
-
-    Otherwise bins determine the leaf of a row, and a data set may continue the model or refit its leaves.
-
-    what : needs this, for the message.
-    """
-    for number, (of_model, of_data) in enumerate(zip(model.features, binning.features, strict=False)):
-        if of_model != of_data:
-            names = f"{of_model.name!r} in the model and {of_data.name!r} in the data"
-            raise ParameterError(f"{what}: feature {number} is not the same: {names}")
-    if len(model.features) != len(binning.features):
-        raise ParameterError(f"{what}: the model has {len(model.features)} features, the data {len(binning.features)}")
-    used: dict[int, list[float]] = {}
-    for tree in model.trees:
-        is_split = (tree.feature >= 0) & ~np.isinf(tree.threshold)  # infinity separates missing values from all others
-        for feature, threshold in zip(tree.feature[is_split].tolist(), tree.threshold[is_split].tolist(), strict=True):
-            used.setdefault(feature, []).append(threshold)
-    for feature, thresholds in used.items():
-        edges = binning.edges[feature]
-        if edges is not None and not np.isin(thresholds, edges).all():
-            instead = "give the table itself"
-            if what == "start_from":
-                instead = "fit on the table itself, or give prepare(…, path=…, start_from=…)"
-            raise ParameterError(
-                f"{what}: the model splits {binning.features[feature].name!r} where the data set has no edge of a bin, so bins "
-                f"do not tell the model's scores: {instead}"
-            )
+from dboost.training.plan import FitRequest
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,22 +88,22 @@ class LocalRows:
         return sum(self.lengths)
 
     def fit(self, request: FitRequest) -> FitResult:
-        return fit(request, DatasetRows(self._table(request), request, self.data))
+        return train(replace(request, binned=self.data), self._sessions(request))
 
     def refit(self, model: Ensemble, **options: Any) -> Ensemble:
         check_thresholds(model, self.data.binning, "refit_leaves")
-        table = self._table(FitRequest(Parameters(), options["n_threads"]))
-        return refit_leaves(model, table, rows_of=partial(DatasetRows, data=self.data), **options)
+        sessions = self._sessions(FitRequest(Parameters(), options["n_threads"]))
+        return refit_leaves(model, sessions, binned=self.data, **options)
 
-    def _table(self, request: FitRequest) -> LocalTable:
+    def _sessions(self, request: FitRequest) -> LocalSessions:
         if (table := self.table) is not None:
-            return LocalTable(lambda: table, request.n_threads, is_shared=True)
+            return LocalSessions(lambda: table, request.n_threads, is_shared=True)
         options = None if self.options is None else self.options(request)
 
         def opened() -> Table:
             return open_binned(self.partitions(), self.data.binning, self.data.named, options)
 
-        return LocalTable(opened, request.n_threads)
+        return LocalSessions(opened, request.n_threads)
 
     def targets(self) -> Column:
         if self.table is not None and self.table.target is not None and self.table.target_dtype == "float64":

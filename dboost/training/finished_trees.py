@@ -1,6 +1,6 @@
 """The trees of a model, from those that were grown.
 
-A fit keeps a `TreeSnapshot` of each grown tree. A `Tree` has depth-first numbering, thresholds instead of bins, and sums and
+A fit keeps a `FitTree` of each grown tree. A `Tree` has depth-first numbering, thresholds instead of bins, and sums and
 values of inner nodes, which follow from those of the leaves. `finished_trees` makes the trees of a model together: the nodes of
 many trees are one array, and a pass over one level of all of them takes as long as a few nodes in Python. A step that needs the
 children goes from the lowest level up, one that needs the parent from the roots down.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -19,11 +19,9 @@ from dboost.data.binning import Binning
 from dboost.losses import Loss
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
+from dboost.trees.fit_trees import FitTree
 from dboost.trees.tree_task import (
-    CategorySets,
-    GrownTree,
     StepLimits,
-    TreeTask,
     follow_sums,
     leaf_values,
     newton_steps,
@@ -34,64 +32,12 @@ from dboost.trees.tree_task import (
 _NODES_TOGETHER = 1 << 16
 
 
-@dataclass(frozen=True, eq=False)
-class TreeSnapshot:
-    """Copies of the parts of a grown tree that the model needs."""
-
-    feature: np.ndarray
-    split_bin: np.ndarray
-    missing_left: np.ndarray
-    child: np.ndarray
-    gain: np.ndarray
-    n_rows: np.ndarray
-    leaf_of: np.ndarray
-    sums: np.ndarray  # of gradients and Hessians: float64[n_leaves, 2], of several outputs float64[n_outputs, n_leaves, 2]
-    sets: CategorySets
-    values: np.ndarray
-    gain_unit: float  # factor from a score of quantised sums to units of the loss
-    output: int
-    learning_rate: float
-
-    @classmethod
-    def of(
-        cls,
-        grown: GrownTree,
-        is_categorical: np.ndarray,
-        values: np.ndarray,
-        task: TreeTask,
-        learning_rate: float,
-        sums: np.ndarray | None = None,
-    ) -> TreeSnapshot:
-        """Copy what the model needs of a grown tree.
-
-        is_categorical : uint8[n_features]; values : float64[n_leaves], what leaves add to the scores, or
-        float64[n_outputs, n_leaves]; learning_rate : that of the iteration; sums : of all outputs, see `TreeSnapshot`, default
-        those that the tree was grown by.
-        """
-        n, nodes = grown.n_nodes, grown.nodes
-        return cls(
-            feature=nodes.feature[:n].copy(),
-            split_bin=nodes.split_bin[:n].copy(),
-            missing_left=nodes.missing_left[:n].copy(),
-            child=nodes.child[:n].copy(),
-            gain=nodes.gain[:n].copy(),
-            n_rows=grown.n_rows[:n].copy(),
-            leaf_of=grown.leaf_of[:n].copy(),
-            sums=grown.leaf_sums if sums is None else sums,
-            sets=CategorySets.of(grown, is_categorical),
-            values=values,
-            gain_unit=task.gain_unit,
-            output=task.output,
-            learning_rate=learning_rate,
-        )
-
-
-def finished_trees(snapshots: Sequence[TreeSnapshot], binning: Binning, parameters: Parameters, loss: Loss) -> list[Tree]:
+def finished_trees(trees: Sequence[FitTree], binning: Binning, parameters: Parameters, loss: Loss) -> list[Tree]:
     """Return the trees of a model; those of one fit, which have all one value per leaf or all several."""
     found, some, n_nodes = [], [], 0
-    for snapshot in snapshots:
-        some.append(snapshot)
-        n_nodes += len(snapshot.feature)
+    for tree in trees:
+        some.append(tree)
+        n_nodes += tree.n_nodes
         if n_nodes >= _NODES_TOGETHER:
             found += _Nodes(some).finished(binning, parameters, loss)
             some, n_nodes = [], 0
@@ -101,17 +47,17 @@ def finished_trees(snapshots: Sequence[TreeSnapshot], binning: Binning, paramete
 class _Nodes:
     """The nodes of some trees, one tree after the other, in growth order; the leaves likewise."""
 
-    def __init__(self, snapshots: Sequence[TreeSnapshot]) -> None:
-        self.snapshots = snapshots
-        self.sizes = [len(one.feature) for one in snapshots]
+    def __init__(self, trees: Sequence[FitTree]) -> None:
+        self.trees, self.parts = trees, [one.model_part for one in trees]
+        self.sizes = [one.n_nodes for one in trees]
         self.start: np.ndarray = np.cumsum([0, *self.sizes])
         first_node = np.repeat(self.start[:-1], self.sizes)
-        self.feature = self._joined(lambda one: one.feature)
-        child = self._joined(lambda one: one.child)
+        self.feature = self._joined(lambda one: one.routes.nodes[0])
+        child = self._joined(lambda one: one.routes.nodes[3])
         self.is_split = child >= 0
         self.child = np.where(self.is_split, child + first_node, -1)
-        first_leaf = np.cumsum([0, *(one.values.shape[-1] for one in snapshots)])[:-1]
-        self.leaf_of = self._joined(lambda one: one.leaf_of) + np.repeat(first_leaf, self.sizes)
+        first_leaf = np.cumsum([0, *(one.leaf_values.shape[-1] for one in trees)])[:-1]
+        self.leaf_of = self._joined(lambda one: one.routes.leaf_of) + np.repeat(first_leaf, self.sizes)
         #: The splits of each level, from the roots down.
         self.splits: list[np.ndarray] = []
         level = self.start[:-1]
@@ -132,19 +78,19 @@ class _Nodes:
         self.order = np.empty(len(child), np.int64)  # depth-first: the node at each position
         self.order[self.position + first_node] = np.arange(len(child))
 
-    def _joined(self, of: Callable[[TreeSnapshot], np.ndarray]) -> np.ndarray:
-        return np.concatenate([of(one) for one in self.snapshots])
+    def _joined(self, of: Callable[[FitTree], np.ndarray]) -> np.ndarray:
+        return np.concatenate([of(one) for one in self.trees])
 
-    def _of_nodes(self, of: Callable[[TreeSnapshot], float]) -> np.ndarray:
+    def _of_nodes(self, of: Callable[[FitTree], float]) -> np.ndarray:
         """Return a number of each tree for all of its nodes."""
-        return np.repeat([of(one) for one in self.snapshots], self.sizes)
+        return np.repeat([of(one) for one in self.trees], self.sizes)
 
     def finished(self, binning: Binning, parameters: Parameters, loss: Loss) -> list[Tree]:
         """Return the trees."""
         order, is_split = self.order, self.is_split
         right = np.where(is_split, self.position[np.where(is_split, self.child + 1, 0)], -1)
         cover, value, gained = self._sums_and_values(parameters, loss)
-        missing_left = self._joined(lambda one: one.missing_left)
+        missing_left = self._joined(lambda one: one.routes.nodes[2])
         columns = {
             "feature": np.where(is_split, self.feature, -1).astype(np.int32),
             "threshold": self._thresholds(binning),
@@ -153,7 +99,7 @@ class _Nodes:
             "right": right.astype(np.int32),
             "gain": np.where(is_split, gained - parameters.leaf_penalty, 0.0),
             "cover": cover,
-            "count": self._joined(lambda one: one.n_rows),
+            "count": np.concatenate([part.n_rows for part in self.parts]),
             "value": value,
         }
         ordered = {name: values[order] for name, values in columns.items()}
@@ -174,43 +120,43 @@ class _Nodes:
         if edges:
             last = np.cumsum([len(one) for one in edges]) - 1
             first = np.append(0, last[:-1] + 1)
-            split_bin = self._joined(lambda one: one.split_bin)[nodes]
+            split_bin = self._joined(lambda one: one.routes.nodes[1])[nodes]
             threshold[nodes] = np.concatenate(edges)[np.minimum(first[which] + split_bin, last[which])]
         return threshold
 
     def _categories(self, binning: Binning) -> Iterator[tuple[np.ndarray | None, ...]]:
         """Yield the categories that go left, in depth-first order, of each tree."""
         n_bins = binning.n_bins
-        for one, first in zip(self.snapshots, self.start.tolist(), strict=False):
-            found: list[np.ndarray | None] = [None] * len(one.feature)
-            nodes = one.sets.nodes.tolist()
-            for node, goes_left in zip(nodes, one.sets.goes_left() if nodes else (), strict=True):
-                levels = goes_left[: n_bins[one.feature[node]]]
+        for one, first in zip(self.trees, self.start.tolist(), strict=False):
+            found: list[np.ndarray | None] = [None] * one.n_nodes
+            nodes = one.routes.sets.nodes.tolist()
+            for node, goes_left in zip(nodes, one.routes.sets.goes_left() if nodes else (), strict=True):
+                levels = goes_left[: n_bins[one.routes.nodes[0, node]]]
                 found[self.position[first + node]] = np.flatnonzero(levels).astype(np.int32)
             yield tuple(found)
 
     def _sums_and_values(self, parameters: Parameters, loss: Loss) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the cover, values and gains of all nodes: float64[n_nodes], values of several outputs [n_nodes, n_outputs]."""
-        if self.snapshots[0].sums.ndim == 3:
+        if self.parts[0].sums.ndim == 3:
             return self._of_outputs(parameters, loss)
-        sums = self._node_sums(self._joined(lambda one: one.sums))
+        sums = self._node_sums(np.concatenate([part.sums for part in self.parts]))
         values, follow = np.empty(len(sums)), np.empty(len(sums), bool)
-        kinds = self._of_nodes(lambda one: self._kinds[one.learning_rate, one.output])
+        kinds = self._of_nodes(lambda one: self._kinds[one.model_part.learning_rate, one.output])
         for (rate, output), kind in self._kinds.items():
             nodes = slice(None) if len(self._kinds) == 1 else np.flatnonzero(kinds == kind)
             at_rate, of_output = _at_rate(parameters, rate), loss.of_output(output)
             values[nodes] = leaf_values(sums[nodes], at_rate, of_output)
             follow[nodes] = follow_sums(at_rate, of_output)
-        self._set_values(values, self._joined(lambda one: one.values), follow)
-        gain = self._joined(lambda one: one.gain)
-        return sums[:, 1], values, -gain * self._of_nodes(lambda one: one.gain_unit)
+        self._set_values(values, self._joined(lambda one: one.leaf_values), follow)
+        gain = np.concatenate([part.gain for part in self.parts])
+        return sums[:, 1], values, -gain * self._of_nodes(lambda one: one.model_part.gain_unit)
 
     @cached_property
     def _kinds(self) -> dict[tuple[float, int], int]:
         """A number for each learning rate and output."""
         kinds: dict[tuple[float, int], int] = {}
-        for one in self.snapshots:
-            kinds.setdefault((one.learning_rate, one.output), len(kinds))
+        for one in self.trees:
+            kinds.setdefault((one.model_part.learning_rate, one.output), len(kinds))
         return kinds
 
     def _node_sums(self, of_leaves: np.ndarray) -> np.ndarray:
@@ -229,14 +175,14 @@ class _Nodes:
         The cover is the mean over the outputs, the gain their sum: what the split gains with the values of its leaves, not
         along the direction that the tree was grown by.
         """
-        of_leaves = np.concatenate([one.sums.swapaxes(0, 1) for one in self.snapshots])
+        of_leaves = np.concatenate([part.sums.swapaxes(0, 1) for part in self.parts])
         sums = np.ascontiguousarray(self._node_sums(of_leaves).swapaxes(0, 1))
         splits = np.flatnonzero(self.is_split)
         left = self.child[splits]
         losses = [loss.of_output(k) for k in range(len(sums))]
         limits, values = StepLimits.of(losses), np.empty(sums.shape[:2])
-        rates = self._of_nodes(lambda one: one.learning_rate)
-        for rate in {one.learning_rate for one in self.snapshots}:
+        rates = self._of_nodes(lambda one: one.model_part.learning_rate)
+        for rate in {part.learning_rate for part in self.parts}:
             nodes = np.flatnonzero(rates == rate)
             values[:, nodes] = leaf_values(sums[:, nodes], _at_rate(parameters, rate), limits)
         scores = -0.5 * newton_steps(sums, parameters) * thresholded(sums[..., 0], parameters)
@@ -246,7 +192,7 @@ class _Nodes:
             gained[splits] += score[left] + score[left + 1] - score[splits]
         values = np.ascontiguousarray(values.T)
         follow = np.array([follow_sums(parameters, one) for one in losses])
-        own = np.concatenate([one.values.T for one in self.snapshots])
+        own = np.concatenate([one.leaf_values.T for one in self.trees])
         self._set_values(values, own, np.broadcast_to(follow, values.shape))
         return cover / len(sums), values, gained
 
@@ -257,7 +203,7 @@ class _Nodes:
         values[is_leaf] = of_leaves[self.leaf_of[is_leaf]]
         if follow.all():
             return
-        n_rows = self._joined(lambda one: one.n_rows).reshape(-1, *[1] * (values.ndim - 1))
+        n_rows = np.concatenate([part.n_rows for part in self.parts]).reshape(-1, *[1] * (values.ndim - 1))
         for splits in reversed(self.splits):
             left = self.child[splits]
             n_left, n_right = n_rows[left], n_rows[left + 1]

@@ -5,7 +5,7 @@ and Hessians follow from the scores of the previous trees with their new leaf va
 exact sums, or a quantile of the rows' residuals, by the same `LeafEstimator` and with the same parameters as in the fit. So a
 refit on the training data reproduces the model.
 
-The rows are in this process or on a cluster. An `Engine` advances them as in a fit, but assigns them to the leaves of the
+The rows are in this process or on a cluster. `Sessions` advance them as in a fit, but assigns them to the leaves of the
 model's trees instead of growing trees (`session.refit_rows`). Results of sessions are merged by exact sums and maxima, so leaf
 values do not depend on the partitions.
 
@@ -14,8 +14,9 @@ With ``decay`` a leaf value is ``decay · old + (1 - decay) · new``; leaves wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,37 +28,39 @@ from dboost.losses import Loss
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters, make_parameters
+from dboost.session.batch_rows import BatchRows
 from dboost.session.calls import BuildSpec
 from dboost.session.reference_sample import with_summary
 from dboost.session.refit_rows import refit_shard_spec
-from dboost.session.session import SessionTable
+from dboost.session.sessions import Sessions, of_roles
 from dboost.session.target import Target
-from dboost.session.warm_start import WarmStart, check_continues, keywords_for
+from dboost.session.warm_start import WarmStart, keywords_for
 from dboost.shards.statistics import leaf_totals
-from dboost.training.engine import Engine
-from dboost.training.fit import SessionRows, interruptible_reading, starts_of
+from dboost.training.binned_data import DatasetDescription
+from dboost.training.fit import describe, interruptible_reading, learn_target, load
 from dboost.training.leaf_values import LeafEstimator, TargetStats, in_units_of, target_stats
 from dboost.training.loop import in_rows
 from dboost.training.plan import FitRequest
+from dboost.trees.fit_trees import TreesSoFar
 from dboost.trees.tree_task import GradientStats, RowSubset
 
 
 def refit_leaves(
     model: Ensemble,
-    table: SessionTable,
+    sessions: Sessions,
     *,
     decay: float,
     source_name: str | None,
     custom_loss: Loss | Sequence[Loss] | None,
     n_threads: int,
-    rows_of: Callable[[SessionTable, FitRequest], SessionRows] = SessionRows,
+    binned: DatasetDescription | None = None,
 ) -> Ensemble:
     """Return the model with leaf values estimated from the rows of a table.
 
     Parameters
     ----------
     model : Ensemble
-    table : SessionTable
+    sessions : Sessions
         Closed at the end.
     decay : float, 0 <= … < 1
     source_name : str or None
@@ -65,8 +68,8 @@ def refit_leaves(
     custom_loss : Loss or None
         The loss, if it is a custom one.
     n_threads : int
-    rows_of : callable, default `SessionRows`
-        Returns the rows of the table; the default is for tables of raw values.
+    binned : DatasetDescription, optional
+        If the rows are binned already.
 
     Raises
     ------
@@ -83,31 +86,25 @@ def refit_leaves(
     parameters = parameters_of(model, custom_loss)
     start = WarmStart(replace(model, trees=()), is_new_source=True)  # raw scores start at the model's baseline
     loading = replace(parameters[0], early_stopping_rounds=None, arcbites=None)
-    request = FitRequest(loading, n_threads, warm_start=start)
-    rows = rows_of(table, request)
+    request = FitRequest(loading, n_threads, warm_start=start, binned=binned)
     try:
         with interruptible_reading():
-            features = rows.load()
-            target = rows.learn_target()
-            check_continues(model, features, target)
-            target = replace(target, loss=target.loss.continued(model.loss))
-            rows.compute_start_scores(start)
-            description = rows.describe(parameters[-1].random_state)
-            stats = target_stats(target.loss, rows.map_rows, continues=True, sizes=description.sizes)
-            calls = table.open_calls(_spec_of(model, target, start, stats, table))
-            engine = Engine(calls, description.n_rows, stats.loss.in_unit(stats.unit).terms())
-        try:
-            found = with_new_leaf_values(model, parameters, engine, stats, decay=decay, source_name=source_name)
-        finally:
-            engine.close()
+            features = load(request, sessions)
+            target = learn_target(request, start, features, sessions)
+            sessions.change(BatchRows.compute_start_scores, start)
+            description = describe(request, parameters[-1], target, sessions)
+            stats = target_stats(target.loss, partial(of_roles, sessions), continues=True, sizes=description.sizes)
+            spec = _spec_of(model, target, start, stats, weighted="sample_weight" in sessions.roles)
+            sessions.build(spec, {}, TreesSoFar(spec.shard.n_trees, spec.shard.layout.is_categorical))
+        found = with_new_leaf_values(model, parameters, sessions, stats, decay=decay, source_name=source_name)
     finally:
-        rows.close()
+        sessions.close()
     return with_summary(found, description.reference, n_threads)
 
 
-def _spec_of(model: Ensemble, target: Target, start: WarmStart, stats: TargetStats, table: SessionTable) -> BuildSpec:
+def _spec_of(model: Ensemble, target: Target, start: WarmStart, stats: TargetStats, *, weighted: bool) -> BuildSpec:
     """Return the specification of rows without codes."""
-    loss, weighted = stats.loss.in_unit(stats.unit), "sample_weight" in table.roles
+    loss = stats.loss.in_unit(stats.unit)
     shard = refit_shard_spec(model, loss, weighted=weighted, loss_unit=stats.loss_unit)
     return BuildSpec(
         shard=shard,
@@ -116,7 +113,6 @@ def _spec_of(model: Ensemble, target: Target, start: WarmStart, stats: TargetSta
         baseline=start.baseline,
         warm_start=start,
         magnitudes=stats.magnitudes,
-        starts=starts_of(table.n_kept),
         unit=stats.unit,
         given=model,
     )
@@ -125,20 +121,20 @@ def _spec_of(model: Ensemble, target: Target, start: WarmStart, stats: TargetSta
 def with_new_leaf_values(
     model: Ensemble,
     parameters: Sequence[Parameters],
-    engine: Engine,
+    sessions: Sessions,
     start: TargetStats,
     *,
     decay: float,
     source_name: str | None,
 ) -> Ensemble:
-    """Return the model with leaf values estimated from the rows of an engine.
+    """Return the model with leaf values estimated from the rows of sessions.
 
     Parameters
     ----------
     model : Ensemble
     parameters : sequence of Parameters
         Of each iteration, see `parameters_of`.
-    engine : Engine
+    sessions : Sessions
     start : TargetStats
     decay, source_name
         As in `refit_leaves`.
@@ -146,11 +142,10 @@ def with_new_leaf_values(
     n_outputs, k = model.n_outputs, model.trees_per_iteration
     steps = {
         id(one): LeafEstimator(
-            engine.advance,
-            engine.map_shards,
+            sessions,
             start.loss.in_unit(start.unit),
             in_units_of(one, start),
-            engine.n_rows,
+            sessions.n_rows,
             start.max_weight,
             spreads=start.spreads,
         )
@@ -159,13 +154,13 @@ def with_new_leaf_values(
     stats = steps[id(parameters[0])].add_leaf_values(np.zeros((n_outputs, 1)))
     trees: list[Tree] = []
     for iteration, of_iteration in enumerate(parameters):
-        engine.assign_leaves(iteration)
+        sessions.assign_leaves(iteration)
         values: list[np.ndarray] = []
         for t in range(iteration * k, (iteration + 1) * k):
             tree, outputs = model.trees[t], model.outputs_of(t)
             found = []
             for output in range(outputs.start, outputs.stop):
-                sums = _leaf_sums(engine, stats, tree.n_leaves, output)
+                sums = _leaf_sums(sessions, stats, tree.n_leaves, output)
                 found.append(steps[id(of_iteration)].values(sums, RowSubset(None, 0, output)) * start.unit)
             trees.append(_with_values(tree, np.stack(found, axis=1), sums.reached, decay))
             values += list(trees[-1].value[tree.feature < 0].reshape(-1, model.width).T / start.unit)
@@ -173,7 +168,7 @@ def with_new_leaf_values(
         stats = steps[id(next_parameters)].add_leaf_values(in_rows(values))
         if not np.isfinite(stats.max_gradient).all():
             raise DataError(f"refit_leaves diverged in iteration {iteration + 1}: scores are no longer finite")
-    note = {"label": source_name, "rows": engine.n_rows, "decay": decay}
+    note = {"label": source_name, "rows": sessions.n_rows, "decay": decay}
     sources = tuple(source | {"refreshed": [*source.get("refreshed", []), note]} for source in model.sources)
     # Metrics and best iteration were measured with the old leaf values.
     refreshed = replace(model, trees=tuple(trees), sources=sources, metrics={}, best_iteration=None, calibration=None)
@@ -223,9 +218,9 @@ class _LeafSums:
     reached: np.ndarray  # bool[n_leaves], whether the leaf has rows
 
 
-def _leaf_sums(engine: Engine, stats: GradientStats, n_leaves: int, output: int) -> _LeafSums:
-    units = [unit_for(float(largest[output]), engine.n_rows) for largest in (stats.max_gradient, stats.max_hessian)]
-    totals = leaf_totals.merged(engine.map_shards(leaf_totals, output, n_leaves, *units))
+def _leaf_sums(sessions: Sessions, stats: GradientStats, n_leaves: int, output: int) -> _LeafSums:
+    units = [unit_for(float(largest[output]), sessions.n_rows) for largest in (stats.max_gradient, stats.max_hessian)]
+    totals = leaf_totals.merged(sessions.statistics(leaf_totals, output, n_leaves, *units))
     return _LeafSums(n_leaves, totals[:, :2] / units, totals[:, 2] > 0)
 
 

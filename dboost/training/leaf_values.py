@@ -56,6 +56,7 @@ from dboost.losses import Loss, is_custom, register
 from dboost.losses.base import AllRows, InitialRows, PartOfRows, SumUnits, check_derivatives, loss_scores, one_target
 from dboost.losses.projection import ProjectedTerms
 from dboost.params import Parameters
+from dboost.session.sessions import Sessions
 from dboost.shards.statistics import (
     Statistic,
     gradient_products,
@@ -538,8 +539,8 @@ class LeafEstimator:
 
     Parameters
     ----------
-    advance, map_shards : callable
-        Those of `training.engine.Engine`.
+    sessions : Sessions
+        Those of the sessions.
     loss : Loss
     parameters : Parameters
     n_counted : int
@@ -555,8 +556,7 @@ class LeafEstimator:
 
     def __init__(
         self,
-        advance: Callable[[np.ndarray, tuple | None], GradientStats],
-        map_shards: Callable[..., list[Any]],
+        sessions: Sessions,
         loss: Loss,
         parameters: Parameters,
         n_counted: int,
@@ -564,7 +564,7 @@ class LeafEstimator:
         directions: Directions | None = None,
         spreads: Sequence[float] = (),
     ) -> None:
-        self._advance, self._map_shards, self._directions = advance, map_shards, directions
+        self._sessions, self._directions = sessions, directions
         self._loss = loss
         self._parameters = parameters
         self._rank_unit = rank_unit(max_weight, n_counted)
@@ -591,25 +591,25 @@ class LeafEstimator:
         """
         directions = self._directions
         direction = None if directions is None else directions.drawn(n_done + 1)
-        stats = self._advance(values, self._along(direction, self._influence_terms))
+        stats = self._sessions.advance(values, self._along(direction, self._influence_terms or self._terms))
         if self._loss.statistic is not None:
             self._statistic = self._loss.statistic.of(self._rows, self._statistic)
             self._terms = self._loss.terms_after(self._statistic)
-            stats = self._advance(np.zeros_like(values), self._along(direction, self._terms))
+            stats = self._sessions.advance(np.zeros_like(values), self._along(direction, self._terms))
         if directions is not None and directions.is_refined(n_done + 1):
             direction = directions.refined(self._gradient_products(stats))
             if direction is not None:
                 terms = ProjectedTerms(self._terms, direction, directions.of_classes, keeps_gradients=True)
-                along = self._advance(np.zeros_like(values), terms)
+                along = self._sessions.advance(np.zeros_like(values), terms)
                 stats = replace(stats, max_split=along.max_split, noise=along.noise)
         self._max_gradient, self._max_hessian, self._influence = stats.max_gradient, stats.max_hessian, stats.influence
         return stats
 
-    def _along(self, direction: np.ndarray | None, terms: tuple | None) -> tuple | None:
-        """Return the record of the loss (None: that of the last call), with the direction of the next tree if it has one."""
+    def _along(self, direction: np.ndarray | None, terms: tuple) -> tuple:
+        """Return the record of the loss, with the direction of the next tree if it has one."""
         if self._directions is None or direction is None:
             return terms
-        return ProjectedTerms(self._terms if terms is None else terms, direction, self._directions.of_classes)
+        return ProjectedTerms(terms, direction, self._directions.of_classes)
 
     def _gradient_products(self, stats: GradientStats) -> np.ndarray:
         """Return Σ_i w_i g_i (g_i · c) for the direction c that the gradients are projected on: float64[n_outputs]."""
@@ -676,7 +676,7 @@ class LeafEstimator:
 
     def _merged(self, statistic: Statistic, *arguments: Any) -> Any:
         """Return a statistic of all training rows."""
-        return statistic.merged(self._map_shards(statistic, *arguments))
+        return statistic.merged(self._sessions.statistics(statistic, *arguments))
 
     def _newton_sums(self, grown: Leaves, subset: RowSubset) -> np.ndarray:
         """Return sums of gradients and second derivatives: float64[n_leaves, 2]."""
@@ -733,7 +733,7 @@ class LeafEstimator:
         loss = self._loss.with_statistic(self._statistic)
 
         def slopes(at: float) -> tuple[float, float]:
-            derivatives = self._map_shards(line_slopes, subset, loss, steps, at)
+            derivatives = self._sessions.statistics(line_slopes, subset, loss, steps, at)
             slope, curvature = map(merged_float, zip(*derivatives, strict=True))
             return slope, curvature
 

@@ -1,8 +1,8 @@
 """The boosting loop, and the ensemble that is assembled from its trees.
 
-    advance:  add the last trees to the raw scores; compute gradients, Hessians and loss   (engine)
+    advance:  add the last trees to the raw scores; compute gradients, Hessians and loss   (sessions)
     evaluate: metrics of the evaluation sets, history, callbacks, early stopping           (here)
-    grow:     histograms → splits → leaves → exact leaf sums                               (engine)
+    grow:     histograms → splits → leaves → exact leaf sums                               (sessions)
     values:   leaf values by the loss                                                      (`LeafEstimator`)
 
 *Advance* finishes a tree and prepares the next one in one pass over the rows, so the training loss of an iteration is known
@@ -16,58 +16,49 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import reduce
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from dboost.errors import DataError, DBoostError, ParameterError, warn
-from dboost.exact import EXACT_SUM, FINE, unit_for
-from dboost.metrics.metric import LossMagnitude
-from dboost.metrics.named import find_metrics
+from dboost.errors import DataError
 from dboost.model.ensemble import Ensemble, Tree
-from dboost.session.evaluation import SessionEvalSets
-from dboost.session.target import Target
+from dboost.session.sessions import Sessions
 from dboost.session.warm_start import WarmStart
-from dboost.shards.apply_trees import TreeDelta
-from dboost.shards.statistics import fine_bin_hessians
-from dboost.shards.tree_means import metric_chunks
-from dboost.training.callbacks import Callback, Iteration, Progress, checked_rate
+from dboost.training.callbacks import Callback, Iteration
 from dboost.training.checkpoint import describe_data, merged_fingerprint
 from dboost.training.directions import Directions
-from dboost.training.engine import Engine
-from dboost.training.finished_trees import TreeSnapshot, finished_trees
-from dboost.training.history import OUT_OF_BAG, appended, metrics_of, of_model
+from dboost.training.finished_trees import finished_trees
+from dboost.training.history import appended, metrics_of, of_model
 from dboost.training.leaf_values import LeafEstimator, in_units_of
-from dboost.training.plan import FitPlan, has_out_of_bag
-from dboost.trees.bin_proposal import BinMerge
+from dboost.training.plan import FitPlan
+from dboost.training.rates import Rates
+from dboost.training.scores import Scores, diverged
+from dboost.training.tasks import Tasks
+from dboost.trees.fit_trees import FitTree, TreesSoFar
 from dboost.trees.tree_task import (
-    FEATURES,
     GradientStats,
-    GrownTree,
-    Sample,
-    TreeRoutes,
     TreeTask,
-    derive_seed,
-    follow_sums,
-    split_params_of,
-    within_bounds,
 )
 
-#: Returns the ensemble with the trees grown so far.
-Assemble = Callable[[], Ensemble]
 
+@dataclass(eq=False)
+class Visit:
+    """Iterations on the same rows: all of them, or with arcbites those of a bite."""
 
-class IterationEnd(NamedTuple):
-    """What the loop knows after an iteration."""
+    gradients: GradientStats  # at its start
+    most_iterations: int
+    began: float | None = None  # when its first iteration began (`time.perf_counter`); None for when it grows the first tree
+    n_iterations: int = 0  # so far
+    has_waited: bool = False  # whether early stopping ends the fit, or the visit to an arcbite
+    is_ended: bool = False  # whether a callback or the time limit ends the fit
 
-    stats: GradientStats  # of the scores with the new trees
-    has_waited: bool  # whether early stopping stops the fit, or the visit to an arcbite
-    is_ended: bool  # whether a callback or the time limit ends the fit
+    @property
+    def goes_on(self) -> bool:
+        return self.n_iterations < self.most_iterations and not (self.has_waited or self.is_ended)
 
 
 class BoostingLoop:
@@ -76,8 +67,7 @@ class BoostingLoop:
     Parameters
     ----------
     plan : FitPlan
-    engine : Engine
-    eval_sets : SessionEvalSets or None
+    sessions : Sessions
     callbacks : sequence of callable
 
     Attributes
@@ -86,12 +76,9 @@ class BoostingLoop:
         Number of iterations in the raw scores that the loop starts with.
     n_iterations : int
         The number of the last iteration to grow.
-    snapshots : list of TreeSnapshot
-        Trees of this fit, without those of the model that it continues.
+    trees : TreesSoFar
     n_complete : int
         Number of complete iterations of this fit.
-    valued : list of TreeDelta or None
-        The same trees with splits as bin codes; with arcbites only.
     visit_columns : dict
         Columns that arcbites add to each record of the history.
     before : dict
@@ -102,20 +89,19 @@ class BoostingLoop:
         One record per iteration.
     """
 
-    def __init__(
-        self, plan: FitPlan, engine: Engine, eval_sets: SessionEvalSets | None = None, callbacks: Sequence[Callback] = ()
-    ) -> None:
-        self.plan, self.engine, self.eval_sets = plan, engine, eval_sets
+    def __init__(self, plan: FitPlan, sessions: Sessions, trees: TreesSoFar, callbacks: Sequence[Callback] = ()) -> None:
+        self.plan, self.sessions, self.trees = plan, sessions, trees
         self.binning, self.target_stats, self.unit = plan.binning, plan.stats, plan.stats.unit
         self.loss = plan.target.loss.in_unit(self.unit)
         self.parameters = in_units_of(plan.learning, plan.stats)
         self.warm_start, self.metrics, self.early_stopping = plan.warm_start, plan.metrics, plan.stopping
         self.callbacks, self.checkpoint, self.empty = callbacks, plan.request.checkpoint, plan.empty
         self.n_before = plan.warm_start.n_before
+        model, start = plan.warm_start.model, plan.warm_start
+        if self.early_stopping is not None and model is not None and not (start.is_new_source or start.resumes):
+            self.early_stopping.resume(model)
         self.n_iterations = plan.warm_start.last_iteration(plan.learning.max_iter)
-        self.snapshots: list[TreeSnapshot] = []
         self.n_complete = 0
-        self.valued: list[TreeDelta] | None = None
         self.visit_columns: dict[str, int] = {}
         self.before: dict[str, float] = {}
         self.code_sums: list[int] | None = None
@@ -124,7 +110,7 @@ class BoostingLoop:
         self._has_split = False
         self._ended_by: str | None = None
         if plan.max_weight is None:
-            counted = engine.n_rows, self.target_stats.max_weight
+            counted = sessions.n_rows, self.target_stats.max_weight
         else:
             counted = int(self.target_stats.total_weight), 1.0
         directions = None
@@ -132,54 +118,25 @@ class BoostingLoop:
             seed, of_forest = plan.learning.random_state, plan.parameters.is_forest
             of_classes, scales = self.loss.has_classes, plan.output_scales
             directions = Directions(self.loss.n_outputs, of_classes, seed, scales, of_forest=of_forest)
-        self.leaf_estimator = LeafEstimator(
-            engine.advance, engine.map_shards, self.loss, self.parameters, *counted, directions, plan.stats.spreads
-        )
-        self.total_weight = self.target_stats.total_weight
-        self.rate = plan.learning.learning_rate
-        self._is_set_by_callback = False
+        self.leaf_estimator = LeafEstimator(sessions, self.loss, self.parameters, *counted, directions, plan.stats.spreads)
+        self.rates, self.scores = Rates(plan), Scores(plan, sessions)
+        self.tasks = Tasks(plan, sessions, self.leaf_estimator)
         self.zero_values = np.zeros((self.loss.n_outputs, 1))  # leaf values that change no score
-        self.shown = [*self._named] or ["train_loss"]
-        self._has_warned = plan.request.fold is not None  # `folds.FoldScores` warns once for all folds
-
-    @property
-    def _named(self) -> dict[str, tuple[str, str]]:
-        """Evaluation set and metric of each column of metrics."""
-        names = [] if self.eval_sets is None else self.eval_sets.names
-        return {f"{name}_{metric.name}": (name, metric.name) for name in names for metric in self.metrics}
 
     @property
     def n_done(self) -> int:
         """The number of the last complete iteration."""
         return self.n_before + self.n_complete
 
-    def trees(self, first: int, last: int) -> tuple[Tree, ...]:
-        """Return the trees of iterations first + 1, …, last, all of them of this fit."""
-        first_tree, last_tree = self.empty.trees_in((first - self.n_before, last - self.n_before))
-        return self.finished(self.snapshots[first_tree:last_tree])
-
-    def finished(self, snapshots: Sequence[TreeSnapshot]) -> tuple[Tree, ...]:
-        """Return the finished trees, in units of the targets."""
-        trees = finished_trees(snapshots, self.binning, self.parameters, self.loss)
+    def finished(self, first: int, last: int) -> tuple[Tree, ...]:
+        """Return the finished trees of iterations first + 1, …, last, all of them of this fit, in units of the targets."""
+        some = self.trees.of_iterations(first - self.n_before, last - self.n_before)
+        trees = finished_trees(some, self.binning, self.parameters, self.loss)
         if self.unit == 1.0:
             return tuple(trees)
         # Of targets beyond 1e±135 gains are beyond floats: then they have the right ratios only.
         squared = min(max(self.unit, 2.0**-450), 2.0**450) ** 2
         return tuple(replace(tree, value=tree.value * self.unit, gain=tree.gain * squared) for tree in trees)
-
-    def run(self, assemble: Assemble, progress: Progress) -> None:
-        """Boost until the last iteration, or until early stopping or a callback stops the fit.
-
-        assemble : returns the `Ensemble` grown so far, for callbacks.
-        """
-        stats = self.begin()
-        self.engine.report()  # discard the times before the first iteration
-        is_over = self.early_stopping is not None and self.early_stopping.has_waited(self.n_before)
-        while not is_over and self.n_done < self.n_iterations:
-            end = self.iterate(stats, assemble, progress)
-            stats, is_over = end.stats, end.has_waited or end.is_ended
-        if self.checkpoint is not None:
-            self.checkpoint.write(self.history, self.n_done, self.trees)
 
     def _resume(self, current: dict[str, float]) -> dict[str, float]:
         """Return losses and metrics before the fit's first iteration; early stopping processes the earlier history.
@@ -191,10 +148,10 @@ class BoostingLoop:
         past: list[dict[str, Any]] = []
         if checkpoint is not None:
             before, past = checkpoint.begin(self._data(), self.empty, current), checkpoint.history
-            self._check_rates(past, "the checkpoint belongs to another fit")
+            self.rates.check(past, "the checkpoint belongs to another fit")
         elif fold is not None and fold.past:
             past = [*fold.past]
-            self._check_rates(past, "start_from is the result of another cross-validation")
+            self.rates.check(past, "start_from is the result of another cross-validation")
             for name, value in current.items():
                 noted = past[-1].get(name)
                 if value != noted and not (value != value and noted != noted):
@@ -213,9 +170,11 @@ class BoostingLoop:
 
     def _data(self) -> dict[str, Any]:
         """Return the identity of the data for the checkpoint."""
-        sums = merged_fingerprint(self.engine, self.plan.shard) if self.code_sums is None else self.code_sums
+        sums = merged_fingerprint(self.sessions, self.plan.shard) if self.code_sums is None else self.code_sums
         arcbites = self.parameters.arcbites
-        return describe_data(self.binning, self.loss, self.engine.n_rows, None if arcbites is None else arcbites.n_bites, sums)
+        return describe_data(
+            self.binning, self.loss, self.sessions.n_rows, None if arcbites is None else arcbites.n_bites, sums
+        )
 
     def begin_visit(self, visit: int, n_done: int) -> int:
         """Restart the waiting time of early stopping at a visit to an arcbite; return the visit's number."""
@@ -227,57 +186,60 @@ class BoostingLoop:
     def begin(self) -> GradientStats:
         """Compute the first gradients, and losses and metrics before the first iteration."""
         stats = self.leaf_estimator.add_leaf_values(self.zero_values, self.n_done)
-        self.before = self._resume(self.state_of(stats))
+        self.before = self._resume(self.scores.now(stats, self.n_done))
         return stats
 
-    def state_of(self, stats: GradientStats) -> dict[str, float]:
-        """Return the metrics, and the loss of the current training rows."""
-        return self._evaluate() | self._train_scores(stats, self.n_done)
+    def iterate(self, gradients: GradientStats, visit: Visit) -> GradientStats:
+        """Run one iteration of a visit.
 
-    def iterate(self, stats: GradientStats, assemble: Assemble, progress: Progress, began: float | None = None) -> IterationEnd:
-        """Run one iteration. began : start time in seconds (`time.perf_counter`), default now."""
-        grows_from = time.perf_counter()
-        began = grows_from if began is None else began
-        iteration, n_iterations = self.n_done + 1, self.n_iterations
-        n_sampled: list[int] = []
-        self._set_rate(iteration)
-        tasks = self._tasks(stats, iteration)
-        values = []
-        for task, grown in zip(tasks, self.engine.grow(tasks), strict=True):
-            n_sampled.append(int(grown.n_rows[0]))
-            values.append(self._add_tree(task, grown, iteration))
-        record: dict[str, Any] = {
-            "iteration": iteration,
-            **self.visit_columns,
-            "seconds": 0.0,
-            "rows_kept": round(sum(n_sampled) / len(n_sampled)),
-            "bytes_read": 0,
-        }
-        record |= self._evaluate()
-        stats = self.stats = self.leaf_estimator.add_leaf_values(in_rows(values), iteration)
-        measured = self.engine.report()
-        record |= self._train_scores(stats, iteration)
-        if self.plan.request.learning_rates is not None or self._is_set_by_callback:
-            record["learning_rate"] = self.rate
-        record |= measured
+        gradients : statistics of those that trees are grown from; return those of the next iteration.
+        """
+        grows_from, iteration = time.perf_counter(), self.n_done + 1
+        values, n_rows = self._grow(gradients, iteration)
+        record: dict[str, Any] = {"iteration": iteration, **self.visit_columns}
+        record |= {"seconds": 0.0, "rows_kept": n_rows, "bytes_read": 0}
+        record |= self.scores.evaluate()
+        gradients = self.stats = self.leaf_estimator.add_leaf_values(values, iteration)
+        measured = self.sessions.report()
+        record |= self.scores.of_training(gradients, iteration)
+        if self.rates.are_noted:
+            record["learning_rate"] = self.rates.rate
+        self._note(record | measured, visit, grows_from)
+        return gradients
+
+    def _grow(self, gradients: GradientStats, iteration: int) -> tuple[np.ndarray, int]:
+        """Grow the trees of an iteration; return their leaf values, as `advance` needs them, and the mean of their rows."""
+        self._use_rate(self.rates.begin(iteration))
+        tasks = self.tasks.of(gradients, iteration)
+        values, n_rows = [], []
+        for task, tree in zip(tasks, self.sessions.grow(tasks), strict=True):
+            n_rows.append(tree.n_rows)
+            values.append(self._set_values(task, tree, iteration))
+        return in_rows(values), round(sum(n_rows) / len(n_rows))
+
+    def _note(self, record: dict[str, Any], visit: Visit, grows_from: float) -> None:
+        """Add a record to the history; tell early stopping, callbacks and the checkpoint. grows_from : start in seconds."""
+        iteration, request, stopping = record["iteration"], self.plan.request, self.early_stopping
         ended = time.perf_counter()
-        record["seconds"] = ended - began
+        record["seconds"] = ended - (grows_from if visit.began is None else visit.began)
         self.history.append(record)
         self.n_complete += 1
-        progress.show(record, self.shown, ended - grows_from)
-        has_waited = self.early_stopping is not None and self.early_stopping.should_stop(iteration, record)
-        self._check_defined(iteration, record)
-        now = Iteration(iteration, n_iterations, record, assemble, self.rate)
+        visit.n_iterations, visit.began = visit.n_iterations + 1, None
+        request.progress.show(record, self.scores.shown, ended - grows_from)
+        visit.has_waited = stopping is not None and stopping.should_stop(iteration, record)
+        if self.parameters.arcbites is not None and stopping is not None and stopping.best_iteration == iteration:
+            self.trees.set_mark()
+        self.scores.check_defined(iteration, record)
+        now = Iteration(iteration, self.n_iterations, record, partial(assemble, self), self.rates.rate)
         for callback in self.callbacks:
             if callback(now):
                 self._ended_by = "a callback"
-        self._use_rate_of(now)
-        limit = self.plan.request.time_limit
-        if limit is not None and time.perf_counter() - self.plan.request.began + record["seconds"] > limit:
+        self.rates.follow(now, self.history)
+        if request.time_limit is not None and time.perf_counter() - request.began + record["seconds"] > request.time_limit:
             self._ended_by = "time_limit"  # the next iteration is expected to take as long as this one
-        if self.checkpoint is not None and self.valued is None:  # with arcbites it is written between visits
-            self.checkpoint.note(self.history, self.n_done, self.trees)
-        return IterationEnd(stats, has_waited, self._ended_by is not None)
+        if self.checkpoint is not None and self.parameters.arcbites is None:  # with arcbites it is written between visits
+            self.checkpoint.note(self.history, self.n_done, self.finished)
+        visit.is_ended = self._ended_by is not None
 
     @property
     def ended_by(self) -> str | None:
@@ -287,97 +249,26 @@ class BoostingLoop:
             return f"early stopping: {stopping.column} was best in iteration {stopping.best_iteration} of {self.n_done}"
         return self._ended_by or ("max_iter" if self.parameters.arcbites is None else None)
 
-    def _check_defined(self, iteration: int, record: dict[str, Any]) -> None:
-        """Warn once if the metric of early stopping is undefined; raise a DataError if arcbites depend on it.
-
-        The metric before the first iteration is not checked: a correlation, say, is undefined only as long as predictions are
-        constant.
-        """
-        stopping, arcbites = self.early_stopping, self.parameters.arcbites
-        if self._has_warned or stopping is None or math.isfinite(record[stopping.column]):
-            return
-        self._has_warned = True
-        what = stopping.column
-        if what in self._named:
-            of, metric = self._named[what]
-            what = f"metric {metric!r} of evaluation set {of!r}"
-        what = f"{what} is {record[stopping.column]} in iteration {iteration}"
-        if arcbites is not None and arcbites.is_watched and not stopping.has_begun:
-            raise DataError(f"{what}, so it does not tell arcbites when to leave a bite: {_OTHER_METRIC}")
-        if stopping.has_begun:
-            warn(f"{what}, which early stopping counts as no improvement: {_OTHER_METRIC}")
-        else:
-            warn(f"{what}, and early stopping does not begin as long as it is undefined: {_OTHER_METRIC}")
-
-    def _set_rate(self, iteration: int) -> None:
-        """Set the learning rate of an iteration by the schedule, unless a callback has set it."""
-        if self.plan.request.learning_rates is not None and not self._is_set_by_callback:
-            self._use_rate(self._scheduled(iteration))
-
-    def _scheduled(self, iteration: int) -> float:
-        """Return the rate of an iteration by the schedule, damped as those of all trees.
-
-        The schedule counts the iterations of a fit; a warm start on the same data belongs to the fit that it continues.
-        """
-        rates = self.plan.request.learning_rates
-        assert rates is not None
-        damping = self.plan.learning.learning_rate / self.plan.parameters.learning_rate
-        first = self.warm_start.n_earlier if self.warm_start.is_new_source else 0
-        return rates.at(iteration - 1 - first) * damping
-
-    def _check_rates(self, past: Sequence[dict[str, Any]], refusal: str) -> None:
-        """Raise a ParameterError if earlier iterations had other learning rates than the schedule."""
-        has_schedule = self.plan.request.learning_rates is not None
-        for record in past:
-            if record.get("learning_rate") != (self._scheduled(record["iteration"]) if has_schedule else None):
-                raise ParameterError(f"{refusal}: iteration {record['iteration']} had another learning_rate")
-
-    def _use_rate_of(self, now: Iteration) -> None:
-        """Use the learning rate that a callback may have set.
-
-        Raises
-        ------
-        ParameterError
-            If it is no positive number; with a checkpoint, from which a resumed fit could not tell it.
-        """
-        if now.learning_rate == self.rate:
-            return
-        if self.checkpoint is not None:
-            raise ParameterError(
-                "a callback has set learning_rate, which a checkpoint does not keep: give learning_rate=function"
-            )
-        if not self._is_set_by_callback:
-            for record in self.history:  # without a schedule, those so far have the rate of the fit
-                record.setdefault("learning_rate", self.rate)
-        self._is_set_by_callback = True
-        self._use_rate(checked_rate(now.learning_rate, f"learning_rate that a callback has set in iteration {now.iteration}"))
-
     def _use_rate(self, rate: float) -> None:
-        if rate != self.rate:
-            self.rate = rate
+        if rate != self.parameters.learning_rate:
             self.parameters = replace(self.parameters, learning_rate=rate)
             self.leaf_estimator.use(self.parameters)
 
-    def _add_tree(self, task: TreeTask, grown: GrownTree, iteration: int) -> np.ndarray:
-        """Add one tree to the model and the evaluation sets; return its leaf values."""
+    def _set_values(self, task: TreeTask, tree: FitTree, iteration: int) -> np.ndarray:
+        """Compute the leaf values of a tree; return them."""
         sums = None
         if self.plan.shard.width == 1:
-            values = self.leaf_estimator.values(grown, task.row_subset)
+            values = self.leaf_estimator.values(tree, task.row_subset)
         else:
-            sums = self.leaf_estimator.output_sums(grown.n_leaves, task.row_subset)
+            sums = self.leaf_estimator.output_sums(tree.n_leaves, task.row_subset)
             values = self.leaf_estimator.values_of_outputs(sums, task.row_subset)
         if task.direction is not None:
             unit = self.parameters.learning_rate * task.scales[1] / task.scales[0]
-            within_bounds(values, grown, unit * self.loss.of_output(task.output).score_unit)
+            values = tree.within_bounds(values, unit * self.loss.of_output(task.output).score_unit)
         if not np.isfinite(values).all():  # gradients of the absolute error are finite at any score
-            raise _diverged(iteration)
-        is_categorical = self.plan.shard.layout.is_categorical
-        self._has_split |= grown.n_nodes > 1
-        self.snapshots.append(TreeSnapshot.of(grown, is_categorical, values, task, self.rate, sums))
-        if self.valued is not None:
-            self.valued.append(TreeDelta(TreeRoutes.of(grown, is_categorical), values, task.output))
-        if self.eval_sets is not None:
-            self.eval_sets.add_tree(grown, values * self.unit, task.output)
+            raise diverged(iteration)
+        self._has_split |= tree.n_nodes > 1
+        tree.complete(values, self.rates.rate, sums)
         return values
 
     @property
@@ -396,121 +287,17 @@ class BoostingLoop:
     def next_tasks(self) -> list[TreeTask]:
         """Return the tasks of the trees that would be grown next."""
         assert self.stats is not None
-        return self._tasks(self.stats, self.n_done + 1)
-
-    def _tasks(self, stats: GradientStats, iteration: int) -> list[TreeTask]:
-        tasks = [self._task(stats, iteration, output) for output in range(self.plan.shard.n_trees)]
-        return tasks if self.parameters.split_proposal == "global" else [self._with_bins(task) for task in tasks]
-
-    def _with_bins(self, task: TreeTask) -> TreeTask:
-        """Propose bins for the tree, or request them for each node, depending on `split_proposal`."""
-        proposal = self.parameters.split_proposal
-        if proposal == "node":
-            return replace(task, node_bins=self.parameters.max_bins)
-        fine_layout, bin_layout = self.plan.shard.layout, self.plan.shard.bin_layout
-        if proposal != "tree" or (fine_layout.n_bins == bin_layout.n_bins).all():
-            return task
-        masses = self.engine.map_shards(fine_bin_hessians, task.row_subset, float(task.scales[1]))
-        return replace(task, bin_merge=BinMerge.propose(fine_bin_hessians.merged(masses), fine_layout, bin_layout))
-
-    def _evaluate(self) -> dict[str, float]:
-        return {} if self.eval_sets is None else self.eval_sets.evaluate(list(self.metrics))
-
-    def _train_scores(self, stats: GradientStats, iteration: int) -> dict[str, float]:
-        """Return the mean loss of the training rows; of a forest also metrics of their out-of-bag predictions."""
-        if not self.parameters.is_forest or iteration == self.warm_start.n_of_other_rows:  # no tree of these rows
-            return {"train_loss": self.loss_of(stats, iteration)}
-        plan = self.plan
-        metrics = [metric for metric in self.metrics if not (metric.wants_block or metric.wants_rows)]
-        metrics += find_metrics(None, plan.target.loss)
-        if plan.request.eval_metric is None:
-            metrics = [*find_metrics(_score_of(plan.target), plan.target.loss), *metrics]
-        by_name = {metric.name: metric for metric in metrics}
-        size = LossMagnitude.of(self.target_stats.magnitudes, self.target_stats.max_weight, plan.n_rows)
-        specs = [metric.on_workers for metric in by_name.values()]
-        results = self.engine.map_shards(metric_chunks, specs, plan.target.loss, size, self.unit)
-        found = {column: math.nan for metric in by_name.values() for column in metric.columns(OUT_OF_BAG)}
-        if any(n for n, _ in results):
-            for metric, *chunks in zip(by_name.values(), *(chunks for n, chunks in results if n), strict=True):
-                found |= metric.values(OUT_OF_BAG, reduce(metric.merge, chunks))
-        of_loss = {"train_loss": found[f"{OUT_OF_BAG}_{plan.target.loss.name}"]}
-        return found | of_loss if has_out_of_bag(self.parameters) else of_loss
-
-    def loss_of(self, stats: GradientStats, iteration: int) -> float:
-        """Return the mean loss of the current training rows."""
-        largest = stats.max_gradient, stats.max_hessian, 0.0 if stats.max_split is None else stats.max_split
-        if not all(np.isfinite(of).all() for of in largest):
-            if iteration == self.warm_start.n_earlier:
-                raise DBoostError(
-                    f"the {self.target_stats.too_large} are so large that gradients are infinite; scale them down"
-                )
-            raise _diverged(iteration)
-        # Losses that overflow are clipped row by row; sums of many of them are not exact and would depend on threads.
-        coarse = min(max(stats.coarse_loss, -EXACT_SUM), EXACT_SUM)
-        loss = (coarse + stats.fine_loss / FINE) / self.target_stats.loss_unit / self.total_weight
-        return loss * self.unit * self.unit / max(len(self.loss.parts), 1)
-
-    def _task(self, stats: GradientStats, iteration: int, output: int) -> TreeTask:
-        precision, parameters = self.plan.precision, self.parameters
-        packing = precision.packing
-        max_gradient, max_hessian = float(stats.max_gradient[output]), float(stats.max_hessian[output])
-        if stats.max_split is not None:
-            max_gradient, max_hessian = stats.max_split.tolist()
-        if parameters.criterion == "gradient":
-            max_hessian = self.target_stats.max_weight  # trees are grown with weights in place of Hessians
-        scale_g = _scale(packing.max_gradient, max_gradient)
-        scale_h = 1.0 if self.plan.shard.constant_hessian else _scale(packing.max_hessian, max_hessian)
-        n = self.engine.n_rows if self.plan.max_weight is None else int(self.target_stats.total_weight)
-        exact_h = 1.0 if self.plan.shard.constant_hessian else unit_for(max_hessian, n)
-        scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
-        loss = self.loss.of_output(output)
-        direction = self.plan.direction if loss.is_monotonic else None
-        max_step = parameters.max_delta_step if stats.max_split is None and follow_sums(parameters, loss) else None
-        split_params = split_params_of(
-            parameters,
-            precision.count_channel,
-            scales,
-            None if max_step is None else max_step / loss.step_factor,
-            is_bounded=direction is not None,
-            noise=0.0 if stats.noise is None else stats.noise[output].ratio,
-        )
-        allowed = np.ones(len(self.binning.features), np.uint8)
-        sample = Sample.of(parameters.subsample, parameters.random_state, iteration)
-        constraints = self.plan.constraints
-        if constraints is not None:
-            constraints = constraints._replace(
-                seed=np.array([derive_seed(parameters.random_state, FEATURES, iteration, output)], np.uint64)
-            )
-        least_influence = self.leaf_estimator.least_influence(output)
-        return TreeTask(
-            split_params,
-            packing,
-            self.plan.policy,
-            scales,
-            allowed,
-            output,
-            sample,
-            least_influence,
-            constraints,
-            direction,
-        )
+        return self.tasks.of(self.stats, self.n_done + 1)
 
 
-def _score_of(target: Target) -> tuple[str, ...]:
-    """Return the score of out-of-bag predictions beside their loss; none if some targets are numbers and some labels."""
-    if any(part.is_classification for part in target.loss.parts) and not target.is_classification:
-        return ()
-    return ("accuracy",) if target.is_classification else ("r2",)
-
-
-_OTHER_METRIC = "give another metric, or an evaluation set for which it is defined (with rows of every class, say)"
-
-
-def _diverged(iteration: int) -> DBoostError:
-    return DBoostError(
-        f"training diverged in iteration {iteration}: scores are no longer finite; a smaller learning_rate, more "
-        "l2_regularization or a max_delta_step will help"
-    )
+def all_rows(loop: BoostingLoop) -> Iterator[Visit]:
+    """Yield the only visit of a fit without arcbites; complete the checkpoint when it is over."""
+    gradients = loop.begin()
+    loop.sessions.report()  # discard the times before the first iteration
+    if loop.early_stopping is None or not loop.early_stopping.has_waited(loop.n_before):
+        yield Visit(gradients, loop.n_iterations - loop.n_done)
+    if loop.checkpoint is not None:
+        loop.checkpoint.write(loop.history, loop.n_done, loop.finished)
 
 
 def in_rows(values: list[np.ndarray]) -> np.ndarray:
@@ -523,11 +310,6 @@ def in_rows(values: list[np.ndarray]) -> np.ndarray:
     return rows
 
 
-def _scale(largest: int, maximum: float) -> float:
-    """Return the factor that maps `maximum` to the largest quantized value, rounded to float32."""
-    return float(np.float32(largest / maximum)) if maximum > 1e-30 else 1.0
-
-
 def assemble(loop: BoostingLoop, *, whole: bool = False) -> Ensemble:
     """Return the ensemble with the trees grown so far.
 
@@ -537,13 +319,13 @@ def assemble(loop: BoostingLoop, *, whole: bool = False) -> Ensemble:
     stopping, model = loop.early_stopping, warm_start.model
     before, k = loop.n_before, empty.trees_per_iteration
     best = None if stopping is None else max(stopping.best_iteration, warm_start.n_earlier)
-    snapshots = loop.snapshots
     trees = () if model is None else model.trees
+    n_kept = before + loop.trees.n_valued
     if not whole:
         # The last iteration may have been interrupted: then it is not in the history.
         n_kept = loop.n_done if best is None else best
-        snapshots, trees = snapshots[: max(n_kept - before, 0) * k], trees[: n_kept * k]
-    trees += loop.finished(snapshots)
+        trees = trees[: n_kept * k]
+    trees += loop.finished(before, max(n_kept, before))
     source = {
         "label": loop.plan.request.source_name,
         "rows": n_rows,

@@ -64,7 +64,7 @@ from dboost.params import (
     make_parameters,
 )
 from dboost.schema import Feature, Level
-from dboost.session.calls import BuildSpec
+from dboost.session.calls import BuildSpec, Chosen
 from dboost.session.memory import Budget, TreeNeeds, check_proposal, format_bytes, histogram_bytes, resident_bytes
 from dboost.session.reference_sample import ReferenceSample, damped_steps
 from dboost.session.row_samples import (
@@ -81,6 +81,7 @@ from dboost.session.row_samples import (
 from dboost.session.target import Target
 from dboost.session.warm_start import COLD_START, WarmStart, checked_source_name
 from dboost.shards.shard_spec import ShardSpec, plan_layout
+from dboost.training.binned_data import DatasetDescription
 from dboost.training.callbacks import Callback, LearningRates, Progress, RecordOf, StoppingRule, schedule_of
 from dboost.training.checkpoint import Checkpoint, checkpoint_in
 from dboost.training.history import NOT_SCORES, OUT_OF_BAG
@@ -463,6 +464,7 @@ class FitRequest:
     keep_summary: bool = True  # whether the model contains counts, categories without use and a summary of the rows
     time_limit: float | None = None  # seconds from `began` after which no iteration begins
     fold: Fold | None = None  # the fold of a cross-validation that is fitted
+    binned: DatasetDescription | None = None  # of rows that are binned already
     n_at_once: int = 1  # number of fits that run at the same time, of which this is one
     began: float = field(default_factory=time.perf_counter)
 
@@ -571,6 +573,7 @@ class FitPlan:
     reference: ReferenceSample | None  # rows that the model's summary of the data is computed from
     output_scales: np.ndarray | None = None  # float64[n_outputs], see `training.directions`; None for classes
     bites: np.ndarray | None = None  # bool[n_bites]: which stored bites have rows; None unless bites have whole groups
+    chosen: Chosen = field(default_factory=dict)  # the evaluation sets that are chosen from the training rows
 
     @property
     def damping_notes(self) -> dict[str, Any]:
@@ -599,9 +602,8 @@ class FitPlan:
         return self.stats.baseline if self.warm_start.model is None else self.warm_start.model.baseline
 
     @property
-    def needs_values(self) -> bool:
-        """Whether a metric needs the feature values of evaluation sets."""
-        return any(metric.wants_block for metric in self.metrics)
+    def has_eval_sets(self) -> bool:
+        return bool(self.chosen or self.request.eval_sets)
 
     @cached_property
     def empty(self) -> Ensemble:
@@ -621,8 +623,9 @@ class FitPlan:
             averages=self.parameters.is_forest,
         )
 
-    def build_spec(self, starts: dict[int, int]) -> BuildSpec:
-        """Return the specification by which sessions build shards and evaluation sets. starts : see `BuildSpec`."""
+    @cached_property
+    def build_spec(self) -> BuildSpec:
+        """What sessions encode rows and evaluation sets by."""
         arcbites = self.parameters.arcbites
         return BuildSpec(
             shard=self.shard,
@@ -631,7 +634,6 @@ class FitPlan:
             baseline=self.baseline,
             warm_start=self.warm_start,
             magnitudes=self.stats.magnitudes,
-            starts=starts,
             budget=None if self.request.budget is None else replace(self.request.budget, trees=None),
             n_bites=None if arcbites is None else arcbites.n_parts,
             n_together=1 if arcbites is None else arcbites.parts,
@@ -640,6 +642,7 @@ class FitPlan:
             n_growing=None if self.request.fold is None else self.request.fold.n_growing,
             unit=self.stats.unit,
             subsample=self.parameters.subsample,
+            needs_values=any(metric.wants_block for metric in self.metrics),
         )
 
 

@@ -11,7 +11,7 @@ The block files have checksums. Rows of weight zero are left out, because they d
 folder: encoded targets and scores are written to other files.
 
 Writing takes memory for a chunk and a block. The table is read for targets and weights, for the sample that proposes the split
-points (some columns at a time), as in every fit (`training.fit.SessionRows`), and for the bin codes.
+points (some columns at a time), as in every fit (`training.fit.propose_bins`), and for the bin codes.
 
 `PreparedRows` has the rows of one fit.
 
@@ -31,42 +31,38 @@ import re
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import numpy as np
 
-from dboost.data import CategoryColumn, Chunk, Column, RowRoles
+from dboost.data import CategoryColumn, Chunk, Column, RowRoles, Table
 from dboost.data.binning import Binning
 from dboost.data.chunk import BinnedPartition, DecodedColumns
-from dboost.data.eval_tables import EvalTable
 from dboost.data.labels import Names, text_of
 from dboost.data.roles import ROLES, n_columns_of
 from dboost.data.table import values_of
-from dboost.errors import DataError, DBoostError, InputTypeError, ModelFileError, ParameterError, reason, shown
-from dboost.model.ensemble import Ensemble, FlatEnsemble, Range
-from dboost.params import Parameters
+from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, reason, shown
+from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.schema import Feature, Level
-from dboost.session.batch_rows import StartingPiece
-from dboost.session.calls import BuildSpec, Chosen, ReplayState
-from dboost.session.evaluation import SessionEvalSets
+from dboost.session.batch_rows import BatchRows, StartingPiece
+from dboost.session.calls import BuildSpec, Chosen, ReplayState, RowNumbers, log_rows_in_files
+from dboost.session.local_sessions import BATCH, LocalSessions
 from dboost.session.reference_sample import ReferenceSample, reference_rows
 from dboost.session.target import Target, TargetScan, encode_column
-from dboost.session.thread_team import team_for
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
-from dboost.session.worker_session import WorkerSession
 from dboost.shards.encode import encoded_pieces
+from dboost.shards.encoded_store import EncodedStore, rows_in_memory
 from dboost.shards.shard import BinnedColumns, RowIds, codes_of, tiles_of
-from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.shards.shard_spec import code_fields, column_fields, plan_layout, rows_that_fit, target_field
 from dboost.storage.block_file import BLOCK_ROWS, BlockFile, Field, StorageError
 from dboost.storage.lease import Lease
 from dboost.storage.path_text import PREPARED, path_text
 from dboost.storage.row_store import FieldGroup, InFiles, RowStore
-from dboost.training.callbacks import Callback
+from dboost.training.binned_data import DatasetDescription
 from dboost.training.dataset_checks import (
     STORED,
     BlockCheck,
@@ -87,12 +83,9 @@ from dboost.training.dataset_checks import (
     sample_problem,
     stored_roles,
 )
-from dboost.training.dataset_rows import DatasetDescription, refuse_other_proposals
-from dboost.training.direct_calls import DirectCalls, log_rows_in_files
-from dboost.training.engine import Engine
-from dboost.training.fit import LocalTable, learn_target
-from dboost.training.plan import FitPlan, FitRequest, RowsDescription, ValidationPlan, needs_test_set
+from dboost.training.plan import FitRequest, ValidationPlan, needs_test_set
 from dboost.training.prepared_codes import codes_in_memory
+from dboost.trees.fit_trees import TreesSoFar
 
 
 @dataclass(eq=False)
@@ -125,17 +118,14 @@ class PreparedDataset:
 
     @property
     def description(self) -> DatasetDescription:
-        """What fits on the partitions have in common.
-
-        Raises
-        ------
-        InputTypeError
-            If the folder has no reference sample.
-        """
+        """What fits on the rows have in common."""
         sample = self.reference
         if sample is None:
-            raise InputTypeError(f"{self.codes.path.parent} was written by an older dboost: prepare it again")
-        return DatasetDescription(self.binning, self.named, np.array(sample.values), self.as_given(np.array(sample.target)))
+            return DatasetDescription(
+                self.binning, self.named, np.empty((0, len(self.binning.features))), np.empty(0), has_scores=True
+            )
+        target = self.as_given(np.array(sample.target))
+        return DatasetDescription(self.binning, self.named, np.array(sample.values), target, has_scores=True)
 
     def partitions(self, most_rows: int = BLOCK_ROWS) -> Iterator[BinnedPartition]:
         """Read the rows one block at a time, and yield those of a block in partitions of at most `most_rows` rows."""
@@ -167,7 +157,7 @@ class PreparedDataset:
 
 
 def write_binned(
-    source: LocalTable,
+    source: LocalSessions,
     scan: TargetScan,
     binning: Binning,
     folder: Path,
@@ -241,92 +231,92 @@ def _start_field(model: Ensemble) -> Field:
     return Field("start", "<f8", () if model.n_outputs == 1 else (model.n_outputs,))
 
 
-_BATCH = "training data"
+Answer = TypeVar("Answer")
+Given = TypeVarTuple("Given")
+
+
+class PreparedSessions(LocalSessions):
+    """The session of a fit on a prepared folder: its rows are `PreparedRows`."""
+
+    def __init__(self, data: PreparedDataset, request: FitRequest) -> None:
+        super().__init__(_no_table, request.n_threads)
+        self.rows = PreparedRows(data, request.n_threads)
+        self.refuses_test_set = needs_test_set(request.parameters, ValidationPlan(), request.eval_sets)
+
+    def load(self) -> tuple[Feature, ...]:
+        data = self.rows.data
+        self._resources.callback(data.close)
+        if self.refuses_test_set:
+            raise ParameterError("arcbites on prepared data need an evaluation set that ends their visits: give an eval_set")
+        self.session = self.open_session(data.n_rows, len(data.binning.features))
+        self.named, self.roles = data.named, tuple(name for name in ROLES if data.has(ROLES[name].field))
+        self.set_trained({0: data.n_rows}, not data.has("weight"))
+        return data.binning.features
+
+    def target_scans(self) -> list[TargetScan]:
+        return [self.rows.data.target]
+
+    def ask(self, question: Callable[[BatchRows, *Given], Answer], *arguments: *Given) -> list[Answer]:
+        """Ask the method of that name: `PreparedRows` are no `BatchRows`, but have the methods that a fit needs."""
+        return [getattr(self.rows, question.__name__)(*arguments)]
+
+    def change(self, step: Callable[[BatchRows, *Given], None], *arguments: *Given) -> None:
+        getattr(self.rows, step.__name__)(*arguments)
+
+    def build(self, spec: BuildSpec, chosen: Chosen, trees: TreesSoFar) -> None:
+        self.spec = spec = replace(spec, numbers=self.numbers)
+        self.trees = trees
+        self.session.build_from(self.rows, BATCH, spec, ReplayState())
+        log_rows_in_files(self.session.row_places(BATCH).in_files, spec)
+
+
+def _no_table() -> Table:
+    raise NotImplementedError
 
 
 class PreparedRows:
     """The rows of a prepared data set, for one fit in this process.
 
-    Implements `training.fit.TrainingRows`, and `session.batch_rows.StartingRows` for the session. Targets are encoded for the
-    loss of the fit block by block.
+    Implements `session.batch_rows.StartingRows` for the session. Targets are encoded for the loss of the fit block by block.
     """
 
-    def __init__(self, data: PreparedDataset, request: FitRequest) -> None:
-        self.data, self._request = data, request
-        n_threads = request.n_threads
-        self._session = WorkerSession(n_threads, team=team_for(data.n_rows, len(data.binning.features), n_threads))
+    numbers: RowNumbers
 
-    def load(self) -> tuple[Feature, ...]:
-        refuse_other_proposals(self._request.parameters)
-        return self.data.binning.features
+    def __init__(self, data: PreparedDataset, n_threads: int) -> None:
+        self.data, self._n_threads, self._continues = data, n_threads, False
 
-    def learn_target(self) -> Target:
-        self._target = learn_target(self._request, lambda: [self.data.target])
-        return self._target
+    def number(self, numbers: RowNumbers) -> None:
+        self.numbers = numbers
 
-    def assign(self, target: Target, ensemble_so_far: Callable[[], Ensemble]) -> tuple[ValidationPlan, Chosen]:
-        if needs_test_set(self._request.parameters, ValidationPlan(), self._request.eval_sets):
-            raise ParameterError("arcbites on prepared data need an evaluation set that ends their visits: give an eval_set")
-        return ValidationPlan(), {}
-
-    def propose_bins(self, warm_start: WarmStart, parameters: Parameters) -> Binning:
-        model, self._continues = warm_start.model, warm_start.is_new_source
-        #: A model and its iterations that are missing in the scores of the files, grown by the fit that is resumed.
-        self._missing: tuple[Ensemble, Range] | None = None
-        if model is not None:
-            if any(one.name == "start" and one != _start_field(model) for one in self.data.rows.fields):
-                raise StorageError(
-                    f"{self.data.rows.path} is damaged: its scores are not those of a model with {model.n_outputs} outputs; "
-                    "prepare the data set again"
-                )
-            if warm_start.resumes:
-                self._missing = model, (warm_start.n_earlier, warm_start.n_before)
-        return self.data.binning
+    def encode(self, target: Target) -> None:
+        self._target = target
 
     def compute_start_scores(self, warm_start: WarmStart) -> None:
-        """Do nothing: the files contain the scores."""
+        """Check the scores that the files contain."""
+        self._continues, model = True, warm_start.model
+        assert model is not None
+        if any(one.name == "start" and one != _start_field(model) for one in self.data.rows.fields):
+            raise StorageError(
+                f"{self.data.rows.path} is damaged: its scores are not those of a model with {model.n_outputs} outputs; "
+                "prepare the data set again"
+            )
 
-    def map_rows(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def map_rows(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         found = []
         for block, rows in self.data.blocks_of_rows():
-            roles = replace(stored_roles(rows), target=self.encode(rows["target"], block))
+            roles = replace(stored_roles(rows), target=self.encoded(rows["target"], block))
             if self._continues:
                 roles = replace(roles, offset=rows["start"])
             found.append(function(roles, *arguments))
         return found
 
-    def encode(self, values: np.ndarray, block: int) -> np.ndarray:
+    def encoded(self, values: np.ndarray, block: int) -> np.ndarray:
         """Return targets encoded for the loss: float64[n]."""
         data, first = self.data, block * self.data.rows.block_rows
         column = values if data.categories is None else CategoryColumn(values.astype(np.int64), data.categories)
         those = " of those of positive weight" if data.has("weight") else ""
         dtype, is_bool = data.target.dtype, data.target.is_bool
         return encode_column(column, self._target, lambda row: f"row {first + row}{those}", dtype=dtype, is_bool=is_bool)
-
-    def describe(self, seed: int) -> RowsDescription:
-        data, sample = self.data, self.data.reference
-        reference = (
-            None if sample is None else ReferenceSample(sample.values, self._target.location(self.encode(sample.target, 0)))
-        )
-        return RowsDescription(data.n_rows, data.n_rows, data.has("weight"), data.named, reference, data.has("group"))
-
-    def build(self, plan: FitPlan, chosen: Chosen) -> Engine:
-        self._spec = spec = plan.build_spec({0: 0})
-        self._session.build_from(self, _BATCH, replace(spec, is_whole=True), ReplayState())
-        log_rows_in_files(self._session.row_places(_BATCH).in_files, spec)
-        return Engine(DirectCalls(self._session, spec), self.data.n_rows, spec.target.loss.terms())
-
-    def eval_sets(self, plan: FitPlan, chosen: Chosen, sets: Sequence[EvalTable]) -> SessionEvalSets:
-        for one in sets:
-            self._session.eval_sets.add_table(one, self._spec, self._spec.budget, with_block=plan.needs_values)
-        return self._session.eval_sets
-
-    def observers(self, plan: FitPlan) -> list[Callback]:
-        return []
-
-    def close(self) -> None:
-        self._session.close()
-        self.data.close()
 
     # For the session.
 
@@ -345,7 +335,7 @@ class PreparedRows:
         """Number of rows."""
         return self.data.n_rows
 
-    def shards(self, spec: BuildSpec) -> Iterator[ShardBlocks]:
+    def in_memory(self, spec: BuildSpec) -> EncodedStore:
         data, of_codes = self.data, {field.name for field in column_fields(spec.shard.layout)}
         groups = [
             FieldGroup(name, [field for field in fields if field.name not in of_codes], sealed=sealed)
@@ -355,8 +345,8 @@ class PreparedRows:
         for fields in self._starting(spec):
             store.append(fields["raw"].shape[1], fields)
         store.check_filled()
-        codes = codes_in_memory(data.codes, data.codes_in, spec.shard, self._request.n_threads)
-        yield rows_in_memory(store.load() | codes, spec.shard)
+        codes = codes_in_memory(data.codes, data.codes_in, spec.shard, self._n_threads)
+        return rows_in_memory(store.load() | codes, spec.shard)
 
     def write(self, spec: BuildSpec, root: Path | None) -> tuple[RowStore, RowIds]:
         """Return a store that streams bin codes from the prepared folder; its own files are in a private directory."""
@@ -384,6 +374,7 @@ class PreparedRows:
     def _starting(self, spec: BuildSpec) -> Iterator[dict[str, np.ndarray]]:
         """Yield target, weight (if weighted) and initial raw scores of each block."""
         flat: FlatEnsemble | None = None
+        start = spec.warm_start
         for block, rows in self.data.blocks_of_rows():
             n = rows["target"].shape[-1]
             if "start" in rows:
@@ -392,13 +383,13 @@ class PreparedRows:
                 raw = np.repeat(spec.baseline[:, None], n, axis=1)
                 if "offset" in rows:
                     raw[spec.target.loss.offset_outputs] += rows["offset"]
-            if self._missing is not None:
-                model, iterations = self._missing
-                flat = FlatEnsemble(model) if flat is None else flat
+            if start.model is not None and start.resumes:
+                # The files lack the iterations that the fit has grown before it was interrupted.
+                flat = FlatEnsemble(start.model) if flat is None else flat
                 # Trees of these bins route the values in them equally.
                 values = DecodedColumns(self.data.codes_in(block).columns(), self.data.binning)
-                add_block(raw, flat, matrix_of(Chunk(n, values)), iterations, 1)
-            found = {"target": spec.in_unit(self.encode(rows["target"], block)), "raw": spec.in_unit(raw)}
+                add_block(raw, flat, matrix_of(Chunk(n, values)), (start.n_earlier, start.n_before), 1)
+            found = {"target": spec.in_unit(self.encoded(rows["target"], block)), "raw": spec.in_unit(raw)}
             if spec.shard.weighted:
                 found["weight"] = rows["weight"]
             if spec.shard.grouped:

@@ -3,7 +3,7 @@
 The question arises only if the fit has grown no split at all. The roots of the next trees are then searched again with all
 limits relaxed. If there is a split now, one limit after the other is set again, unless it excludes the splits: those that
 remain relaxed are the ones to name. Each search takes a pass over the rows, and another one in which leaf values of zero are
-added: that changes no score and leaves the engine in the state after an iteration.
+added: that changes no score and leaves the calls in the state after an iteration.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 
 from dboost.display import number
 from dboost.training.leaf_values import LEAST_SPREAD
-from dboost.trees.tree_task import GrownTree, TreeTask
+from dboost.trees.fit_trees import FitTree
+from dboost.trees.tree_task import TreeTask
 
 if TYPE_CHECKING:
     from dboost.training.loop import BoostingLoop
@@ -48,7 +49,7 @@ def why_no_split(loop: BoostingLoop) -> str | None:
             return None
     tasks = loop.next_tasks()
     trees = _searched(loop, tasks)
-    n_rows, hessians = int(trees[0].n_rows[0]), float(trees[0].leaf_sums[:, 1].sum())
+    n_rows, hessians = trees[0].n_rows, float(trees[0].leaf_sums[:, 1].sum())
     what = f"no tree has a split, so the trees add the same number to all predictions: {{}} {n_rows} training rows"
     if not loop.has_gradients(above=LEAST_MAXIMUM):
         small = what.format("no gradient is above 1e-30, and smaller ones count as zero, in the")
@@ -93,9 +94,11 @@ def _have_splits(loop: BoostingLoop, tasks: list[TreeTask], names: Collection[st
     return any(grown.n_nodes > 1 for grown in _searched(loop, relaxed))
 
 
-def _searched(loop: BoostingLoop, tasks: list[TreeTask]) -> list[GrownTree]:
+def _searched(loop: BoostingLoop, tasks: list[TreeTask]) -> list[FitTree]:
     """Return trees with at most one split, and take them back."""
     stumps = [replace(task, policy=task.policy._replace(max_depth=1)) for task in tasks]
-    trees = [grown.copy() for grown in loop.engine.grow(stumps)]
+    n_trees = len(loop.trees)
+    trees = list(loop.sessions.grow(stumps))
     loop.stats = loop.leaf_estimator.add_leaf_values(np.zeros((loop.loss.n_outputs, max(grown.n_leaves for grown in trees))))
+    loop.trees.drop(n_trees)
     return trees

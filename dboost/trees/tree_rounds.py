@@ -1,8 +1,8 @@
 """The rounds of trees: the only driver of `trees.grower.grow_tree`.
 
 `grow_tree` decides which splits to apply and which histograms it needs next. `TreeRounds` passes its requests to all shards of
-a fit (`RoundCalls`), searches the summed histograms, and returns the best splits to the grower. Where the shards are, and how
-requests reach them, is up to the implementation of `RoundCalls`: shards of this process are called with objects, sessions of
+a fit (`BeginRound`), searches the summed histograms, and returns the best splits to the grower. Where the shards are, and how
+requests reach them, is up to the implementation of `BeginRound`: shards of this process are called with objects, sessions of
 workers by messages.
 
 The trees of an iteration (one for each output) may share rounds: one call has the requests of all of them.
@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -48,20 +47,10 @@ class GrowOrder:
 RoundSumsAndSplits = tuple[Mapping[int, RoundHistograms], Mapping[int, BestSplits] | None]
 
 
-class RoundCalls(Protocol):
-    """Calls of all shards of a fit during a round."""
-
-    def begin_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> Callable[[], RoundSumsAndSplits]:
-        """Begin a round, and return the function that waits for its results.
-
-        The function is called once, and in the order in which rounds began. Results are valid until the next such call.
-
-        Parameters
-        ----------
-        tasks : sequence of TreeTask
-            Trees to start, which replace all earlier ones; empty to continue.
-        rounds : {output: (RoundRequest, tuple of SiblingPair)}
-        """
+#: ``begin_round(tasks, rounds)`` begins a round of all shards of a fit, and returns the function that waits for its results. That
+#: is called once, and in the order in which rounds began; results are valid until the next such call. tasks : trees to start,
+#: which replace all earlier ones; empty to continue. rounds : {output: (RoundRequest, tuple of SiblingPair)}.
+BeginRound = Callable[[Sequence[TreeTask], Mapping[int, Round]], Callable[[], RoundSumsAndSplits]]
 
 
 class TreeRounds:
@@ -77,7 +66,7 @@ class TreeRounds:
         self._split_finders: list[SplitFinder] = []
         self._threads: ThreadPoolExecutor | None = None
 
-    def grow_trees(self, calls: RoundCalls, order: GrowOrder) -> list[GrownTree]:
+    def grow_trees(self, begin_round: BeginRound, order: GrowOrder) -> list[GrownTree]:
         """Grow the trees of an order, in the order of its tasks; their splits refer to fine bins."""
         tasks, layout, in_flight = order.tasks, order.layout, order.n_in_flight
         n_groups = min(in_flight, len(tasks))  # of trees that share rounds
@@ -94,7 +83,7 @@ class TreeRounds:
             nonlocal new_tasks
             for k in range(max(map(len, begun.values()), default=0)):
                 rounds = {output: rounds[k] for output, rounds in begun.items() if k < len(rounds)}
-                under_way.append((rounds, calls.begin_round(new_tasks, rounds)))
+                under_way.append((rounds, begin_round(new_tasks, rounds)))
                 new_tasks = ()
 
         outputs = [task.output for task in tasks]

@@ -448,7 +448,9 @@ class CategorySets(NamedTuple):
     @classmethod
     def of(cls, grown: GrownTree, is_categorical: np.ndarray) -> CategorySets:
         """Copy the sets of a tree. is_categorical : uint8[n_features]."""
-        n = grown.n_nodes
+        n, n_codes = grown.n_nodes, grown.left_codes.shape[1]
+        if not is_categorical.any():
+            return cls(np.empty(0, np.int32), np.empty((0, -(-n_codes // 8)), np.uint8), n_codes)
         is_set = (grown.nodes.child[:n] >= 0) & (is_categorical[np.maximum(grown.nodes.feature[:n], 0)] != 0)
         nodes = np.flatnonzero(is_set)
         return cls(nodes.astype(np.int32), np.packbits(grown.left_codes[nodes], axis=1), grown.left_codes.shape[1])
@@ -456,7 +458,8 @@ class CategorySets(NamedTuple):
     def left_codes(self, n_nodes: int) -> np.ndarray:
         """Return them as in `GrownTree`: uint8[n_nodes, n_codes]."""
         found = np.zeros((n_nodes, self.n_codes), np.uint8)
-        found[self.nodes] = self.goes_left()
+        if len(self.nodes):
+            found[self.nodes] = self.goes_left()
         return found
 
     def goes_left(self) -> np.ndarray:
@@ -575,10 +578,3 @@ def bounded(step: np.ndarray, parameters: Parameters, loss: Loss | StepLimits) -
         step = np.clip(step, -parameters.max_delta_step, parameters.max_delta_step)
     with np.errstate(over="ignore"):  # the next pass over the rows reports scores that are not finite
         return np.clip(parameters.learning_rate * step, -loss.longest_step, loss.longest_step) * loss.score_unit
-
-
-def within_bounds(values: np.ndarray, grown: GrownTree, unit: float) -> None:
-    """Clip leaf values (float64[n_leaves]) to the bounds of a constrained tree, which are in units of `unit`."""
-    leaves = np.flatnonzero(grown.nodes.child[: grown.n_nodes] < 0)
-    at, bounds = grown.leaf_of[leaves], grown.nodes.total[leaves, 3:] * unit
-    values[at] = np.clip(values[at], bounds[:, 0], bounds[:, 1])

@@ -26,7 +26,7 @@ from dboost.data.partition import fingerprint, make_read_plan, read_partition
 from dboost.data.roles import RowRoles
 from dboost.data.row_metadata import RowMetadataSpool
 from dboost.data.table import Reader
-from dboost.distributed.cluster_fit import ClusterTable
+from dboost.distributed.cluster_sessions import ClusterSessions
 from dboost.distributed.connection import Connection
 from dboost.distributed.read_tasks import ReadTasks
 from dboost.session.batch_rows import BatchRows
@@ -244,18 +244,19 @@ def targets_by_partition(rows: BatchRows) -> dict[int, Any]:
 def test_targets_arrive_on_workers_also_when_one_is_lost(form: str, client: Client, tmp_path: Path) -> None:
     data, target = FORMS[form](tmp_path)
     with Connection(client) as connection:
-        table = ClusterTable(connection, lambda: ReadTasks(data, target, n_parts=3), 1)
-        table.load()
-        assert {scan.n_columns for scan in table.target_scans()} == {2}
+        sessions = ClusterSessions(connection, lambda: ReadTasks(data, target, n_parts=3), 1)
+        sessions.load()
+        assert {scan.n_columns for scan in sessions.target_scans()} == {2}
         for _ in range(2):
             found: dict[int, Any] = {}
-            for of_session in table.read(lambda _: targets_by_partition):
+            for of_session in sessions.ask(targets_by_partition):
                 found |= of_session
             np.testing.assert_array_equal(np.concatenate([found[i] for i in sorted(found)], axis=-1), TARGETS)
-            before = dict(table.partitions.fingerprints)
-            table.partitions.drop_workers(table.partitions.sessions[:1])  # its partitions are read again
-            assert table.partitions.repair()
-            assert table.partitions.fingerprints == before
+            table = sessions.training
+            before = dict(table.fingerprints)
+            table.drop_workers(table.sessions[:1])  # its partitions are read again
+            assert table.repair()
+            assert table.fingerprints == before
 
 
 @pytest.mark.parametrize("roles", ["columns", "values"])

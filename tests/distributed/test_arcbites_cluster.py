@@ -18,7 +18,7 @@ from distributed import Client
 
 import dboost
 from dboost import ArcBites, DBoostRegressor
-from dboost.session import bites
+from dboost.session import thread_team
 from dboost.session.memory import Budget
 from dboost.shards import arcbite_rows
 from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
@@ -40,7 +40,7 @@ def filing(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
     monkeypatch.setattr(arcbite_rows, "_LEAST_BLOCK_ROWS", 32)
     monkeypatch.setattr(arcbite_rows, "BLOCK_ROWS", 32)
-    monkeypatch.setattr(bites, "is_small", lambda *_: False)
+    monkeypatch.setattr(thread_team, "is_small", lambda *_: False)
     yield
     for _ in range(6000):  # a thread of the worker removes them after the fit
         if not list_files(client):

@@ -27,7 +27,7 @@ from dboost.distributed.messages import FitCancelled, LostWorkers
 from dboost.distributed.worker_calls import SLICE, tree_of
 from dboost.kernels.splits import FEATURE, NO_SPLIT, SCORE
 from dboost.session.calls import SessionRef, SliceExchange, unpack
-from dboost.session.worker_session import WorkerSession
+from dboost.session.worker_session import Session
 from dboost.trees.split_finder import SplitInfo, merge_splits, pack_splits, unpack_splits
 from tests.helpers.clusters import Processes, a_table, fail_between_stages, lines_cluster, uses_lines
 
@@ -216,9 +216,9 @@ def test_an_error_of_one_session_ends_the_waiting_of_the_others(
     client: Client, monkeypatch: pytest.MonkeyPatch, which: int, lines: bool
 ) -> None:
     """Its slices never arrive. With two branches at each session, the first one is a relay, and the others are below one."""
-    compute = WorkerSession.histogram_slices
+    compute = Session.histogram_slices
 
-    def fails(self: WorkerSession, requests: Any, search: Any) -> Any:
+    def fails(self: Session, requests: Any, search: Any) -> Any:
         answer = compute(self, requests, search)
         if self.exchange is not None and self.session == self.exchange.refs[which].session and not search.tasks:
             raise ValueError("no histograms today")
@@ -227,7 +227,7 @@ def test_an_error_of_one_session_ends_the_waiting_of_the_others(
     data = dd.from_pandas(FRAME, npartitions=7)
     with dask.config.set(EXCHANGE | {"dboost.lines": lines, "dboost.patience": "120s"}):
         with monkeypatch.context() as patched:
-            patched.setattr(WorkerSession, "histogram_slices", fails)
+            patched.setattr(Session, "histogram_slices", fails)
             began = time.monotonic()
             with pytest.raises(dboost.DBoostError, match=r"worker tcp://.* failed: ValueError: no histograms today"):
                 dboost.fit(data, "y", client=client, **OPTIONS)

@@ -380,7 +380,7 @@ def test_rows_that_vanish_on_a_worker_are_noticed(cluster: Processes, expected: 
 
     def lose_rows(dask_worker: Any = None) -> None:
         for held in dask_worker.plugins["dboost"]._sessions.values():
-            held._runners = held._runners[:-1]
+            held.trained = held.trained[:-1]
 
     lose = at({3, 6}, lambda: cluster.client.run(lose_rows, workers=[next(iter(cluster.addresses()))]))
     assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=lose, **OPTIONS).sha256 == expected

@@ -19,14 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.distributed import cluster_calls, line, reducer
+from dboost.distributed import cluster_sessions, line, reducer
 from dboost.distributed.line import Line, LineClosed, packed
 from dboost.distributed.messages import LostWorkers
 from dboost.distributed.reducer import Reducer
 from dboost.distributed.worker_calls import FitCalls
 from dboost.losses import Loss
 from dboost.session.calls import SessionRef
-from dboost.session.worker_session import WorkerSession
+from dboost.session.worker_session import Session
 from dboost.trees.grower import RoundHistograms
 from tests.helpers.clusters import Processes, a_table, hold_files, lines_cluster, release_files, threads_cluster, uses_lines
 from tests.helpers.examples import examples
@@ -245,10 +245,10 @@ def counted_rounds() -> list[int]:
 
 def die_with_a_request_queued(dask_worker: Worker) -> None:
     """In a worker: end the process in a round of the second iteration as soon as another request has arrived."""
-    compute = WorkerSession.round_histograms
+    compute = Session.round_histograms
     n_trees = 0
 
-    def dying(session: WorkerSession, tasks: Any, requests: Any) -> Any:
+    def dying(session: Session, tasks: Any, requests: Any) -> Any:
         nonlocal n_trees
         n_trees += bool(tasks)
         if n_trees == 2 and not tasks:
@@ -257,14 +257,14 @@ def die_with_a_request_queued(dask_worker: Worker) -> None:
                 os._exit(1)
         return compute(session, tasks, requests)
 
-    WorkerSession.round_histograms = dying  # type: ignore[method-assign]
+    Session.round_histograms = dying  # type: ignore[method-assign]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["y", pytest.param("t", marks=pytest.mark.slow)], ids=["one tree", "three classes"])
 def test_a_worker_dies_while_two_rounds_are_under_way(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both rounds are given up; the trees are grown again on the other workers, and the model is that of one process."""
-    monkeypatch.setattr(cluster_calls, "rounds_in_flight", lambda connection, workers: 2)  # as if on other hosts
+    monkeypatch.setattr(cluster_sessions, "rounds_in_flight", lambda connection, workers: 2)  # as if on other hosts
     options = OPTIONS | {"max_leaf_nodes": 31, "min_samples_leaf": 3}
     with Processes(3) as cluster:
         cluster.client.run_on_scheduler(count_rounds)

@@ -167,7 +167,7 @@ def test_metrics_of_a_process_are_summed(monkeypatch: pytest.MonkeyPatch) -> Non
     one, other = WorkMeter(), WorkMeter()
     monkeypatch.setattr(monitoring, "time", SimpleNamespace(perf_counter=lambda: 100.0))
     one.note("fit", "build", 95.0, 10, 1, 70)
-    other.note("fit", "update_scores", 98.0, 20, 2, 30)
+    other.note("fit", "advance_to", 98.0, 20, 2, 30)
     other.note("fit", "search_slices", 99.0, 0, 0, 30)
     other.received(5)
     both = samples(one, other)

@@ -18,14 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.distributed import cluster_calls, worker_plugin
+from dboost.distributed import cluster_sessions, worker_plugin
 from dboost.distributed.line import Line
 from dboost.distributed.messages import LOST, OK, FitCancelled
 from dboost.distributed.worker_calls import METHODS, STATUSES, Branch, Decode, FitCalls, Relay, RoundSums, buffers_of, tree_of
 from dboost.losses import Loss
 from dboost.session.calls import SessionRef, pack_round
 from dboost.session.calls import unpack as unpacked
-from dboost.session.worker_session import WorkerSession
+from dboost.session.worker_session import Session
 from dboost.trees.grower import RoundHistograms
 from tests.helpers.clusters import Processes, a_table, lines_cluster
 
@@ -225,7 +225,7 @@ def test_a_relay_of_relays_and_an_evaluation_set(monkeypatch: pytest.MonkeyPatch
             return begin(calls, method, arguments, follows=follows)
 
         monkeypatch.setattr(FitCalls, "begin", noted)
-        monkeypatch.setattr(cluster_calls, "rounds_in_flight", lambda scheduler, workers: 2)  # as if on other hosts
+        monkeypatch.setattr(cluster_sessions, "rounds_in_flight", lambda scheduler, workers: 2)  # as if on other hosts
         overlapping = dboost.fit(data, target, eval_set=held_out, client=client, **OPTIONS)
         assert any(follow)
     assert overlapping.sha256 == here.sha256
@@ -237,23 +237,23 @@ def test_a_relay_of_relays_and_an_evaluation_set(monkeypatch: pytest.MonkeyPatch
 
 def die_in_the_second_tree() -> None:
     """In a worker: end the process in the second round of the second tree."""
-    compute = WorkerSession.round_histograms
+    compute = Session.round_histograms
     n_trees = 0
 
-    def dying(session: WorkerSession, tasks: Any, requests: Any) -> Any:
+    def dying(session: Session, tasks: Any, requests: Any) -> Any:
         nonlocal n_trees
         n_trees += bool(tasks)
         if n_trees == 2 and not tasks:
             os._exit(1)
         return compute(session, tasks, requests)
 
-    WorkerSession.round_histograms = dying  # type: ignore[method-assign]
+    Session.round_histograms = dying  # type: ignore[method-assign]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1, -1], ids=["a relay", "a relay below", "the last"])
 def test_a_worker_dies_while_relays_have_two_rounds(victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_calls, "rounds_in_flight", lambda scheduler, workers: 2)  # as if on other hosts
+    monkeypatch.setattr(cluster_sessions, "rounds_in_flight", lambda scheduler, workers: 2)  # as if on other hosts
     options = OPTIONS | {"max_leaf_nodes": 31, "min_samples_leaf": 3}
     with Processes(7, environment={"DASK_DBOOST__FAN_IN": "2"}) as cluster, dask.config.set({"dboost.fan-in": 2}):
         cluster.client.run(die_in_the_second_tree, workers=[sorted(cluster.pids())[victim]])

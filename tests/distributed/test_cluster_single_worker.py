@@ -16,7 +16,7 @@ from distributed.core import Status
 import dboost
 from dboost.distributed.rebalance import is_for_one_worker, is_held
 from dboost.estimators import DBoostClassifier
-from dboost.session.worker_session import WorkerSession
+from dboost.session.worker_session import Session
 from dboost.trees import tree_rounds
 from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
 
@@ -228,7 +228,7 @@ def test_a_paused_worker_gets_no_rows(client: Client) -> None:
 def test_rows_in_several_shards_are_grown_in_rounds(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """So they are where a worker has read the partitions of a lost one beside its own."""
     refusals: list[None] = []
-    monkeypatch.setattr(WorkerSession, "grow_trees", lambda *_: refusals.append(None))
+    monkeypatch.setattr(Session, "grow_trees", lambda *_: refusals.append(None))
     frame = FRAME[["a", "b", "z"]]
     booster = fitted(dd.from_pandas(frame, npartitions=4), "z", client=client)
     assert booster.sha256 == fitted(frame, "z").sha256

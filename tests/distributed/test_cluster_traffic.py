@@ -22,7 +22,7 @@ from dboost.distributed import connection, read_tasks
 from dboost.distributed.connection import Connection
 from dboost.distributed.messages import AfterSteps
 from dboost.session.calls import unpack
-from dboost.session.session import Session, name_of
+from dboost.session.worker_session import Session
 from tests.helpers.clusters import threads_cluster
 
 N = 40_000
@@ -45,10 +45,10 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def counting(self: Connection, operation: str, **arguments: Any) -> dict[str, Any]:
         reply = call(self, operation, **arguments)
         method = arguments.get("method", operation)
-        if method == Session.read.__name__:
+        if method == Session.ask.__name__:
             given = unpack(arguments["arguments"][0])
-            _, function = given.arguments if isinstance(given, AfterSteps) else given
-            method = name_of(function)
+            _, question, _ = given.arguments if isinstance(given, AfterSteps) else given
+            method = question.__name__
         found[method] += len(pickle.dumps(reply))
         return reply
 
@@ -111,8 +111,8 @@ def test_a_load_takes_few_calls(client: Client, monkeypatch: pytest.MonkeyPatch)
     alone = dboost.fit(frame, "y", max_iter=1, progress=False)
     booster = dboost.fit(dd.from_pandas(frame, npartitions=4), "y", max_iter=1, progress=False, client=client)
     assert booster.sha256 == alone.sha256
-    reading = ["scan_partitions", "read", "draw_sample", "read", "build"]
-    assert calls == ["dboost_open", *reading, "update_scores", "dboost_grow", "update_scores", "dboost_end"]
+    reading = ["scan_partitions", "ask", "draw_sample", "ask", "build"]
+    assert calls == ["dboost_open", *reading, "advance_to", "dboost_grow", "advance_to", "dboost_end"]
 
 
 def wide() -> pd.DataFrame:

@@ -20,6 +20,7 @@ import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.data import open_table
 from dboost.session.batch_rows import BatchRows
+from dboost.session.calls import RowNumbers
 from dboost.session.memory import Budget
 from dboost.session.row_assignment import class_counts
 from dboost.shards import shard_spec
@@ -130,9 +131,10 @@ def test_data_that_change_during_a_fit_are_an_error(tmp_path: Path, change: Any,
 def test_a_partition_with_another_number_of_rows_is_named() -> None:
     with open_table(divided(FRAME, [300]), "y", sample_weight="w") as table:
         n_kept = [int((FRAME["w"][:300] > 0).sum()), int((FRAME["w"][300:] > 0).sum()) + 1]
-        numbered = {0: (0, n_kept[0]), 1: (n_kept[0], n_kept[1])}
+        rows = BatchRows(table, 1, table)
+        rows.number(RowNumbers.of(dict(enumerate(n_kept))))
         with pytest.raises(dboost.DataError, match=rf"partition 1 has {n_kept[1] - 1} rows .* but had {n_kept[1]} when"):
-            class_counts(BatchRows(table, 1, table), numbered, None)
+            class_counts(rows, None)
 
 
 def test_later_data_may_lack_classes_also_with_a_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,22 +37,22 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
     "lines": [
         (PLAIN, [Fault("killed", GROW, 3, 0.004)]),
         # The restarted worker receives a partition of a lost neighbor before any call asks for the rows that it held.
-        (PLAIN, [Fault("restarted", GROW, 2), Fault("lost", GROW, 2, victim=1), Fault("killed", "update_scores", 5)]),
+        (PLAIN, [Fault("restarted", GROW, 2), Fault("lost", GROW, 2, victim=1), Fault("killed", "advance_to", 5)]),
         (BITES, [Fault("lost", "switch_bite", 0), Fault("killed", "evaluate", 9)]),
         (PLAIN, [Fault("killed", "scan_partitions"), Fault("lost", "build"), Fault("killed", GROW, 4, 0.015)]),
         (PLAIN, [Fault("stopped", "reading training", 2), Fault("stopped", GROW, 3)]),
         (PLAIN, [Fault("retired", GROW, 2), Fault("held up", GROW, 3), Fault("all killed", GROW, 4)]),
         (PLAIN, [Fault("paused", "reading training", 1), Fault("killed", "reading training", 5)]),
-        (SETS, [Fault("lost", "read", 1), Fault("killed", "evaluate", 4), Fault("joined", "evaluate", 6)]),
+        (SETS, [Fault("lost", "ask", 1), Fault("killed", "evaluate", 4), Fault("joined", "evaluate", 6)]),
         (SETS, [Fault("restarted", "reading evaluation", 3), Fault("killed", "hold_out", 1)]),
         ("arcbites, rows held out", [Fault("killed", "hold_out"), Fault("lost", GROW, 7), Fault("joined", GROW, 8)]),
         ("refit, huber", [Fault("killed", "reading data", 4), Fault("lost", "assign_leaves", 3)]),
-        ("line search, huber", [Fault("lost", "shard_statistics", 40), Fault("killed", "update_scores", 5)]),
-        ("proposal tree", [Fault("killed", "shard_statistics", 1), Fault("lost", GROW, 3)]),
-        # Of trees of several outputs, every second iteration has an `update_scores` for the direction, after statistics of it.
-        (ONE_TREE, [Fault("killed", "update_scores", 4), Fault("lost", "shard_statistics", 5)]),
-        (ONE_TREE, [Fault("lost", "update_scores", 5), Fault("killed", GROW, 3, 0.004)]),
-        (ONE_TREE, [Fault("killed", "shard_statistics", 2), Fault("joined", "update_scores", 2)]),
+        ("line search, huber", [Fault("lost", "statistics", 40), Fault("killed", "advance_to", 5)]),
+        ("proposal tree", [Fault("killed", "statistics", 1), Fault("lost", GROW, 3)]),
+        # Of trees of several outputs, every second iteration has an `advance_to` for the direction, after statistics of it.
+        (ONE_TREE, [Fault("killed", "advance_to", 4), Fault("lost", "statistics", 5)]),
+        (ONE_TREE, [Fault("lost", "advance_to", 5), Fault("killed", GROW, 3, 0.004)]),
+        (ONE_TREE, [Fault("killed", "statistics", 2), Fault("joined", "advance_to", 2)]),
         ("continued, early stopping", [Fault("killed", "reading evaluation", 4), Fault("lost", GROW, 3)]),
     ],
     "messages": [(SETS, [Fault("killed", GROW, 3, 0.004), Fault("stopped", "evaluate", 6)])],
@@ -69,7 +69,7 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
     ],
     "one session": [
         # The last one killed is the trainer.
-        (PLAIN, [Fault("killed", GROW, 2), Fault("killed", GROW, 4, victim=-1), Fault("joined", "update_scores", 5)]),
+        (PLAIN, [Fault("killed", GROW, 2), Fault("killed", GROW, 4, victim=-1), Fault("joined", "advance_to", 5)]),
         (PLAIN, [Fault("killed", "hand_over", 0, 0.002), Fault("lost", "hand_over", 1, victim=1)]),
         (PLAIN, [Fault("lost", "hand_over", 0), Fault("killed", "build", 0, victim=1), Fault("killed", "build", 1)]),
         (PLAIN, [Fault("stopped", "hand_over", 0)]),
@@ -79,9 +79,9 @@ CELLS: dict[str, list[tuple[str, list[Fault]]]] = {
     "files": [
         (SETS, [Fault("killed", "evaluate", 4), Fault("joined", "evaluate", 6)]),
         (BITES, [Fault("lost", "switch_bite", 1), Fault("joined", GROW, 9)]),
-        (ONE_TREE, [Fault("killed", "update_scores", 2), Fault("lost", "shard_statistics", 3)]),
+        (ONE_TREE, [Fault("killed", "advance_to", 2), Fault("lost", "statistics", 3)]),
     ],
-    "nannies": [(PLAIN, [Fault("killed", GROW, 2), Fault("killed", "update_scores", 4)])],
+    "nannies": [(PLAIN, [Fault("killed", GROW, 2), Fault("killed", "advance_to", 4)])],
 }  # fmt: skip
 FAST = [("lines", k) for k in range(2)]
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.distributed import cluster_fit, host_sessions, partitioned_table, rebalance, worker_plugin
+from dboost.distributed import cluster_sessions, host_sessions, partitioned_table, rebalance, worker_plugin
 from dboost.distributed.connection import Connection
 from dboost.distributed.host_sessions import HandOver, Member, SessionPlace, choose_trainers, hand_overs, trainers_of_folds
 from dboost.distributed.rebalance import values_held
@@ -363,7 +363,7 @@ def test_a_small_table_uses_the_threads_of_all_workers(client: Client, monkeypat
     own, together = max(client.nthreads().values()), min(sum(client.nthreads().values()), len(os.sched_getaffinity(0)))
     frame = FRAME[[*COLUMNS, "y"]]
     assert threads_of(client, frame) == [own], "one thread is faster"
-    for module in (cluster_fit, worker_session):
+    for module in (cluster_sessions, worker_session):
         monkeypatch.setattr(module, "is_small", lambda *_: False)
     assert threads_of(client, frame) == [max(own, together)]
     monkeypatch.setattr(Connection, "n_fits", property(lambda _: 9, lambda *_: None), raising=False)

@@ -29,7 +29,6 @@ from dboost.session.evaluation import SessionEvalSets
 from dboost.session.memory import Budget
 from dboost.session.partition_batch import PartitionBatch
 from dboost.shards import shard_spec
-from dboost.shards.arcbite_rows import joined_rows
 from tests.helpers.fits import NUMERIC, cut, mixed_frame
 
 FRAME, OTHER = mixed_frame(400), mixed_frame(300, seed=1)
@@ -49,19 +48,20 @@ def test_bites_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(Budget, "holds_rows", lambda *_: not filed)
 
     def rows_of(store: BiteStore, bite: int, spec: BuildSpec) -> dict[str, np.ndarray]:
-        return joined_rows([one.current_rows(spec.shard.layout, (), lambda *_: None) for one in store.of(bite)])
+        parts = [one.current_rows(spec.shard.layout, (), lambda *_: None) for one in store.of(bite)]
+        return {name: np.concatenate([part[name] for part in parts], axis=-1) for name in parts[0]}
 
     class Compared(BiteStore):
         def __init__(self, rows: StartingRows, spec: BuildSpec, budget: Budget | None, **options: Any) -> None:
             super().__init__(rows, spec, budget, **options)
-            assert spec.n_bites is not None and spec.starts.keys() == set(range(5))
+            assert spec.n_bites is not None and rows.numbers.ranges.keys() == set(range(5))
             moved = BiteStore(rows, spec, budget, **options)
             assert moved.rows_in_files == (moved.n_rows if filed else 0)
-            moved.keep_only(range(5), lambda row_ids: spec.are_of(row_ids, range(5)))  # all of them: nothing is written
-            moved.keep_only(kept, lambda row_ids: spec.are_of(row_ids, kept))
+            moved.keep_only(range(5))  # all of them: nothing is written
+            moved.keep_only(kept)
             for bite in range(spec.n_bites):
                 before, after = rows_of(self, bite, spec), rows_of(moved, bite, spec)
-                stays = np.flatnonzero(spec.are_of(before["row_ids"], kept))
+                stays = np.flatnonzero(rows.numbers.are_of(before["row_ids"], kept))
                 assert 0 < len(stays) < len(before["row_ids"])
                 np.testing.assert_equal(after, {name: values[..., stays] for name, values in before.items()})
                 n_compared.append(len(stays))

@@ -28,7 +28,7 @@ from dboost.distributed.worker_calls import METHODS, STATUSES, LineCalls, Relay,
 from dboost.errors import DataError
 from dboost.session.batch_rows import BatchRows
 from dboost.session.calls import SessionRef, pack_round
-from dboost.session.session import Session
+from dboost.session.worker_session import Session
 from tests.helpers.clusters import Processes, lines_cluster, threads_cluster
 from tests.helpers.examples import examples
 
@@ -270,7 +270,7 @@ def test_lines_and_relays_pass_on_the_error_of_the_first_row(drawn: list[Any], f
         calls.add(ref, line)
     found: dict[SessionRef, bytes] = {}
     try:
-        calls.send(1, METHODS.index(Session.read.__name__), dict.fromkeys(branches, b""))
+        calls.send(1, METHODS.index(Session.ask.__name__), dict.fromkeys(branches, b""))
         positions = [answer for _, answer in answers.values() if isinstance(answer, tuple)]
         if LOST in [answer for _, answer in answers.values()]:
             with pytest.raises(LostWorkers):
@@ -296,7 +296,7 @@ def test_an_error_of_no_row_is_raised_at_once() -> None:
         assert isinstance(line, Line)
         calls.add(ref, line)
     began = time.monotonic()
-    calls.send(1, METHODS.index(Session.read.__name__), dict.fromkeys(branches, b""))
+    calls.send(1, METHODS.index(Session.ask.__name__), dict.fromkeys(branches, b""))
     with pytest.raises(WorkerFailed):
         calls.receive(1, branches, lambda ref, message: None)
     assert time.monotonic() - began < 30

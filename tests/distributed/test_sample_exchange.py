@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from typing import Any
 
 import dask
@@ -24,8 +25,7 @@ from dboost.distributed import worker_plugin
 from dboost.distributed.sample_exchange import choose_owners
 from dboost.distributed.worker_plugin import DBoostWorkerPlugin
 from dboost.session.calls import SessionRef
-from dboost.session.session import Session
-from dboost.session.worker_session import WorkerSession
+from dboost.session.worker_session import Session
 from tests.helpers.clusters import Processes, a_table
 
 FRAME = a_table(1500)
@@ -39,14 +39,15 @@ ENVIRONMENT = {"DASK_DBOOST__SINGLE_WORKER_VALUES": "0", "DASK_DBOOST__OWNER_BYT
 def proposals(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """Return how many calls have proposed candidates of a number of columns."""
     found: Counter[int] = Counter()
-    propose = WorkerSession.propose
+    propose = Session.propose
 
-    def counting(self: WorkerSession, *arguments: Any) -> list[np.ndarray]:
+    @wraps(propose)  # its name is that of the call
+    def counting(self: Session, *arguments: Any) -> list[np.ndarray]:
         edges = propose(self, *arguments)
         found[len(edges)] += 1
         return edges
 
-    monkeypatch.setattr(WorkerSession, "propose", counting)
+    monkeypatch.setattr(Session, "propose", counting)
     return found
 
 

@@ -15,7 +15,7 @@ from distributed import Client
 
 import dboost
 from dboost.distributed import worker_plugin
-from dboost.session import memory, shard_runners
+from dboost.session import memory, training_rows
 from dboost.session.memory import Budget
 from dboost.session.partition_batch import PartitionBatch
 from dboost.shards import shard_spec
@@ -59,7 +59,7 @@ def test_blocks_that_stay_on_workers(
     """Blocks for which a worker has memory are read once: here all, or one for each thread."""
     allowed = memory.blocks_that_stay
     monkeypatch.setattr(memory, "WORTH_KEEPING", 0)
-    monkeypatch.setattr(shard_runners, "blocks_that_stay", lambda *given: n_staying or allowed(*given))
+    monkeypatch.setattr(training_rows, "blocks_that_stay", lambda *given: n_staying or allowed(*given))
     settings = OPTIONS | {"sample_weight": "w", "subsample": 0.7}
     booster = dboost.fit(lazily(), "y", client=client, memory_limit="64MiB", **settings)
     assert booster.sha256 == dboost.fit(FRAME, "y", **settings).sha256

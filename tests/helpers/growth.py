@@ -20,8 +20,9 @@ from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.shards.shard import Shard
 from dboost.shards.statistics import Statistic
-from dboost.training.finished_trees import TreeSnapshot, finished_trees
+from dboost.training.finished_trees import finished_trees
 from dboost.training.plan import growth_policy_of, precision_of
+from dboost.trees.fit_trees import FitTree
 from dboost.trees.tree_task import (
     FeatureConstraints,
     GrownTree,
@@ -144,8 +145,9 @@ class Problem:
     def finished(self, grown: GrownTree) -> Tree:
         values = leaf_values(grown.leaf_sums, self.parameters, SquaredError())
         is_categorical = self.table.layout.is_categorical
-        snapshot = TreeSnapshot.of(grown, is_categorical, values, self.task, self.parameters.learning_rate)
-        return finished_trees([snapshot], self.binning, self.parameters, SquaredError())[0]
+        tree = FitTree.of(grown, self.task, is_categorical)
+        tree.complete(values, self.parameters.learning_rate)
+        return finished_trees([tree], self.binning, self.parameters, SquaredError())[0]
 
     @contextmanager
     def in_process(self, n_threads: int) -> Iterator[WholeEngine]:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.session.thread_team import team_for
-from dboost.session.whole_tree_grower import WholeTreeGrower
-from dboost.shards.shard import Shard, advance_rows
+from dboost.session.training_rows import TrainingRows
+from dboost.shards.encoded_store import EncodedStore
+from dboost.shards.shard import RowIds, Shard, advance_rows, merge_into_bins
 from dboost.shards.shard_grower import ShardGrower
 from dboost.shards.statistics import Statistic
+from dboost.storage.row_store import RowStore
 from dboost.trees.grower import Round, RoundHistograms, RoundRequest
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
@@ -63,7 +66,7 @@ class ShardedEngine:
     def grow_tree(self, task: TreeTask) -> GrownTree:
         shard = self._growers[0].shard
         order = GrowOrder((task,), shard.bin_layout, shard.is_identity_bin_map, self.n_rows, self._width, self._in_flight)
-        return self._rounds.grow_trees(self, order)[0]
+        return self._rounds.grow_trees(self.begin_round, order)[0]
 
     def begin_round(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> Callable[[], RoundSumsAndSplits]:
         self.n_requests += 1
@@ -71,7 +74,10 @@ class ShardedEngine:
         def run() -> RoundSumsAndSplits:
             if tasks:
                 for shard_grower in self._growers:
-                    shard_grower.begin(tasks)
+                    for task in tasks:
+                        if task.bin_merge is not None:
+                            merge_into_bins(shard_grower.shard, task.bin_merge, 0, shard_grower.shard.n_rows)
+                    shard_grower.begin(tasks, [shard_grower.shard.grown_rows(*task.row_subset) for task in tasks])
             return {output: self._sum(output, request) for output, (request, _) in rounds.items()}, None
 
         return run
@@ -99,14 +105,20 @@ class WholeEngine:
 
     def __init__(self, shard: Shard, loss_terms: tuple, *, n_threads: int = 1) -> None:
         self.team = team_for(shard.n_rows, len(shard.bin_layout.n_bins), n_threads)
-        self.grower, self._terms = WholeTreeGrower(shard, self.team), loss_terms
+        store = RowStore([g._replace(fields=[f for f in g.fields if f.name in shard.fields]) for g in shard.spec.groups(in_memory=True)], [shard.n_rows], arrays=shard.fields)
+        build = SimpleNamespace(warm_start=SimpleNamespace(n_before=0))
+        rows = EncodedStore(store, shard.spec, RowIds(np.array([[0, shard.n_rows]])))
+        self.rows, self._terms, self._n = TrainingRows(rows, "", build, None, self.team), loss_terms, 0
+        self.grower = self.rows.whole
+        self.rows.shard._ids = shard._ids
 
     def advance(self, values: np.ndarray) -> GradientStats:
-        return self.grower.advance_rows(self._terms, values)
+        self._n += 1
+        return self.rows.advance(self._n, self._terms, values)
 
     def map_shards(self, statistic: Statistic, *arguments: Any) -> list[Any]:
         """Return the result of each thread."""
-        return self.grower.map_ranges(statistic, *arguments)
+        return self.rows.statistic(statistic, *arguments)
 
     def grow(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
         return map(self.grower.grow_tree, tasks)

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from dboost.kernels.histograms import BinLayout
+from dboost.shards.encoded_store import rows_in_memory
 from dboost.shards.shard import BinnedColumns, RowIds, Shard, empty_binned_columns
-from dboost.shards.shard_blocks import rows_in_memory
 from dboost.shards.shard_spec import NARROW_BINS, ShardSpec, plan_layout
 
 #: Numbers of bins around every border: shared columns, one byte, two bytes.
@@ -82,9 +82,8 @@ def shard_of(
     fields = {"narrow": codes.narrow, "wide": codes.wide, "target": target, "raw": raw}
     fields |= {} if weight is None else {"weight": weight}
     contiguous = {name: np.ascontiguousarray(array) for name, array in fields.items()}
-    shard = rows_in_memory(contiguous, spec, ids).shard
-    shard.fill_tiles(0, shard.n_rows)
-    return shard
+    rows = rows_in_memory(contiguous, spec, ids)
+    return Shard(rows.store.load(), rows.spec, rows.ids)
 
 
 def spec_of(layout: BinLayout, **changes: Any) -> ShardSpec:

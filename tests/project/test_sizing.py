@@ -30,7 +30,7 @@ from dboost.session.encoded_rows import HandedRows
 from dboost.session.memory import histogram_bytes, parse_memory_limit, resident_bytes
 from dboost.session.partition_batch import RETAIN_BYTES
 from dboost.session.whole_tree_grower import WholeTreeGrower
-from dboost.session.worker_session import WorkerSession
+from dboost.session.worker_session import Session
 from dboost.shards.shard import Shard
 from dboost.training.plan import precision_of
 from tests.helpers.clusters import a_table, lines_cluster
@@ -160,14 +160,14 @@ def client() -> Iterator[Client]:
 def received(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes of the rows that trainers receive, message by message."""
     found: list[int] = []
-    receive = WorkerSession.receive
+    receive = Session.receive
 
-    def count(session: WorkerSession, batch: str, messages: Sequence[HandedRows]) -> None:
+    def count(session: Session, batch: str, messages: Sequence[HandedRows]) -> None:
         for message in messages:
             found.append(sum(values.nbytes for rows in message.rows for values in rows.fields.values()))
         receive(session, batch, messages)
 
-    monkeypatch.setattr(WorkerSession, "receive", count)
+    monkeypatch.setattr(Session, "receive", count)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.shards.shared_codes import SharedCodes
 from dboost.storage.row_store import RowStore
 from dboost.training import fit
-from dboost.trees.tree_task import Sample
+from dboost.trees.fit_trees import FitTree
+from dboost.trees.tree_task import Sample, TreeRoutes
 from tests.helpers.examples import examples
 from tests.helpers.growth import a_tree
 from tests.helpers.tables import make_table, spec_of
@@ -271,18 +273,19 @@ def test_rows_that_are_held_out_have_the_scores_that_they_would_have_alone() -> 
     assert first == N // 4
     assert shared.first_of(np.arange(2, N, 2)) is None and shared.first_of(positions[1:]) == first + 1
     grown = a_tree(TABLE.layout.n_bins, np.zeros(5, bool), 9, 1)
-    values, found = RNG.normal(size=9), []
+    tree, found = FitTree(TreeRoutes.of(grown, np.zeros(5, np.uint8)), RNG.normal(size=9), 0), []
     for codes in (ConsecutiveCodes(columns_among(shared.fields, SPEC.layout), first), None):
         own = codes_of(positions)
         fields = {"target": TARGET[positions], "raw": RAW[:, positions].copy()}
         fields |= {"narrow": own.narrow, "wide": own.wide} if codes is None else {}
         store = RowStore(eval_fields(SPEC, False, has_codes=codes is None), [len(positions)], arrays=fields)
         size, owned = LossMagnitude.of(((1.0, 1.0),), 1.0, len(positions)), [(0, 20), (1, len(positions) - 20)]
-        part = EvalSet(store, SPEC.layout, SquaredError(), size, Team(2), owned=owned, shared=codes)
-        part.add(grown, values)
+        spec: Any = SimpleNamespace(shard=SPEC, target=SimpleNamespace(loss=SquaredError()), unit=1.0)
+        part = EvalSet(store, spec, size, Team(2), owned=owned, shared=codes)
+        part.add(tree)
         before = part.store.load()["raw"].copy()
         part.keep_only([1])
-        part.add(grown, values)
+        part.add(tree)
         found.append((before, part.store.load()["raw"]))
     for mine, others in zip(*found, strict=True):
         np.testing.assert_array_equal(mine, others)

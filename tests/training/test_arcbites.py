@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from dboost.kernels.rows import select_rows
 from dboost.model.ensemble import Ensemble
 from dboost.params import make_parameters, read_arcbites
 from dboost.session import thread_team
+from dboost.session.local_sessions import LocalSessions
 from dboost.session.warm_start import WarmStart
 from dboost.shards.arcbite_rows import bite_sizes, bites_of
 from dboost.training.arcbites import order_of_visits
-from dboost.training.fit import fit_table
+from dboost.training.fit import train
 from dboost.training.plan import FitRequest, held_out_rows_of
 from dboost.trees.tree_task import VISITS, derive_seed, hash_rows
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
@@ -136,10 +138,9 @@ def test_naive_twin(loss: str, order: str) -> None:
     for n, bite in enumerate(found.history["bite"][::2], 1):
         rows = bites == bite
         parameters = make_parameters(options | {"max_iter": 2 * n})
-        twin = fit_table(
-            FitRequest(parameters, 1, warm_start=WarmStart.same_data(model)),
-            lambda rows=rows: open_table(frame[rows], y[rows], options=ReadOptions(n_threads=1)),  # type: ignore[misc]
-        )
+        request = FitRequest(parameters, 1, warm_start=WarmStart.same_data(model))
+        opened = partial(open_table, frame[rows], y[rows], options=ReadOptions(n_threads=1))
+        twin = train(request, LocalSessions(opened, 1))
         model = twin.ensemble
         k = model.n_outputs
         for a, b in zip(model.trees[-2 * k :], found.ensemble.trees[2 * k * (n - 1) : 2 * k * n], strict=True):

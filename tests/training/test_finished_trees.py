@@ -16,8 +16,9 @@ from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.schema import Feature
 from dboost.training import finished_trees as module
-from dboost.training.finished_trees import TreeSnapshot, finished_trees
-from dboost.trees.tree_task import CategorySets
+from dboost.training.finished_trees import finished_trees
+from dboost.trees.fit_trees import FitTree, ModelPart
+from dboost.trees.tree_task import TreeRoutes
 from tests.helpers.examples import examples
 from tests.helpers.growth import a_tree
 from tests.helpers.naive.finished_tree import finished_tree
@@ -30,7 +31,7 @@ BINNING = Binning(
 TWO = PerOutput((SquaredError(), AbsoluteError()), ("one", "two"))
 
 
-def snapshot(n_leaves: int, width: int, rate: float, output: int, seed: int) -> TreeSnapshot:
+def snapshot(n_leaves: int, width: int, rate: float, output: int, seed: int) -> FitTree:
     """Return a random tree; leaves have random sums, also without Hessians, and any values."""
     rng = np.random.default_rng(seed)
     grown = a_tree(BINNING.n_bins, BINNING.is_categorical, n_leaves, seed)
@@ -41,12 +42,10 @@ def snapshot(n_leaves: int, width: int, rate: float, output: int, seed: int) -> 
     for node in range(n - 1, -1, -1):
         child = nodes.child[node]
         n_rows[node] = rng.integers(1, 9) if child < 0 else n_rows[child] + n_rows[child + 1]
-    leaf_of = np.where(nodes.child < 0, grown.leaf_of, 10_000)  # meaningless in splits
-    return TreeSnapshot(
-        nodes.feature, nodes.split_bin, nodes.missing_left, nodes.child, rng.normal(size=n), n_rows, leaf_of,
-        sums if width > 1 else sums[0], CategorySets.of(grown, BINNING.is_categorical.astype(np.uint8)),
-        values if width > 1 else values[0], 0.25, output, rate,
-    )  # fmt: skip
+    routes = TreeRoutes.of(grown, BINNING.is_categorical.astype(np.uint8))
+    routes = routes._replace(leaf_of=np.where(nodes.child < 0, routes.leaf_of, 10_000))  # meaningless in splits
+    part = ModelPart(rng.normal(size=n), n_rows, sums if width > 1 else sums[0], 0.25, rate)
+    return FitTree(routes, values if width > 1 else values[0], output, part)
 
 
 def assert_equal(found: Tree, expected: Tree) -> None:

@@ -11,8 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.session import thread_team
-from dboost.shards import shard_blocks
+from dboost.session import thread_team, training_rows
 from dboost.shards.shard import Shard
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
@@ -200,7 +199,7 @@ def test_predictions_are_the_scores_of_training(target: str, weighted: bool, mon
             super().__init__(*arguments, **options)
             shards.append(self)
 
-    monkeypatch.setattr(shard_blocks, "Shard", Remembered)
+    monkeypatch.setattr(training_rows, "Shard", Remembered)
     weight = {"sample_weight": "w"} if weighted else {}
     booster = fit(FRAME, target, features=FEATURES, max_iter=30, **weight)
     rows = FRAME[FRAME["w"] > 0] if weighted else FRAME
@@ -217,7 +216,7 @@ def test_predictions_of_arrays_are_the_scores_of_training(dtype: type, monkeypat
             super().__init__(*arguments, **options)
             shards.append(self)
 
-    monkeypatch.setattr(shard_blocks, "Shard", Remembered)
+    monkeypatch.setattr(training_rows, "Shard", Remembered)
     X = (np.random.default_rng(0).normal(size=(2000, 4)) * 100).astype(dtype)
     booster = fit(X, X.astype(float) @ [1.0, -1.0, 0.5, 0.0], max_iter=20)
     for rows in (X, X.astype(np.float64), pd.DataFrame(X)):

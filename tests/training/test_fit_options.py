@@ -15,7 +15,7 @@ from sklearn import metrics as reference
 import dboost
 from dboost.data import open_table
 from dboost.training import arcbites
-from dboost.training.loop import BoostingLoop
+from dboost.training.tasks import Tasks
 from tests.helpers.fits import FEATURES, mixed_frame
 
 FRAME, HELD_OUT = mixed_frame(800), mixed_frame(300, seed=1)
@@ -481,19 +481,19 @@ def test_the_rate_of_the_progress_line_is_that_of_the_iterations(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the first iteration, which compiles kernels, nor loading arcbites counts."""
-    task_of, enter = BoostingLoop._task, arcbites._ArcbiteLoop._enter
+    tasks_of, enter = Tasks.of, arcbites._Arcbites._enter
     slow = 0.2
 
-    def slow_first(loop: BoostingLoop, *arguments: Any) -> Any:
-        time.sleep(slow if loop.n_done == 0 else 0.0)
-        return task_of(loop, *arguments)
+    def slow_first(tasks: Tasks, stats: Any, iteration: int) -> Any:
+        time.sleep(slow if iteration == 1 else 0.0)
+        return tasks_of(tasks, stats, iteration)
 
-    def slow_enter(loop: arcbites._ArcbiteLoop, bite: int) -> Any:
+    def slow_enter(loop: arcbites._Arcbites, bite: int) -> Any:
         time.sleep(slow)
         return enter(loop, bite)
 
-    monkeypatch.setattr(BoostingLoop, "_task", slow_first)
-    monkeypatch.setattr(arcbites._ArcbiteLoop, "_enter", slow_enter)
+    monkeypatch.setattr(Tasks, "of", slow_first)
+    monkeypatch.setattr(arcbites._Arcbites, "_enter", slow_enter)
     for options, n_slow, n_rows in (({}, 1, len(FRAME)), ({"arcbites": dboost.ArcBites(4, 2)}, 5, len(FRAME) / 4)):
         booster = fit(progress=True, max_iter=8, **options)
         lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("iteration ")]

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import dboost
+from dboost.session.training_rows import TrainingRows
 from dboost.session.whole_tree_grower import WholeTreeGrower
 from tests.helpers.fits import FEATURES, TARGETS, mixed_frame
 
@@ -136,21 +137,22 @@ def test_reading_ends_at_once() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("call", ["advance_rows", "grow_tree"], ids=["advance", "grow"])
+@pytest.mark.parametrize("call", ["advance", "grow_tree"], ids=["advance", "grow"])
 def test_an_iteration_that_was_not_finished_leaves_nothing(target: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever SIGINT arrives, the model contains whole iterations only: those that the message and the metrics count."""
     frame, calls = mixed_frame(300), 0
     whole = dboost.fit(frame, target, features=FEATURES, max_iter=8)
-    method = getattr(WholeTreeGrower, call)
+    of = TrainingRows if call == "advance" else WholeTreeGrower
+    method = getattr(of, call)
 
-    def sometimes(self: WholeTreeGrower, *arguments: object) -> object:
+    def sometimes(self: object, *arguments: object) -> object:
         nonlocal calls
         calls += 1
         if calls == 12 if call == "grow_tree" and target == "grade" else calls == 5:
             raise KeyboardInterrupt
         return method(self, *arguments)
 
-    monkeypatch.setattr(WholeTreeGrower, call, sometimes)
+    monkeypatch.setattr(of, call, sometimes)
     with pytest.raises(dboost.FitInterrupted, match=r"interrupted after [34] of 8 iterations") as caught:
         dboost.fit(frame, target, features=FEATURES, max_iter=8)
     stopped = caught.value

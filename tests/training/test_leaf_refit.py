@@ -196,8 +196,8 @@ def client() -> Iterator[Client]:
 @pytest.mark.parametrize(
     ("lost_before", "methods"),
     [
-        ((5, 22), ["shard_statistics", "update_scores"]),
-        pytest.param((1, 8), ["update_scores", "assign_leaves"], marks=pytest.mark.slow),
+        ((5, 22), ["statistics", "advance_to"]),
+        pytest.param((1, 8), ["advance_to", "assign_leaves"], marks=pytest.mark.slow),
         pytest.param((2, 3), ["assign_leaves", "assign_leaves"], marks=pytest.mark.slow),
     ],
 )

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.cli import UNUSABLE, main
 from dboost.data import table
-from dboost.session import memory, shard_runners
+from dboost.session import memory, training_rows
 from dboost.session.memory import Budget, parse_memory_limit
 from dboost.shards import shard_spec
 from dboost.shards.shard_spec import ShardSpec
@@ -74,9 +74,9 @@ def test_blocks_that_stay(folder: Path, monkeypatch: pytest.MonkeyPatch, n_stayi
         found.append((n_bytes, n * n_threads * sum(file.stride for file in store.files)))
         return n if n_staying is None else n_staying
 
-    allowed = shard_runners.blocks_that_stay
+    allowed = training_rows.blocks_that_stay
     monkeypatch.setattr(memory, "WORTH_KEEPING", 0)
-    monkeypatch.setattr(shard_runners, "blocks_that_stay", counted)
+    monkeypatch.setattr(training_rows, "blocks_that_stay", counted)
     kept, streamed = both(mixed_frame(500), "late", sample_weight="w", subsample=0.6, n_threads=2)
     assert saved(kept) == saved(streamed)
     read = streamed.history["bytes_read"].to_numpy()
@@ -117,9 +117,9 @@ def test_trees_of_an_iteration_share_passes(
             allowed.append(compute(*arguments))
             return allowed[-1]
 
-        monkeypatch.setattr(shard_runners, "trees_per_pass", noted)
+        monkeypatch.setattr(training_rows, "trees_per_pass", noted)
     else:
-        monkeypatch.setattr(shard_runners, "trees_per_pass", lambda *_: n_together)
+        monkeypatch.setattr(training_rows, "trees_per_pass", lambda *_: n_together)
     counted = [0]
     with monkeypatch.context() as patch:
         _count_codes(patch, counted)
@@ -147,8 +147,8 @@ def test_however_trees_share_passes(
     settings: dict[str, Any] = {"features": NUMERIC, "max_iter": 2, "max_leaf_nodes": 6, "min_samples_leaf": 3} | options
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_spec, "BLOCK_ROWS", block)
-        patch.setattr(shard_runners, "trees_per_pass", lambda *_: n_together)
-        patch.setattr(shard_runners, "blocks_that_stay", lambda *_: n_staying)
+        patch.setattr(training_rows, "trees_per_pass", lambda *_: n_together)
+        patch.setattr(training_rows, "blocks_that_stay", lambda *_: n_staying)
         kept = dboost.fit(frame, "grade", **settings)
         streamed = dboost.fit(frame, "grade", n_threads=n_threads, memory_limit=LIMIT, **settings)
     assert saved(kept) == saved(streamed)

@@ -18,7 +18,7 @@ import pytest
 
 import dboost
 from dboost.session.memory import Budget
-from dboost.session.worker_session import WorkerSession
+from dboost.session.worker_session import Session
 from dboost.shards import shard_spec
 
 ROOT = Path(__file__).parents[2]
@@ -109,15 +109,15 @@ def test_codes_that_change_under_the_last_tree(
     folder: Path, monkeypatch: pytest.MonkeyPatch, growth: dict[str, Any], after: int
 ) -> None:
     """Between two passes over the files; checksums are verified when the codes are read for the last time."""
-    n_asked, answers = [0], WorkerSession.sum_histograms
+    n_asked, answers = [0], Session.sum_histograms
 
-    def altered(session: WorkerSession, output: int, question: Any) -> Any:
+    def altered(session: Session, output: int, question: Any) -> Any:
         if n_asked[0] == after:
             flip(the(folder, "codes"))
         n_asked[0] += 1
         return answers(session, output, question)
 
-    monkeypatch.setattr(WorkerSession, "sum_histograms", altered)
+    monkeypatch.setattr(Session, "sum_histograms", altered)
     with pytest.raises(dboost.DBoostError, match="codes is damaged: block 0 is not what was written"):
         fit(max_iter=1, **growth)
     assert n_asked[0] > after + (after == 1)

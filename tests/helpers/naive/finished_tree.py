@@ -11,18 +11,20 @@ from dboost.data.binning import Binning
 from dboost.losses import Loss
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
-from dboost.training.finished_trees import TreeSnapshot
+from dboost.trees.fit_trees import FitTree
 from dboost.trees.tree_task import follow_sums, leaf_values
 
 
-def finished_tree(one: TreeSnapshot, binning: Binning, parameters: Parameters, loss: Loss) -> Tree:
-    """Return the tree of a snapshot."""
+def finished_tree(tree: FitTree, binning: Binning, parameters: Parameters, loss: Loss) -> Tree:
+    """Return the tree of the model."""
+    one, routes = tree.model_part, tree.routes
+    tree_feature, tree_split_bin, tree_missing_left, tree_child = routes.nodes[:4]
     parameters = replace(parameters, learning_rate=one.learning_rate)
     sums = one.sums[None] if one.sums.ndim == 2 else one.sums  # [n_outputs, n_leaves, 2]
-    own = one.values[None] if one.values.ndim == 1 else one.values
-    losses = [loss.of_output(one.output + k) for k in range(len(sums))]
+    own = tree.leaf_values[None] if tree.leaf_values.ndim == 1 else tree.leaf_values
+    losses = [loss.of_output(tree.output + k) for k in range(len(sums))]
     n_codes = binning.n_bins
-    left_codes = one.sets.left_codes(len(one.feature))
+    left_codes = routes.sets.left_codes(tree.n_nodes)
     rows: list[dict[str, object]] = []
 
     def score(of_output: np.ndarray) -> float:
@@ -33,14 +35,14 @@ def finished_tree(one: TreeSnapshot, binning: Binning, parameters: Parameters, l
 
     def visit(node: int) -> tuple[int, np.ndarray, np.ndarray]:
         """Append the rows of a node and of those below; return its number, its sums and its values, both by output."""
-        number, child = len(rows), int(one.child[node])
+        number, child = len(rows), int(tree_child[node])
         row: dict[str, object] = {
             "feature": -1, "threshold": math.nan, "categories": None, "missing_left": False, "left": -1, "right": -1,
             "gain": 0.0, "count": int(one.n_rows[node]),
         }  # fmt: skip
         rows.append(row)
         if child < 0:
-            leaf = int(one.leaf_of[node])
+            leaf = int(routes.leaf_of[node])
             of_outputs, values = sums[:, leaf], own[:, leaf]
         else:
             row["left"], left_sums, left_values = visit(child)
@@ -52,9 +54,9 @@ def finished_tree(one: TreeSnapshot, binning: Binning, parameters: Parameters, l
                 mean = (left_values[k] * n_left + right_values[k] * n_right) / (n_left + n_right)
                 alone = leaf_values(of_outputs[k : k + 1], parameters, of_output)[0]
                 values[k] = alone if follow_sums(parameters, of_output) else mean
-            feature, split_bin = int(one.feature[node]), int(one.split_bin[node])
+            feature, split_bin = int(tree_feature[node]), int(tree_split_bin[node])
             edges = binning.edges[feature]
-            row["feature"], row["missing_left"] = feature, bool(one.missing_left[node])
+            row["feature"], row["missing_left"] = feature, bool(tree_missing_left[node])
             if edges is None:
                 row["categories"] = [code for code in range(n_codes[feature]) if left_codes[node, code]]
             else:
@@ -82,5 +84,5 @@ def finished_tree(one: TreeSnapshot, binning: Binning, parameters: Parameters, l
         gain=np.array(columns["gain"], np.float64),
         cover=np.array(columns["cover"], np.float64),
         count=np.array(columns["count"], np.int64),
-        value=values[:, 0] if one.values.ndim == 1 else values,
+        value=values[:, 0] if tree.leaf_values.ndim == 1 else values,
     )

@@ -1,0 +1,189 @@
+"""The session of a fit in this process, called directly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property, reduce
+from typing import Any, TypeVar, TypeVarTuple
+
+import numpy as np
+
+from dboost.data import Table
+from dboost.data.binning import propose_together
+from dboost.data.eval_tables import EvalTable
+from dboost.metrics.metric import MetricReduction
+from dboost.schema import Feature
+from dboost.session.batch_rows import BatchRows
+from dboost.session.calls import BiteVisit, BuildSpec, Chosen, ReplayState, RowNumbers, log_rows_in_files
+from dboost.session.evaluation import log_streamed_eval_set
+from dboost.session.target import TargetScan, scan_targets
+from dboost.session.thread_team import team_for
+from dboost.session.worker_session import Session
+from dboost.shards.statistics import Statistic
+from dboost.trees.fit_trees import FitTree, TreesSoFar
+from dboost.trees.grower import Round
+from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
+from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+
+Answer = TypeVar("Answer")
+Given = TypeVarTuple("Given")
+
+#: All rows of a fit in this process are one batch.
+BATCH = "training data"
+
+
+class LocalSessions:
+    """Implements `sessions.Sessions` by one session.
+
+    Parameters
+    ----------
+    open_table : callable
+        Reads the table.
+    n_threads : int
+    is_shared : bool, default False
+        Whether other fits use the table, too; then the caller closes it, and its roles are in memory.
+    """
+
+    unit_weights: bool
+    named: bool
+    roles: tuple[str, ...]
+    n_kept: dict[int, int]
+    spec: BuildSpec
+    trees: TreesSoFar
+
+    def __init__(self, open_table: Callable[[], Table], n_threads: int, *, is_shared: bool = False) -> None:
+        self._open_table, self._n_threads, self._is_shared = open_table, n_threads, is_shared
+        self._resources = ExitStack()  # released by `close`
+        self._applied = -1  # number of the last `advance`
+
+    # The table.
+
+    def load(self) -> tuple[Feature, ...]:
+        table = self.table = self._open_table()
+        self.session = self.open_session(table.n_rows, len(table.features))
+        self.session.adopt(BATCH, table, closes=not self._is_shared)
+        self.named, self.roles = table.named, table.role_names
+        n_kept, _, unit_weights = self.session.rows_of(BATCH).trained_rows()
+        self.set_trained(n_kept, unit_weights)
+        return table.features
+
+    def open_session(self, n_rows: int, n_features: int) -> Session:
+        session = Session(self._n_threads, team=team_for(n_rows, n_features, self._n_threads))
+        self._resources.callback(session.close)
+        return session
+
+    def target_scans(self) -> list[TargetScan]:
+        return scan_targets(self.table)
+
+    def ask(self, question: Callable[[BatchRows, *Given], Answer], *arguments: *Given) -> list[Answer]:
+        return [question(self.session.rows_of(BATCH), *arguments)]
+
+    def change(self, step: Callable[[BatchRows, *Given], None], *arguments: *Given) -> None:
+        step(self.session.rows_of(BATCH), *arguments)
+
+    def complete(self) -> None:
+        """Do nothing: changes are made at once."""
+
+    def set_trained(self, n_kept: dict[int, int], unit_weights: bool) -> None:
+        self.n_kept, self.unit_weights, self.numbers = n_kept, unit_weights, RowNumbers.of(n_kept)
+        self.change(BatchRows.number, self.numbers)
+
+    def propose(self, seed: int, columns: tuple[int, int], max_bins: int) -> list[np.ndarray]:
+        return propose_together(self.ask(BatchRows.proposal_sample, seed, columns), max_bins, self._n_threads)
+
+    @property
+    def most_rows(self) -> int:
+        return self.n_rows
+
+    def refuse_values(self, name: str) -> None:
+        """Accept every metric: all rows are in this process."""
+
+    # Training.
+
+    @property
+    def n_rows(self) -> int:
+        return sum(self.n_kept.values())
+
+    def build(self, spec: BuildSpec, chosen: Chosen, trees: TreesSoFar) -> None:
+        self.spec = spec = replace(spec, numbers=self.numbers)
+        self.trees = trees
+        for name, (n_rows, max_weight) in chosen.items():
+            size = spec.loss_magnitude(max_weight, n_rows)
+            if self.session.hold_out(BATCH, name, spec, size, spec.needs_values, chosen=True):
+                log_streamed_eval_set(name)
+        places = self.session.build(BATCH, spec, ReplayState())
+        log_rows_in_files(places.in_files, spec)
+
+    def load_eval_sets(self, chosen: Chosen, sets: Sequence[EvalTable]) -> None:
+        for table in sets:
+            self.session.eval_sets.add_table(table, self.spec, self.spec.budget, with_block=self.spec.needs_values)
+
+    @property
+    def eval_names(self) -> list[str]:
+        return self.session.eval_sets.names
+
+    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
+        trees = self.trees
+        return self.session.eval_sets.evaluate(trees.trees, metrics, trees.mark, trees.n_cuts)
+
+    def advance(self, values: np.ndarray, terms: tuple) -> GradientStats:
+        self._applied += 1
+        self.trees.apply()
+        stats = [rows.advance(self._applied, terms, values) for rows in self.session.trained]
+        return reduce(GradientStats.merge, [of_batch for of_batch in stats if of_batch is not None])
+
+    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[FitTree]:
+        """Trees grow when they are requested; over files, some of them together."""
+        trees = self.session.whole_trees(tasks)
+        return map(self.trees.add, tasks, self._grow_in_rounds(tasks) if trees is None else trees)
+
+    def _grow_in_rounds(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
+        shard, (n_leaves, n_trees) = self.spec.shard, self.session.pass_width
+        is_identity = shard.layout.n_bins == shard.bin_layout.n_bins
+        for first in range(0, len(tasks), n_trees):
+            some = tuple(tasks[first : first + n_trees])
+            order = GrowOrder(some, shard.bin_layout, is_identity, self.n_rows, n_leaves)
+            yield from self._rounds.grow_trees(self._begin, order)
+
+    @cached_property
+    def _rounds(self) -> TreeRounds:
+        rounds = TreeRounds(self._n_threads)
+        self._resources.callback(rounds.close)
+        return rounds
+
+    def _begin(self, tasks: Sequence[TreeTask], rounds: Mapping[int, Round]) -> Callable[[], RoundSumsAndSplits]:
+        """Begin a round of trees that grow in this process; see `trees.tree_rounds`."""
+        session = self.session
+
+        def run() -> RoundSumsAndSplits:
+            if tasks:
+                session.begin_trees(tasks)
+            requests = {output: request for output, (request, _) in rounds.items()}
+            session.begin_round(requests)
+            return {output: session.sum_histograms(output, request) for output, request in requests.items()}, None
+
+        return run
+
+    def assign_leaves(self, iteration: int) -> None:
+        self.session.assign_leaves(iteration)
+
+    def statistics(self, statistic: Statistic, *arguments: Any) -> list[Any]:
+        return self.session.statistics(statistic, *arguments)
+
+    def visit(self, visit: BiteVisit) -> None:
+        self.trees.apply()
+        self.session.visit(visit, self.trees.iterations, 0, self._applied)
+
+    def report(self) -> dict[str, float]:
+        return {"bytes_read": self.session.new_bytes_read()}
+
+    def observers(self, loss_name: str, n_features: int) -> list[Callable[[Any], Any]]:
+        return []
+
+    def release(self) -> None:
+        self.session.release_rows()
+
+    def close(self) -> None:
+        self._resources.close()

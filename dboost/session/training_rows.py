@@ -1,0 +1,420 @@
+"""Training rows: the rows of a batch of a session, with their state between calls.
+
+`TrainingRows` has the fields of `ShardSpec.groups` in a row store: in memory, or in files if they exceed the memory limit of the
+fit. The threads of a team divide the work: ranges of the rows in memory, blocks of those in files. This is
+the only class that knows where the rows are. All results are sums of integers, maxima or minima, so they depend neither on that
+nor on the number of threads.
+
+Trees grow by a *grower*: `WholeTreeGrower` grows a tree of rows in memory in one compiled call; in rounds a `ShardGrower` for each
+range of rows in memory, or a `StreamedGrower` for each thread's share of the blocks.
+
+Rows that are built after training has started replay the trees so far. Rows can drop those of partitions that another session has
+now. Both give the same sums as an uninterrupted fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial, reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dboost.losses.gradient_pass import new_pass_scratch
+from dboost.losses.projection import ProjectedTerms
+from dboost.session.calls import BuildSpec, ReplayState
+from dboost.session.memory import Budget, blocks_that_stay, nodes_per_pass, tree_bytes, trees_per_pass
+from dboost.session.thread_team import Team, team_for
+from dboost.session.whole_tree_grower import WholeTreeGrower
+from dboost.shards.apply_trees import add_iterations, assign_leaves
+from dboost.shards.encoded_store import EncodedStore
+from dboost.shards.shard import Near, RowIds, Shard, advance_rows, runs_of
+from dboost.shards.shard_grower import ShardGrower
+from dboost.shards.shard_spec import ShardSpec
+from dboost.shards.statistics import Statistic
+from dboost.shards.streamed_grower import StreamedGrower
+from dboost.shards.tree_means import SUMS, ValuesOf, add_values, rows_out_of_bag, values_of_leaves, values_of_trees
+from dboost.storage.block_file import FieldRef
+from dboost.storage.row_store import RowStore
+from dboost.trees.grower import RoundHistograms, RoundRequest
+from dboost.trees.tree_task import GradientStats, Sample, TreeTask
+
+
+class PassWidth(NamedTuple):
+    """What memory allows in one pass over files."""
+
+    n_leaves: int  # that may be opened in each tree
+    n_trees: int  # that may grow
+
+
+GivenLeaves = Callable[[np.ndarray, int], np.ndarray]
+
+
+class Halted(Exception):
+    """Another thread failed, or the user interrupted the fit."""
+
+
+class TrainingRows:
+    """The rows of a batch, with their state between calls.
+
+    Parameters
+    ----------
+    rows : EncodedStore
+    batch : str
+    spec : BuildSpec
+    past : ReplayState or None
+        What has been trained before; None if the state of the rows includes it.
+    team : Team
+        Threads that share the work; closed with the rows if these are in memory.
+    given_leaves : callable, optional
+        Returns the leaves of rows in the trees of an iteration of `BuildSpec.given`, given their values: int32[n_trees, n].
+    n_staying, n_trees : int
+        Of rows in files: blocks of each thread that stay in memory, and trees that grow in the same passes.
+
+    Attributes
+    ----------
+    applied : int
+        Number of the last `advance`, -1 before the first.
+    stats : GradientStats or None
+        Statistics of the gradients after the last `advance`.
+    """
+
+    def __init__(
+        self,
+        rows: EncodedStore,
+        batch: str,
+        spec: BuildSpec,
+        past: ReplayState | None,
+        team: Team,
+        given_leaves: GivenLeaves | None = None,
+        n_staying: int = 0,
+        n_trees: int = 1,
+    ) -> None:
+        self.store, self.spec, self._ids, segments, self.shared = rows
+        self.batch, self.applied, self.team, self._build, self._given_leaves = batch, -1, team, spec, given_leaves
+        self.stats: GradientStats | None = None
+        self.unrouted: list[tuple[Callable[[np.ndarray, int, int], None], np.ndarray]] = []
+        self._n_added = spec.warm_start.n_before  # iterations of a forest in the sums of the rows
+        self.shard: Shard | None = None  # the rows, if they are in memory
+        self._n_trees, self.n_rows, self.n_shares = n_trees, self.store.n_rows, team.n_threads
+        if self.store.place is None:
+            self.shard = Shard(self.store.load(), self.spec, self._ids, segments=segments)
+            self.shard.near = Near(self.spec.n_outputs)
+            self.n_rows = self.shard.n_trained
+        else:
+            self.n_shares, self.store.n_staying = min(team.n_threads, self.store.n_blocks), n_staying
+        self._scratch = [new_pass_scratch() for _ in range(self.n_shares)]
+        if past is not None:
+            self._replay(past)
+
+    @property
+    def in_files(self) -> bool:
+        return self.shard is None
+
+    @property
+    def bytes_read(self) -> int:
+        return self.store.bytes_read
+
+    def walk(
+        self, k: int, reads: Sequence[FieldRef], writes: Sequence[FieldRef] = (), *, verify: bool = True
+    ) -> Iterator[Shard]:
+        """Yield the k-th share of the blocks of rows in files, see `RowStore.walk`. verify : of the codes."""
+        for block in self.store.walk(reads, writes, thread=k, n_threads=self.n_shares, unverified=() if verify else ("codes",)):
+            if self.team.is_halted:
+                raise Halted
+            yield Shard(block.fields, self.spec, self._ids, block.start)
+
+    def each(
+        self, work: Callable[[int, Shard, int, int], Any], reads: Sequence[FieldRef] = (), writes: Sequence[FieldRef] = ()
+    ) -> list[Any]:
+        """Return ``work(share, shard, first, last)`` of ranges of rows that together are all rows, computed by the threads.
+
+        reads, writes : fields of rows in files, see `RowStore.walk`.
+        """
+
+        n, whole = self.n_shares, self.shard
+
+        def of_share(k: int) -> list[Any]:
+            if whole is not None:
+                return [work(k, whole, *of) for of in whole.ranges(k, n)]
+            return [work(k, shard, *of) for shard in self.walk(k, reads, writes) for of in shard.ranges()]
+
+        team = self.team
+        results = team.run(of_share) if n == team.n_threads else team.map(of_share, range(n))
+        return [result for of_thread in results for result in of_thread]
+
+    def _of_shares(self, work: Callable[[int], Any]) -> list[Any]:
+        if self.n_shares == self.team.n_threads:
+            return self.team.run(work)
+        return self.team.map(work, range(self.n_shares))
+
+    def advance(self, number: int, terms: tuple, values: np.ndarray) -> GradientStats | None:
+        """Add leaf values to the scores and recompute the gradients, unless a call of this number has; return the statistics.
+
+        The scores of a forest stay those at the start, and so do the gradients: values are added to the sums of
+        `shards.tree_means` instead.
+        """
+        if self.applied >= number:
+            return self.stats
+        if self.spec.averages:
+            direction = terms if isinstance(terms, ProjectedTerms) else None
+            if self.applied >= 0 and not (direction is not None and direction.keeps_gradients):
+                self._add_to_means(values)
+            if self.stats is None or direction is not None:
+                self.stats = self._advance(terms, np.zeros_like(values))
+        else:
+            self.stats = self._advance(terms, values)
+        self.applied = number
+        return self.stats
+
+    def _advance(self, terms: tuple, values: np.ndarray) -> GradientStats:
+        unrouted, self.unrouted = self.unrouted, []
+        unit, scratch = self.spec.loss_unit, self._scratch
+
+        def work(k: int, shard: Shard, first: int, last: int) -> GradientStats:
+            for find, leaf in unrouted:
+                find(leaf, first, last)
+            return advance_rows(shard, terms, values, unit, scratch[k], first, last)
+
+        return reduce(GradientStats.merge, self.each(work, *self.spec.advance_fields(terms)))
+
+    def statistic(self, statistic: Statistic, *arguments: Any) -> list[Any]:
+        """Return the statistic of ranges of rows. A short one is computed in the calling thread, without routing."""
+        shard, is_short = self.shard, statistic.is_short
+        if shard is not None and is_short is not None:
+            ranges = [of for k in range(self.n_shares) for of in shard.ranges(k, self.n_shares)]
+            if all(is_short(shard, *of, *arguments) for of in ranges):
+                return [statistic.compute(shard, *of, *arguments) for of in ranges]
+        self.route_excluded()
+        reads = [*(["tiles"] if statistic.reads_codes else []), "target", *self._state_names]
+        results = self.each(lambda _, shard, *of: statistic.compute(shard, *of, *arguments), reads)
+        return results if statistic.merge is None or not results else [reduce(statistic.merge, results)]
+
+    @property
+    def _state_names(self) -> list[str]:
+        return [field.name for group in self.store.groups if not group.sealed for field in group.fields]
+
+    def route_excluded(self) -> None:
+        """Assign rows that were excluded from a tree to its leaves now, and not in the next pass over all rows."""
+        unrouted, self.unrouted = self.unrouted, []
+        for find, leaf in unrouted:
+            self.each(lambda _, shard, first, last, find=find, leaf=leaf: find(leaf, first, last))
+
+    # Growing trees.
+
+    @cached_property
+    def whole(self) -> WholeTreeGrower:
+        """Grows whole trees of rows in memory."""
+        return WholeTreeGrower(self)
+
+    @cached_property
+    def growers(self) -> list[ShardGrower | StreamedGrower]:
+        """Grow trees in rounds."""
+        if self.shard is None:
+            return [StreamedGrower(self, k, self._n_trees) for k in range(self.n_shares)]
+        return [ShardGrower(self.shard, k, self.n_shares) for k in range(self.n_shares)]
+
+    def begin(self, tasks: Sequence[TreeTask]) -> None:
+        """Begin trees that grow in rounds; earlier trees are dropped."""
+        self.route_excluded()
+        shard, growers = self.shard, self.growers
+        if shard is None:
+            self._of_shares(lambda k: growers[k].begin(tasks))
+            return
+        self.merge_bins(tasks)
+        sampled = [shard.grown_rows(*task.row_subset) for task in tasks]
+        self._of_shares(lambda k: growers[k].begin(tasks, sampled))
+
+    def merge_bins(self, tasks: Sequence[TreeTask]) -> None:
+        """Write the codes of the bins of a tree that has its own."""
+        for task in tasks:
+            if task.bin_merge is not None:
+                merge = partial(_merge_into_bins, task.bin_merge)
+                self.each(merge)
+
+    def begin_round(self, requests: Mapping[int, RoundRequest]) -> None:
+        """Announce the requests of a round by output, so that a pass over files serves several of them."""
+        for grower in self.growers:
+            if isinstance(grower, StreamedGrower):
+                grower.begin_round(requests)
+
+    def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
+        """Return the histograms and row counts of a round of one tree, valid until the next round."""
+        sums = self._of_shares(lambda k: self.growers[k].sum_histograms(output, request))
+        return reduce(RoundHistograms.merge, sums)
+
+    # Replay, and rows that go.
+
+    def _replay(self, past: ReplayState) -> None:
+        for iteration, values in enumerate(past.given_values):
+            self.assign_leaves(iteration)
+            self._advance(past.terms, values)
+        if self.spec.averages:
+            self._replay_forest(past)
+        # The scores of a bite already include the iterations before the visit.
+        missed = past.iterations if past.visit is None else past.iterations[past.visit.n_kept :]
+        missed = () if self.spec.averages else missed
+        if missed or past.pending:
+
+            def work(_: int, shard: Shard, first: int, last: int) -> None:
+                add_iterations(shard.codes, shard.layout, missed, shard.raw, first, last)
+                for tree in past.pending:
+                    assign_leaves(shard.codes, shard.layout, tree.grown)(shard.leaf[tree.output], first, last)
+
+            self.each(work, ["tiles", "raw", "leaf"], ["raw", "leaf"])
+        if past.applied >= 0:
+            # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
+            terms = past.terms
+            if isinstance(terms, ProjectedTerms):
+                terms = terms._replace(keeps_gradients=False)
+            self.stats = self._advance(terms, np.zeros((self.spec.n_outputs, self.spec.max_leaves)))
+            self.applied = past.applied
+        if past.given_iteration >= 0:
+            self.assign_leaves(past.given_iteration)
+
+    def assign_leaves(self, iteration: int) -> None:
+        """Assign each row to its leaf in each tree of an iteration of `BuildSpec.given`."""
+        given = self._given_leaves
+        assert given is not None and self.shard is not None
+        self.shard.leaf[:] = given(self.shard.fields["values"], iteration)
+
+    def _add_to_means(self, values: np.ndarray) -> None:
+        """Add the leaf values of a forest's last trees to the sums of the rows that they did not draw."""
+        self.route_excluded()
+        self._n_added += 1
+        sample = self._build.sample_of(self._n_added)
+        self._add_values([(sample, lambda shard: values_of_leaves(shard, values))], ["leaf"])
+
+    def _replay_forest(self, past: ReplayState) -> None:
+        """Add the trees of a forest so far to the sums of the rows that they did not draw."""
+        first, earlier = self._build.earlier_iterations()
+        iterations = [*earlier, *past.iterations]
+        self._n_added += len(past.iterations)
+        trees = [
+            (self._build.sample_of(iteration), partial(values_of_trees, trees=of_iteration))
+            for iteration, of_iteration in enumerate(iterations, first)
+        ]
+        if trees:
+            self._add_values(trees, ["tiles"])
+
+    def _add_values(self, trees: Sequence[tuple[Sample | None, Callable[[Shard], ValuesOf]]], reads: Sequence[str]) -> None:
+        known: dict[int, list[Any]] = {}  # of rows in memory, by iteration
+
+        def work(_: int, shard: Shard, first: int, last: int) -> None:
+            for is_out, values_of in known.get(id(shard)) or of_trees(shard):
+                add_values(shard, is_out, values_of, first, last)
+
+        def of_trees(shard: Shard) -> list[Any]:
+            return [(rows_out_of_bag(shard, sample), values_of(shard)) for sample, values_of in trees]
+
+        if self.shard is not None:
+            known[id(self.shard)] = of_trees(self.shard)
+        drawn_by = ["draw_id"] if self.spec.grouped else []
+        self.each(work, [*SUMS, *reads, *drawn_by], SUMS)
+
+    def row_ids(self) -> np.ndarray:
+        """Return the global ids of all rows that are trained on: int64[n_rows]."""
+        if self.shard is not None:
+            return np.concatenate([self.shard.row_ids(*of) for of in self.shard.ranges()])
+        return self._ids.of(0, self.n_rows)
+
+    def keep_only(self, numbers: Sequence[int]) -> TrainingRows | None:
+        """Return the rows without those of other partitions, in their current state; None if none remain.
+
+        They have no `GradientStats`: these describe the old rows, and the next `advance` recomputes them.
+        """
+        self.route_excluded()
+        row_ids = self.row_ids()
+        kept = self._build.numbers.are_of(row_ids, numbers)
+        n = int(np.count_nonzero(kept))
+        if n == self.n_rows:
+            return self
+        found, left = None, None
+        if n and self.shard is not None and self.shard.segments is not None:
+            left = self._apart(self.shard.segments.positions()[kept], row_ids[kept])
+        elif n:
+            ids = self._ids if "row_ids" in self.store.names else RowIds(runs_of(row_ids[kept]))
+            del row_ids
+            self.store.unload()
+            store = self.store.subset([n], lambda some: kept[some.start : some.start + some.n_rows])
+            left = EncodedStore(store, self.spec, ids)
+        if left is not None:
+            team = self.team if self.in_files else self._new_team(n)
+            found = TrainingRows(left, self.batch, self._build, None, team, self._given_leaves, n_trees=self._n_trees)
+            found.applied, found._n_added = self.applied, self._n_added
+        self.close()
+        return found
+
+    def _apart(self, rows: np.ndarray, row_ids: np.ndarray) -> EncodedStore:
+        """Return some of the rows of a shard that shares codes (int64[n], with their global ids), without the others."""
+        by_id = np.argsort(row_ids)
+        store = RowStore(self.store.groups, [len(rows)])
+        store.append(len(rows), self.store.load(), rows[by_id])
+        return EncodedStore(store, self.spec, RowIds(runs_of(row_ids[by_id])))
+
+    def _new_team(self, n_rows: int) -> Team:
+        return team_for(n_rows, max(len(self._build.binning.features), 1), self.team.n_threads)
+
+    def unload(self) -> None:
+        """Write resident blocks of files to them, and stream them from now on."""
+        self.store.unload()
+
+    def close(self) -> None:
+        """Release memory and files."""
+        for grower in vars(self).pop("growers", ()):
+            grower.close()
+        vars(self).pop("whole", None)
+        if self.store.place is None:
+            self.team.close()
+        self.shard, self.shared = None, None
+        self.store.close()
+
+
+def _merge_into_bins(bin_merge: Any, _: int, shard: Shard, first: int, last: int) -> None:
+    from dboost.shards.shard import merge_into_bins
+
+    merge_into_bins(shard, bin_merge, first, last)
+
+
+def _divide(
+    store: RowStore, spec: ShardSpec, n_bytes: int, n_leaves: int, n_threads: int, *, is_alone: bool
+) -> tuple[int, int]:
+    """Return how many trees grow in the same passes, and how many blocks of each thread stay in memory.
+
+    Both take memory and save reads: the choice is the one for which a tree reads the fewest bytes in a pass.
+    """
+    of_tree = tree_bytes(spec, n_leaves, n_threads)
+    codes = store.files[0].stride / store.block_rows
+    state = 4 * (1 + (not spec.constant_hessian)) + np.dtype(spec.leaf_type).itemsize
+    found = []
+    for n in range(1, trees_per_pass(spec, n_bytes, n_leaves, n_threads) + 1):
+        n_staying = blocks_that_stay(store, spec, n_bytes - (n - 1) * of_tree, n_leaves, n_threads) if is_alone else 0
+        streamed = max(store.n_blocks - n_staying * n_threads, 0)
+        n_passes = -(-spec.n_trees // n)
+        found.append((streamed * (codes * n_passes / spec.n_trees + state), -n, n_staying))
+    _, n_trees, n_staying = min(found)
+    return -n_trees, n_staying
+
+
+def streamed_rows(
+    rows: Any, batch: str, spec: BuildSpec, past: ReplayState, *, root: Path | None, team: Team, limit: Budget, is_alone: bool
+) -> tuple[TrainingRows | None, PassWidth]:
+    """Write a batch to files; return its rows, and what a pass over them may do.
+
+    is_alone : whether the session has no other rows; then some blocks may stay in memory.
+    """
+    n_rows = rows.n_kept
+    if not n_rows:
+        return None, PassWidth(1, spec.shard.n_trees)
+    memory = limit.histograms(spec.shard, n_rows, team.n_threads)
+    store, ids = rows.write(spec, root)
+    try:
+        n_shares = min(team.n_threads, store.n_blocks)
+        n_leaves = spec.leaves_per_pass or nodes_per_pass(spec.shard, memory, n_shares)
+        n_trees, n_staying = _divide(store, spec.shard, memory - limit.reserve, n_leaves, n_shares, is_alone=is_alone)
+        encoded = EncodedStore(store, spec.shard, ids)
+        return TrainingRows(encoded, batch, spec, past, team, None, n_staying, n_trees), PassWidth(n_leaves, n_trees)
+    except BaseException:
+        store.close()
+        raise

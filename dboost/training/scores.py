@@ -1,0 +1,125 @@
+"""The columns of the history that are scores: losses and metrics of training rows and evaluation sets."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from dboost.errors import DataError, DBoostError, warn
+from dboost.exact import EXACT_SUM, FINE
+from dboost.metrics.metric import LossMagnitude
+from dboost.metrics.named import find_metrics
+from dboost.session.sessions import Sessions
+from dboost.session.target import Target
+from dboost.shards.tree_means import metric_chunks
+from dboost.training.history import OUT_OF_BAG
+from dboost.training.plan import FitPlan, has_out_of_bag
+from dboost.trees.tree_task import GradientStats
+
+
+class Scores:
+    """Losses and metrics of a fit.
+
+    Attributes
+    ----------
+    total_weight : float
+        Of the current training rows.
+    """
+
+    def __init__(self, plan: FitPlan, sessions: Sessions) -> None:
+        self._plan, self._sessions = plan, sessions
+        self.total_weight = plan.stats.total_weight
+        self._has_warned = plan.request.fold is not None  # `folds.FoldScores` warns once for all folds
+
+    @property
+    def named(self) -> dict[str, tuple[str, str]]:
+        """Evaluation set and metric of each column of metrics."""
+        names = self._sessions.eval_names if self._plan.has_eval_sets else []
+        return {f"{name}_{metric.name}": (name, metric.name) for name in names for metric in self._plan.metrics}
+
+    @property
+    def shown(self) -> list[str]:
+        """The columns that the progress display shows."""
+        return [*self.named] or ["train_loss"]
+
+    def now(self, stats: GradientStats, n_done: int) -> dict[str, float]:
+        """Return the metrics, and the loss of the current training rows."""
+        return self.evaluate() | self.of_training(stats, n_done)
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the metrics of the evaluation sets."""
+        return self._sessions.evaluate(list(self._plan.metrics)) if self._plan.has_eval_sets else {}
+
+    def of_training(self, stats: GradientStats, iteration: int) -> dict[str, float]:
+        """Return the mean loss of the training rows; of a forest also metrics of their out-of-bag predictions."""
+        if not self._plan.learning.is_forest or iteration == self._plan.warm_start.n_of_other_rows:  # no tree of these rows
+            return {"train_loss": self.loss_of(stats, iteration)}
+        plan = self._plan
+        metrics = [metric for metric in self._plan.metrics if not (metric.wants_block or metric.wants_rows)]
+        metrics += find_metrics(None, plan.target.loss)
+        if plan.request.eval_metric is None:
+            metrics = [*find_metrics(_score_of(plan.target), plan.target.loss), *metrics]
+        by_name = {metric.name: metric for metric in metrics}
+        size = LossMagnitude.of(self._plan.stats.magnitudes, self._plan.stats.max_weight, plan.n_rows)
+        specs = [metric.on_workers for metric in by_name.values()]
+        results = self._sessions.statistics(metric_chunks, specs, plan.target.loss, size, self._plan.stats.unit)
+        found = {column: math.nan for metric in by_name.values() for column in metric.columns(OUT_OF_BAG)}
+        if any(n for n, _ in results):
+            for metric, *chunks in zip(by_name.values(), *(chunks for n, chunks in results if n), strict=True):
+                found |= metric.values(OUT_OF_BAG, reduce(metric.merge, chunks))
+        of_loss = {"train_loss": found[f"{OUT_OF_BAG}_{plan.target.loss.name}"]}
+        return found | of_loss if has_out_of_bag(self._plan.learning) else of_loss
+
+    def loss_of(self, stats: GradientStats, iteration: int) -> float:
+        """Return the mean loss of the current training rows."""
+        largest = stats.max_gradient, stats.max_hessian, 0.0 if stats.max_split is None else stats.max_split
+        if not all(np.isfinite(of).all() for of in largest):
+            if iteration == self._plan.warm_start.n_earlier:
+                raise DBoostError(f"the {self._plan.stats.too_large} are so large that gradients are infinite; scale them down")
+            raise diverged(iteration)
+        # Losses that overflow are clipped row by row; sums of many of them are not exact and would depend on threads.
+        coarse = min(max(stats.coarse_loss, -EXACT_SUM), EXACT_SUM)
+        loss = (coarse + stats.fine_loss / FINE) / self._plan.stats.loss_unit / self.total_weight
+        return loss * self._plan.stats.unit * self._plan.stats.unit / max(len(self._plan.target.loss.parts), 1)
+
+    def check_defined(self, iteration: int, record: dict[str, Any]) -> None:
+        """Warn once if the metric of early stopping is undefined; raise a DataError if arcbites depend on it.
+
+        The metric before the first iteration is not checked: a correlation, say, is undefined only as long as predictions are
+        constant.
+        """
+        stopping, arcbites = self._plan.stopping, self._plan.learning.arcbites
+        if self._has_warned or stopping is None or math.isfinite(record[stopping.column]):
+            return
+        self._has_warned = True
+        what = stopping.column
+        if what in self.named:
+            of, metric = self.named[what]
+            what = f"metric {metric!r} of evaluation set {of!r}"
+        what = f"{what} is {record[stopping.column]} in iteration {iteration}"
+        if arcbites is not None and arcbites.is_watched and not stopping.has_begun:
+            raise DataError(f"{what}, so it does not tell arcbites when to leave a bite: {_OTHER_METRIC}")
+        if stopping.has_begun:
+            warn(f"{what}, which early stopping counts as no improvement: {_OTHER_METRIC}")
+        else:
+            warn(f"{what}, and early stopping does not begin as long as it is undefined: {_OTHER_METRIC}")
+
+
+def _score_of(target: Target) -> tuple[str, ...]:
+    """Return the score of out-of-bag predictions beside their loss; none if some targets are numbers and some labels."""
+    if any(part.is_classification for part in target.loss.parts) and not target.is_classification:
+        return ()
+    return ("accuracy",) if target.is_classification else ("r2",)
+
+
+_OTHER_METRIC = "give another metric, or an evaluation set for which it is defined (with rows of every class, say)"
+
+
+def diverged(iteration: int) -> DBoostError:
+    return DBoostError(
+        f"training diverged in iteration {iteration}: scores are no longer finite; a smaller learning_rate, more "
+        "l2_regularization or a max_delta_step will help"
+    )

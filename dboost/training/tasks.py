@@ -1,0 +1,105 @@
+"""The tasks of the trees of an iteration: scales of gradients, limits of splits, samples, constraints and bins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from dboost.exact import unit_for
+from dboost.session.sessions import Sessions
+from dboost.shards.statistics import fine_bin_hessians
+from dboost.training.leaf_values import LeafEstimator, in_units_of
+from dboost.training.plan import FitPlan
+from dboost.trees.bin_proposal import BinMerge
+from dboost.trees.tree_task import (
+    FEATURES,
+    GradientStats,
+    Sample,
+    TreeTask,
+    derive_seed,
+    follow_sums,
+    split_params_of,
+)
+
+
+class Tasks:
+    """Makes the tasks of a fit.
+
+    Parameters
+    ----------
+    plan : FitPlan
+    sessions : Sessions
+    leaf_values : LeafEstimator
+        Chooses the rows whose influence is trimmed.
+    """
+
+    def __init__(self, plan: FitPlan, sessions: Sessions, leaf_values: LeafEstimator) -> None:
+        self._plan, self._sessions, self._leaf_values = plan, sessions, leaf_values
+        self._loss, self._parameters = plan.target.loss.in_unit(plan.stats.unit), in_units_of(plan.learning, plan.stats)
+
+    def of(self, stats: GradientStats, iteration: int) -> list[TreeTask]:
+        """Return the tasks of the trees of an iteration. stats : of the gradients that they are grown from."""
+        tasks = [self._task(stats, iteration, output) for output in range(self._plan.shard.n_trees)]
+        return tasks if self._parameters.split_proposal == "global" else [self._with_bins(task) for task in tasks]
+
+    def _with_bins(self, task: TreeTask) -> TreeTask:
+        """Propose bins for the tree, or request them for each node, depending on `split_proposal`."""
+        proposal = self._parameters.split_proposal
+        if proposal == "node":
+            return replace(task, node_bins=self._parameters.max_bins)
+        fine_layout, bin_layout = self._plan.shard.layout, self._plan.shard.bin_layout
+        if proposal != "tree" or (fine_layout.n_bins == bin_layout.n_bins).all():
+            return task
+        masses = self._sessions.statistics(fine_bin_hessians, task.row_subset, float(task.scales[1]))
+        return replace(task, bin_merge=BinMerge.propose(fine_bin_hessians.merged(masses), fine_layout, bin_layout))
+
+    def _task(self, stats: GradientStats, iteration: int, output: int) -> TreeTask:
+        precision, parameters = self._plan.precision, self._parameters
+        packing = precision.packing
+        max_gradient, max_hessian = float(stats.max_gradient[output]), float(stats.max_hessian[output])
+        if stats.max_split is not None:
+            max_gradient, max_hessian = stats.max_split.tolist()
+        if parameters.criterion == "gradient":
+            max_hessian = self._plan.stats.max_weight  # trees are grown with weights in place of Hessians
+        scale_g = _scale(packing.max_gradient, max_gradient)
+        scale_h = 1.0 if self._plan.shard.constant_hessian else _scale(packing.max_hessian, max_hessian)
+        n = self._sessions.n_rows if self._plan.max_weight is None else int(self._plan.stats.total_weight)
+        exact_h = 1.0 if self._plan.shard.constant_hessian else unit_for(max_hessian, n)
+        scales = np.array([scale_g, scale_h, unit_for(max_gradient, n), exact_h])
+        loss = self._loss.of_output(output)
+        direction = self._plan.direction if loss.is_monotonic else None
+        max_step = parameters.max_delta_step if stats.max_split is None and follow_sums(parameters, loss) else None
+        split_params = split_params_of(
+            parameters,
+            precision.count_channel,
+            scales,
+            None if max_step is None else max_step / loss.step_factor,
+            is_bounded=direction is not None,
+            noise=0.0 if stats.noise is None else stats.noise[output].ratio,
+        )
+        allowed = np.ones(len(self._plan.binning.features), np.uint8)
+        sample = Sample.of(parameters.subsample, parameters.random_state, iteration)
+        constraints = self._plan.constraints
+        if constraints is not None:
+            constraints = constraints._replace(
+                seed=np.array([derive_seed(parameters.random_state, FEATURES, iteration, output)], np.uint64)
+            )
+        least_influence = self._leaf_values.least_influence(output)
+        return TreeTask(
+            split_params,
+            packing,
+            self._plan.policy,
+            scales,
+            allowed,
+            output,
+            sample,
+            least_influence,
+            constraints,
+            direction,
+        )
+
+
+def _scale(largest: int, maximum: float) -> float:
+    """Return the factor that maps `maximum` to the largest quantized value, rounded to float32."""
+    return float(np.float32(largest / maximum)) if maximum > 1e-30 else 1.0
