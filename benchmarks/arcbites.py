@@ -130,7 +130,7 @@ def measure(
 ) -> dict[str, Any]:
     """Train in one way, in this process. given : additional parameters; seconds, most_bytes : after which it is stopped."""
     import dboost
-    from dboost.shards.arcbite_rows import bites_of
+    from dboost.session.arcbite_rows import bites_of
 
     bites, where = WAYS[way]
     options: dict[str, Any] = {"loss": "log_loss", "max_iter": trees, "progress": False} | given

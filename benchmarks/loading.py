@@ -30,7 +30,7 @@ from rich.table import Table
 
 import dboost
 from benchmarks.real_workers import usage
-from dboost.distributed.connection import Connection
+from dboost.cluster.client.connection import Connection
 from tests.helpers.clusters import Processes
 
 OPTIONS: dict[str, Any] = {"max_iter": 2, "loss": "log_loss", "progress": False}

@@ -2,11 +2,11 @@
 
     python -m benchmarks.overlap [--rows 1000000 100000] [--iterations 200] [--workers 2] [--kind binary|classes] [--link 1gbit]
 
-The iterations of one fit have one round and two rounds under way in turns (`cluster_sessions.rounds_in_flight`), so both see the
-same load of the machine; trees do not depend on it. For each number of rounds: the median of the iterations' milliseconds, the
-first decile (which other programs hardly disturb), the median of the ratios to the neighbouring iteration with one round, the
-idle share of the workers (1 - computing / iteration), the processor time of all processes, and the ratio to an iteration in one
-process with as many threads as there are workers.
+The iterations of one fit have one round and two rounds under way in turns (`cluster_sessions.rounds_in_flight`), so both see
+the same load of the machine; trees do not depend on it. For each number of rounds: the median of the iterations' milliseconds,
+the first decile (which other programs hardly disturb), the median of the ratios to the neighbouring iteration with one round,
+the idle share of the workers (1 - computing / iteration), the processor time of all processes, and the ratio to an iteration in
+one process with as many threads as there are workers.
 
 Workers have one thread each. Without ``--link`` they share the processors with the scheduler, where dboost never uses two
 rounds. With it each process has a network namespace of its own, as on hosts of their own, but still shares the processors.
@@ -32,7 +32,7 @@ import dboost
 from benchmarks import workloads
 from benchmarks.cluster import cluster, fit_dboost, frame_of
 from benchmarks.workloads import Workload
-from dboost.distributed import cluster_sessions
+from dboost.cluster.training import cluster_sessions
 
 #: Iterations at the start that do not count.
 N_SKIPPED = 4

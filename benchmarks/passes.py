@@ -20,10 +20,10 @@ from unittest.mock import patch
 import numpy as np
 
 import dboost
+from dboost.rows.block_file import BlockFile
+from dboost.rows.row_store import RowStore
 from dboost.session import shard_runners
 from dboost.session.memory import Budget
-from dboost.storage.block_file import BlockFile
-from dboost.storage.row_store import RowStore
 
 #: Share of the blocks that stay in memory.
 RESIDENT = 0.1

@@ -38,10 +38,9 @@ import dboost
 from benchmarks.engines import settings_of
 from benchmarks.limits import Limits, measure
 from benchmarks.workloads import MAIN, WORKLOADS, Workload, load
-from dboost.session.whole_tree_grower import WholeTreeGrower
-from dboost.shards import shard_grower
-from dboost.trees import split_finder
+from dboost.trees import shard_grower, split_finder
 from dboost.trees.tree_task import GrownTree, TreeTask
+from dboost.trees.whole_tree_grower import WholeTreeGrower
 from tests.helpers.sharded_engine import ShardedEngine
 
 #: Parts of a tree, in their order.

@@ -95,7 +95,7 @@ def __getattr__(name: str) -> Any:
     elif not name.startswith("_") and importlib.util.find_spec(f"dboost.{name}") is not None:
         value = importlib.import_module(f"dboost.{name}")
     else:
-        from dboost.peer_names import MODULE
+        from dboost.params.peer_names import MODULE
 
         hint = f": {MODULE[name]}" if name in MODULE else ""
         raise AttributeError(f"module 'dboost' has no attribute {name!r}{hint}", name=name)

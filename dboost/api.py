@@ -17,37 +17,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from dboost.booster import Booster, as_booster, trained
-from dboost.data.labels import CONSTRAINTS, columns_named, names_of_table, with_named_constraints
-from dboost.data.partition import is_path, is_stored_table, is_stream
-from dboost.data.row_filter import RowFilter
-from dboost.data.table import GivenTable
+from dboost.cluster.client.client import client_for
+from dboost.data.columns.labels import CONSTRAINTS, columns_named, names_of_table, with_named_constraints
+from dboost.data.kinds.partition import is_path, is_stored_table, is_stream
+from dboost.data.sources.row_filter import RowFilter
+from dboost.data.tables.table import GivenTable
 from dboost.dataset import Dataset
-from dboost.distributed.client import client_for
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
+from dboost.files.path_text import path_text
+from dboost.files.spool import PrivateDirectory
 from dboost.input_data import TableInput, input_of
 from dboost.model import model_file
 from dboost.params import EarlyStopping, LearningParameters, accepts_peer_names, canonical, shows_parameters, with_seed
-from dboost.session.local_sessions import LocalSessions
-from dboost.session.memory import Budget
-from dboost.session.target import check_categories, name_of_target
-from dboost.session.warm_start import WarmStart, check_options, keywords_for, without_model
-from dboost.storage.path_text import path_text
-from dboost.storage.spool import PrivateDirectory
-from dboost.training.auto_iterations import FRACTION, check_refit, hold_out, refitted, with_auto_iterations
-from dboost.training.callbacks import Callback
-from dboost.training.dataset_rows import lease_of
-from dboost.training.fit import interruptible_reading, propose_bins
-from dboost.training.plan import FitRequest, check_group, checked_callbacks, has_out_of_bag
-from dboost.training.prepared_dataset import (
+from dboost.prepared.dataset_rows import lease_of
+from dboost.prepared.prepared_dataset import (
     PreparedDataset,
     describe,
     open_folder,
     write_binned,
     write_folder,
 )
+from dboost.session.local_sessions import LocalSessions
+from dboost.session.memory import Budget
+from dboost.session.target import check_categories, name_of_target
+from dboost.session.warm_start import WarmStart, check_options, keywords_for, without_model
+from dboost.training.auto_iterations import FRACTION, check_refit, hold_out, refitted, with_auto_iterations
+from dboost.training.callbacks import Callback
+from dboost.training.fit import interruptible_reading, propose_bins
+from dboost.training.plan import FitRequest, check_group, checked_callbacks, has_out_of_bag
 
 if TYPE_CHECKING:
-    from dboost.distributed.cluster_dataset import ClusterRows
+    from dboost.cluster.training.cluster_dataset import ClusterRows
 
 
 @accepts_peer_names
@@ -469,7 +469,7 @@ def _prepared_on(
     client: Any, table: TableInput, request: FitRequest, settings: dict[str, Any], path: str | None, publish: str | None
 ) -> Dataset:
     """Prepare a data set on a cluster. settings : as of `_write_prepared`."""
-    from dboost.distributed.cluster_dataset import ClusterRows, prepare_on_cluster
+    from dboost.cluster.training.cluster_dataset import ClusterRows, prepare_on_cluster
 
     is_here = is_stream(table.table.data)  # workers cannot read it
     tasks = None if is_here else table.tasks(client, request.budget)
@@ -488,7 +488,7 @@ def _prepared_on(
 
 def _sent(client: Any, table: TableInput, request: FitRequest, settings: dict[str, Any]) -> ClusterRows:
     """Bin a table in temporary files of this process, and send the bins to the workers. settings : as of `_write_prepared`."""
-    from dboost.distributed.cluster_dataset import sent_to_workers
+    from dboost.cluster.training.cluster_dataset import sent_to_workers
 
     directory = PrivateDirectory()
     try:
@@ -568,9 +568,9 @@ def continue_on(chunks: Iterable[Any], target: Any = None, *, start_from: Any = 
 
 def _added_rows(table: Any, model: Booster | None, source_name: str | None) -> Iterator[Any]:
     """Yield the rows that were added to a table since the version that a model has learned, with their label."""
-    from dboost.data.files import shown_path, table_name
-    from dboost.data.paths import load_table
-    from dboost.data.table_versions import added_since, has_versions, label, learned_version, version_of
+    from dboost.data.sources.files import shown_path, table_name
+    from dboost.data.sources.paths import load_table
+    from dboost.data.sources.table_versions import added_since, has_versions, label, learned_version, version_of
 
     given = table
     table = load_table(given) if isinstance(given, str | os.PathLike) else given

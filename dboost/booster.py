@@ -20,11 +20,12 @@ import numpy as np
 
 from dboost._lazy_import import late, pd
 from dboost.data import predict_through
-from dboost.data.partition import is_lazy, is_path
-from dboost.data.predict_io import filtered
-from dboost.data.predictor import FeatureBlocks, like_input
+from dboost.data.kinds.partition import is_lazy, is_path
+from dboost.data.kinds.predictor import FeatureBlocks, like_input
+from dboost.data.output.predict_io import filtered
 from dboost.dataset import Dataset
 from dboost.errors import InputTypeError, ParameterError
+from dboost.files.atomic_write import write_whole
 from dboost.input_data import input_of
 from dboost.losses import Loss
 from dboost.model import model_file
@@ -33,13 +34,12 @@ from dboost.model.margins import COLUMNS, Calibration, LevelColumn
 from dboost.model.outputs import IntervalBase, OutputForm, Outputs
 from dboost.model.row_predictor import RowPredictor
 from dboost.params import Parameters, accepts_names_of_intervals, accepts_names_of_predictions, available_threads
-from dboost.peer_names import unknown_attribute
+from dboost.params.peer_names import unknown_attribute
+from dboost.prepared.prepared_dataset import is_prepared
 from dboost.schema import Feature, Level
 from dboost.session.target import Target, check_order_of_targets, encode_column
 from dboost.session.warm_start import checked_decay, checked_source_name
-from dboost.storage.atomic_write import write_whole
 from dboost.training.fit_result import FitResult
-from dboost.training.prepared_dataset import is_prepared
 
 if TYPE_CHECKING:
     import treelite

@@ -22,7 +22,8 @@ from dboost.errors import ParameterError
 
 _DEFAULTS = yaml.safe_load(Path(__file__).with_name("dboost.yaml").read_text("utf-8"))
 dask.config.update_defaults(_DEFAULTS)
-#: Held while expressions of Dask are built (see `data.dask_collections`), or while its configuration is changed for that.
+#: Held while expressions of Dask are built (see `data.tables.dask_collections`), or while its configuration is changed for
+#: that.
 building = threading.RLock()
 #: Seconds of the longest duration; some system calls refuse longer ones.
 _LONGEST = 1e8
@@ -75,7 +76,7 @@ def single_worker_values() -> int:
 
 
 def session_per_host() -> bool:
-    """Whether the workers of a host hand their encoded rows over to one of them, see `distributed.host_sessions`."""
+    """Whether the workers of a host hand their encoded rows over to one of them, see `cluster.worker.host_sessions`."""
     return _boolean("session-per-host")
 
 
@@ -85,7 +86,7 @@ def keep_freed_memory() -> bool:
 
 
 def uses_lines() -> bool:
-    """Whether rounds travel on lines (`distributed.line`) where connections allow it."""
+    """Whether rounds travel on lines (`cluster.transport.line`) where connections allow it."""
     return _boolean("lines")
 
 

@@ -18,14 +18,14 @@ import pandas as pd
 from dboost.api import belongs_to_fit, prepare
 from dboost.booster import Booster, intervals_of_folds, trained
 from dboost.data import CategoryColumn, Column
-from dboost.data.dask_collections import select
-from dboost.data.labels import Names, names_of_table, with_named_constraints
-from dboost.data.partition import as_frame, is_lazy, is_path, is_stream
-from dboost.data.paths import open_path
-from dboost.data.predict_io import filtered
-from dboost.data.row_filter import RowFilter
+from dboost.data.columns.labels import Names, names_of_table, with_named_constraints
+from dboost.data.kinds.partition import as_frame, is_lazy, is_path, is_stream
+from dboost.data.output.predict_io import filtered
 from dboost.data.sources import stream_of
-from dboost.data.stored_stream import columns_used, rereadable
+from dboost.data.sources.paths import open_path
+from dboost.data.sources.row_filter import RowFilter
+from dboost.data.sources.stored_stream import columns_used, rereadable
+from dboost.data.tables.dask_collections import select
 from dboost.dataset import Dataset
 from dboost.display import html_card, metric_name, number, with_spread
 from dboost.errors import DataError, InputTypeError, ParameterError
@@ -44,6 +44,7 @@ from dboost.params import (
     shows_parameters,
     with_seed,
 )
+from dboost.prepared.prepared_dataset import is_prepared
 from dboost.session.memory import Budget, TreeNeeds, parse_memory_limit
 from dboost.session.row_samples import FoldRows
 from dboost.session.target import Target, choose_target, encode_column, scan_target
@@ -71,7 +72,6 @@ from dboost.training.plan import (
     rounds_of_rule,
     tree_needs,
 )
-from dboost.training.prepared_dataset import is_prepared
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,9 @@
 """`Dataset`: a table that `dboost.prepare` has read and binned, for many fits.
 
 It is in a folder: of the user's (``path=``), or a temporary one that exists as long as the data set. `training` reads the files
-(`training.prepared_dataset` describes their content), so such a data set is also a path: wherever dboost accepts the folder of
+(`prepared.prepared_dataset` describes their content), so such a data set is also a path: wherever dboost accepts the folder of
 a prepared data set it accepts the object. Or it is in the memory of the workers of a cluster (``client=``), see
-`distributed.cluster_dataset`.
+`cluster.training.cluster_dataset`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from typing import Any, Self
 import numpy as np
 
 from dboost import display
+from dboost.cluster.client.client import client_for
 from dboost.data import ReadOptions
-from dboost.data.binning import Binning
-from dboost.data.chunk import BinnedPartition
-from dboost.data.roles import RowRoles
-from dboost.data.table import open_binned
-from dboost.distributed.client import client_for
+from dboost.data.columns.binning import Binning
+from dboost.data.columns.chunk import BinnedPartition
+from dboost.data.columns.roles import RowRoles
+from dboost.data.tables.table import open_binned
 from dboost.errors import DataFileMissingError, InputTypeError, ParameterError, shown
+from dboost.files.path_text import path_text
+from dboost.files.spool import PrivateDirectory
+from dboost.prepared.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
+from dboost.prepared.prepared_dataset import is_prepared, named_roles, open_folder, roles_of_fits
 from dboost.schema import Feature
 from dboost.session.memory import format_bytes
-from dboost.storage.path_text import path_text
-from dboost.storage.spool import PrivateDirectory
-from dboost.training.dataset_rows import DatasetDescription, LocalRows, StoredDataset, is_stored, read_description
 from dboost.training.folds import BinnedRows
-from dboost.training.prepared_dataset import is_prepared, named_roles, open_folder, roles_of_fits
 
 #: Names of features in the display of a notebook.
 _SHOWN = 12
@@ -107,7 +107,7 @@ class Dataset:
     def on_cluster(cls, rows: Any, settings: dict[str, Any], stored: StoredDataset | None = None) -> Self:
         """Return a data set on a cluster.
 
-        rows : `distributed.cluster_dataset.ClusterRows`; settings : of `prepare`; stored : the files of the rows, if any.
+        rows : `cluster.training.cluster_dataset.ClusterRows`; settings : of `prepare`; stored : the files of the rows, if any.
         """
         made = cls.__new__(cls)
         made._set(rows.data.binning, rows.n_rows, rows.n_bytes, rows.data.named, settings)
@@ -136,7 +136,7 @@ class Dataset:
         InputTypeError
             If nothing of that name was published, or there is no client.
         """
-        from dboost.distributed.cluster_dataset import published_rows
+        from dboost.cluster.training.cluster_dataset import published_rows
 
         return cls.on_cluster(*published_rows(name, client))
 
@@ -283,7 +283,7 @@ class Dataset:
         """Return the rows of files that workers have written; those that a cluster has read stay there."""
         if client is None:
             return LocalRows(stored.data, stored.lengths, stored.partitions, lambda request: request.reading)
-        from dboost.distributed.cluster_dataset import ClusterRows
+        from dboost.cluster.training.cluster_dataset import ClusterRows
 
         with self._reading:
             if self._opened is None or self._opened.client is not client or self._opened.is_lost:

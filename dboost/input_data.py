@@ -13,22 +13,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dboost.cluster.client.client import client_for
 from dboost.data import ReadOptions
-from dboost.data.row_filter import RowFilter
-from dboost.data.stored_stream import columns_used, rereadable
-from dboost.data.table import GivenTable
+from dboost.data.sources.row_filter import RowFilter
+from dboost.data.sources.stored_stream import columns_used, rereadable
+from dboost.data.tables.table import GivenTable
 from dboost.dataset import Dataset
-from dboost.distributed.client import client_for
 from dboost.errors import InputTypeError, ParameterError
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
-from dboost.session.local_sessions import LocalSessions
-from dboost.session.memory import Budget
-from dboost.training.fit import train
-from dboost.training.fit_result import FitResult
-from dboost.training.leaf_refit import refit_leaves
-from dboost.training.plan import FitRequest
-from dboost.training.prepared_dataset import (
+from dboost.prepared.prepared_dataset import (
     PreparedSessions,
     check_same,
     check_same_model,
@@ -36,9 +30,15 @@ from dboost.training.prepared_dataset import (
     open_folder,
     roles_of_fits,
 )
+from dboost.session.local_sessions import LocalSessions
+from dboost.session.memory import Budget
+from dboost.training.fit import train
+from dboost.training.fit_result import FitResult
+from dboost.training.leaf_refit import refit_leaves
+from dboost.training.plan import FitRequest
 
 if TYPE_CHECKING:
-    from dboost.distributed.read_tasks import ReadTasks
+    from dboost.cluster.partitions.read_tasks import ReadTasks
 
 
 class InputData(Protocol):
@@ -85,7 +85,7 @@ def input_of(
     data, target, client, workers, features, categorical_features, filter
         As in `dboost.fit`.
     **roles
-        The other roles (`data.roles`), such as ``sample_weight``.
+        The other roles (`data.columns.roles`), such as ``sample_weight``.
 
     Raises
     ------
@@ -142,7 +142,7 @@ class TableInput:
         with self.place() as cluster:
             if cluster is None:
                 return train(request, LocalSessions(partial(self.table.open, request.reading, **like), request.n_threads))
-            from dboost.distributed.cluster_fit import fit_on_cluster
+            from dboost.cluster.training.cluster_fit import fit_on_cluster
 
             return fit_on_cluster(cluster, request, partial(self.tasks, cluster, request.budget, **like))
 
@@ -152,7 +152,7 @@ class TableInput:
             if cluster is None:
                 sessions = LocalSessions(partial(self.table.open, ReadOptions(n_threads), **like), n_threads)
                 return refit_leaves(model, sessions, **options)
-            from dboost.distributed.cluster_fit import refit_on_cluster
+            from dboost.cluster.training.cluster_fit import refit_on_cluster
 
             return refit_on_cluster(cluster, model, partial(self.tasks, cluster, None, **like), **options)
 
@@ -163,8 +163,8 @@ class TableInput:
 
     def tasks(self, cluster: Any, budget: Budget | None, **like: Any) -> ReadTasks:
         """Return the tasks that read the table on a cluster; like : of `open_table`."""
-        from dboost.distributed.cluster_fit import n_parts_of
-        from dboost.distributed.read_tasks import ReadTasks
+        from dboost.cluster.partitions.read_tasks import ReadTasks
+        from dboost.cluster.training.cluster_fit import n_parts_of
 
         n_parts = 1 if self.table.is_source else n_parts_of(cluster)
         return ReadTasks(self.table.data, n_parts=n_parts, budget=budget, **self.table.reading, **like)

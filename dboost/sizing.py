@@ -1,15 +1,15 @@
 """Workers, memory and minutes of a fit, from the size of the table: `dboost.plan`.
 
-**Memory** is computed by the functions that the fit itself uses (`shards.shard_spec`, `session.memory`): the bytes of a
+**Memory** is computed by the functions that the fit itself uses (`rows.shard_spec`, `session.memory`): the bytes of a
 row, the histograms of a tree, the rule by which a worker keeps its rows in memory or streams them from files. While a worker
 loads its partitions it holds at most `RETAIN_BYTES` of raw values (further chunks are in files), and each thread one partition,
 as it was read and as plain columns. Up to `TRIM_BYTES` that were freed are still in the process (`session.memory`). All
 columns are taken as numeric, with 255 bins: the most that a column of up to 255 values or categories takes. The fit is that of
 the defaults: squared error, `ITERATIONS` iterations, 31 leaves; docs/guide/sizing.md has what other settings change.
 
-**Hosts.** The unit is a host, not a worker: on each, one worker trains on the rows of all (`distributed.host_sessions`), if its
-memory has room for them. Then rounds are between hosts only. The plan of a client's cluster groups its workers by the rule of
-the fits. Without a client, each worker is taken to have a host of its own.
+**Hosts.** The unit is a host, not a worker: on each, one worker trains on the rows of all (`cluster.worker.host_sessions`), if
+its memory has room for them. Then rounds are between hosts only. The plan of a client's cluster groups its workers by the rule
+of the fits. Without a client, each worker is taken to have a host of its own.
 
 **Minutes** follow the law of docs/scaling.md: cells of a host × levels × time of a cell, and a fixed number of rounds. The
 constants below were measured on one shared machine of two cores, so minutes tell an order of magnitude, within a factor of
@@ -27,17 +27,17 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data.binning import SAMPLE_ROWS
+from dboost.data.columns.binning import SAMPLE_ROWS
 from dboost.display import html_card, number
 from dboost.errors import ParameterError
+from dboost.kernels.threads import SMALL
 from dboost.losses.deviance import SquaredError
 from dboost.params import Parameters
+from dboost.rows.shard import MOST_ROWS
+from dboost.rows.shard_spec import ShardSpec, plan_layout
 from dboost.session.encoded_rows import row_bytes
 from dboost.session.memory import TRIM_BYTES, Budget, format_bytes, histogram_bytes, parse_memory_limit, resident_bytes
 from dboost.session.partition_batch import RETAIN_BYTES
-from dboost.session.thread_team import SMALL
-from dboost.shards.shard import MOST_ROWS
-from dboost.shards.shard_spec import ShardSpec, plan_layout
 from dboost.training.plan import growth_policy_of, precision_of
 from dboost.trees.tree_task import ANY_ORDER
 
@@ -335,7 +335,7 @@ class _Fit:
 
     def _single_host(self) -> tuple[_Worker, _Host] | None:
         """Return the worker that gets all rows of a small table, and its host; None if the table is divided."""
-        from dboost.distributed.rebalance import is_for_one_worker, is_held  # which imports Dask
+        from dboost.cluster.partitions.rebalance import is_for_one_worker, is_held  # which imports Dask
 
         n_values = self.rows * self.n_columns
         for host in self.hosts:
@@ -456,7 +456,7 @@ class _Fit:
 
 
 def _threads_of_trainer(host: _Host, worker: _Worker) -> int:
-    from dboost.distributed.host_sessions import n_threads_of_trainer  # which imports Dask
+    from dboost.cluster.worker.host_sessions import n_threads_of_trainer  # which imports Dask
 
     return n_threads_of_trainer([one.n_threads for one in host.workers], host.n_processors, 1, worker.n_threads)
 
@@ -486,9 +486,9 @@ def _fewest(rows: int, spec: ShardSpec, host: _Host) -> int:
 
 def _hosts_of(client: Any) -> Sequence[_Host]:
     """Return the hosts of a client's cluster; ParameterError without workers."""
+    from dboost.cluster.client.client import client_for
+    from dboost.cluster.worker.host_sessions import places_of
     from dboost.config import session_per_host
-    from dboost.distributed.client import client_for
-    from dboost.distributed.host_sessions import places_of
 
     with client_for(None, client) as found:
         groups = places_of(found)

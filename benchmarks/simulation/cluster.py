@@ -29,20 +29,22 @@ from distributed.core import Status
 from benchmarks.simulation.clock import CountedLoop, run_on
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.network import Host, Line, Network, Wire
+from dboost.cluster.client.connection import Connection
+from dboost.cluster.partitions.read_tasks import ReadTasks, Receipt
+from dboost.cluster.scheduler import reducer
+from dboost.cluster.training.cluster_fit import fit_on_cluster, n_parts_of
+from dboost.cluster.transport import rpc as worker_calls
+from dboost.cluster.transport.feature_exchange import Inbox, count_groups
+from dboost.cluster.transport.line import Message, Pieces
+from dboost.cluster.transport.rpc import METHODS, Branch, Decode, FitCalls, LineCalls, Relay, buffers_of
+from dboost.cluster.worker import worker_plugin
+from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
 from dboost.config import fan_in, gather_bytes, owner_bytes
-from dboost.data import dask_collections
-from dboost.data.partition import ReadPlan
-from dboost.distributed import reducer, worker_calls, worker_plugin
-from dboost.distributed.cluster_fit import fit_on_cluster, n_parts_of
-from dboost.distributed.connection import Connection
-from dboost.distributed.feature_exchange import Inbox, count_groups
-from dboost.distributed.line import Message, Pieces
-from dboost.distributed.read_tasks import ReadTasks, Receipt
-from dboost.distributed.worker_calls import METHODS, Branch, Decode, FitCalls, LineCalls, Relay, buffers_of
-from dboost.distributed.worker_plugin import DBoostWorkerPlugin
+from dboost.data.kinds.partition import ReadPlan
+from dboost.data.tables import dask_collections
 from dboost.kernels.histograms import PAIR
-from dboost.session.calls import SessionRef, unpack
-from dboost.session.worker_session import Session
+from dboost.session.fit_records import SessionRef, unpack
+from dboost.session.session import Session
 from dboost.training.fit_result import FitResult
 from dboost.training.plan import FitRequest
 

@@ -13,12 +13,12 @@ from unittest.mock import patch
 import numpy as np
 
 import dboost
-from dboost.distributed.line import Line
+from dboost.cluster.transport.line import Line
 from dboost.kernels.histograms import BinLayout
-from dboost.session.calls import pack_round, unpack
-from dboost.session.thread_team import Team
-from dboost.shards.shard_grower import ShardGrower
+from dboost.kernels.threads import Team
+from dboost.session.fit_records import pack_round, unpack
 from dboost.trees.grower import RoundHistograms, RoundRequest
+from dboost.trees.shard_grower import ShardGrower
 from dboost.trees.split_finder import BestSplits, SiblingPair, SplitFinder
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 from tests.helpers.sharded_engine import ShardedEngine

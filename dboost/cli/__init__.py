@@ -126,7 +126,7 @@ def _run(arguments: Any, terminated: list[int]) -> int:
         return _report(arguments, str(stop) or "interrupted", TERMINATED if terminated else INTERRUPTED)
     except MISTAKES as error:
         # An object store that does not respond is not an error of the user: a retry may succeed.
-        from dboost.data.roles import MISSING  # importing it takes time that --help does not need
+        from dboost.data.columns.roles import MISSING  # importing it takes time that --help does not need
 
         sentence = _sentence(error)
         if sentence.startswith("target ") and MISSING in sentence and getattr(arguments, "skip_missing_target", None) is False:

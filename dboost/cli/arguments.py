@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dboost.errors import ParameterError
+from dboost.files.path_text import path_text
 from dboost.params import Parameters
-from dboost.peer_names import ALIASES, check_removed, explanation, is_neutral, with_our_names
-from dboost.storage.path_text import path_text
+from dboost.params.peer_names import ALIASES, check_removed, explanation, is_neutral, with_our_names
 from dboost.version import __version__
 
 DATA = "Parquet or CSV: a file, a folder, a glob or a URL"

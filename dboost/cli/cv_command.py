@@ -23,10 +23,10 @@ import dboost
 from dboost.cli import arguments as settings
 from dboost.cli import output_paths
 from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_keywords, rows_of, with_target
+from dboost.cluster.client.client import cluster_at
 from dboost.display import metric_name, number, with_spread
-from dboost.distributed.client import cluster_at
 from dboost.errors import ParameterError
-from dboost.storage.atomic_write import write_whole
+from dboost.files.atomic_write import write_whole
 
 #: Why keywords of `dboost.cv` cannot be set.
 ELSEWHERE = {

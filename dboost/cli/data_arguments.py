@@ -17,12 +17,12 @@ import numpy as np
 import dboost
 from dboost._lazy_import import pd
 from dboost.cli.row_filters import filter_of
-from dboost.data.labels import Names
-from dboost.data.paths import open_path, open_source, open_with_text
-from dboost.data.roles import ROLES
-from dboost.data.row_filter import RowFilter
+from dboost.data.columns.labels import Names
+from dboost.data.columns.roles import ROLES
+from dboost.data.sources.paths import open_path, open_source, open_with_text
+from dboost.data.sources.row_filter import RowFilter
 from dboost.errors import DataError, ParameterError, shown
-from dboost.training.prepared_dataset import is_prepared
+from dboost.prepared.prepared_dataset import is_prepared
 
 
 def check_target(arguments: argparse.Namespace) -> bool:

@@ -4,9 +4,9 @@ Data arrive as files, for example one partition per day. ``--only-new`` trains o
 been trained on, and does nothing without new files; so one command is the first fit, the nightly continuation, and the restart
 after a crash. The model file is a function of rows, settings and seed, so the files are recorded in ``MODEL.ledger.json``.
 
-**A file is recognized** by its name, and it is the recorded one if it has the recorded size and *stamp* (`data.files`): the tag
-of an object store, or the times of the last changes. If times differ, the content decides, by its digest; so a file that was
-touched or copied stays the same file, and one that was replaced by another of the same size is an error that names it.
+**A file is recognized** by its name, and it is the recorded one if it has the recorded size and *stamp* (`data.sources.files`):
+the tag of an object store, or the times of the last changes. If times differ, the content decides, by its digest; so a file
+that was touched or copied stays the same file, and one that was replaced by another of the same size is an error that names it.
 
 **No file is trained on twice or lost**, wherever the process is killed. No single step can write model and ledger together, so
 the ledger is a write-ahead log:
@@ -27,12 +27,12 @@ checkpoint is withdrawn; ``--discard-batch`` discards any other unfinished one. 
 exists (unless ``--moved-from`` names its folder: the files have moved), and is begun anew otherwise.
 
 **Delta and Iceberg tables** are recorded by their version: the batch has the files with the rows that were added since the
-version of the batch before (`dboost.data.table_versions`), and its own version, which a restarted run reads again. If rows that
-the model has learned were deleted or changed since, the run is refused; with ``--retrain-if-changed`` the batch has all rows,
-and its model replaces the old one, with all earlier batches.
+version of the batch before (`dboost.data.sources.table_versions`), and its own version, which a restarted run reads again. If
+rows that the model has learned were deleted or changed since, the run is refused; with ``--retrain-if-changed`` the batch has
+all rows, and its model replaces the old one, with all earlier batches.
 
 **One run at a time** has the ledger, from reading it to the last write: it holds the lease of the model
-(`dboost.storage.lease`), the file ``MODEL.lease.json``. The ledger renews the lease before each of its writes and deletions,
+(`dboost.files.lease`), the file ``MODEL.lease.json``. The ledger renews the lease before each of its writes and deletions,
 and so does each iteration that ends later than the lease's duration after the last renewal.
 """
 
@@ -51,15 +51,15 @@ from typing import Any
 import fsspec
 
 import dboost
-from dboost.data.files import DataFiles, FilesBelow, digest_of, find_files, table_name
-from dboost.data.paths import load_table
-from dboost.data.table_versions import AddedFiles, ChangedRowsError, added_since, location, table_id
+from dboost.data.sources.files import DataFiles, FilesBelow, digest_of, find_files, table_name
+from dboost.data.sources.paths import load_table
+from dboost.data.sources.table_versions import AddedFiles, ChangedRowsError, added_since, location, table_id
 from dboost.errors import DataError, ParameterError, shown
+from dboost.files.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
+from dboost.files.json_shape import ANY, OTHERS, Shape, Within, check_shape
+from dboost.files.lease import Lease
+from dboost.files.path_text import path_text
 from dboost.params import canonical
-from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
-from dboost.storage.json_shape import ANY, OTHERS, Shape, Within, check_shape
-from dboost.storage.lease import Lease
-from dboost.storage.path_text import path_text
 from dboost.training.checkpoint import STATE, first_difference, remove_checkpoint
 
 #: Version 1 had no settings; its batches are finished with any. Version 2 had no tables.

@@ -1,7 +1,7 @@
 """Output paths of the commands: checked before the work starts, and written in pieces but atomically.
 
 `whole` and `whole_folder` write under a temporary name beside the final one and rename it at the end, so a failed run leaves
-the previous output. They are for outputs larger than memory; `dboost.storage.atomic_write` writes bytes. Local paths and URLs
+the previous output. They are for outputs larger than memory; `dboost.files.atomic_write` writes bytes. Local paths and URLs
 (through fsspec) behave alike, except that a folder in an object store appears file by file, in the order of names, because
 object stores cannot rename folders.
 """
@@ -19,12 +19,12 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from dboost.data.files import find_files
+from dboost.data.sources.files import find_files
 from dboost.errors import DBoostError, ModelFileError, ParameterError, is_failure, is_full, missing_bucket, reason, shown
-from dboost.storage.atomic_write import try_writing
-from dboost.storage.block_file import StorageError
-from dboost.storage.lease import Lease
-from dboost.storage.path_text import path_text
+from dboost.files.atomic_write import try_writing
+from dboost.files.lease import Lease
+from dboost.files.path_text import path_text
+from dboost.rows.block_file import StorageError
 
 
 def not_existing(path: str, option: str) -> str:
@@ -158,7 +158,7 @@ def whole(path: str) -> Iterator[Any]:
 def whole_folder(path: str) -> Iterator[Callable[[str], Any]]:
     """Yield a function that opens a file in a new folder, which becomes `path` at the end of the block.
 
-    path : ends in "/". One run at a time writes it, see `storage.lease`.
+    path : ends in "/". One run at a time writes it, see `files.lease`.
     """
     files, name, draft = _draft(path)
     written: list[str] = []

@@ -26,11 +26,11 @@ import pyarrow.parquet as pq
 import dboost
 from dboost.cli import output_paths
 from dboost.cli.row_filters import filter_of
-from dboost.data.files import DELTA_LOG, reading
-from dboost.data.labels import Names
-from dboost.data.paths import load_table, open_path
-from dboost.data.row_filter import RowFilter
-from dboost.distributed.client import cluster_at
+from dboost.cluster.client.client import cluster_at
+from dboost.data.columns.labels import Names
+from dboost.data.sources.files import DELTA_LOG, reading
+from dboost.data.sources.paths import load_table, open_path
+from dboost.data.sources.row_filter import RowFilter
 from dboost.errors import MORE_ROOM, DataError, MissingExtraError, ParameterError, is_full, shown
 
 if TYPE_CHECKING:

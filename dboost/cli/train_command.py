@@ -17,13 +17,13 @@ from dboost.cli import arguments as settings
 from dboost.cli import output_paths
 from dboost.cli.data_arguments import check_target, with_target
 from dboost.cli.ledger import model_settings, open_ledger
-from dboost.data.files import no_files_error
-from dboost.data.labels import listed
+from dboost.cluster.client.client import cluster_at
+from dboost.data.columns.labels import listed
+from dboost.data.sources.files import no_files_error
 from dboost.display import metric_name, number
-from dboost.distributed.client import cluster_at
 from dboost.errors import DataError, InputTypeError, ParameterError, is_passing, shown
-from dboost.storage.atomic_write import write_whole
-from dboost.storage.path_text import path_text
+from dboost.files.atomic_write import write_whole
+from dboost.files.path_text import path_text
 from dboost.training.history import NOT_SCORES
 
 

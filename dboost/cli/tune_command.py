@@ -28,13 +28,13 @@ from dboost.cli import arguments as settings
 from dboost.cli import output_paths
 from dboost.cli.arguments import key_and_value, literal
 from dboost.cli.data_arguments import FOLD_KEYWORDS, fold_columns, fold_keywords, rows_of, with_target
+from dboost.cluster.client.client import cluster_at
 from dboost.cross_validation import DataOptions, FoldedRows, FoldOptions, FoldSettings, cross_validate, folded, target_of
 from dboost.display import number
-from dboost.distributed.client import cluster_at
 from dboost.errors import MORE_ROOM, DataError, ParameterError, is_full
 from dboost.integrations.optuna import PruningCallback, optuna
 from dboost.params import available_threads, canonical
-from dboost.peer_names import SHOWN_ALIASES, with_our_names
+from dboost.params.peer_names import SHOWN_ALIASES, with_our_names
 from dboost.session.memory import parse_memory_limit
 from dboost.training.auto_iterations import with_auto_iterations
 from dboost.training.folds import metric_names

@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 
 import dboost
-from dboost.data.binning import SAMPLE_ROWS, sample_rows
-from dboost.distributed.connection import inside
+from dboost.cluster.client.connection import inside
+from dboost.data.columns.binning import SAMPLE_ROWS, sample_rows
 from dboost.errors import DBoostError
 from dboost.kernels import why_not_kept
 from dboost.kernels.checksum import checksum
@@ -34,8 +34,8 @@ ON_CLUSTERS = ("columns of numbers", "categories", "categories of over 255 level
 FOR_LOSSES = ("columns of numbers", "categories")
 #: Parameters that prevent packed histograms, so that small tables use the kernels of large ones.
 UNPACKED = {"l1_regularization": 1e-9}
-#: Rows for the kernels of many rows: trees added to an evaluation set (`shards.apply_trees`), sums of gradients that decide
-#: whether histograms stay packed, and roots of several trees (`session.whole_tree_grower`).
+#: Rows for the kernels of many rows: trees added to an evaluation set (`trees.apply_trees`), sums of gradients that decide
+#: whether histograms stay packed, and roots of several trees (`trees.whole_tree_grower`).
 MANY_ROWS = 65_537
 #: The shortest training.
 FEW: dict[str, Any] = {"max_iter": 2, "progress": False}

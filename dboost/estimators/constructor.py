@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from dboost.api import fit
-from dboost.data.roles import ROLES
+from dboost.data.columns.roles import ROLES
 from dboost.errors import ParameterError
 from dboost.estimators.validation import DEFAULT_ROUNDS, DEFAULT_TOLERANCE
 from dboost.params import TreeParameters, accepts_peer_names, documentation, entry, learning_keywords

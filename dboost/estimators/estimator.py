@@ -28,10 +28,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dboost._lazy_import import is_a, pd
 from dboost.booster import Booster, as_booster, trained
-from dboost.data.eval_tables import named_sets
-from dboost.data.labels import Names, names_of_table, with_named_constraints
-from dboost.data.partition import chosen_features, is_lazy, is_path, is_stream, no_table
-from dboost.data.predictor import NAME
+from dboost.data.columns.labels import Names, names_of_table, with_named_constraints
+from dboost.data.kinds.partition import chosen_features, is_lazy, is_path, is_stream, no_table
+from dboost.data.kinds.predictor import NAME
+from dboost.data.tables.eval_tables import named_sets
 from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.estimators.constructor import (
@@ -54,7 +54,7 @@ from dboost.params import (
     available_threads,
     canonical,
 )
-from dboost.peer_names import with_our_names
+from dboost.params.peer_names import with_our_names
 from dboost.session.row_samples import HELD_OUT, WATCHED
 from dboost.session.warm_start import WarmStart, check_options
 from dboost.training.auto_iterations import MOST_ITERATIONS, check_refit, is_auto, refitted, with_auto_iterations

@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from dboost.booster import Booster, load
-from dboost.peer_names import unknown_attribute
+from dboost.params.peer_names import unknown_attribute
 from dboost.training.history import NOT_SCORES, OUT_OF_BAG
 
 

@@ -33,12 +33,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dboost.cluster.client.client import client_for
 from dboost.data import CategoryColumn, Table, open_table
-from dboost.data.chunk import sort_key
-from dboost.data.labels import column_named
-from dboost.data.partition import as_frame, is_lazy, is_source
+from dboost.data.columns.chunk import sort_key
+from dboost.data.columns.labels import column_named
+from dboost.data.kinds.partition import as_frame, is_lazy, is_source
 from dboost.display import number
-from dboost.distributed.client import client_for
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError, warn
 from dboost.exact import exact_level, find_quantiles, rank_unit
 from dboost.inspection.row_functions import call, lazy_pieces, rereadable_rows
@@ -339,7 +339,7 @@ def _kept_scores(ensemble: Ensemble, outputs: Outputs, rows: GivenRows, column: 
     import dask
 
     from dboost.config import without_graph_warning
-    from dboost.data import dask_collections
+    from dboost.data.tables import dask_collections
 
     named = {role: column_named(value, rows.data) for role, value in rows.roles.items()}
     for role, value in rows.roles.items():

@@ -49,8 +49,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dboost._lazy_import import pd
-from dboost.data.labels import Names
-from dboost.data.partition import is_stream
+from dboost.data.columns.labels import Names
+from dboost.data.kinds.partition import is_stream
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.exact import TOTAL_BITS, total
 from dboost.inspection.importance import importance

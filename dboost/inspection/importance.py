@@ -33,8 +33,8 @@ import numpy as np
 from dboost import losses
 from dboost._lazy_import import pd
 from dboost.data import ReadOptions, Table, open_table
-from dboost.data.chunk import plain
-from dboost.data.labels import with_named_targets
+from dboost.data.columns.chunk import plain
+from dboost.data.columns.labels import with_named_targets
 from dboost.errors import InputTypeError, ParameterError
 from dboost.inspection.row_functions import at_least_one
 from dboost.inspection.shapley import check_counts

@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dboost.cluster.client.client import client_for
 from dboost.data import open_table
-from dboost.data.labels import column_named, may_name_columns, with_named_targets
-from dboost.data.partition import columns_like, in_parts, is_path, is_stream
-from dboost.data.predictor import FeatureBlocks
+from dboost.data.columns.labels import column_named, may_name_columns, with_named_targets
+from dboost.data.kinds.partition import columns_like, in_parts, is_path, is_stream
+from dboost.data.kinds.predictor import FeatureBlocks
 from dboost.data.sources import stream_of
-from dboost.data.stored_stream import rereadable
-from dboost.distributed.client import client_for
+from dboost.data.sources.stored_stream import rereadable
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.losses.base import loss_scores
 from dboost.metrics.metric import LossMagnitude, ScoredRows
@@ -266,8 +266,8 @@ def lazy_pieces(data: Any, ensemble: Ensemble, *others: str) -> tuple[list[Any],
     """
     import dask.array as da
 
-    from dboost.data import dask_collections
-    from dboost.data.paths import open_path
+    from dboost.data.sources.paths import open_path
+    from dboost.data.tables import dask_collections
 
     if is_path(data):
         data = open_path(data, ensemble.features)

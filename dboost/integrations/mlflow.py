@@ -22,7 +22,7 @@ import numpy as np
 from dboost._lazy_import import pd
 from dboost.booster import Booster, load
 from dboost.errors import InputTypeError, MissingExtraError, ParameterError
-from dboost.storage.path_text import path_text
+from dboost.files.path_text import path_text
 from dboost.training.callbacks import Iteration
 from dboost.training.fit_result import OBSERVERS, FitResult
 from dboost.training.history import metrics_of

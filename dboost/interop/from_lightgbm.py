@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import ModelFileError, ParameterError
+from dboost.files.atomic_write import read_whole
 from dboost.interop.convert_trees import (
     DAMAGES,
     ImportedTree,
@@ -34,7 +35,6 @@ from dboost.interop.convert_trees import (
 )
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
-from dboost.storage.atomic_write import read_whole
 
 _OBJECTIVES = {
     "regression": "squared_error",

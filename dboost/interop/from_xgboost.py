@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import ModelFileError, ParameterError
+from dboost.files.atomic_write import read_whole
 from dboost.interop.convert_trees import (
     DAMAGES,
     ImportedTree,
@@ -40,7 +41,6 @@ from dboost.interop.convert_trees import (
 from dboost.interop.ubjson import parse_ubjson
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.schema import Feature
-from dboost.storage.atomic_write import read_whole
 
 #: Loss and link of each objective. "margin": the base score is a raw score already.
 _OBJECTIVES = {

@@ -8,7 +8,7 @@ Columns of float32 are compared with edges rounded down to float32, which gives 
 and ``x > largest float32 <= edge`` are the same test.
 
 **Proposed bins** follow from the Hessians of a feature's fine bins (see `trees.bin_proposal`). `quantile_fine_bins` is the
-rule: the same that proposes the bins of a whole table (`data.binning`), in one pass over the fine bins. All
+rule: the same that proposes the bins of a whole table (`data.columns.binning`), in one pass over the fine bins. All
 masses are integers in float64, so the result does not depend on the order of additions.
 """
 

@@ -188,7 +188,7 @@ def add_roots(gradient, hessian, scales, columns, first, last, words, sums):
     """Add rows first…last-1 to the root histograms of at most VECTOR outputs.
 
     gradient, hessian : float32[n_outputs, n_rows], Hessians float32[n_outputs, 0] if they are 1; scales : float64[n_outputs,
-    2], as in `rows.quantise`; columns : `shards.shard.BinnedColumns` of features of at most 255 bins; words : int64[ROOT_ROWS *
+    2], as in `rows.quantise`; columns : `rows.shard.BinnedColumns` of features of at most 255 bins; words : int64[ROOT_ROWS *
     VECTOR], scratch of zeros; sums : int64[n_features * ROOT_BUCKETS * VECTOR], added to: words ``G << 32 | H`` by feature,
     code and output.
 

@@ -5,7 +5,7 @@ two targets are two outputs with a column each, and two levels of a quantile are
 own trees, gradients, initial score and leaf values, as if it were trained alone.
 
 The record for kernels consists of those of the outputs: one output after the other is advanced by the function that is compiled
-for its loss (`shards.shard.advance_rows`), so that no further function is compiled.
+for its loss (`rows.shard.advance_rows`), so that no further function is compiled.
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data.binning import propose_all
+from dboost.data.columns.binning import propose_all
 from dboost.errors import DataError, ModelFileError
+from dboost.files.json_shape import Shape, Within, check_shape
 from dboost.schema import MAX_LEVELS, Feature
-from dboost.storage.json_shape import Shape, Within, check_shape
 
 #: Largest number of groups of numbers.
 GROUPS = 20

@@ -45,9 +45,9 @@ from typing import Any
 import numpy as np
 
 from dboost._lazy_import import pd
-from dboost.data.chunk import float_dtype, plain_blocks
-from dboost.data.labels import Names
-from dboost.data.predictor import FeatureBlocks
+from dboost.data.columns.chunk import float_dtype, plain_blocks
+from dboost.data.columns.labels import Names
+from dboost.data.kinds.predictor import FeatureBlocks
 from dboost.errors import ParameterError
 from dboost.kernels import predict as kernels
 from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, scratch_for

@@ -57,14 +57,14 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data.chunk import sort_key
+from dboost.data.columns.chunk import sort_key
 from dboost.errors import DBoostError, ModelFileError
+from dboost.files.atomic_write import read_whole, write_whole
+from dboost.files.json_shape import OTHERS, PLAIN, Shape, ShapeError, Within, check_shape
+from dboost.files.path_text import path_text
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.model.margins import Calibration
 from dboost.schema import MAX_LEVELS, Feature, Level
-from dboost.storage.atomic_write import read_whole, write_whole
-from dboost.storage.json_shape import OTHERS, PLAIN, Shape, ShapeError, Within, check_shape
-from dboost.storage.path_text import path_text
 
 #: Dtypes of classes. NumPy's parser of dtype names also evaluates Python literals and accepts other dtypes.
 _CLASS_TYPES = re.compile(r"bool|object|u?int(8|16|32|64)|float(16|32|64|96|128)|[<>]([iu][248]|f(2|4|8|12|16))")

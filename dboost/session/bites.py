@@ -1,6 +1,6 @@
 """Arcbites in a session: the rows of all bites, and the current visit.
 
-A `BiteStore` has the rows of one batch, divided into bites (`shards.arcbite_rows`): in memory, or in files in the worker's
+A `BiteStore` has the rows of one batch, divided into bites (`session.arcbite_rows`): in memory, or in files in the worker's
 local directory if they exceed the memory limit. It reads the table once, piece by piece, and appends each row to the section of
 its bite. Which bite a row belongs to is a hash of its global id. So the rows of a partition that moves to another worker are
 found without an index.
@@ -23,18 +23,18 @@ from pathlib import Path
 
 import numpy as np
 
-from dboost.session.batch_rows import StartingPiece, StartingRows
-from dboost.session.calls import BiteVisit, BuildSpec
-from dboost.session.memory import Budget
-from dboost.shards.arcbite_rows import (
+from dboost.rows.row_store import InFiles, RowRange, RowStore
+from dboost.rows.shard_spec import code_fields, rows_that_fit
+from dboost.session.arcbite_rows import (
     Bite,
     bite_fields,
     bite_sizes,
     block_rows_of,
     sections_of,
 )
-from dboost.shards.shard_spec import code_fields, rows_that_fit
-from dboost.storage.row_store import InFiles, RowRange, RowStore
+from dboost.session.fit_records import BiteVisit, BuildSpec
+from dboost.session.memory import Budget
+from dboost.session.table_rows import StartingPiece, StartingRows
 from dboost.trees.fit_trees import FitTree
 
 #: Number of rows that are encoded at a time, for bites in memory.

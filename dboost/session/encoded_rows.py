@@ -2,7 +2,7 @@
 
 Workers of a host need no rounds between each other if one of them trains on all rows of the host. They read, sample, propose
 and encode in parallel; then each sends its encoded rows (about a byte a value) and its evaluation rows to one of them
-(`distributed.host_sessions`). That session keeps what it has received until it is told which partitions it has
+(`cluster.worker.host_sessions`). That session keeps what it has received until it is told which partitions it has
 (`Session.accept`): what a call that failed has sent is dropped. The other sessions keep their encoded rows until they are
 told to drop them, so the call can be repeated.
 
@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dboost.session.calls import BuildSpec
-from dboost.session.evaluation import EncodedEvalRows
-from dboost.shards.encode import in_ranges
-from dboost.shards.encoded_store import EncodedStore, rows_in_memory
-from dboost.shards.shard import RowIds
-from dboost.shards.shard_spec import ShardSpec
+from dboost.rows.encode import in_ranges
+from dboost.rows.encoded_store import EncodedStore, rows_in_memory
+from dboost.rows.shard import RowIds
+from dboost.rows.shard_spec import ShardSpec
+from dboost.session.evaluation_rows import EncodedEvalRows
+from dboost.session.fit_records import BuildSpec
 
 
 class EncodedRows(NamedTuple):

@@ -11,17 +11,17 @@ from typing import Any, TypeVar, TypeVarTuple
 import numpy as np
 
 from dboost.data import Table
-from dboost.data.binning import propose_together
-from dboost.data.eval_tables import EvalTable
+from dboost.data.columns.binning import propose_together
+from dboost.data.tables.eval_tables import EvalTable
+from dboost.kernels.threads import team_for
 from dboost.metrics.metric import MetricReduction
+from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
-from dboost.session.batch_rows import BatchRows
-from dboost.session.calls import BiteVisit, BuildSpec, Chosen, ReplayState, RowNumbers, log_rows_in_files
-from dboost.session.evaluation import log_streamed_eval_set
+from dboost.session.evaluation_rows import log_streamed_eval_set
+from dboost.session.fit_records import BiteVisit, BuildSpec, Chosen, ReplayState, RowNumbers, log_rows_in_files
+from dboost.session.session import Session
+from dboost.session.table_rows import BatchRows
 from dboost.session.target import TargetScan, scan_targets
-from dboost.session.thread_team import team_for
-from dboost.session.worker_session import Session
-from dboost.shards.statistics import Statistic
 from dboost.trees.fit_trees import FitTree, TreesSoFar
 from dboost.trees.grower import Round
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds

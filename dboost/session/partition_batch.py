@@ -3,7 +3,7 @@
 A session sees only its own partitions, so loading has two steps. First, tasks read partitions into a `PartitionBatch`, in which
 categories have provisional codes. `scan_partitions` returns its `PartitionStats`: categories, kinds of columns, numbers of rows
 and data errors. The client merges the statistics of all sessions and defines the features. Second, `table` returns a `Table`
-with the final codes. Functions of these rows (`batch_rows`) compute all other statistics.
+with the final codes. Functions of these rows (`table_rows`) compute all other statistics.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 
 from dboost.data import Table
-from dboost.data.chunk import CategoryIndex, Chunk
-from dboost.data.column import CategoryColumn, without_unused
-from dboost.data.partition import ReadPlan
-from dboost.data.roles import RowRoles
-from dboost.data.row_metadata import MetadataRows, RowMetadata, RowMetadataSpool
-from dboost.data.table import Reader, SpooledChunk
+from dboost.data.columns.chunk import CategoryIndex, Chunk
+from dboost.data.columns.column import CategoryColumn, without_unused
+from dboost.data.columns.roles import RowRoles
+from dboost.data.kinds.partition import ReadPlan
+from dboost.data.tables.row_metadata import MetadataRows, RowMetadata, RowMetadataSpool
+from dboost.data.tables.table import Reader, SpooledChunk
+from dboost.files.spool import Spool
 from dboost.schema import Feature
-from dboost.session.calls import MissingPartitions, PartitionStats
+from dboost.session.fit_records import MissingPartitions, PartitionStats
 from dboost.session.memory import Budget, TrimCounter
 from dboost.session.target import TargetScan, merge_target_scans, scan_target
-from dboost.storage.spool import Spool
 
 #: Bytes of chunks that stay in memory until they are encoded; further chunks are spooled to files.
 RETAIN_BYTES = 256 * 2**20

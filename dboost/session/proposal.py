@@ -1,6 +1,7 @@
 """Split candidates from a sample of rows that are in several sessions.
 
-Candidates are quantiles of the values of all sampled rows (`data.binning`). If several sessions have rows, some of them are
+Candidates are quantiles of the values of all sampled rows (`data.columns.binning`). If several sessions have rows, some of them
+are
 *owners* of a range of the columns each: every session draws its rows, and sends each owner the values of its columns. An owner
 proposes the candidates of its columns. So the owners sort the sample at the same time, and the coordinator receives the
 candidates only.
@@ -15,8 +16,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from dboost.data.binning import Sample
-from dboost.session.calls import SessionRef
+from dboost.data.columns.binning import Sample
+from dboost.session.fit_records import SessionRef
 
 
 class ProposalOrder(NamedTuple):

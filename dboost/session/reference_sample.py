@@ -21,14 +21,14 @@ from functools import partial
 
 import numpy as np
 
-from dboost.data.binning import sample_rows
-from dboost.data.table import values_in
+from dboost.data.columns.binning import sample_rows
+from dboost.data.tables.table import values_in
 from dboost.display import number
 from dboost.errors import DriftWarning, warn
 from dboost.model.data_summary import STRONG, Summary
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.params import Parameters
-from dboost.session.batch_rows import BatchRows
+from dboost.session.table_rows import BatchRows
 
 #: Maximal number of rows of a sample, and of values.
 ROWS, VALUES = 10_000, 2_000_000

@@ -11,19 +11,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dboost.data.chunk import plain
-from dboost.data.table import Table, kept_rows
+from dboost.data.columns.chunk import plain
+from dboost.data.tables.table import Table, kept_rows
 from dboost.errors import DataError
 from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble
-from dboost.session.batch_rows import BatchRows
-from dboost.session.calls import BuildSpec
+from dboost.rows.block_file import Field
+from dboost.rows.encoded_store import EncodedStore
+from dboost.rows.row_store import FieldGroup, RowStore
+from dboost.rows.shard import RowIds
+from dboost.rows.shard_spec import ShardSpec, plan_layout
+from dboost.session.fit_records import BuildSpec
+from dboost.session.table_rows import BatchRows
 from dboost.session.warm_start import chunk_matrices
-from dboost.shards.encoded_store import EncodedStore
-from dboost.shards.shard import RowIds
-from dboost.shards.shard_spec import ShardSpec, plan_layout
-from dboost.storage.block_file import Field
-from dboost.storage.row_store import FieldGroup, RowStore
 
 
 def rows_with_values(rows: BatchRows, spec: BuildSpec) -> Iterator[EncodedStore]:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dboost.data.table import kept_rows
+from dboost.data.tables.table import kept_rows
 from dboost.errors import DataError
-from dboost.session.batch_rows import BatchRows
 from dboost.session.row_samples import HELD_OUT, TEST, TRAIN, WATCHED, ChosenRows, DigitRequest, FoldRows, RowAssignment
+from dboost.session.table_rows import BatchRows
 
 #: Number of rows that are hashed at a time.
 _PIECE_ROWS = 1 << 17

@@ -1,8 +1,8 @@
 """All sessions of a fit: the one of this process, or those on the workers of a cluster.
 
 `Sessions` is what the steps of a fit (`training.fit`) call, from the first statistic to the last tree. It has two
-implementations: `local_sessions.LocalSessions` calls one session directly, `distributed.cluster_sessions.ClusterSessions` sends
-messages to workers, which may be lost and replaced. Nothing else in a fit asks where the rows are.
+implementations: `local_sessions.LocalSessions` calls one session directly, `cluster.training.cluster_sessions.ClusterSessions`
+sends messages to workers, which may be lost and replaced. Nothing else in a fit asks where the rows are.
 
 **Questions and changes.** Until the rows are encoded, a fit asks functions of them: ``sessions.ask(BatchRows.class_counts, 3)``
 returns the answer of each session. A function is a method of `BatchRows` or a function in the module of its subject, and is
@@ -21,13 +21,13 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 import numpy as np
 
-from dboost.data.eval_tables import EvalTable
+from dboost.data.tables.eval_tables import EvalTable
 from dboost.metrics.metric import MetricReduction
+from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
-from dboost.session.batch_rows import BatchRows
-from dboost.session.calls import BiteVisit, BuildSpec, Chosen
+from dboost.session.fit_records import BiteVisit, BuildSpec, Chosen
+from dboost.session.table_rows import BatchRows
 from dboost.session.target import TargetScan
-from dboost.shards.statistics import Statistic
 from dboost.trees.fit_trees import FitTree, TreesSoFar
 from dboost.trees.tree_task import GradientStats, TreeTask
 

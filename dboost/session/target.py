@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from dboost.data import RowRoles, Table
-from dboost.data.chunk import CategoryIndex, too_many_classes
-from dboost.data.column import CategoryColumn, Column
-from dboost.data.labels import listed, may_name_columns, names_of_table
-from dboost.data.roles import n_columns_of
-from dboost.data.row_metadata import EXACT, RowPlace, levels_dtype, result_dtype
+from dboost.data.columns.chunk import CategoryIndex, too_many_classes
+from dboost.data.columns.column import CategoryColumn, Column
+from dboost.data.columns.labels import listed, may_name_columns, names_of_table
+from dboost.data.columns.roles import n_columns_of
+from dboost.data.tables.row_metadata import EXACT, RowPlace, levels_dtype, result_dtype
 from dboost.display import number
 from dboost.errors import DataError, ParameterError, warn
 from dboost.losses import Loss, PerOutput, auto_loss, by_name
@@ -368,7 +368,7 @@ def _tell_choice(
     kind = f"{n} classes" if loss.is_classification else "numbers"
     _log.info("loss='auto' is %r: the target holds %s", loss.name, kind)
     if classes is not None:
-        from dboost.data.numbers_as_text import hint
+        from dboost.data.columns.numbers_as_text import hint
 
         how = hint(name, classes, is_column=name != "target")
         if how:
@@ -476,7 +476,7 @@ def choose_target(scans: Sequence[TargetScan], parameters: Parameters, given: An
         _tell_choice(loss, classes, values, dtype, name, auto_loss(True, of_forest=parameters.is_forest))
     if not loss.is_classification:
         if classes is not None:
-            from dboost.data.numbers_as_text import hint
+            from dboost.data.columns.numbers_as_text import hint
 
             how = hint(name, classes, is_column=name != "target")
             raise DataError(f"loss {loss_name!r} needs a numeric target, but the target holds categories or text{how}")

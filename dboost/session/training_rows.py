@@ -1,15 +1,15 @@
 """Training rows: the rows of a batch of a session, with their state between calls.
 
-`TrainingRows` has the fields of `ShardSpec.groups` in a row store: in memory, or in files if they exceed the memory limit of the
-fit. The threads of a team divide the work: ranges of the rows in memory, blocks of those in files. This is
+`TrainingRows` has the fields of `ShardSpec.groups` in a row store: in memory, or in files if they exceed the memory limit of
+the fit. The threads of a team divide the work: ranges of the rows in memory, blocks of those in files. This is
 the only class that knows where the rows are. All results are sums of integers, maxima or minima, so they depend neither on that
 nor on the number of threads.
 
-Trees grow by a *grower*: `WholeTreeGrower` grows a tree of rows in memory in one compiled call; in rounds a `ShardGrower` for each
-range of rows in memory, or a `StreamedGrower` for each thread's share of the blocks.
+Trees grow by a *grower*: `WholeTreeGrower` grows a tree of rows in memory in one compiled call; in rounds a `ShardGrower` for
+each range of rows in memory, or a `StreamedGrower` for each thread's share of the blocks.
 
-Rows that are built after training has started replay the trees so far. Rows can drop those of partitions that another session has
-now. Both give the same sums as an uninterrupted fit.
+Rows that are built after training has started replay the trees so far. Rows can drop those of partitions that another session
+has now. Both give the same sums as an uninterrupted fit.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dboost.kernels.threads import Team, team_for
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.losses.projection import ProjectedTerms
-from dboost.session.calls import BuildSpec, ReplayState
+from dboost.rows.block_file import FieldRef
+from dboost.rows.encoded_store import EncodedStore
+from dboost.rows.row_store import RowStore
+from dboost.rows.shard import Near, RowIds, Shard, advance_rows, runs_of
+from dboost.rows.shard_spec import ShardSpec
+from dboost.rows.statistics import Statistic
+from dboost.session.fit_records import BuildSpec, ReplayState
 from dboost.session.memory import Budget, blocks_that_stay, nodes_per_pass, tree_bytes, trees_per_pass
-from dboost.session.thread_team import Team, team_for
-from dboost.session.whole_tree_grower import WholeTreeGrower
-from dboost.shards.apply_trees import add_iterations, assign_leaves
-from dboost.shards.encoded_store import EncodedStore
-from dboost.shards.shard import Near, RowIds, Shard, advance_rows, runs_of
-from dboost.shards.shard_grower import ShardGrower
-from dboost.shards.shard_spec import ShardSpec
-from dboost.shards.statistics import Statistic
-from dboost.shards.streamed_grower import StreamedGrower
-from dboost.shards.tree_means import SUMS, ValuesOf, add_values, rows_out_of_bag, values_of_leaves, values_of_trees
-from dboost.storage.block_file import FieldRef
-from dboost.storage.row_store import RowStore
+from dboost.trees.apply_trees import add_iterations, assign_leaves
 from dboost.trees.grower import RoundHistograms, RoundRequest
+from dboost.trees.shard_grower import ShardGrower
+from dboost.trees.streamed_grower import StreamedGrower
+from dboost.trees.tree_means import SUMS, ValuesOf, add_values, rows_out_of_bag, values_of_leaves, values_of_trees
 from dboost.trees.tree_task import GradientStats, Sample, TreeTask
+from dboost.trees.whole_tree_grower import WholeTreeGrower
 
 
 class PassWidth(NamedTuple):
@@ -153,7 +153,7 @@ class TrainingRows:
         """Add leaf values to the scores and recompute the gradients, unless a call of this number has; return the statistics.
 
         The scores of a forest stay those at the start, and so do the gradients: values are added to the sums of
-        `shards.tree_means` instead.
+        `trees.tree_means` instead.
         """
         if self.applied >= number:
             return self.stats
@@ -372,7 +372,7 @@ class TrainingRows:
 
 
 def _merge_into_bins(bin_merge: Any, _: int, shard: Shard, first: int, last: int) -> None:
-    from dboost.shards.shard import merge_into_bins
+    from dboost.rows.shard import merge_into_bins
 
     merge_into_bins(shard, bin_merge, first, last)
 

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from dboost.data import CategoryColumn, Chunk, Table
-from dboost.data.binning import Binning
-from dboost.data.chunk import plain
-from dboost.data.labels import listed
-from dboost.data.roles import rows_of
-from dboost.data.sparse import has_sparse
+from dboost.data.columns.binning import Binning
+from dboost.data.columns.chunk import plain
+from dboost.data.columns.labels import listed
+from dboost.data.columns.roles import rows_of
+from dboost.data.columns.sparse import has_sparse
 from dboost.errors import DataError, ParameterError
 from dboost.losses import BUILT_IN, Loss, from_dict, keywords_of
 from dboost.model.ensemble import Ensemble, FlatEnsemble, Range, widen

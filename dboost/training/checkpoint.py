@@ -10,10 +10,10 @@ parts, stored under names that never change (error messages use the words of `CA
 
 * *Settings.* Parameters and other arguments of the user.
 * *Data.* Of each feature the split points, the categories and a fingerprint, the sum of all rows' bin codes, each times a
-  random number of the row (see `shards.statistics`). The sums are integers modulo 2**64, so they do not depend on partitions
+  random number of the row (see `rows.statistics`). The sums are integers modulo 2**64, so they do not depend on partitions
   and workers.
 
-**One run at a time** has a checkpoint: during the fit it holds the lease of the folder (`storage.lease`), the file
+**One run at a time** has a checkpoint: during the fit it holds the lease of the folder (`files.lease`), the file
 ``lease.json`` in it, and renews it before each write. So another run neither replaces its files nor removes their drafts, and
 a fit of other data or settings does not begin in the same folder.
 
@@ -36,22 +36,22 @@ from typing import Any
 import numpy as np
 
 from dboost._lazy_import import fsspec
-from dboost.data.binning import Binning
+from dboost.data.columns.binning import Binning
 from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, reason, shown
+from dboost.files.atomic_write import FileMissingError, names_in, read_whole, remove, remove_own, try_writing, write_whole
+from dboost.files.json_shape import ANY, OTHERS, PLAIN, Shape, Within, check_shape
+from dboost.files.lease import Lease
+from dboost.files.path_text import path_text
 from dboost.losses import Loss
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters
+from dboost.rows.shard_spec import ShardSpec
+from dboost.rows.statistics import row_fingerprint
 from dboost.schema import Feature
 from dboost.session.sessions import Sessions
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, check_continues
-from dboost.shards.shard_spec import ShardSpec
-from dboost.shards.statistics import row_fingerprint
-from dboost.storage.atomic_write import FileMissingError, names_in, read_whole, remove, remove_own, try_writing, write_whole
-from dboost.storage.json_shape import ANY, OTHERS, PLAIN, Shape, Within, check_shape
-from dboost.storage.lease import Lease
-from dboost.storage.path_text import path_text
 from dboost.training.history import NOT_SCORES, appended, metrics_of
 
 #: Version of the format of `state.json`; higher versions are rejected. Version 1 used the words of messages as names.
@@ -524,7 +524,7 @@ def in_names(stored: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
 
 
 def merged_fingerprint(sessions: Sessions, spec: ShardSpec) -> list[int]:
-    """Return the fingerprints over all rows, see `shards.shard.row_fingerprint`."""
+    """Return the fingerprints over all rows, see `rows.shard.row_fingerprint`."""
     none = np.zeros(2 + len(spec.layout.n_bins) + spec.grouped, np.uint64)
     return [int(number) for number in reduce(np.add, sessions.statistics(row_fingerprint), none)]
 

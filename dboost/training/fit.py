@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dboost.data.binning import Binning, columns_at_once, distinct_values, exact_binning
-from dboost.data.eval_tables import named_in_messages
+from dboost.data.columns.binning import Binning, columns_at_once, distinct_values, exact_binning
+from dboost.data.tables.eval_tables import named_in_messages
 from dboost.errors import DBoostError, FitInterrupted, ParameterError, warn
 from dboost.losses import Loss
 from dboost.metrics.metric import MetricReduction
@@ -28,18 +28,18 @@ from dboost.metrics.named import find_metrics
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import Parameters
+from dboost.prepared.binned_data import check_thresholds, refuse_other_proposals
 from dboost.schema import Feature
-from dboost.session.batch_rows import BatchRows
-from dboost.session.calls import Chosen
+from dboost.session.arcbite_rows import bites_with_rows
+from dboost.session.fit_records import Chosen
 from dboost.session.reference_sample import ReferenceSample, reference_values, warn_of_drift, with_summary
 from dboost.session.row_assignment import assign_rows, class_counts, digit_counts
 from dboost.session.row_samples import DigitRequest
 from dboost.session.sessions import Sessions, of_roles
+from dboost.session.table_rows import BatchRows
 from dboost.session.target import Target, check_order_of_targets, choose_target, continued, target_for, target_of
 from dboost.session.warm_start import WarmStart, check_continues
-from dboost.shards.arcbite_rows import bites_with_rows
 from dboost.training.arcbites import arcbite_visits
-from dboost.training.binned_data import check_thresholds, refuse_other_proposals
 from dboost.training.callbacks import StoppingRule
 from dboost.training.fit_result import OBSERVERS, FitObserver, FitResult
 from dboost.training.history import OUT_OF_BAG

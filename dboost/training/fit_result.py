@@ -23,7 +23,7 @@ class FitResult:
     timings: dict[str, float] = field(default_factory=dict)  # seconds by phase: "load", "bin", "train"
     no_split: str | None = None  # why no tree of this fit has a split, to warn of
     ended_by: str | None = None  # why the last iteration was the last
-    lost_workers: list[dict[str, Any]] = field(default_factory=list)  # see `distributed.connection.Connection.losses`
+    lost_workers: list[dict[str, Any]] = field(default_factory=list)  # see `cluster.client.connection.Connection.losses`
 
 
 class FitObserver(Protocol):

@@ -2,13 +2,13 @@
 
 The rows are binned once, by split points that all rows propose; a fold is one byte per row (`session.row_samples.FoldRows`).
 So the fit of a fold differs from a fit on the same rows of the data set in nothing: it gives the same trees to the last bit.
-Folds that are in memory in one process share the bin codes of all rows (`shards.shared_codes`), and one table with the roles.
+Folds that are in memory in one process share the bin codes of all rows (`rows.shared_codes`), and one table with the roles.
 
 Each fold is fitted in a thread of its own. After every iteration all folds wait for each other (`FoldScores`), because early
 stopping, callbacks, the time limit and the progress display use the means of their scores. If there are more than `AT_ONCE`
 folds and nothing but the display uses the means, they do not wait, `AT_ONCE` of them are fitted at the same time, and the
-display counts folds. Folds of a data set on a cluster are on different workers (`distributed.rebalance`), or grow their trees
-on all workers: while the messages of one fold travel, the workers compute for another.
+display counts folds. Folds of a data set on a cluster are on different workers (`cluster.partitions.rebalance`), or grow their
+trees on all workers: while the messages of one fold travel, the workers compute for another.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class BinnedRows(Protocol):
         """Return the targets of all rows, as they were given."""
 
     def groups(self) -> np.ndarray | None:
-        """Return the key of each row's group (int64[n]), see `data.roles`; None if the rows have no groups."""
+        """Return the key of each row's group (int64[n]), see `data.columns.roles`; None if the rows have no groups."""
 
     def weights(self) -> np.ndarray | None:
         """Return the weight of each row: float64[n]; None if all are 1."""

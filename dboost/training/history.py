@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-#: The name of the training rows as predicted by the trees of a forest that did not draw them, see `shards.tree_means`.
+#: The name of the training rows as predicted by the trees of a forest that did not draw them, see `trees.tree_means`.
 OUT_OF_BAG = "oob"
 #: Columns of the history that are neither losses nor metrics.
 NOT_SCORES = frozenset((

@@ -21,22 +21,22 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data.binning import Binning
+from dboost.data.columns.binning import Binning
 from dboost.errors import DataError, ParameterError
 from dboost.exact import unit_for
 from dboost.losses import Loss
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters, make_parameters
-from dboost.session.batch_rows import BatchRows
-from dboost.session.calls import BuildSpec
+from dboost.prepared.binned_data import DatasetDescription
+from dboost.rows.statistics import leaf_totals
+from dboost.session.fit_records import BuildSpec
 from dboost.session.reference_sample import with_summary
 from dboost.session.refit_rows import refit_shard_spec
 from dboost.session.sessions import Sessions, of_roles
+from dboost.session.table_rows import BatchRows
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, keywords_for
-from dboost.shards.statistics import leaf_totals
-from dboost.training.binned_data import DatasetDescription
 from dboost.training.fit import describe, interruptible_reading, learn_target, load
 from dboost.training.leaf_values import LeafEstimator, TargetStats, in_units_of, target_stats
 from dboost.training.loop import in_rows

@@ -56,8 +56,7 @@ from dboost.losses import Loss, is_custom, register
 from dboost.losses.base import AllRows, InitialRows, PartOfRows, SumUnits, check_derivatives, loss_scores, one_target
 from dboost.losses.projection import ProjectedTerms
 from dboost.params import Parameters
-from dboost.session.sessions import Sessions
-from dboost.shards.statistics import (
+from dboost.rows.statistics import (
     Statistic,
     gradient_products,
     influence_digits,
@@ -71,6 +70,7 @@ from dboost.shards.statistics import (
     of_parts,
     output_totals,
 )
+from dboost.session.sessions import Sessions
 from dboost.training.directions import Directions
 from dboost.training.minimize import minimize_convex
 from dboost.trees.tree_task import GradientStats, Leaves, RowSubset, StepLimits, bounded, leaf_values, newton_steps

@@ -31,13 +31,13 @@ from dboost.session.warm_start import WarmStart
 from dboost.training.callbacks import Callback, Iteration
 from dboost.training.checkpoint import describe_data, merged_fingerprint
 from dboost.training.directions import Directions
-from dboost.training.finished_trees import finished_trees
 from dboost.training.history import appended, metrics_of, of_model
 from dboost.training.leaf_values import LeafEstimator, in_units_of
 from dboost.training.plan import FitPlan
 from dboost.training.rates import Rates
 from dboost.training.scores import Scores, diverged
 from dboost.training.tasks import Tasks
+from dboost.trees.finished_trees import finished_trees
 from dboost.trees.fit_trees import FitTree, TreesSoFar
 from dboost.trees.tree_task import (
     GradientStats,

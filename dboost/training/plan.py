@@ -40,9 +40,9 @@ from typing import Any
 import numpy as np
 
 from dboost.data import ReadOptions
-from dboost.data.binning import MAX_FINE_BINS, Binning
-from dboost.data.eval_tables import EvalTable, eval_tables
-from dboost.data.labels import Names
+from dboost.data.columns.binning import MAX_FINE_BINS, Binning
+from dboost.data.columns.labels import Names
+from dboost.data.tables.eval_tables import EvalTable, eval_tables
 from dboost.display import number
 from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
@@ -63,8 +63,10 @@ from dboost.params import (
     available_threads,
     make_parameters,
 )
+from dboost.prepared.binned_data import DatasetDescription
+from dboost.rows.shard_spec import ShardSpec, plan_layout
 from dboost.schema import Feature, Level
-from dboost.session.calls import BuildSpec, Chosen
+from dboost.session.fit_records import BuildSpec, Chosen
 from dboost.session.memory import Budget, TreeNeeds, check_proposal, format_bytes, histogram_bytes, resident_bytes
 from dboost.session.reference_sample import ReferenceSample, damped_steps
 from dboost.session.row_samples import (
@@ -80,8 +82,6 @@ from dboost.session.row_samples import (
 )
 from dboost.session.target import Target
 from dboost.session.warm_start import COLD_START, WarmStart, checked_source_name
-from dboost.shards.shard_spec import ShardSpec, plan_layout
-from dboost.training.binned_data import DatasetDescription
 from dboost.training.callbacks import Callback, LearningRates, Progress, RecordOf, StoppingRule, schedule_of
 from dboost.training.checkpoint import Checkpoint, checkpoint_in
 from dboost.training.history import NOT_SCORES, OUT_OF_BAG

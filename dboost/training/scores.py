@@ -14,9 +14,9 @@ from dboost.metrics.metric import LossMagnitude
 from dboost.metrics.named import find_metrics
 from dboost.session.sessions import Sessions
 from dboost.session.target import Target
-from dboost.shards.tree_means import metric_chunks
 from dboost.training.history import OUT_OF_BAG
 from dboost.training.plan import FitPlan, has_out_of_bag
+from dboost.trees.tree_means import metric_chunks
 from dboost.trees.tree_task import GradientStats
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from dboost.exact import unit_for
+from dboost.rows.statistics import fine_bin_hessians
 from dboost.session.sessions import Sessions
-from dboost.shards.statistics import fine_bin_hessians
 from dboost.training.leaf_values import LeafEstimator, in_units_of
 from dboost.training.plan import FitPlan
 from dboost.trees.bin_proposal import BinMerge

@@ -2,7 +2,7 @@
 
 The parameter `split_proposal` chooses when candidates are proposed.
 
-* **global**: once, as quantiles of a sample of the rows (`dboost.data.binning`).
+* **global**: once, as quantiles of a sample of the rows (`dboost.data.columns.binning`).
 * **tree**: for every tree, as quantiles weighted by the Hessians of the rows that take part in it: more candidates where
   predictions are undecided.
 * **node**: after every split, in each of the two children, weighted by the Hessians of its own rows: finer bins inside the
@@ -16,7 +16,7 @@ It follows from the Hessian sums of the fine bins, which are integers and add up
 divided. Finished trees are expressed in fine bins: prediction, evaluation sets and rows that apply earlier trees do not need
 the bins.
 
-*Per tree* the Hessian sums are computed over all rows (`shards.statistics`), and rows are put into bins (one byte) before the
+*Per tree* the Hessian sums are computed over all rows (`rows.statistics`), and rows are put into bins (one byte) before the
 tree grows. *Per node* the histograms are those of the fine bins, the smaller child of a node is added up and the other is the
 rest, and the search joins fine bins to bins on the way (`kernels.bins`): the memory and the time of
 `FINE_BINS_PER_BIN` times as many bins.

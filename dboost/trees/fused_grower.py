@@ -60,7 +60,7 @@ class TreeRows(NamedTuple):
 
     codes: HistogramRows
     narrow: np.ndarray  # uint8[n_narrow, n_rows]
-    row_of: np.ndarray  # int64[n_features], see `shards.shard_spec.code_rows`
+    row_of: np.ndarray  # int64[n_features], see `rows.shard_spec.code_rows`
     gradient: np.ndarray  # float32[n_rows]
     hessian: np.ndarray  # float32[n_rows], empty when it is 1 for all rows
     sampled: np.ndarray  # int64[...]: rows that take part, ascending; empty for all

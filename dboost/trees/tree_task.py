@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dboost.data.binning import Binning
+from dboost.data.columns.binning import Binning
 from dboost.kernels import internal
 from dboost.kernels.histograms import Packing, rows_in_32_bits
 from dboost.kernels.splits import (
@@ -177,7 +177,7 @@ def child_stats(total, best, limits, direction, left, right):
 
 
 class GradientNoise(NamedTuple):
-    """Exact sums of the gradients' squares and of the Hessians that a tree grows by, see `shards.gradient_noise`."""
+    """Exact sums of the gradients' squares and of the Hessians that a tree grows by, see `rows.gradient_noise`."""
 
     squares: int  # in units of 2**-276: the square of the smallest float32 with 13 significant bits
     hessians: int  # in units of 2**-149: the smallest float32

@@ -80,7 +80,7 @@ with LocalCluster(n_workers=2, threads_per_worker=2, processes=False, dashboard_
 IMPORTED = """
 import importlib, os, sys
 for name in ("dboost.cli.train_command", "dboost.cli.predict_command", "distributed.cli.dask_scheduler",
-             "distributed.cli.dask_worker", "dboost.distributed.reducer", "dboost.distributed.worker_plugin"):
+             "distributed.cli.dask_worker", "dboost.cluster.scheduler.reducer", "dboost.cluster.worker.worker_plugin"):
     importlib.import_module(name)
 found = [(name, getattr(module, "__cached__", None)) for name, module in sys.modules.items()]
 print([name for name, path in found if path and not os.path.exists(path)])

@@ -20,7 +20,7 @@ import pytest
 import dboost
 from dboost.cli import main, predict_command
 from dboost.cli.row_filters import filter_of
-from dboost.data.row_filter import RowFilter
+from dboost.data.sources.row_filter import RowFilter
 from tests.helpers.clusters import ROOT
 
 

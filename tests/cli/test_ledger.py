@@ -16,9 +16,9 @@ import pytest
 
 import dboost
 from dboost.cli import ledger, main
-from dboost.data.files import FilesBelow, find_files
-from dboost.storage import atomic_write
-from dboost.storage.lease import BusyError
+from dboost.data.sources.files import FilesBelow, find_files
+from dboost.files import atomic_write
+from dboost.files.lease import BusyError
 
 COMMAND = ("train", "data", "--target", "y", "--output", "model.json", "--only-new", "--quiet")
 
@@ -555,7 +555,7 @@ def test_names_do_not_depend_on_how_the_folder_is_spelled(here: Path) -> None:
 
 
 def test_columns_in_the_names_of_folders(here: Path) -> None:
-    from dboost.data.paths import open_path
+    from dboost.data.sources.paths import open_path
 
     for day in (1, 2):
         (here / f"data/day={day}").mkdir()

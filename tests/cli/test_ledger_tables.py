@@ -19,7 +19,7 @@ import pytest
 
 import dboost
 from dboost.cli import main
-from dboost.data.table_versions import added_since, version_of
+from dboost.data.sources.table_versions import added_since, version_of
 from tests.helpers.clusters import ROOT
 from tests.helpers.object_store import served
 

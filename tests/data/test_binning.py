@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.data import binning, open_table
-from dboost.data.binning import SAMPLE_ROWS, Binning, between, propose, propose_all, sample_rows
-from dboost.data.table import kept_rows
+from dboost.data import open_table
+from dboost.data.columns import binning
+from dboost.data.columns.binning import SAMPLE_ROWS, Binning, between, propose, propose_all, sample_rows
+from dboost.data.tables.table import kept_rows
 from dboost.interop.export import nearest_float32
+from dboost.rows.encode import encode_table, sampled
+from dboost.rows.shard_spec import plan_layout
 from dboost.schema import Feature
-from dboost.shards.encode import encode_table, sampled
-from dboost.shards.shard_spec import plan_layout
 from tests.helpers.naive import bins as naive
 
 COUNTS = st.lists(st.integers(1, 50), min_size=1, max_size=60)

@@ -23,8 +23,9 @@ from distributed import Client
 
 import dboost
 from dboost import DataError
-from dboost.data import binning, open_table
-from dboost.data.binning import propose
+from dboost.data import open_table
+from dboost.data.columns import binning
+from dboost.data.columns.binning import propose
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import cut
 

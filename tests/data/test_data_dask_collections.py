@@ -18,7 +18,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dboost.data import ReadOptions, dask_collections, open_table
+from dboost.data import ReadOptions, open_table
+from dboost.data.tables import dask_collections
 from dboost.errors import DataError
 from tests.helpers.table_content import content
 

@@ -27,7 +27,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.data import ReadOptions, csv_files, open_table, paths
+from dboost.data import ReadOptions, open_table
+from dboost.data.sources import csv_files, paths
 from dboost.errors import DataError
 from dboost.schema import Feature
 from tests.helpers.clusters import threads_cluster

@@ -23,11 +23,11 @@ import dboost
 from dboost import DataError, ParameterError
 from dboost.cli import main
 from dboost.data import open_table
-from dboost.data.partition import role_column
+from dboost.data.kinds.partition import role_column
+from dboost.prepared.dataset_rows import joined_role
+from dboost.rows import shard_spec
 from dboost.session.memory import Budget
 from dboost.session.row_samples import TEST
-from dboost.shards import shard_spec
-from dboost.training.dataset_rows import joined_role
 from tests.helpers.clusters import Processes, at, threads_cluster
 from tests.helpers.examples import examples
 from tests.helpers.fits import cut

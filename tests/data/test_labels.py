@@ -18,7 +18,7 @@ from pyarrow import parquet as pq
 
 import dboost
 from dboost import DBoostRegressor
-from dboost.data.labels import Names
+from dboost.data.columns.labels import Names
 from dboost.errors import DataError, ParameterError
 
 N = 200

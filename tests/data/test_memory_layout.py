@@ -19,8 +19,8 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 import dboost
-from dboost.data.chunk import Chunk, MatrixColumns, native, plain
-from dboost.data.partition import fingerprint
+from dboost.data.columns.chunk import Chunk, MatrixColumns, native, plain
+from dboost.data.kinds.partition import fingerprint
 
 N, P = 600, 6
 

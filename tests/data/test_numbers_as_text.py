@@ -19,7 +19,7 @@ import pytest
 
 import dboost
 from dboost.cli import main
-from dboost.data.numbers_as_text import find
+from dboost.data.columns.numbers_as_text import find
 from dboost.schema import MAX_LEVELS
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.real_data import path as path_of

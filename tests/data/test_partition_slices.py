@@ -15,11 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import dboost
-from dboost.data import ReadOptions, csv_files, open_table
-from dboost.data.partition import as_frame
-from dboost.data.paths import open_path, open_source
+from dboost.data import ReadOptions, open_table
+from dboost.data.kinds.partition import as_frame
+from dboost.data.sources import csv_files
+from dboost.data.sources.paths import open_path, open_source
+from dboost.rows import shard_spec
 from dboost.session.memory import Budget
-from dboost.shards import shard_spec
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 
 SHARE = 4096

@@ -23,13 +23,14 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.data import parquet, predict_stream, stored_stream
-from dboost.data.partition import is_stream, slice_rows
-from dboost.data.paths import open_source
-from dboost.data.predictor import Predictor
-from dboost.data.row_filter import RowFilter
-from dboost.data.sources import Parts, Stream, stream_of
-from dboost.distributed import cluster_dataset, read_tasks
+from dboost.cluster.partitions import read_tasks
+from dboost.cluster.training import cluster_dataset
+from dboost.data.kinds.partition import is_stream, slice_rows
+from dboost.data.kinds.predictor import Predictor
+from dboost.data.output import predict_stream
+from dboost.data.sources import Parts, Stream, parquet, stored_stream, stream_of
+from dboost.data.sources.paths import open_source
+from dboost.data.sources.row_filter import RowFilter
 from dboost.inspection import drift, row_functions
 from dboost.session.partition_batch import PartitionBatch
 from tests.helpers.clusters import Processes, at, threads_cluster
@@ -591,7 +592,7 @@ def test_a_stream_is_sent_again_after_a_worker_was_killed(tmp_path: Path, monkey
     monkeypatch.setattr(read_tasks, "PARTITION_BYTES", 100_000)
     monkeypatch.setattr(stored_stream, "SMALL_BYTES", 200_000)
     monkeypatch.setattr(stored_stream, "WAVE_BYTES", 300_000)
-    monkeypatch.setattr("dboost.distributed.partitioned_table.is_for_one_worker", lambda *_: False)
+    monkeypatch.setattr("dboost.cluster.partitions.partitioned_table.is_for_one_worker", lambda *_: False)
     with Processes(3) as cluster, cluster.impatient():
         kill = at(3, lambda: os.kill(cluster.any_pid(), signal.SIGKILL))
         options = OPTIONS | {"max_iter": 8, "callbacks": [kill]}
@@ -635,7 +636,7 @@ def test_workers_decode_a_row_group_that_is_larger_than_its_share_once(
             yield stream
 
     monkeypatch.setattr(parquet, "_opened", opened)
-    monkeypatch.setattr("dboost.distributed.partitioned_table.is_for_one_worker", lambda *_: False)
+    monkeypatch.setattr("dboost.cluster.partitions.partitioned_table.is_for_one_worker", lambda *_: False)
     data: Any = ds.dataset(path) if kind == "pyarrow dataset" else path
     moved: list[int] = []
     take = PartitionBatch.take_slice
@@ -663,7 +664,7 @@ def test_ranges_of_a_row_group_are_read_again_after_a_worker_was_killed(
     parts = open_source(tmp_path / "rows.parquet", most_bytes=2**22, columns=["x0", "count", "y"])
     assert [len(run) for run in parts.runs(range(len(parts.parts)))] == [len(parts.parts)] != [1]
     assert [len(run) for run in parts.runs([1])] == [1]
-    monkeypatch.setattr("dboost.distributed.partitioned_table.is_for_one_worker", lambda *_: False)
+    monkeypatch.setattr("dboost.cluster.partitions.partitioned_table.is_for_one_worker", lambda *_: False)
     with Processes(3) as cluster, cluster.impatient():
         kill = at(3, lambda: os.kill(cluster.any_pid(), signal.SIGKILL))
         found = dboost.fit(tmp_path / "rows.parquet", "y", client=cluster.client, callbacks=[kill], **options)

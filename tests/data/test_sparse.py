@@ -22,8 +22,9 @@ from sklearn.preprocessing import OneHotEncoder
 
 import dboost
 from dboost import DataError, DBoostClassifier, DBoostRegressor
-from dboost.data import predictor, sparse
-from dboost.data.sparse import SparseColumn, columns_of_matrix, packed, unpacked
+from dboost.data.columns import sparse
+from dboost.data.columns.sparse import SparseColumn, columns_of_matrix, packed, unpacked
+from dboost.data.kinds import predictor
 from dboost.model import ensemble
 from tests.helpers.clusters import Processes, at, held_rows, threads_cluster
 

@@ -22,10 +22,13 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.data import predict_stream, sources, stored_stream, table
-from dboost.distributed import read_tasks
+from dboost.cluster.partitions import read_tasks
+from dboost.data import sources
+from dboost.data.output import predict_stream
+from dboost.data.sources import stored_stream
+from dboost.data.tables import table
+from dboost.files import spool
 from dboost.inspection import row_functions
-from dboost.storage import spool
 from tests.helpers.clusters import threads_cluster
 
 #: Batches of 1000 rows of 8 bytes × 6 columns.

@@ -19,9 +19,9 @@ from distributed import Client
 
 import dboost
 from dboost.cli import main
-from dboost.data import parquet, table_formats
-from dboost.data.paths import open_path, open_source
-from dboost.data.row_filter import RowFilter
+from dboost.data.sources import parquet, table_formats
+from dboost.data.sources.paths import open_path, open_source
+from dboost.data.sources.row_filter import RowFilter
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.object_store import served
 

@@ -20,17 +20,17 @@ from distributed import Client
 
 import dboost
 from dboost import DataError, Dataset, ParameterError
+from dboost.cluster.client.connection import Connection
+from dboost.cluster.partitions.read_tasks import ReadTasks
+from dboost.cluster.training.cluster_sessions import ClusterSessions
 from dboost.data import ReadOptions, Table, open_table
-from dboost.data.labels import Names
-from dboost.data.partition import fingerprint, make_read_plan, read_partition
-from dboost.data.roles import RowRoles
-from dboost.data.row_metadata import RowMetadataSpool
-from dboost.data.table import Reader
-from dboost.distributed.cluster_sessions import ClusterSessions
-from dboost.distributed.connection import Connection
-from dboost.distributed.read_tasks import ReadTasks
-from dboost.session.batch_rows import BatchRows
-from dboost.storage.spool import Spool
+from dboost.data.columns.labels import Names
+from dboost.data.columns.roles import RowRoles
+from dboost.data.kinds.partition import fingerprint, make_read_plan, read_partition
+from dboost.data.tables.row_metadata import RowMetadataSpool
+from dboost.data.tables.table import Reader
+from dboost.files.spool import Spool
+from dboost.session.table_rows import BatchRows
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import cut
 

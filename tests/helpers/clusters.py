@@ -24,9 +24,9 @@ import pandas as pd
 from distributed import Client, LocalCluster, Scheduler
 from distributed.security import Security
 
+from dboost.rows import shard_spec
 from dboost.session import memory
 from dboost.session.memory import Budget
-from dboost.shards import shard_spec
 
 ROOT = Path(__file__).parent.parent.parent
 #: On a busy machine a worker that imports or compiles looks as if it were stopped. Tests that stop workers set a shorter
@@ -67,8 +67,8 @@ def lines_cluster(n_workers: int = 3, *, secure: bool = False) -> Iterator[Clien
 #: Processes of clusters are forked from one that has imported what all of them need. It starts with the first of them.
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PRELOADED = [
-    "distributed.cli.dask_scheduler", "distributed.cli.dask_worker", "dask.dataframe", "dboost.distributed.worker_plugin",
-    "dboost.distributed.reducer", "dboost.training.fit", "numba.np.arrayobj", "tests.helpers.clusters",
+    "distributed.cli.dask_scheduler", "distributed.cli.dask_worker", "dask.dataframe", "dboost.cluster.worker.worker_plugin",
+    "dboost.cluster.scheduler.reducer", "dboost.training.fit", "numba.np.arrayobj", "tests.helpers.clusters",
 ]  # fmt: skip
 _PROCESSES.set_forkserver_preload(_PRELOADED)
 
@@ -179,7 +179,7 @@ SABOTAGE = {
     "another version": "import dboost.version; dboost.version.__version__ = '0.0.1'",
     "no library": "import sys; sys.modules['numba'] = None",
     "a failing plugin": (
-        "import dboost.distributed.worker_plugin as plugin; plugin.keep_freed_memory = lambda: open('/nowhere/at/all')"
+        "import dboost.cluster.worker.worker_plugin as plugin; plugin.keep_freed_memory = lambda: open('/nowhere/at/all')"
     ),
 }
 

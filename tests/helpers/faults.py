@@ -20,8 +20,8 @@ import dask
 import pytest
 from distributed.core import Status
 
-from dboost.distributed import read_tasks
-from dboost.distributed.connection import Connection
+from dboost.cluster.client.connection import Connection
+from dboost.cluster.partitions import read_tasks
 from tests.helpers.clusters import Processes, held_fits, held_rows, scheduler_plugin, stream_everything
 from tests.helpers.fits import cut
 from tests.helpers.fixed_calls import CASES, FixedCall, Result, result_of

@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dboost
-from dboost.data.chunk import BinnedPartition
+from dboost.data.columns.chunk import BinnedPartition
 from dboost.kernels.checksum import checksum
-from dboost.storage.block_file import BlockFile, Field
-from dboost.training import dataset_rows, prepared_dataset
+from dboost.prepared import dataset_rows, prepared_dataset
+from dboost.rows.block_file import BlockFile, Field
 from tests.helpers.fits import mixed_frame
 
 ROOT = Path(__file__).parent.parent.parent

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from dboost.data.binning import Binning
+from dboost.data.columns.binning import Binning
 from dboost.exact import unit_for
 from dboost.losses import SquaredError
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
+from dboost.rows.shard import Shard
+from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
-from dboost.shards.shard import Shard
-from dboost.shards.statistics import Statistic
-from dboost.training.finished_trees import finished_trees
 from dboost.training.plan import growth_policy_of, precision_of
+from dboost.trees.finished_trees import finished_trees
 from dboost.trees.fit_trees import FitTree
 from dboost.trees.tree_task import (
     FeatureConstraints,

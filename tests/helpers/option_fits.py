@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 import dboost
+from dboost.rows import shard_spec
 from dboost.session.memory import Budget
-from dboost.shards import shard_spec
 
 N_ROWS = 300
 FITS: dict[str, dict[str, Any]] = {

@@ -22,9 +22,10 @@ from distributed import Client
 
 import dboost
 from dboost import Booster
-from dboost.session import thread_team
+from dboost.kernels import threads
+from dboost.rows import shard_spec
+from dboost.session import arcbite_rows
 from dboost.session.memory import Budget
-from dboost.shards import arcbite_rows, shard_spec
 from tests.helpers.clusters import impatient, lines_cluster
 
 
@@ -84,7 +85,7 @@ def rows_in_files() -> Iterator[None]:
 def small_things(block_rows: int = 32) -> Iterator[None]:
     """Use several threads for small tables, and short blocks in files."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(thread_team, "SMALL", 0)
+        patch.setattr(threads, "SMALL", 0)
         patch.setattr(shard_spec, "BLOCK_ROWS", block_rows)
         patch.setattr(arcbite_rows, "_LEAST_BLOCK_ROWS", block_rows)
         patch.setattr(arcbite_rows, "BLOCK_ROWS", block_rows)

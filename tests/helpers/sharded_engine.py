@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from dboost.kernels.threads import team_for
 from dboost.losses.gradient_pass import new_pass_scratch
-from dboost.session.thread_team import team_for
+from dboost.rows.encoded_store import EncodedStore
+from dboost.rows.row_store import RowStore
+from dboost.rows.shard import RowIds, Shard, advance_rows, merge_into_bins
+from dboost.rows.statistics import Statistic
 from dboost.session.training_rows import TrainingRows
-from dboost.shards.encoded_store import EncodedStore
-from dboost.shards.shard import RowIds, Shard, advance_rows, merge_into_bins
-from dboost.shards.shard_grower import ShardGrower
-from dboost.shards.statistics import Statistic
-from dboost.storage.row_store import RowStore
 from dboost.trees.grower import Round, RoundHistograms, RoundRequest
+from dboost.trees.shard_grower import ShardGrower
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
 
@@ -105,7 +105,11 @@ class WholeEngine:
 
     def __init__(self, shard: Shard, loss_terms: tuple, *, n_threads: int = 1) -> None:
         self.team = team_for(shard.n_rows, len(shard.bin_layout.n_bins), n_threads)
-        store = RowStore([g._replace(fields=[f for f in g.fields if f.name in shard.fields]) for g in shard.spec.groups(in_memory=True)], [shard.n_rows], arrays=shard.fields)
+        store = RowStore(
+            [g._replace(fields=[f for f in g.fields if f.name in shard.fields]) for g in shard.spec.groups(in_memory=True)],
+            [shard.n_rows],
+            arrays=shard.fields,
+        )
         build = SimpleNamespace(warm_start=SimpleNamespace(n_before=0))
         rows = EncodedStore(store, shard.spec, RowIds(np.array([[0, shard.n_rows]])))
         self.rows, self._terms, self._n = TrainingRows(rows, "", build, None, self.team), loss_terms, 0

@@ -19,7 +19,7 @@ from scipy.stats import chi2, ks_2samp
 
 import dboost
 from dboost import DataError, DriftWarning, ModelFileError, ParameterError
-from dboost.data.binning import propose
+from dboost.data.columns.binning import propose
 from dboost.model import data_summary, model_file
 from dboost.model.data_summary import GROUPS, LEVELS, Distribution, Summary
 from dboost.model.ensemble import FlatEnsemble

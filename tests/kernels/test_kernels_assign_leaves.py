@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost.shards.apply_trees import add_grown_tree, assign_leaves, leaves_of
+from dboost.trees.apply_trees import add_grown_tree, assign_leaves, leaves_of
 from dboost.trees.tree_task import TreeRoutes
 from tests.helpers.growth import a_tree
 from tests.helpers.tables import make_table

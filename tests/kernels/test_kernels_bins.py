@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dboost.data.binning import padded_edges, round_down
+from dboost.data.columns.binning import padded_edges, round_down
 from dboost.kernels.bins import encode_column, encode_matrix
 from tests.helpers.naive import bins as naive
 from tests.helpers.tables import CodedTable, make_table, tables

@@ -27,7 +27,7 @@ if module:
     sys.modules[module] = None
     del errno.EDQUOT
     ctypes.CDLL = library
-import dboost, dboost.distributed.worker_plugin, dboost.distributed.reducer
+import dboost, dboost.cluster.worker.worker_plugin, dboost.cluster.scheduler.reducer
 from dboost.session.memory import keep_freed_memory, trim_memory
 dask.config.set({"dboost.keep-freed-memory": True})
 trim_memory()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dboost.data.predictor import FeatureBlocks
+from dboost.data.kinds.predictor import FeatureBlocks
 from dboost.kernels.predict import (
     QuickScorerForest,
     TraversalForest,

@@ -29,7 +29,7 @@ from dboost.kernels.quantile_keys import (
     select_keys,
 )
 from dboost.losses import Quantile
-from dboost.shards.statistics import concatenated
+from dboost.rows.statistics import concatenated
 
 FLOATS = st.floats(-1e300, 1e300) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324])
 

@@ -17,7 +17,7 @@ from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.params import Parameters
-from dboost.shards.shard import Shard, advance_rows
+from dboost.rows.shard import Shard, advance_rows
 from dboost.trees.tree_task import ANY_ORDER, GrowthPolicy, TreeTask, leaf_values, split_params_of
 from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import make_table, shard_of, spec_of

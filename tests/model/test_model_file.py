@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 import dboost
 from dboost import Booster
 from dboost.errors import DBoostError, ModelFileError
+from dboost.files import atomic_write
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
-from dboost.storage import atomic_write
 from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.forests import random_ensemble
 from tests.helpers.small_models import BY_HAND, LEAF, SMALL, SPLIT, same

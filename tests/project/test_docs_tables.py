@@ -23,7 +23,7 @@ from dboost.metrics.named import ALIASES as METRIC_ALIASES
 from dboost.metrics.named import find_metrics
 from dboost.model import model_file
 from dboost.params import Parameters, loss_names
-from dboost.peer_names import ALIASES, HINTS, NEUTRAL, PREDICTION_ALIASES, PREDICTION_HINTS, SHOWN_ALIASES
+from dboost.params.peer_names import ALIASES, HINTS, NEUTRAL, PREDICTION_ALIASES, PREDICTION_HINTS, SHOWN_ALIASES
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide"

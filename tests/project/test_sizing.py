@@ -23,16 +23,16 @@ from distributed import Client
 
 import dboost
 from dboost import sizing
-from dboost.distributed import host_sessions
-from dboost.distributed.connection import Connection
+from dboost.cluster.client.connection import Connection
+from dboost.cluster.worker import host_sessions
 from dboost.params import Parameters, usable_processors
+from dboost.rows.shard import Shard
 from dboost.session.encoded_rows import HandedRows
 from dboost.session.memory import histogram_bytes, parse_memory_limit, resident_bytes
 from dboost.session.partition_batch import RETAIN_BYTES
-from dboost.session.whole_tree_grower import WholeTreeGrower
-from dboost.session.worker_session import Session
-from dboost.shards.shard import Shard
+from dboost.session.session import Session
 from dboost.training.plan import precision_of
+from dboost.trees.whole_tree_grower import WholeTreeGrower
 from tests.helpers.clusters import a_table, lines_cluster
 
 ROOT = Path(__file__).parents[2]

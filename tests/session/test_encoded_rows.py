@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dboost.distributed.line import pieces_of, unpacked
+from dboost.cluster.transport.line import pieces_of, unpacked
 from dboost.session.encoded_rows import EncodedRows, joined_rows, joined_shards
 from dboost.shards.shard_blocks import compacted
 from tests.helpers.examples import examples

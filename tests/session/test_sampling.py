@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.errors import ParameterError
+from dboost.kernels import threads
 from dboost.params import Parameters
-from dboost.session import thread_team
 from dboost.trees.tree_task import Sample
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, mixed_frame, saved
@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {"features": FEATURES, "max_iter": 6, "max_leaf_nodes
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_team, "SMALL", 0)
+    monkeypatch.setattr(threads, "SMALL", 0)
 
 
 @EVERY_KERNEL

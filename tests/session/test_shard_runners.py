@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import dboost
+from dboost.kernels.threads import Team
 from dboost.params import Parameters
-from dboost.session import worker_session
-from dboost.session.calls import ReplayState
+from dboost.rows.shard import Shard
+from dboost.rows.statistics import Statistic
+from dboost.session import session
+from dboost.session.arcbite_rows import Bite
+from dboost.session.fit_records import ReplayState
 from dboost.session.shard_runners import ShardRunner
-from dboost.session.thread_team import Team
-from dboost.shards.arcbite_rows import Bite
-from dboost.shards.shard import Shard
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
-from dboost.shards.statistics import Statistic
 from dboost.trees.grower import Round
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from dboost.trees.tree_task import Sample, TreeTask
@@ -133,7 +133,7 @@ def test_the_rows_of_a_visit_are_released_before_the_next_ones_are_read(
 ) -> None:
     shards: list[weakref.ref[Shard]] = []
     n_alive: list[int] = []
-    build, read = worker_session.shard_of_bite, Bite.current_rows
+    build, read = session.shard_of_bite, Bite.current_rows
 
     def noted(*arguments: Any) -> ShardBlocks:
         rows = build(*arguments)
@@ -144,7 +144,7 @@ def test_the_rows_of_a_visit_are_released_before_the_next_ones_are_read(
         n_alive.append(sum(shard() is not None for shard in shards))
         return read(bite, *arguments)
 
-    monkeypatch.setattr(worker_session, "shard_of_bite", noted)
+    monkeypatch.setattr(session, "shard_of_bite", noted)
     monkeypatch.setattr(Bite, "current_rows", counted)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(40_000, 6))

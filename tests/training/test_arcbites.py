@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 import dboost
 from dboost import ArcBites, DBoostClassifier, DBoostRegressor, ParameterError
 from dboost.data import ReadOptions, open_table
+from dboost.kernels import threads
 from dboost.kernels.rows import select_rows
 from dboost.model.ensemble import Ensemble
 from dboost.params import make_parameters, read_arcbites
-from dboost.session import thread_team
+from dboost.session.arcbite_rows import bite_sizes, bites_of
 from dboost.session.local_sessions import LocalSessions
 from dboost.session.warm_start import WarmStart
-from dboost.shards.arcbite_rows import bite_sizes, bites_of
 from dboost.training.arcbites import order_of_visits
 from dboost.training.fit import train
 from dboost.training.plan import FitRequest, held_out_rows_of
@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {"max_iter": 12, "max_leaf_nodes": 6, "min_samples_le
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_team, "SMALL", 0)
+    monkeypatch.setattr(threads, "SMALL", 0)
 
 
 def fit(data: Any = FRAME, target: Any = "y", **changed: Any) -> dboost.Booster:

@@ -26,12 +26,12 @@ from distributed import Client
 
 import dboost
 from dboost import DataError, ModelFileError, ParameterError
+from dboost.files.lease import BusyError
+from dboost.rows import shard_spec
+from dboost.rows.statistics import random_numbers, row_fingerprint
 from dboost.session.memory import Budget
-from dboost.session.whole_tree_grower import WholeTreeGrower
-from dboost.shards import shard_spec
-from dboost.shards.statistics import random_numbers, row_fingerprint
-from dboost.storage.lease import BusyError
 from dboost.training import checkpoint
+from dboost.trees.whole_tree_grower import WholeTreeGrower
 from tests.helpers.clusters import Processes, threads_cluster
 from tests.helpers.fits import FEATURES, cut, mixed_frame, saved
 from tests.helpers.tables import make_table

@@ -16,8 +16,8 @@ import dboost
 from dboost.data import RowRoles
 from dboost.losses import by_name
 from dboost.params import Parameters
+from dboost.rows import shard_spec
 from dboost.session.memory import Budget
-from dboost.shards import shard_spec
 from dboost.training.leaf_values import in_units_of, target_stats
 from tests.helpers.clusters import threads_cluster
 

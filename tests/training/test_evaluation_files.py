@@ -15,9 +15,9 @@ import pytest
 import dboost
 from benchmarks.fixed_fits import wide_frame
 from dboost.metrics import Metric
-from dboost.session.evaluation import SessionEvalSets
+from dboost.rows import shard_spec
+from dboost.session.evaluation_rows import SessionEvalSets
 from dboost.session.memory import Budget
-from dboost.shards import shard_spec
 from tests.helpers.fits import NUMERIC, cut, mixed_frame, saved
 
 FEATURES = [*NUMERIC, "town"]

@@ -11,8 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.session import thread_team, training_rows
-from dboost.shards.shard import Shard
+from dboost.kernels import threads
+from dboost.rows.shard import Shard
+from dboost.session import training_rows
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 from tests.helpers.growth import EVERY_KERNEL
@@ -23,7 +24,7 @@ SETTINGS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 8, "min_samples_lea
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_team, "SMALL", 0)
+    monkeypatch.setattr(threads, "SMALL", 0)
 
 
 def fit(data: Any, target: Any, **changed: Any) -> dboost.Booster:
@@ -242,7 +243,7 @@ def test_scores_of_held_out_rows_are_those_of_the_finished_model(target: str) ->
 
 
 def test_the_seed_matters_only_where_there_is_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dboost.data import binning
+    from dboost.data.columns import binning
 
     def learned(seed: int) -> dict[str, Any]:
         return rows_of(fit(FRAME, "y", features=FEATURES, random_state=seed, max_bins=20))

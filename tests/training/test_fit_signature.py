@@ -12,7 +12,7 @@ import pytest
 import dboost
 from dboost.estimators.constructor import EstimatorParameters
 from dboost.params import LearningParameters, Parameters
-from dboost.peer_names import SHOWN_ALIASES
+from dboost.params.peer_names import SHOWN_ALIASES
 
 NAMES = {field.name for field in fields(Parameters)}
 

@@ -15,7 +15,7 @@ import dboost
 from dboost.exact import find_cut
 from dboost.kernels import or_empty, quantile_keys
 from dboost.kernels.quantile_keys import FIRST_SHIFT, LANES, N_DIGITS, count_influence, count_near
-from dboost.shards.shard import Near
+from dboost.rows.shard import Near
 from tests.helpers.compiled import compiled
 
 add_influence = compiled(quantile_keys.add_influence)

@@ -16,7 +16,7 @@ import pytest
 
 import dboost
 from dboost.session.training_rows import TrainingRows
-from dboost.session.whole_tree_grower import WholeTreeGrower
+from dboost.trees.whole_tree_grower import WholeTreeGrower
 from tests.helpers.fits import FEATURES, TARGETS, mixed_frame
 
 ROOT = Path(__file__).parents[2]

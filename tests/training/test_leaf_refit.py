@@ -18,9 +18,9 @@ from sklearn.exceptions import NotFittedError
 import dboost
 from dboost import DataError, InputTypeError, ParameterError
 from dboost.cli import main
-from dboost.distributed.connection import Connection
-from dboost.distributed.joined_workers import JoinedWorkers
-from dboost.session.calls import SessionRef
+from dboost.cluster.client.connection import Connection
+from dboost.cluster.partitions.joined_workers import JoinedWorkers
+from dboost.session.fit_records import SessionRef
 from tests.helpers.clusters import held_rows, threads_cluster
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 

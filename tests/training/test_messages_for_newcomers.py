@@ -14,7 +14,7 @@ from sklearn.model_selection import KFold
 
 import dboost
 from dboost.cli import main
-from dboost.peer_names import MODULE
+from dboost.params.peer_names import MODULE
 from tests.helpers.clusters import threads_cluster
 
 RNG = np.random.default_rng(2)

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.cli import UNUSABLE, main
-from dboost.data import table
+from dboost.data.tables import table
+from dboost.rows import shard_spec
+from dboost.rows.block_file import BlockFile
+from dboost.rows.row_store import RowStore
+from dboost.rows.shard_spec import ShardSpec
 from dboost.session import memory, training_rows
 from dboost.session.memory import Budget, parse_memory_limit
-from dboost.shards import shard_spec
-from dboost.shards.shard_spec import ShardSpec
-from dboost.storage.block_file import BlockFile
-from dboost.storage.row_store import RowStore
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import dboost
+from dboost.rows import shard_spec
 from dboost.session.memory import Budget
-from dboost.session.worker_session import Session
-from dboost.shards import shard_spec
+from dboost.session.session import Session
 
 ROOT = Path(__file__).parents[2]
 RNG = np.random.default_rng(0)
@@ -30,7 +30,7 @@ Y = X[:, 0] * X[:, 1]
 CHILD = """
     import resource, signal, sys, dask, numpy as np
     import dboost
-    from dboost.shards import shard_spec as blocks
+    from dboost.rows import shard_spec as blocks
     from dboost.session.memory import Budget
     Budget.holds_rows = lambda *_: False
     blocks.BLOCK_ROWS = 1024

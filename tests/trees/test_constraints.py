@@ -16,9 +16,9 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.errors import ParameterError
+from dboost.kernels import threads
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
-from dboost.session import thread_team
 from dboost.trees.split_finder import mark_children, mark_root, new_feature_paths
 from dboost.trees.tree_task import FeatureConstraints
 from tests.helpers.examples import examples
@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {"features": FEATURES, "max_iter": 6, "max_leaf_nodes
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_team, "SMALL", 0)
+    monkeypatch.setattr(threads, "SMALL", 0)
 
 
 def paths(tree: Tree) -> Iterator[tuple[int, ...]]:

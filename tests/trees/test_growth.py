@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.distributed.line import Message, packed
-from dboost.distributed.worker_calls import RoundSums
+from dboost.cluster.transport.line import Message, packed
+from dboost.cluster.transport.rpc import RoundSums
+from dboost.kernels import threads
 from dboost.kernels.histograms import TILE_COLUMNS, rows_in_32_bits
 from dboost.kernels.rows import STRIPE
 from dboost.params import Parameters
-from dboost.session import thread_team, whole_tree_grower
-from dboost.session.calls import SessionRef
+from dboost.session.fit_records import SessionRef
 from dboost.training.plan import Precision, precision_of
+from dboost.trees import whole_tree_grower
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.tree_task import ANY_ORDER
 from tests.helpers.examples import examples
@@ -29,7 +30,7 @@ from tests.helpers.tables import CodedTable, make_table
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without this, small tables are processed by one thread."""
-    monkeypatch.setattr(thread_team, "SMALL", 0)
+    monkeypatch.setattr(threads, "SMALL", 0)
 
 
 @st.composite

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.params import Parameters
-from dboost.shards.shard_grower import ShardGrower
 from dboost.trees.grower import Round, RoundHistograms
+from dboost.trees.shard_grower import ShardGrower
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from dboost.trees.tree_task import TreeTask
 from tests.helpers.examples import examples

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, mean_squared_error
 
 import dboost
-from dboost.data import binning
+from dboost.data.columns import binning
 from dboost.errors import DataError, ParameterError
+from dboost.kernels import threads
 from dboost.kernels.bins import quantile_fine_bins
-from dboost.session import thread_team
-from dboost.shards.shard import BinnedColumns, merge_into_bins
-from dboost.shards.shard_spec import plan_layout
-from dboost.shards.statistics import fine_bin_hessians
+from dboost.rows.shard import BinnedColumns, merge_into_bins
+from dboost.rows.shard_spec import plan_layout
+from dboost.rows.statistics import fine_bin_hessians
 from dboost.trees.bin_proposal import FINE_BINS_PER_BIN, BinMerge
 from dboost.trees.tree_task import RowSubset, Sample
 from tests.helpers.clusters import threads_cluster
@@ -36,7 +36,7 @@ FRAME = mixed_frame(1500)
 
 @pytest.fixture(autouse=True)
 def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_team, "SMALL", 0)
+    monkeypatch.setattr(threads, "SMALL", 0)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import numpy as np
 
 from dboost import losses
 from dboost._lazy_import import pd
-from dboost.data.labels import Names
+from dboost.data.columns.labels import Names
 from dboost.display import metric_name, number
 from dboost.errors import DBoostError, ParameterError
 from dboost.inspection.plots import canvas

@@ -28,8 +28,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dboost import display
 from dboost._lazy_import import pd
-from dboost.data.labels import Names
+from dboost.data.columns.labels import Names
 from dboost.errors import InputTypeError, ParameterError
+from dboost.files.atomic_write import write_whole
 from dboost.inspection.importance import importance
 from dboost.inspection.plots import canvas, effects, performance
 from dboost.inspection.row_functions import Block, EvaluatedRows, sample, weighted_rows
@@ -37,7 +38,6 @@ from dboost.inspection.shapley import has_counts
 from dboost.model.data_summary import Distribution, Summary
 from dboost.model.ensemble import Ensemble
 from dboost.session.reference_sample import summary_of
-from dboost.storage.atomic_write import write_whole
 
 #: Largest number of features in the table.
 MAX_FEATURES = 100

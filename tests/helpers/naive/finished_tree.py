@@ -1,4 +1,4 @@
-"""A grown tree as a tree of the model, node by node: the counterpart of `training.finished_trees`."""
+"""A grown tree as a tree of the model, node by node: the counterpart of `trees.finished_trees`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dboost.data.binning import Binning
+from dboost.data.columns.binning import Binning
 from dboost.losses import Loss
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dboost.data.binning import Binning
+from dboost.data.columns.binning import Binning
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.trees.tree_task import DEPTH_WISE, GrowthPolicy, TreeTask

@@ -1,0 +1,1 @@
+"""The client's connection to the scheduler, and the choice of client and workers."""

@@ -1,0 +1,598 @@
+"""A table on the cluster: the partitions of each worker, and recovery when workers are lost.
+
+A `WorkerPartitions` record describes the partitions that a worker has read in one batch. All of them go through the same
+stages: read, statistics collected, features set (final category codes), target encoded, built (into shards or evaluation sets).
+When workers are lost, other workers read their partitions again and run the stages that the rest has completed. So callers of
+`ask` need not handle losses; the number of losses without progress is limited (`cluster.client.connection.Attempts`).
+
+Changes of the rows that return nothing are not calls of their own: they are sent with the next call of the sessions.
+
+A partition that is read again must be unchanged: a different number of rows or a different fingerprint of its values is an
+error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from dboost.cluster.client.connection import Connection
+from dboost.cluster.partitions.read_tasks import ReadTasks, Receipt, rows_alone
+from dboost.cluster.partitions.rebalance import is_for_one_worker, is_held, plan_moves, values_held
+from dboost.cluster.transport.messages import LostWorkers, Step
+from dboost.cluster.transport.sample_exchange import choose_owners
+from dboost.cluster.worker.host_sessions import Member, SessionPlace, choose_trainers, hand_overs, trainers_of_folds
+from dboost.config import imbalance, session_per_host
+from dboost.data.kinds.partition import ReadPlan, some_values
+from dboost.data.tables.row_metadata import MetadataRows
+from dboost.display import counted
+from dboost.errors import DataError, DBoostError
+from dboost.schema import Feature
+from dboost.session.encoded_rows import row_bytes
+from dboost.session.fit_records import BuildSpec, PartitionStats, RowNumbers, SessionRef
+from dboost.session.memory import Budget
+from dboost.session.row_samples import PerRow
+from dboost.session.session import Session
+from dboost.session.table_rows import BatchRows
+
+Result = TypeVar("Result")
+
+_log = logging.getLogger("dboost")
+
+
+@dataclass(eq=False)
+class WorkerPartitions:
+    """Partitions of one batch in one worker's session."""
+
+    batch: str
+    ref: SessionRef
+    numbers: tuple[int, ...]
+    stats: list[PartitionStats] = field(default_factory=list)  # of the sessions that have read the partitions
+    stage: int = 0  # number of stages that have been completed
+    is_handed_over: bool = False  # whether the rows are those of a trainer, and it has received those of the others
+
+
+class Stage(NamedTuple):
+    """A call of each session that has partitions of a batch."""
+
+    method: Callable[..., Any]
+    arguments: Callable[[Sequence[int]], tuple[Any, ...]]  # that follow the batch, given the partitions
+    note: Callable[[WorkerPartitions, Any], None] | None = None  # receives the results; None if there are none
+
+
+@dataclass(eq=False)
+class PartitionedTable:
+    """One table of a fit."""
+
+    connection: Connection
+    name: str
+    source: ReadTasks
+    worker_partitions: list[WorkerPartitions] = field(default_factory=list)
+    lengths: dict[int, int] = field(default_factory=dict)  # number of rows by partition
+    #: Stages that all partitions have completed; partitions that are read again run them in order.
+    stages: list[Stage] = field(default_factory=list)
+    fingerprints: dict[int, int] = field(default_factory=dict)  # of values, by partition
+    n_outputs: int = 1  # trees of an iteration, once they are known
+    n_at_once: int = 1  # fits that run at the same time
+    #: What shards are built with, if sessions hand their rows over to one session of their host
+    #: (`cluster.worker.host_sessions`).
+    host_spec: BuildSpec | None = None
+    numbers: RowNumbers = field(default_factory=partial(RowNumbers, {}, 0))  # once the rows are numbered
+    _n_trained: dict[int, int] | None = None
+    _known: tuple[Feature, ...] | None = None
+    _n_batches: int = 0
+    #: Number of stages that have been sent. The others are sent with the next call.
+    _n_sent: int = 0
+    #: The largest progress of loading so far: sum of stages over partitions.
+    _best_progress: int = 0
+    #: Memory that sessions have for rows (`PartitionStats.spare`).
+    _spare: dict[SessionRef, Budget | None] = field(default_factory=dict)
+    #: Sessions that train on the rows of their hosts.
+    _trainers: set[SessionRef] = field(default_factory=set)
+
+    # Stages.
+
+    def load(self) -> None:
+        """Read all partitions and collect their statistics."""
+        self.stages += [Stage(Session.attach, partial(self._rows_of_role, role)) for role in self.source.whole]
+        self.stages.append(Stage(Session.scan_partitions, lambda numbers: (numbers,), self._note_stats))
+        self.complete()
+
+    def load_again(self, source: ReadTasks) -> None:
+        """Read all partitions by other tasks, after `load`, also if that failed."""
+        for number in range(1, self._n_batches + 1):
+            self.connection.discard(f"{self.name}/{number}")
+        self.source, self.worker_partitions, self.stages = source, [], []
+        self.lengths, self.fingerprints = {}, {}
+        self._best_progress = self._n_sent = 0
+        self.load()
+
+    def set_features(self, features: tuple[Feature, ...]) -> None:
+        """Set the features of the table, with the final codes of categories."""
+        self._known = features
+        self.stages.append(Stage(Session.set_features, lambda numbers: (features, self.source.named)))
+
+    def change(self, step: Callable[..., None], *arguments: Any) -> None:
+        """Change the rows in all sessions before their next call, and in those that read partitions again later."""
+        ranges = self.numbers.ranges
+
+        def of_session(numbers: Sequence[int]) -> tuple[Any, ...]:
+            own = [one.of_partitions([ranges[i] for i in numbers]) if isinstance(one, PerRow) else one for one in arguments]
+            return step, tuple(own)
+
+        self.stages.append(Stage(Session.change, of_session))
+
+    def number(self, n_kept: dict[int, int]) -> None:
+        """Number the rows, once they are read and again once rows have been held out. n_kept : training rows by partition."""
+        self._n_trained, self.numbers = n_kept, RowNumbers.of(n_kept)
+        self.change(BatchRows.number, self.numbers)
+
+    def complete(self) -> None:
+        """Make the changes now that would be made with the next call."""
+        self._n_sent = len(self.stages)
+        self.repair()
+
+    def build(self, method: Callable[..., Result], arguments: Callable[[], tuple[Any, ...]]) -> list[Result]:
+        """Build shards or evaluation sets, and return the results of the method in all sessions.
+
+        arguments : returns the arguments; called again for partitions that are read later.
+        """
+        results: dict[WorkerPartitions, Result] = {}
+        self.stages.append(Stage(method, lambda numbers: arguments(), results.__setitem__))
+        self.complete()
+        return [results[entry] for entry in self.worker_partitions]
+
+    # State.
+
+    @property
+    def threads(self) -> dict[str, int]:
+        """Threads of the workers that get rows, by address: of all usable ones, or of one of each host for folds."""
+        own = self.connection.n_threads
+        if self.n_at_once == 1 or self.source.memory_limit or not session_per_host():
+            return own
+        n_rows, limits = self.source.n_rows or sum(self.lengths.values()), self.connection.memory_limits
+        n_held = values_held(n_rows, len(self.source.plan.specs), self.n_at_once)
+        places = {worker: (self.connection.host_of(worker), self.connection.processors_of(worker)) for worker in own}
+
+        def has_room(worker: str, share: float) -> bool:
+            return worker in limits and is_held(int(n_held * share), limits[worker])
+
+        return trainers_of_folds(own, places, has_room, {entry.ref.worker for entry in self.worker_partitions})
+
+    @property
+    def sessions(self) -> list[SessionRef]:
+        """Sessions that hold partitions with rows."""
+        return sorted({entry.ref for entry in self.worker_partitions if any(self.lengths[i] for i in entry.numbers)})
+
+    @property
+    def partition_stats(self) -> list[PartitionStats]:
+        """Statistics from all workers, in the order of their first partitions."""
+        return [stats for entry in sorted(self.worker_partitions, key=lambda s: s.numbers) for stats in entry.stats]
+
+    @property
+    def n_kept(self) -> dict[int, int]:
+        """Rows of positive weight of each partition, in order."""
+        if self._n_trained is not None:
+            return self._n_trained
+        found = {i: n for stats in self.partition_stats for i, n in stats.n_kept.items()}
+        return dict(sorted(found.items()))
+
+    def rows_of_sessions(self, entries: Sequence[WorkerPartitions] | None = None) -> dict[SessionRef, int]:
+        """Return the number of rows of positive weight of each session. entries : default None, all of them."""
+        kept, found = self.n_kept, dict[SessionRef, int]()
+        for entry in self.worker_partitions if entries is None else entries:
+            found[entry.ref] = found.get(entry.ref, 0) + sum(kept[i] for i in entry.numbers)
+        return found
+
+    def where(self, row: int) -> str:
+        """Return the position of a row of the whole table, for messages."""
+        numbers = sorted(self.lengths)
+        return str(MetadataRows(tuple(self.lengths[i] for i in numbers), True).place(row))
+
+    def ask(self, question: Callable[..., Result], *arguments: Any) -> list[Result]:
+        """Return the answers of all sessions, in no particular order."""
+        asking = Stage(Session.ask, lambda _: (question, arguments))
+
+        def ask() -> list[Result]:
+            answers = self._call_each(self.worker_partitions, [*self.stages[self._n_sent :], asking])
+            return [answer for _, answer in answers]
+
+        return self._until_none_is_lost(question.__name__, ask)
+
+    def propose(self, seed: int, columns: tuple[int, int], max_bins: int) -> list[np.ndarray]:
+        """Return the split candidates of a range of the numeric columns, see `session.proposal`."""
+        # Changes are not sent with this call: a session whose change failed would keep others waiting for its values.
+        self.complete()
+
+        def ask() -> list[np.ndarray]:
+            batches: dict[SessionRef, list[str]] = {}
+            for entry in self.worker_partitions:
+                batches.setdefault(entry.ref, []).append(entry.batch)
+            order = choose_owners(sorted(batches), sum(self.n_kept.values()), columns[1] - columns[0], max_bins)
+            draws = {ref: ((of_session, seed, columns), order) for ref, of_session in batches.items()}
+            answers = self.connection.ask_each(draws, Session.draw_sample)
+            return [edges for owner in order.owners for edges in answers[owner]]
+
+        return self._until_none_is_lost(BatchRows.proposal_sample.__name__, ask)
+
+    def _until_none_is_lost(self, name: str, ask: Callable[[], Result]) -> Result:
+        """Return the result of calls of all sessions that make the changes not sent yet, too; repeated after losses.
+
+        name : of the calls, for messages.
+        """
+        while True:
+            self.repair()
+            try:
+                found = ask()
+            except LostWorkers as lost:
+                self.connection.attempts.note(name, lost)
+                self.drop_workers(lost.sessions)
+                continue
+            self._n_sent = len(self.stages)
+            for entry in self.worker_partitions:
+                entry.stage = self._n_sent
+            return found
+
+    # Loss and repair.
+
+    def drop_workers(self, refs: Iterable[SessionRef]) -> None:
+        """Remove the partitions of lost sessions, and report those that had some."""
+        lost_refs = set(refs)
+        for ref in sorted(lost_refs):
+            numbers = [i for entry in self.worker_partitions if entry.ref == ref for i in entry.numbers]
+            if numbers:
+                self.connection.report_loss(ref, self.name, len(numbers), sum(self.lengths[i] for i in numbers))
+        self.worker_partitions = [entry for entry in self.worker_partitions if entry.ref not in lost_refs]
+
+    def repair(self) -> bool:
+        """Read missing partitions and run their missing stages. Return whether there were any."""
+        repaired = False
+        while True:
+            present = {i for entry in self.worker_partitions for i in entry.numbers}
+            missing = [i for i in range(self.source.n_parts) if i not in present]
+            behind = [entry for entry in self.worker_partitions if entry.stage < self._n_sent]
+            if not missing and not behind:
+                return repaired
+            repaired = True
+            try:
+                if missing:
+                    behind += self._read(missing)
+                self._run_stages(behind)
+            except LostWorkers as lost:
+                self.drop_workers(lost.sessions)
+                progress = sum(len(entry.numbers) * (1 + entry.stage) for entry in self.worker_partitions)
+                if progress > self._best_progress:
+                    self._best_progress = progress
+                    self.connection.attempts.reset(f"more partitions of the {self.name} than before were ready")
+                self.connection.attempts.note(f"loading the {self.name}", lost)
+
+    def reassign(self, worker_partitions: list[WorkerPartitions]) -> None:
+        """Move partitions to the workers that have read them again; the previous owners drop them.
+
+        When workers are lost meanwhile, the move is abandoned, or the lost partitions are missing until the next `repair`. No
+        row is counted twice.
+        """
+        try:
+            self._run_stages(worker_partitions)
+        except LostWorkers as lost:
+            self.drop_workers(lost.sessions)
+            self._keep_only([entry for entry in worker_partitions if entry.ref not in lost.sessions], set())
+            return
+        moved = {i for entry in worker_partitions for i in entry.numbers}
+        givers = [entry for entry in self.worker_partitions if moved & set(entry.numbers)]
+        self.worker_partitions += worker_partitions
+        for giver in givers:
+            self._keep_only([giver], set(giver.numbers) - moved)
+        self.worker_partitions = [entry for entry in self.worker_partitions if entry.numbers]
+
+    def _keep_only(self, givers: list[WorkerPartitions], numbers: set[int]) -> None:
+        """Have workers drop all but these partitions."""
+        for entry in givers:
+            entry.numbers = tuple(sorted(numbers))
+        while givers:
+            try:
+                self._call_each(givers, [Stage(Session.keep_only, lambda numbers: (numbers,))])
+                return
+            except LostWorkers as lost:  # their rows are gone, too
+                self.drop_workers(lost.sessions)
+                givers = [entry for entry in givers if entry.ref not in lost.sessions]
+
+    def _run_stages(self, behind: list[WorkerPartitions]) -> None:
+        """Run the missing stages. Those without results are sent with the next one."""
+        while due := [entry for entry in behind if entry.numbers and entry.stage < self._n_sent]:
+            first = min(entry.stage for entry in due)
+            due = [entry for entry in due if entry.stage == first]
+            with_results = (k for k in range(first, self._n_sent) if self.stages[k].note is not None)
+            end = next(with_results, self._n_sent - 1) + 1
+            stages, note = self.stages[first:end], self.stages[end - 1].note
+            if self.host_spec is not None and stages[-1].method is Session.build:
+                due = self._hand_over(due, stages[:-1], self.host_spec)
+                stages = [Stage(Session.accept, lambda numbers: (numbers,)), stages[-1]]
+            for entry, result in self._call_each(due, stages, self._threads_of_folds() if first == 0 else {}):
+                if note is not None:
+                    note(entry, result)
+            for entry in due:
+                entry.stage = end
+
+    def _threads_of_folds(self) -> dict[str, Step]:
+        """Return for each worker the call that sets the threads of a session if fits at the same time share the worker."""
+        if self.n_at_once == 1:
+            return {}
+        threads, found = self.threads, dict[str, Step]()
+        is_whole = len(threads) == 1 or self.single_worker(threads) is not None
+        n_sharing = self.n_sharing(len(threads)) if is_whole else 1
+        for worker, together in threads.items():
+            n_threads = max(together // n_sharing, 1)
+            found[worker] = Session.use_threads.__name__, (n_threads, max(together // n_threads, 1))
+        return found
+
+    # Rows of a host.
+
+    def _hand_over(self, due: list[WorkerPartitions], before: Sequence[Stage], spec: BuildSpec) -> list[WorkerPartitions]:
+        """Have sessions hand over rows that are about to be built, see `cluster.worker.host_sessions`; return the remaining
+        entries.
+
+        before : stages that are still missing. They are completed first: a session in which one failed would keep others
+        waiting.
+        """
+        if before:
+            self._call_each(due, before)
+        for entry in due:
+            entry.stage += len(before)
+        self.connection.usable(recent=True)
+        n_threads = self.connection.n_threads
+        hosts = {worker: self.connection.host_of(worker) for worker in n_threads}
+        built = self.rows_of_sessions([entry for entry in self.worker_partitions if entry.stage == self._n_sent])
+
+        def place_of(ref: SessionRef) -> SessionPlace:
+            processors = self.connection.processors_of(ref.worker)
+            return SessionPlace.of(self._spare[ref], spec.shard, built.get(ref, 0), processors)
+
+        for batch in sorted({entry.batch for entry in due if not entry.is_handed_over}):
+            entries = {entry.ref: entry for entry in due if entry.batch == batch and not entry.is_handed_over}
+            kept = self.n_kept
+            members = {
+                ref: Member(
+                    sum(self.lengths[i] for i in entry.numbers),
+                    hosts.get(ref.worker),
+                    place_of(ref),
+                    n_kept=sum(kept[i] for i in entry.numbers),
+                )
+                for ref, entry in entries.items()
+            }
+            # Trainers that have read nothing of the batch.
+            of_these = {member.host for member in members.values()}
+            trainers = self._trainers.intersection(self.sessions)
+            others = [ref for ref in trainers - set(members) if hosts.get(ref.worker) in of_these - {None}]
+            members |= {ref: Member(0, hosts[ref.worker], place_of(ref), has_read=False) for ref in others}
+            n_fits = self.connection.n_fits
+            takers = choose_trainers(members, self.connection.number if n_fits > 1 else 0, trainers)
+            orders = hand_overs(takers, members, n_threads, hosts, n_fits, row_bytes(spec.shard))
+            if orders:
+                self.connection.ask_each({ref: (batch, spec, order) for ref, order in orders.items()}, Session.hand_over)
+            self._trainers |= set(takers.values())
+            for ref, trainer in takers.items():
+                if trainer not in entries:
+                    entries[trainer] = WorkerPartitions(batch, trainer, (), stage=entries[ref].stage)
+                    self.worker_partitions.append(entries[trainer])
+                    due = [*due, entries[trainer]]
+                entries[trainer].is_handed_over = True
+            givers = [entries[ref] for ref, trainer in takers.items() if ref != trainer]
+            for giver in givers:
+                taker = entries[takers[giver.ref]]
+                taker.numbers, taker.stats = tuple(sorted((*taker.numbers, *giver.numbers))), [*taker.stats, *giver.stats]
+                giver.numbers = ()
+            if givers:
+                self.connection.discard(batch, [giver.ref.worker for giver in givers])
+        self.worker_partitions = [entry for entry in self.worker_partitions if entry.numbers]
+        return [entry for entry in due if entry.numbers]
+
+    def has_trainer_beside(self, worker: str) -> bool:
+        """Return whether a session on the worker's host trains on the rows of this host."""
+        host = self.connection.host_of(worker)
+        trainers = self._trainers.intersection(self.sessions)
+        return host is not None and any(self.connection.host_of(ref.worker) == host for ref in trainers)
+
+    def _read(self, numbers: list[int]) -> list[WorkerPartitions]:
+        batch = self.new_batch()
+        self.connection.usable(recent=True)
+        readers = None if self.threads == self.connection.n_threads else [*self.threads]
+        single = self._known_single_worker()
+        if readers is not None and single is not None:
+            readers = [single]
+        receipts = self.source.read(self.connection, batch, numbers, self.plan(), readers, preferred=single)
+        self.check_again(receipts)
+        self.lengths |= {receipt.number: receipt.n_rows for receipt in receipts}
+        by_session: dict[SessionRef, list[int]] = {}
+        for i, ref in self._balance(batch, {receipt.number: receipt.ref for receipt in receipts}).items():
+            by_session.setdefault(ref, []).append(i)
+        worker_partitions = [WorkerPartitions(batch, ref, tuple(sorted(mine))) for ref, mine in by_session.items()]
+        self.worker_partitions += worker_partitions
+        if readers is not None:
+            self._trainers |= {ref for ref in by_session if ref.worker in self.threads}
+        return worker_partitions
+
+    def check_again(self, receipts: Iterable[Receipt]) -> None:
+        """Raise DataError for partitions whose number of rows has changed since they were first read."""
+        for receipt in receipts:
+            before = self.lengths.get(receipt.number, receipt.n_rows)
+            if receipt.n_rows != before:
+                raise self._source_changed(receipt.number, f"{receipt.n_rows} rows where it had {before}")
+
+    def _source_changed(self, i: int, what: str) -> DataError:
+        return DataError(
+            f"partition {i} of the {self.name} was read again because workers have left or joined, and gave {what}: a source "
+            "must give the same rows every time (no sample without a seed, no query without an order, no files that change)"
+        )
+
+    def _balance(self, batch: str, owners: dict[int, SessionRef]) -> dict[int, SessionRef]:
+        """Move partitions of a new batch to balance the workers; return the session of each partition."""
+        self.connection.usable(recent=True)
+        n_threads = self.threads
+        addresses = {i: ref.worker for i, ref in owners.items()}
+        single = self.single_worker(n_threads)
+        if single is not None:
+            if len(n_threads) > 1:
+                _log.info("%s: a small table, so worker %s gets all rows (dboost.single-worker-values)", self.name, single)
+                if self._n_batches == 1:  # not when partitions are read again
+                    where = f"one of {counted(len(n_threads), 'worker')} gets all rows (dboost.single-worker-values)"
+                    self.connection.progress.write(f"the {self.name}: a small table, so {where}")
+            moves = {i: single for i, worker in addresses.items() if worker != single}
+        elif n_threads:
+            held = self._held_rows(n_threads)
+            moves = plan_moves(addresses, self.lengths, n_threads, held, imbalance(self.source.is_persisted))
+        else:
+            moves = {}
+        calls: dict[str, list[tuple[int, SessionRef]]] = {}
+        for i, taker in moves.items():
+            calls.setdefault(taker, []).append((i, owners[i]))
+        if not calls:
+            return owners
+        try:
+            # Owners that have given away all of their partitions would keep them until the fit ends.
+            kept = {owners[i] for i in owners if i not in moves}
+            empty = sorted({owners[i] for i in moves} - kept - {ref for ref in owners.values() if ref.worker in calls})
+            takers = self.connection.move(batch, self.source.packed(self.plan()), calls, empty)
+        except LostWorkers:  # during the moves: the whole batch is read again, under another name
+            self.connection.remove_unresponsive()  # an unresponsive worker must not receive the same partitions again
+            self.connection.discard(batch)
+            raise
+        sessions = {ref.worker: ref for ref in takers}
+        return owners | {i: sessions[taker] for i, taker in moves.items()}
+
+    def _held_rows(self, n_threads: Mapping[str, int]) -> dict[str, int]:
+        """Return the rows of each worker; those of a trainer count for all workers of its host, whose threads it uses."""
+        found = dict.fromkeys(n_threads, 0)
+        for entry in self.worker_partitions:
+            n_rows = sum(self.lengths[i] for i in entry.numbers)
+            sharing = self.workers_of(entry.ref) & set(n_threads)
+            together = sum(n_threads[worker] for worker in sharing)
+            for worker in sharing:
+                found[worker] += n_rows * n_threads[worker] // together
+        return found
+
+    def workers_of(self, ref: SessionRef) -> set[str]:
+        """Return the usable workers that a session trains for: those of its host if it is a trainer, else its own."""
+        if ref not in self._trainers:
+            return {ref.worker}
+        host = self.connection.host_of(ref.worker)
+        return {ref.worker} | {worker for worker in self.connection.n_threads if self.connection.host_of(worker) == host}
+
+    def single_worker(self, n_threads: Mapping[str, int]) -> str | None:
+        """Return the worker that gets all partitions of a small table (see `rebalance.is_for_one_worker`), else None.
+
+        Fits take turns with the workers, so that fits at the same time have different ones. Once a worker has rows, it is this
+        one. n_threads : of the usable workers.
+        """
+        return self._single_worker_for(sum(self.lengths.values()), n_threads)
+
+    def _known_single_worker(self) -> str | None:
+        """Return the worker that gets all partitions, if it is known before they are read that the table is small.
+
+        Then they need not be moved. Partitions that have to be computed are computed on all workers, and moved.
+        """
+        if self.source.n_rows is None or self.source.is_lazy:
+            return None
+        self.connection.usable(recent=True)
+        return self._single_worker_for(self.source.n_rows, self.threads)
+
+    def _single_worker_for(self, n_rows: int, n_threads: Mapping[str, int]) -> str | None:
+        """See `single_worker`."""
+        limits, of_fit = self.connection.memory_limits, self.source.memory_limit
+        n_values = n_rows * len(self.source.plan.specs)
+        n_held = values_held(n_rows, len(self.source.plan.specs), self.n_sharing(len(n_threads)))
+        fitting = sorted(
+            worker
+            for worker, n in n_threads.items()
+            if worker in limits
+            and (is_held(n_values, of_fit) if of_fit else is_held(n_held, limits[worker]))
+            and is_for_one_worker(n_values, self.n_outputs, n, len(n_threads), self.n_at_once)
+        )
+        with_rows = {entry.ref.worker for entry in self.worker_partitions}
+        candidates = [worker for worker in fitting if worker in with_rows] or fitting
+        return candidates[self.connection.number % len(candidates)] if candidates else None
+
+    def n_sharing(self, n_workers: int) -> int:
+        """Return how many of the fits at the same time are on a worker, if each is on one of `n_workers`."""
+        return -(-self.n_at_once // max(n_workers, 1))
+
+    @property
+    def has_single_worker(self) -> bool:
+        """Whether one worker has the rows of a small table, and is to have them.
+
+        With several outputs the work of an iteration may be worth more workers; these are known only after loading.
+        """
+        return len(self.sessions) == 1 and self.single_worker(self.threads) is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one session has all rows, and is to have them: those of a small table, or of the only host."""
+        is_only_host = len(self.sessions) == 1 and all(map(self.has_trainer_beside, self.connection.n_threads))
+        return self.has_single_worker or is_only_host
+
+    def new_batch(self) -> str:
+        """Return a unique name for a batch of this fit."""
+        self._n_batches += 1
+        return f"{self.name}/{self._n_batches}"
+
+    def plan(self) -> ReadPlan:
+        """Return the plan for reading: the user's, once the features are set with their categories."""
+        return (
+            self.source.plan if self._known is None else replace(self.source.plan, known=self._known, extend_categories=False)
+        )
+
+    def _rows_of_role(self, role: str, numbers: Sequence[int]) -> tuple[str, dict[int, Any]]:
+        """Return a role that the user gave as an array of all rows, and its values in some partitions."""
+        values, known = self.source.whole[role], sorted(self.lengths)
+        ends = dict(zip(known, np.cumsum([self.lengths[i] for i in known]).tolist(), strict=True))
+        if len(values) != ends[known[-1]]:
+            raise DataError(f"{role} has {len(values)} rows, the data have {ends[known[-1]]}")
+        filled = [i for i in numbers if self.lengths[i]]
+        return role, {i: rows_alone(some_values(values, ends[i] - self.lengths[i], ends[i])) for i in filled}
+
+    def _note_stats(self, entry: WorkerPartitions, stats: PartitionStats) -> None:
+        entry.stats = [stats]
+        self._spare[entry.ref] = stats.spare
+        for i, fingerprint in stats.fingerprints.items():
+            if self.fingerprints.setdefault(i, fingerprint) != fingerprint:
+                raise self._source_changed(i, "other values")
+
+    def _call_each(
+        self, worker_partitions: list[WorkerPartitions], stages: Sequence[Stage], of_worker: Mapping[str, Step] | None = None
+    ) -> list[tuple[WorkerPartitions, Any]]:
+        """Make one call per batch, because a session may have partitions of several; return the results of the last stage.
+
+        of_worker : a call that comes first, by the address of the worker.
+        Of the errors of rows in several batches that of the first row is raised, see `cluster.transport.messages.Failures`.
+        """
+        *before, last = stages
+        of_worker = {} if of_worker is None else of_worker
+        found, first = [], None
+        for batch in sorted({entry.batch for entry in worker_partitions}):
+            of_session = {entry.ref: entry for entry in worker_partitions if entry.batch == batch}
+            calls = {ref: (batch, *last.arguments(entry.numbers)) for ref, entry in of_session.items()}
+            steps = {
+                ref: [*([of_worker[ref.worker]] if ref.worker in of_worker else []), *_steps(before, entry)]
+                for ref, entry in of_session.items()
+            }
+            try:
+                answers = self.connection.ask_each(calls, last.method, steps)
+            except DBoostError as error:
+                if error.position is None:
+                    raise
+                first = error if first is None else min(first, error, key=lambda one: one.position or ())
+            else:
+                found += [(of_session[ref], answer) for ref, answer in answers.items()]
+        if first is not None:
+            raise first
+        return found
+
+
+def _steps(stages: Sequence[Stage], entry: WorkerPartitions) -> list[Step]:
+    """Return the calls of stages in a session."""
+    return [(stage.method.__name__, (entry.batch, *stage.arguments(entry.numbers))) for stage in stages]

@@ -1,0 +1,94 @@
+"""The features of a table that the workers have read: merged from what the sessions found, and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dboost.cluster.partitions.partitioned_table import PartitionedTable
+from dboost.data.columns.chunk import CategoryIndex
+from dboost.data.kinds.partition import ReadPlan
+from dboost.data.tables.row_metadata import check_max_weight, raise_for_issues
+from dboost.data.tables.table import disagree, mixes_kinds, warn_of_text
+from dboost.errors import ColumnKindsError, DataError
+from dboost.schema import Feature
+from dboost.session.fit_records import PartitionStats
+
+
+def load_partitions(table: PartitionedTable) -> tuple[Feature, ...]:
+    """Read a table, check it, and set the final codes of categories; return the features.
+
+    Raises
+    ------
+    DataError
+        For invalid values, and for a table without rows.
+    """
+    try:
+        table.load()
+        features = _checked_features(table)
+        mixed = table.source.plan.known is None and mixes_kinds(features)
+    except ColumnKindsError:
+        again = table.source.with_text()
+        if again is None:
+            raise
+    else:
+        again = table.source.with_text() if mixed else None
+    if again is not None:
+        table.load_again(again)
+        features = _checked_features(table)
+    table.set_features(features)
+    if table.source.plan.known is None:
+        warn_of_text(features, table.source.named, _category_kinds(table.partition_stats, len(features)))
+    return features
+
+
+def _category_kinds(stats: Sequence[PartitionStats], n_features: int) -> list[dict[str, int]]:
+    """Return for each feature the first partition with categories of each kind."""
+    found: list[dict[str, int]] = [{} for _ in range(n_features)]
+    for one in stats:
+        for of_all, of_session in zip(found, one.category_kinds, strict=True):
+            for kind, i in of_session.items():
+                of_all[kind] = min(i, of_all.get(kind, i))
+    return found
+
+
+def _checked_features(table: PartitionedTable) -> tuple[Feature, ...]:
+    """Return the features of a table that has been read; raise a DataError for invalid values."""
+    stats, plan = table.partition_stats, table.source.plan
+    if not sum(table.lengths.values()):
+        raise DataError(f"the data have no rows: all {table.source.n_parts} partitions are empty")
+    raise_for_issues([issue for one in stats for issue in one.complaints])
+    check_max_weight(max(one.max_weight for one in stats), plan.label("sample_weight"))
+    scans = [(one.target, min(one.n_kept)) for one in stats if one.target is not None]
+    kinds = {scan.categories is not None: (scan.categories is not None, number) for scan, number in scans}
+    if len(kinds) == 2:
+        raise disagree(str(plan.roles.get("target", "target")), kinds[False], kinds[True])
+    return merge_features(plan, stats)
+
+
+def merge_features(plan: ReadPlan, stats: Sequence[PartitionStats]) -> tuple[Feature, ...]:
+    """Return the features, with the categories of all partitions.
+
+    Raises
+    ------
+    DataError
+        For a column with numbers in one partition and categories in another, naming both, or with too many categories.
+    """
+    if plan.known is not None and plan.closed:
+        return plan.known
+    features = []
+    known = plan.known or (None,) * len(plan.specs)
+    for j, spec in enumerate(plan.specs):
+        found = (one.kinds[j] for one in stats)
+        kinds = sorted({kind for kind in found if kind is not None}, key=lambda kind: kind[1])
+        for kind in kinds[1:]:
+            if kind[0] != kinds[0][0]:
+                raise disagree(spec.name, kinds[0], kind)
+        of_model = known[j]
+        index = CategoryIndex(
+            spec.name, None if of_model is None else of_model.categories, extend_categories=plan.extend_categories
+        )
+        for one in stats:
+            index.translate(one.categories[j])
+        categorical = spec.categorical or len(index)
+        features.append(Feature(spec.name, index.finish()[0] if categorical else None))
+    return tuple(features)

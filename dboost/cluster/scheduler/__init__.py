@@ -1,0 +1,1 @@
+"""The scheduler's side of a fit."""

@@ -1,0 +1,1 @@
+"""Fits and prepared data sets on a cluster."""

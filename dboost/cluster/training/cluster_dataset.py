@@ -1,0 +1,524 @@
+"""A data set on the workers of a cluster: read and binned once, for many fits.
+
+`prepare_on_cluster` reads the partitions as a fit does, to find the features and the split points, and then makes a task for
+each partition that returns it as a `data.columns.chunk.BinnedPartition`. Dask holds the results: it spills them to disk when
+a worker runs short of memory, and computes those of a lost worker again from their source. While the split points are found it
+also holds the raw partitions, so the source is read once. Of files that are read within a memory limit the sessions hold them,
+in files, and the tasks take them from there: one task can read several ranges of a row group then
+(`cluster.partitions.read_tasks`). A task compares the fingerprint of its partition with that of the first reading: a source
+that has changed meanwhile is an error, also for fits much later and for those of other clients.
+
+Workers cannot read a stream: the client bins it, in files, and `sent_to_workers` sends them the bins, some at a time.
+
+A fit on the data set reads the binned partitions (`BinnedTasks`) instead of the source. Everything else, such as balancing,
+recovery and workers that join, is as for any table. Several fits may run at the same time.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from distributed import Client, Future
+
+from dboost.cluster.client.connection import Connection, address_of, current_client, submit, usable
+from dboost.cluster.client.worker_choice import WorkerChoice
+from dboost.cluster.partitions.read_tasks import MIN_ROWS, ReadTasks, finished, rows_alone
+from dboost.cluster.training.cluster_fit import n_parts_of, train_on
+from dboost.cluster.training.cluster_sessions import ClusterSessions
+from dboost.cluster.transport.messages import pack
+from dboost.cluster.worker.worker_plugin import running, slices_of
+from dboost.data import Chunk, Column, RowRoles
+from dboost.data.columns.chunk import BinnedPartition
+from dboost.data.columns.column import CategoryColumn
+from dboost.data.columns.roles import ROLES, n_columns_of, rows_of
+from dboost.data.kinds.partition import (
+    ReadPlan,
+    binned_plan,
+    fingerprint,
+    joined_fingerprint,
+    read_partition,
+    read_slices,
+    role_column,
+    slice_rows,
+    some_values,
+)
+from dboost.data.sources.stored_stream import WAVE_BYTES
+from dboost.data.tables.dask_collections import in_place
+from dboost.data.tables.table import ColumnUnifier, values_of
+from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
+from dboost.files.lease import Lease
+from dboost.model.ensemble import Ensemble
+from dboost.prepared.dataset_rows import (
+    DatasetDescription,
+    FoldScoresOfPartition,
+    StoredDataset,
+    check_thresholds,
+    joined_role,
+    joined_scores,
+    joined_targets,
+    new_version,
+    read_part,
+    remove_version,
+    scores_of_all,
+    scores_of_partition,
+    write_description,
+    write_part,
+)
+from dboost.prepared.prepared_dataset import PreparedDataset
+from dboost.rows.encode import bin_chunk
+from dboost.rows.shard_spec import NARROW_BINS
+from dboost.session.fit_records import unpack
+from dboost.session.memory import Budget
+from dboost.session.reference_sample import reference_rows
+from dboost.session.row_samples import FoldRows
+from dboost.session.target import check_categories, name_of_target
+from dboost.session.warm_start import COLD_START
+from dboost.training.fit import propose_bins
+from dboost.training.fit_result import FitResult
+from dboost.training.leaf_refit import refit_leaves
+from dboost.training.plan import FitRequest
+
+
+class BinnedTasks(ReadTasks):
+    """The tasks that read a data set: they pass on partitions that are on the workers.
+
+    Parameters
+    ----------
+    data : DatasetDescription
+    futures : sequence of Future
+        Of the `BinnedPartition` objects.
+    filled : tuple of str
+        The roles that the data set has.
+    budget : Budget or None
+        Memory limit of each worker.
+    n_rows : int
+    """
+
+    def __init__(
+        self, data: DatasetDescription, futures: Sequence[Future], filled: tuple[str, ...], budget: Budget | None, n_rows: int
+    ) -> None:
+        self.n_rows = n_rows
+        self._budget, self._unselected, self.whole = budget, None, {}
+        self.with_text = lambda: None
+        self.named, self.plan, self._filled = data.named, binned_plan(data.binning), filled
+        self._graph: dict[Any, Any] = {future.key: future for future in futures}
+        self._bundles = [(_bundle_of, future.key) for future in futures]
+
+
+@dataclass(eq=False)
+class ClusterRows:
+    """The rows of a data set on a cluster; implements `training.folds.BinnedRows`."""
+
+    client: Client
+    data: DatasetDescription
+    futures: list[Future]
+    lengths: tuple[int, ...]  # rows of positive weight of each partition
+    filled: tuple[str, ...]
+    workers: Any = None
+    name: str | None = None  # under which it is published
+
+    @property
+    def n_rows(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the cluster does not hold the rows any more, because the client was closed or restarted."""
+        return any(future.cancelled() for future in self.futures)
+
+    @property
+    def n_bytes(self) -> int:
+        """Approximate size of the rows."""
+        widths = np.where(self.data.binning.n_bins < NARROW_BINS, 1, 2).sum()
+        n_roles = len(self.filled) - 1 + n_columns_of(self.data.sample_target)
+        return self.n_rows * int(widths + 8 * n_roles)
+
+    @property
+    def place(self) -> str:
+        """The name or the address of the cluster, for messages."""
+        return f"on {address_of(self.client)}" + (f" as {self.name!r}" if self.name is not None else "")
+
+    def fit(self, request: FitRequest) -> FitResult:
+        if request.fold is not None:  # workers load folds at the same time
+            request = replace(request, fold=replace(request.fold, loading=nullcontext()))
+        with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
+            sessions = self._sessions(connection, request.budget, request.n_threads, request.n_at_once)
+            return train_on(connection, replace(request, binned=self.data), sessions)
+
+    def refit(self, model: Ensemble, **options: Any) -> Ensemble:
+        check_thresholds(model, self.data.binning, "refit_leaves")
+        with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
+            sessions = self._sessions(connection, None, options["n_threads"])
+            return refit_leaves(model, sessions, binned=self.data, **options)
+
+    def _sessions(self, connection: Connection, budget: Budget | None, n_threads: int, n_at_once: int = 1) -> ClusterSessions:
+        def make_tasks() -> BinnedTasks:
+            return BinnedTasks(self.data, self.futures, self.filled, budget, self.n_rows)
+
+        return ClusterSessions(connection, make_tasks, n_threads, n_at_once=n_at_once)
+
+    def targets(self) -> Column:
+        return joined_targets(self._map(_target_of, [() for _ in self.futures]))
+
+    def groups(self) -> np.ndarray | None:
+        return self._role("group")
+
+    def weights(self) -> np.ndarray | None:
+        return self._role("sample_weight")
+
+    def scores(self, model: Ensemble) -> np.ndarray:
+        check_thresholds(model, self.data.binning, "calibrate")
+        return scores_of_all(self.held_out_scores, model, self.n_rows)
+
+    def _role(self, name: str) -> np.ndarray | None:
+        """Return a role of all rows; None if they do not have it."""
+        return joined_role(self._map(_role_of, [(name,) for _ in self.futures])) if name in self.filled else None
+
+    def held_out_scores(self, models: Sequence[Ensemble], folds: Sequence[FoldRows]) -> list[tuple[np.ndarray, np.ndarray]]:
+        starts = np.cumsum((0, *self.lengths)).tolist()
+        uses = [([fold.uses[first : first + n] for fold in folds],) for first, n in zip(starts, self.lengths, strict=False)]
+        scores = self._map(partial(_scores_of, pack((self.data.binning, list(models)))), uses)
+        return joined_scores(list(zip(starts, scores, strict=False)))
+
+    def _map(self, function: Any, arguments: Sequence[tuple[Any, ...]], *, at_once: bool = False) -> list[Any]:
+        """Return ``function(partition, *arguments)`` of each partition. No task still runs when an error is raised.
+
+        at_once : see `finished`.
+        """
+        graph: dict[Any, Any] = {future.key: future for future in self.futures}
+        with Connection(self.client, WorkerChoice.of(self.workers)) as connection:
+            keys = [f"dboost-map-{connection.fit}-{i}" for i in range(len(self.futures))]
+            for key, future, of_partition in zip(keys, self.futures, arguments, strict=True):
+                graph[key] = (_call, connection.fit, pack((function, of_partition)), future.key)
+            restricted = _restricted(connection)
+            futures = submit(self.client, graph, keys, **restricted)
+            return finished(connection, futures, "partitions of a data set", restricted.get("workers", ()), at_once=at_once)
+
+    def publish(self, name: str, settings: dict[str, Any]) -> None:
+        """Keep the rows on the cluster under a name, also when this client has left.
+
+        Raises
+        ------
+        ParameterError
+            If the name is taken.
+        """
+        stored = {"settings": settings, "data": self.data, "futures": self.futures, "lengths": self.lengths}
+        try:
+            with usable(self.client):
+                self.client.publish_dataset({**stored, "filled": self.filled, "workers": self.workers}, name=_PREFIX + name)
+        except KeyError:
+            raise ParameterError(f"publish={name!r}: the cluster has a data set of that name already") from None
+        self.name = name
+
+    def write(self, root: str, settings: dict[str, Any], lease: Lease) -> StoredDataset:
+        """Write the rows to a folder that all workers share, or to an object store, replacing an older data set."""
+        version = new_version()
+        try:
+            parts = self._map(partial(write_part, root, version), [(i,) for i in range(len(self.futures))], at_once=True)
+            return write_description(root, version, self.data, settings, parts, self.lengths, self.filled, lease)
+        except BaseException:  # no worker writes any more
+            remove_version(root, version)
+            raise
+
+    @classmethod
+    def stored(cls, stored: StoredDataset, client: Client, workers: Any = None) -> Self:
+        """Have the workers read the files of a data set."""
+        token = uuid.uuid4().hex
+        keys = [f"dboost-binned-{token}-{i}" for i in range(len(stored.files))]
+        shared = f"dboost-promise-{token}"
+        graph: dict[Any, Any] = {shared: (_identity, pack(stored.promise))}
+        for key, file, n_rows in zip(keys, stored.files, stored.lengths, strict=True):
+            graph[key] = (_read_part, shared, stored.root, *file, n_rows)
+        with Connection(client, WorkerChoice.of(workers)) as connection:
+            futures = submit(client, graph, keys, **_restricted(connection))
+        return cls(client, stored.data, futures, stored.lengths, stored.filled, workers)
+
+    def unpublish(self) -> None:
+        """Remove the name; the partitions stay as long as a client holds them."""
+        if self.name is not None:
+            with usable(self.client):
+                self.client.unpublish_dataset(_PREFIX + self.name)
+            self.name = None
+
+    def close(self) -> None:
+        """Release the partitions; those of a published data set stay on the cluster."""
+        for future in self.futures:
+            future.release()
+        self.futures = []
+
+
+#: Prefix of the names of published data sets.
+_PREFIX = "dboost-"
+
+
+def published_rows(name: str, client: Client | None) -> tuple[ClusterRows, dict[str, Any]]:
+    """Return the published rows of that name, and their settings.
+
+    Raises
+    ------
+    InputTypeError
+        If there are none, or no client.
+    """
+    with current_client(client) as found:
+        if found is None:
+            raise InputTypeError(f"the published data set {name!r} is on a cluster: give its client")
+        try:
+            stored = found.get_dataset(_PREFIX + name)
+        except KeyError:
+            names = [one.removeprefix(_PREFIX) for one in found.list_datasets() if str(one).startswith(_PREFIX)]
+            known = f"there are {', '.join(map(repr, names))}" if names else "nothing is published"
+            raise InputTypeError(f"the cluster has no data set {name!r}: {known}") from None
+    settings = stored.pop("settings")
+    return ClusterRows(found, **stored, name=name), settings
+
+
+def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) -> ClusterRows:
+    """Read a table on the workers, and bin it.
+
+    tasks : read the table; request : of a fit, with the parameters that shape the bins.
+    """
+    parameters = request.parameters
+    with Connection(client, WorkerChoice.of(request.workers)) as connection:
+        connection.progress = request.progress
+        request.progress.phase("reading the data")
+        restricted = _restricted(connection)
+        raw, held = (tasks, []) if tasks.parts is not None else _held(client, tasks, restricted)
+        futures: list[Future] = []
+        try:
+            sessions = ClusterSessions(connection, lambda: raw, request.n_threads)
+            features = sessions.load()
+            n_targets = check_categories(sessions.target_scans(), name_of_target(request.roles.get("target"))).n_columns
+            partitions = sessions.training
+            raw = partitions.source  # read again, perhaps, with columns as text
+            request.progress.phase("binning")
+            binning = propose_bins(request, parameters, COLD_START, features, sessions)
+            n_kept, n_rows, ranges = sessions.n_kept, sessions.n_rows, partitions.numbers.ranges
+            plan = replace(raw.plan, known=features, extend_categories=False)
+            has = raw.roles
+            ends = np.cumsum([0, *(partitions.lengths[i] for i in range(raw.n_parts))]).tolist()
+            token = uuid.uuid4().hex
+            keys = [f"dboost-binned-{token}-{i}" for i in range(raw.n_parts)]
+            shared = f"dboost-bins-{token}"
+            most_rows = slice_rows(None if request.budget is None else request.budget.chunk, len(features))
+            common = plan, binning, n_rows, parameters.random_state, raw.filled, has, n_targets, most_rows
+            graph: dict[Any, Any] = {} if raw.parts is not None else raw.graph
+            graph = graph | {shared: (_identity, pack(common))}
+            owners = {
+                i: (entry.ref, connection.fit, entry.batch) for entry in partitions.worker_partitions for i in entry.numbers
+            }
+            for i, key in enumerate(keys):
+                given = {role: rows_alone(some_values(values, ends[i], ends[i + 1])) for role, values in raw.whole.items()}
+                known = *ranges[i], partitions.lengths[i], partitions.fingerprints[i]
+                if raw.parts is not None:
+                    graph[key] = (_bin_read, shared, i, known, pack(given), pack((owners[i], raw.parts.only([i]))))
+                else:
+                    graph[key] = (_bin_part, shared, i, known, pack(given), raw.bundles[i])
+            futures += submit(client, graph, keys, **restricted)
+            of_samples = {f"dboost-sample-{token}-{i}": (_sample_of, key) for i, key in enumerate(keys)}
+            held_keys: dict[Any, Any] = {future.key: future for future in futures}
+            parts = submit(client, held_keys | of_samples, list(of_samples), **restricted)
+            samples = finished(connection, parts, "binned partitions", restricted.get("workers", ()))
+        except BaseException:
+            for future in futures:
+                future.release()
+            raise
+        finally:
+            for future in held:  # Dask computes them again if it has to
+                future.release()
+    filled = [sample for i, sample in enumerate(samples) if n_kept[i]]
+    values = np.concatenate([values for values, _ in filled])
+    data = DatasetDescription(binning, sessions.named, values, joined_targets([target for _, target in filled]))
+    return ClusterRows(client, data, futures, tuple(n_kept[i] for i in range(len(keys))), has, request.workers)
+
+
+def sent_to_workers(client: Client, prepared: PreparedDataset, request: FitRequest) -> ClusterRows:
+    """Have workers hold the rows of a folder that this process has written.
+
+    At most `WAVE_BYTES` of them are in the memory of this process at a time. The scheduler keeps the bins, one byte a value, so
+    that Dask can send those of a lost worker again.
+    """
+    n_parts = n_parts_of(client)
+    most_rows = max(-(-prepared.n_rows // n_parts), MIN_ROWS)
+    lengths: list[int] = []
+    futures: list[Future] = []
+    with Connection(client, WorkerChoice.of(request.workers)) as connection:
+        connection.progress = request.progress
+        restricted = _restricted(connection)
+        try:
+            for wave in _waves(prepared.partitions(most_rows)):
+                sent = submit(client, wave, list(wave), **restricted)
+                futures += sent
+                n_rows = {f"dboost-length-{future.key}": (_length_of, future.key) for future in sent}
+                held: dict[Any, Any] = {future.key: future for future in sent}
+                counted = submit(client, held | n_rows, list(n_rows), **restricted)
+                lengths += finished(connection, counted, "binned partitions", restricted.get("workers", ()))
+        except BaseException:
+            for future in futures:
+                future.release()
+            raise
+    filled = tuple(name for name, role in ROLES.items() if prepared.has(role.field))
+    return ClusterRows(client, prepared.description, futures, tuple(lengths), filled, request.workers)
+
+
+def _waves(partitions: Iterable[BinnedPartition]) -> Iterator[dict[Any, Any]]:
+    """Yield the tasks of partitions that are sent at the same time, by key."""
+    wave: dict[Any, Any] = {}
+    n_bytes, token = 0, uuid.uuid4().hex
+    for i, partition in enumerate(partitions):
+        if wave and n_bytes + partition.n_bytes > WAVE_BYTES:
+            yield wave
+            wave, n_bytes = {}, 0
+        wave[f"dboost-binned-{token}-{i}"] = (unpack, pack(partition))
+        n_bytes += partition.n_bytes
+        del partition
+    yield wave
+
+
+def _length_of(partition: BinnedPartition) -> int:
+    return partition.n_rows
+
+
+#: From the first reading of a partition: global id of the first row of positive weight, number of such rows and of all rows,
+#: fingerprint.
+_Known = tuple[int, int, int, int]
+#: Returns a partition in one chunk and its fingerprint, given the plan, the separate roles, and the rows of a slice.
+_Read = Callable[[ReadPlan, tuple[str, ...], int | None], tuple[Chunk, int]]
+
+
+def _bin_part(shared: bytes, i: int, known: _Known, given: bytes, bundle: tuple[Any, ...]) -> BinnedPartition:
+    """Bin a partition, in a task."""
+    return _binned(
+        shared, i, known, given, lambda plan, filled, most_rows: _read_again(*in_place(bundle, filled), plan, most_rows)
+    )
+
+
+def _bin_read(shared: bytes, i: int, known: _Known, given: bytes, source: bytes) -> BinnedPartition:
+    """Bin a partition that a session has read, in a task. It is read again if the session is gone.
+
+    source : pickled: where the partition is (session, fit, batch), and a `Parts` of it.
+    """
+    (owner, fit, batch), parts = unpack(source)
+
+    def read(plan: ReadPlan, filled: tuple[str, ...], most_rows: int | None) -> tuple[Chunk, int]:
+        slices = slices_of(owner, fit, batch, i)
+        if slices is None:
+            (data,) = parts.partitions(plan.needed)
+            return _read_again(data, {}, plan, most_rows)
+        return _joined_slices(slices, plan), joined_fingerprint([one.fingerprint or 0 for one in slices])
+
+    return _binned(shared, i, known, given, read)
+
+
+def _joined_slices(slices: list[Chunk], plan: ReadPlan) -> Chunk:
+    """Return the slices of a partition as one chunk."""
+    first = slices[0]
+    assert first.matrix is None  # rows of files have none
+    if len(slices) == 1:
+        return first
+    columns: list[Column] = []
+    for j, spec in enumerate(plan.specs):
+        unifier = ColumnUnifier(spec.name)
+        values = np.concatenate([unifier.add(one.columns[j], 0) for one in slices])
+        is_code = isinstance(first.columns[j], CategoryColumn)
+        columns.append(CategoryColumn(values, unifier.categories.categories()) if is_code else values)
+    return Chunk(sum(one.n_rows for one in slices), columns, first.roles)
+
+
+def _binned(shared: bytes, i: int, known: _Known, given: bytes, read: _Read) -> BinnedPartition:
+    """Return a partition in bins. read : reads it."""
+    plan, binning, n_rows, seed, filled, has, n_targets, most_rows = unpack(shared)
+    start, n_kept, length, first_fingerprint = known
+    try:
+        chunk, found_fingerprint = read(plan, filled, most_rows)
+        if (chunk.n_rows, found_fingerprint) != (length, first_fingerprint):
+            values = "other values" if chunk.n_rows == length else f"{chunk.n_rows} rows where it had {length}"
+            raise DataError(
+                f"it was read again because workers have left, and gave {values}: prepare the data set again, from a source "
+                "with the same rows every time (no sample without a seed, no query without an order, no files that change)"
+            )
+        if not chunk.n_rows:  # roles of an empty partition are not read
+            roles = RowRoles.of({role: np.empty(0, ROLES[role].dtype) for role in has})
+            roles = roles if n_targets == 1 else replace(roles, target=np.empty((n_targets, 0)))
+        else:
+            separate = {role: role_column(values, role, None, length) for role, values in unpack(given).items()}
+            roles = RowRoles.of(chunk.roles.by_name() | separate)
+        chunk = replace(chunk, roles=roles)
+        found, coded, kept = bin_chunk(chunk, binning)
+    except DBoostError as error:
+        raise type(error)(f"partition {i}: {error}") from None
+    assert found.n_rows == n_kept
+    drawn = reference_rows(n_rows, len(binning.features), seed, start, start + n_kept) - start
+    column = found.roles.target
+    assert column is not None
+    return replace(found, sample=(values_of(coded, kept[drawn]), rows_of(column, drawn)))
+
+
+def _read_again(data: Any, roles: dict[str, Any], plan: ReadPlan, most_rows: int | None) -> tuple[Chunk, int]:
+    """Return a partition in one chunk, and the fingerprint that a session with slices of `most_rows` rows has of it.
+
+    Roles that the user gave for all rows are in neither.
+    """
+    parts = list(read_slices(data, plan, roles, most_rows))
+    chunk = parts[0] if len(parts) == 1 else read_partition(data, plan, roles)
+    return chunk, joined_fingerprint([fingerprint(part) for part in parts])
+
+
+def _sample_of(partition: BinnedPartition) -> tuple[np.ndarray, Column]:
+    assert partition.sample is not None
+    return partition.sample
+
+
+def _held(client: Client, tasks: ReadTasks, restricted: dict[str, Any]) -> tuple[ReadTasks, list[Future]]:
+    """Return tasks that read partitions which Dask holds, so that they are read from their source once."""
+    token = uuid.uuid4().hex
+    keys = [f"dboost-rows-{token}-{i}" for i in range(tasks.n_parts)]
+    graph = dict(tasks.graph) | {key: (_identity, bundle) for key, bundle in zip(keys, tasks.bundles, strict=True)}
+    futures = submit(client, graph, keys, **restricted)
+    return tasks.over({future.key: future for future in futures}, keys), futures
+
+
+def _restricted(connection: Connection) -> dict[str, Any]:
+    """Return keywords that confine tasks to the usable workers, if some are not."""
+    usable, unusable = connection.usable(recent=True)
+    if not usable:
+        usable = connection.wait_for_usable()
+    return {"workers": usable, "allow_other_workers": False} if unusable or connection.is_confined else {}
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _bundle_of(partition: BinnedPartition) -> tuple[Any, ...]:
+    """Return a partition with its roles."""
+    return partition, *partition.given_roles.values()
+
+
+def _call(fit: str, packed: bytes, partition: BinnedPartition) -> Any:
+    function, arguments = unpack(packed)
+    with running(fit):
+        return function(partition, *arguments)
+
+
+def _read_part(promise: bytes, root: str, name: str, checksum: str, n_rows: int) -> BinnedPartition:
+    return read_part(root, name, checksum, n_rows, unpack(promise))
+
+
+def _target_of(partition: BinnedPartition) -> Column:
+    assert partition.roles.target is not None
+    return partition.roles.target
+
+
+def _role_of(partition: BinnedPartition, name: str) -> np.ndarray:
+    return partition.roles.by_name()[name]  # type: ignore[return-value]
+
+
+def _scores_of(packed: bytes, partition: BinnedPartition, uses: list[np.ndarray]) -> FoldScoresOfPartition:
+    binning, models = unpack(packed)
+    return scores_of_partition(partition, binning, models, uses)

@@ -1,0 +1,447 @@
+"""The sessions on the workers of a cluster, and recovery when workers are lost.
+
+`ClusterSessions` implements `session.sessions.Sessions`. Who has which partition, and who reads it again, is known to the
+`PartitionedTable` of each table of the fit: the training data, and evaluation sets that the workers read. Rows that leave the
+workers are samples: those that propose the split points, and the reference sample (and what some metrics need, see
+`docs/method/promises.md`).
+
+The boosting loop runs in the client and makes two calls per tree and iteration: *grow* grows a tree, *advance* adds the leaf
+values to the scores. Each is one call to the reducer, which calls the workers. When workers are lost during a call, other
+workers read their partitions again, apply the trees grown so far (`ReplayState`), and the call is repeated. Calls are
+idempotent: a session that has already answered repeats its answer. So the loss of a worker does not change the model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, reduce
+from typing import Any, TypeVar, TypeVarTuple
+
+import numpy as np
+
+from dboost.cluster.client.connection import Connection
+from dboost.cluster.partitions.joined_workers import JoinedWorkers
+from dboost.cluster.partitions.partitioned_table import PartitionedTable
+from dboost.cluster.partitions.read_tasks import TRAINING_DATA, ReadTasks
+from dboost.cluster.partitions.table_features import load_partitions
+from dboost.cluster.scheduler.session_rounds import check_rows
+from dboost.cluster.training.fit_events import FitEvents
+from dboost.cluster.transport.messages import LostWorkers, Timing
+from dboost.config import metric_rows, session_per_host
+from dboost.data.kinds.partition import is_stream
+from dboost.data.tables.eval_tables import EvalTable, named_in_messages
+from dboost.errors import DBoostError, ParameterError
+from dboost.kernels.threads import Team, is_small
+from dboost.metrics.metric import MetricReduction
+from dboost.rows.statistics import Statistic
+from dboost.schema import Feature
+from dboost.session.evaluation_rows import SessionEvalSets, log_streamed_eval_set
+from dboost.session.fit_records import BiteVisit, BuildSpec, Chosen, ReplayState, log_rows_in_files
+from dboost.session.session import Session
+from dboost.session.table_rows import BatchRows
+from dboost.session.target import TargetScan
+from dboost.trees.fit_trees import FitTree, TreesSoFar
+from dboost.trees.shard_grower import BYTES_PER_ROW
+from dboost.trees.tree_rounds import GrowOrder
+from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+
+Answer = TypeVar("Answer")
+Given = TypeVarTuple("Given")
+
+#: Bytes that trees which grow at the same time may use in a process, if the fit has no `memory_limit`.
+_TREE_BYTES = 128 * 2**20
+#: Largest number of leaves that a round opens.
+_MOST_PER_ROUND = 512
+
+
+class ClusterSessions:
+    """The sessions of all workers with rows of a fit.
+
+    Parameters
+    ----------
+    connection : Connection
+    make_tasks : callable
+        Makes the tasks that read the training data.
+    n_threads : int
+        Threads of this process, for evaluation sets in its memory.
+    name : str
+        Of the training data, in messages.
+    n_at_once : int
+        Number of fits that run at the same time.
+
+    Attributes
+    ----------
+    training : PartitionedTable
+        The training data; once they are loaded.
+    """
+
+    training: PartitionedTable
+    unit_weights: bool
+    spec: BuildSpec
+    trees: TreesSoFar
+
+    def __init__(
+        self,
+        connection: Connection,
+        make_tasks: Callable[[], ReadTasks],
+        n_threads: int,
+        name: str = TRAINING_DATA,
+        n_at_once: int = 1,
+    ) -> None:
+        self.connection, self._make_tasks, self._n_threads, self._name = connection, make_tasks, n_threads, name
+        self._n_at_once = n_at_once
+        self.eval_names: list[str] = []
+        self._tables: list[PartitionedTable] = []
+        self._timing = Timing()
+        self._bytes_read = 0
+        self._has_eval_files = False  # whether rows that were chosen for evaluation sets are in files
+        self._eval_rows: dict[str, int] = {}  # of the evaluation sets on the workers
+        self._n_sent = 0  # trees that the evaluation sets on the workers have received
+        #: What rows that are read again have to replay, beside the trees.
+        self._terms: tuple = ()
+        self._given_values: list[np.ndarray] = []
+        self._given_iteration = -1
+        self._applied = -1
+        self._visit: BiteVisit | None = None
+        self._joined: JoinedWorkers | None = None
+        #: Whether a round may be a pass over files; then a round opens as many leaves as the tree may have.
+        self.streams = False
+        self.trees_per_pass = 1  # trees that may grow in the same passes over files
+
+    @cached_property
+    def team(self) -> Team:
+        """The threads of this process."""
+        return Team(self._n_threads)
+
+    # The table.
+
+    def load(self) -> tuple[Feature, ...]:
+        self.training = PartitionedTable(self.connection, self._name, self._make_tasks(), n_at_once=self._n_at_once)
+        self._tables = [self.training]
+        features = load_partitions(self.training)
+        self.set_trained(self.training.n_kept, all(stats.unit_weights for stats in self.training.partition_stats))
+        return features
+
+    @property
+    def named(self) -> bool:
+        return self.training.source.named
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return self.training.source.roles
+
+    @property
+    def n_kept(self) -> dict[int, int]:
+        return self.training.n_kept
+
+    def target_scans(self) -> list[TargetScan]:
+        return [stats.target for stats in self.training.partition_stats if stats.target is not None]
+
+    def ask(self, question: Callable[[BatchRows, *Given], Answer], *arguments: *Given) -> list[Answer]:
+        return self.training.ask(question, *arguments)
+
+    def change(self, step: Callable[[BatchRows, *Given], None], *arguments: *Given) -> None:
+        self.training.change(step, *arguments)
+
+    def complete(self) -> None:
+        self.training.complete()
+
+    def set_trained(self, n_kept: dict[int, int], unit_weights: bool) -> None:
+        self.unit_weights = unit_weights
+        self.training.number(n_kept)
+
+    def propose(self, seed: int, columns: tuple[int, int], max_bins: int) -> list[np.ndarray]:
+        return self.training.propose(seed, columns, max_bins)
+
+    @property
+    def most_rows(self) -> int:
+        return max(self.training.rows_of_sessions().values())
+
+    def refuse_values(self, name: str) -> None:
+        raise ParameterError(
+            "scoring with a scorer needs all rows in one process; on a cluster use scoring='loss', or eval_metric"
+        )
+
+    # Training.
+
+    @property
+    def n_rows(self) -> int:
+        return sum(self.n_kept.values())
+
+    def build(self, spec: BuildSpec, chosen: Chosen, trees: TreesSoFar) -> None:
+        """Sessions of a host may hand their rows over to one of them, see `cluster.worker.host_sessions`."""
+        training = self.training
+        self.spec = spec = replace(spec, numbers=training.numbers)
+        self.trees = trees
+        of_sessions = replace(spec, n_growing=None)
+        self._hold_out(chosen, of_sessions)
+        training.n_outputs = spec.shard.n_trees
+        if self._is_handed_over(spec):
+            training.host_spec = spec
+
+        def arguments() -> tuple[BuildSpec, ReplayState]:
+            return replace(of_sessions, leaves_per_pass=spec.shard.max_leaves), self.past()
+
+        places = training.build(Session.build, arguments)
+        if spec.may_stream:
+            n_in_files = sum(one.in_files for one in places)
+            log_rows_in_files(n_in_files, spec)
+            self.streams = n_in_files > 0 and spec.n_bites is None
+            self.trees_per_pass = min(one.trees_per_pass for one in places)
+            n_held = min(one.most_in_memory for one in places)
+            if self.streams and n_held:
+                # Workers whose memory holds all rows; they get partitions when they join (see `cluster.partitions.rebalance`).
+                self.connection.need_workers(-(-self.n_rows // n_held))
+
+    def _hold_out(self, chosen: Chosen, spec: BuildSpec) -> None:
+        in_files: list[int] = []
+        for name, (n_rows, max_weight) in chosen.items():
+            arguments = name, spec, spec.loss_magnitude(max_weight, n_rows), spec.needs_values, True
+            in_files = self.training.build(Session.hold_out, lambda arguments=arguments: arguments)  # type: ignore[misc]
+        self._has_eval_files = sum(in_files) > 0
+        if self._has_eval_files:  # of all chosen sets so far
+            log_streamed_eval_set(" and ".join(chosen))
+
+    def _is_handed_over(self, spec: BuildSpec) -> bool:
+        """Return whether the sessions of a host hand their rows over to one of them, see `cluster.worker.host_sessions`."""
+        is_possible = spec.budget is None and spec.n_bites is None and spec.given is None and not self._has_eval_files
+        n_rows, n_features = sum(self.training.lengths.values()), len(spec.binning.features)
+        has_worker = self.training.single_worker(self.connection.n_threads) is not None and is_small(n_rows, n_features)
+        return session_per_host() and is_possible and self._n_at_once == 1 and not has_worker
+
+    def load_eval_sets(self, chosen: Chosen, sets: Sequence[EvalTable]) -> None:
+        """Load Dask collections, files and streams on the workers, tables in memory in this process."""
+        self.eval_names = [*chosen, *(given.name for given in sets)]
+        self._eval_rows = {name: n_rows for name, (n_rows, _) in chosen.items()}
+        for given in sets:
+            if given.table.is_source or is_stream(given.table.data):
+                with named_in_messages(given.name):
+                    self._eval_rows[given.name] = self._load_eval_set(given)
+            else:
+                self._eval_sets.add_table(given, self.spec, None, with_block=self.spec.needs_values)
+
+    def _load_eval_set(self, given: EvalTable) -> int:
+        """Load an evaluation set on the workers; return its number of rows of positive weight."""
+        name, spec = given.name, self.spec
+        tasks = ReadTasks(given.table.data, **given.table.reading, like=spec.binning.features, budget=spec.budget)
+        table = PartitionedTable(self.connection, f"evaluation set {name!r}", tasks)
+        load_partitions(table)
+        table.change(BatchRows.encode, spec.target)
+        n = sum(table.n_kept.values())
+        size = spec.loss_magnitude(max(stats.max_weight for stats in table.partition_stats), n)
+        n_in_files = sum(table.build(Session.hold_out, lambda: (name, spec, size, spec.needs_values, False)))
+        self._tables.append(table)
+        if n_in_files:
+            log_streamed_eval_set(name)
+        return n
+
+    def observers(self, loss_name: str, n_features: int) -> list[Callable[[Any], Any]]:
+        events = FitEvents(self.connection, self.training)
+        events.begin(loss_name, self.n_rows, n_features)
+        return [events]
+
+    def past(self) -> ReplayState:
+        """Return the state that shards built now have to replay."""
+        trees, pending = self.trees.iterations, self.trees.since(self.trees.n_applied)
+        trained = tuple(trees), tuple(pending), self._terms, self._visit
+        return ReplayState(self._applied, *trained, tuple(self._given_values), self._given_iteration)
+
+    def visit(self, visit: BiteVisit) -> None:
+        """Sessions receive the iterations that are new since the last visit."""
+        applied = self._applied
+        n_known = 0 if self._visit is None else self._visit.n_kept
+        # Set the state before the call: partitions that are read again during it replay the new visit.
+        self.trees.apply()
+        self._visit, iterations = visit, self.trees.iterations
+
+        def ask() -> None:
+            sessions, missing = self.training.sessions, iterations[n_known:]
+            known = self.connection.ask(sessions, Session.visit, visit, missing, n_known, applied)
+            if not all(known.values()):
+                self.connection.ask(sessions, Session.visit, visit, iterations, 0, applied)
+
+        self._with_recovery("visit", ask)
+
+    def advance(self, values: np.ndarray, terms: tuple) -> GradientStats:
+        """Workers that have joined receive rows after it."""
+        number = self._applied + 1
+        began = time.perf_counter()
+
+        def ask() -> list[Any]:
+            answers = self.connection.ask(self.training.sessions, Session.advance_to, number, values, terms)
+            try:
+                check_rows({ref: n_rows for ref, (*_, n_rows) in answers.items()}, self.training.rows_of_sessions())
+            except LostWorkers as lost:
+                self.connection.abandon(lost.sessions)
+                raise
+            return list(answers.values())
+
+        answers = self._with_recovery("advance", ask)
+        self.connection.attempts.reset(f"iteration {number}")
+        self.connection.iteration = number
+        self.trees.apply()
+        if self._given_iteration == len(self._given_values):
+            self._given_values.append(values)
+        self._applied, self._terms = number, terms
+        if self._joined is None:
+            self._joined = JoinedWorkers(self.connection, self.training)
+        self._joined.update()
+        compute = max(seconds for _, seconds, *_ in answers)
+        self._bytes_read += sum(n_bytes for *_, n_bytes, _ in answers)
+        self._timing += Timing(1, compute, 0.0, time.perf_counter() - began - compute)
+        return reduce(GradientStats.merge, (stats for stats, *_ in answers if stats is not None))
+
+    def grow(self, tasks: Sequence[TreeTask]) -> Iterator[FitTree]:
+        """Several trees share rounds if the memory suffices."""
+        together = self._trees_together(tasks)
+        for first in range(0, len(tasks), together):
+            yield from self._grow(tuple(tasks[first : first + together]))
+
+    def _grow(self, tasks: tuple[TreeTask, ...]) -> list[FitTree]:
+        max_leaves = tasks[0].policy.max_leaves
+        n_in_flight = rounds_in_flight(self.connection, [ref.worker for ref in self.training.sessions])
+        # A round that is a pass over files opens as many leaves as possible, and none is under way at the same time.
+        how = (max_leaves, 1) if self.streams else (leaves_per_round(max_leaves), n_in_flight)
+        shard = self.spec.shard
+        is_identity = shard.layout.n_bins == shard.bin_layout.n_bins  # whether trees are grown with the fine bins of the model
+        order = GrowOrder(tasks, shard.bin_layout, is_identity, self.n_rows, *how)
+
+        def ask() -> tuple[list[GrownTree], Timing]:
+            return self.connection.grow_trees(self.training.sessions, order, self.training.rows_of_sessions())
+
+        trees, timing = self._with_recovery("grow", ask)
+        self._timing += timing
+        return [self.trees.add(task, grown) for task, grown in zip(tasks, trees, strict=True)]
+
+    def _trees_together(self, tasks: Sequence[TreeTask]) -> int:
+        """Return how many trees may grow at the same time.
+
+        Each needs records of the rows in the sessions, and histograms in the scheduler's process. Trees with bins of their own
+        grow alone, because a shard has one set of bins. Trees over files need no records, but histograms in the sessions.
+        """
+        if any(task.bin_merge is not None for task in tasks):
+            return 1
+        of_rows = 0 if self.streams else BYTES_PER_ROW * max(self.training.rows_of_sessions().values())
+        of_histograms = 16 * int(self.spec.shard.bin_layout.offset[-1]) * 2 * tasks[0].policy.max_leaves
+        budget = self.spec.budget
+        tree_bytes = _TREE_BYTES if budget is None else budget.limit // 16
+        most = max(tree_bytes // max(of_rows, of_histograms), 1)
+        if self.streams:
+            most = min(most, self.trees_per_pass)
+        n_groups = -(-len(tasks) // most)
+        return -(-len(tasks) // n_groups)
+
+    def assign_leaves(self, iteration: int) -> None:
+        self._given_iteration = iteration  # before the call: partitions that are read again during it are assigned, too
+        self._with_recovery(
+            "assign_leaves", lambda: self.connection.ask(self.training.sessions, Session.assign_leaves, iteration)
+        )
+
+    def statistics(self, statistic: Statistic, *arguments: Any) -> list[Any]:
+        """Return one result for each range of rows, or for each session."""
+        answers = self._with_recovery(
+            "map_shards", lambda: self.connection.ask(self.training.sessions, Session.statistics, statistic, *arguments)
+        )
+        return [answer for of_worker in answers.values() for answer in of_worker]
+
+    @cached_property
+    def _eval_sets(self) -> SessionEvalSets:
+        """The evaluation sets of this process."""
+        return SessionEvalSets(self.team)
+
+    def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
+        """The sets on the workers are evaluated together, with one call, which sends them the trees since the last one."""
+        trees, found = self.trees, dict[str, float]()
+        if len(self._eval_rows) < len(self.eval_names):
+            found |= self._eval_sets.evaluate(trees.trees, metrics, trees.mark, trees.n_cuts)
+        if self._eval_rows:
+            found |= self._evaluate_on_workers(metrics)
+        columns = (column for name in self.eval_names for metric in metrics for column in metric.columns(name))
+        return {column: found[column] for column in columns}
+
+    def _evaluate_on_workers(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
+        for metric in metrics:
+            self._check_rows_wanted(metric)
+        specs = [metric.on_workers for metric in metrics]
+        wanted, trees = {name: specs for name in self._eval_rows}, self.trees
+        # Sessions that have read their partitions later get all trees.
+        n_known = self._n_sent if trees.mark < 0 else min(self._n_sent, trees.mark)
+
+        def ask(first: int) -> list[Any]:
+            sessions = sorted({ref for table in self._tables for ref in table.sessions})
+            sent = trees.since(first), wanted, trees.mark, trees.n_cuts
+            return list(self.connection.ask(sessions, Session.evaluate, first, *sent).values())
+
+        def ask_all() -> list[Any]:
+            answers = ask(n_known)
+            return ask(0) if any(answer is None for answer in answers) else answers
+
+        answers = self._with_recovery("evaluate", ask_all)
+        self._n_sent = len(trees)
+        found: dict[str, float] = {}
+        for name, n_rows in self._eval_rows.items():
+            results = [answer[name] for answer in answers]
+            n_found = sum(n for n, _ in results)
+            if n_found != n_rows:
+                raise DBoostError(f"workers hold {n_found} of the {n_rows} rows of evaluation set {name!r}")
+            chunks = [chunk for _, chunks_of_worker in results for chunk in chunks_of_worker]
+            for k, metric in enumerate(metrics):
+                found |= metric.values(name, reduce(metric.merge, (chunk[k] for chunk in chunks)))
+        return found
+
+    def _check_rows_wanted(self, metric: MetricReduction) -> None:
+        """Raise a ParameterError if a metric wants more rows of an evaluation set than may come to the client."""
+        largest = max(self._eval_rows.values())
+        if metric.wants_rows and largest > metric_rows():
+            raise ParameterError(
+                f"eval_metric {metric.name!r} is a function of all rows of an evaluation set, and {largest} rows are more than "
+                f"dboost.metric-rows={metric_rows()} in Dask's configuration: raise it, or use dboost.metrics.Metric, which is "
+                "merged over the workers"
+            )
+
+    def report(self) -> dict[str, float]:
+        """Return seconds since the last report (slowest worker's computation, reducer, waiting for messages), bytes read
+        and the number of workers with rows."""
+        spent, self._timing = self._timing, Timing()
+        report = {"seconds_compute": spent.compute, "seconds_reduce": spent.reduce, "seconds_wait": spent.wait}
+        n_bytes, self._bytes_read = self._bytes_read, 0
+        return report | {"bytes_read": n_bytes, "workers": len(self.training.sessions)}
+
+    def release(self) -> None:
+        """Do nothing: the end of the fit releases the rows on the workers (`Connection`)."""
+
+    def close(self) -> None:
+        if "team" in vars(self):
+            self.team.close()
+
+    def _with_recovery(self, name: str, call: Callable[[], Any]) -> Any:
+        """Repeat a call until it completes without the loss of a worker. name : of the call, for error messages."""
+        while True:
+            for table in self._tables:
+                table.repair()
+            try:
+                return call()
+            except LostWorkers as lost:
+                for table in self._tables:
+                    table.drop_workers(lost.sessions)
+                self.connection.attempts.note(name, lost)
+
+
+def rounds_in_flight(connection: Connection, workers: Iterable[str]) -> int:
+    """Return how many rounds may be under way at the same time, given the addresses of the workers.
+
+    With two, the scheduler's process searches the histograms of one while workers compute those of the other. Where it shares
+    the processors with workers, that saves nothing, and the additional messages cost processor time. Hosts are compared by
+    name: one host may have several addresses, such as 127.0.0.1.
+    """
+    return 1 if connection.shares_host(workers) else 2
+
+
+def leaves_per_round(max_leaves: int) -> int:
+    """Return the number of leaves opened per round: a tree of 31 leaves takes about ten rounds, with few unused leaves.
+
+    The deep trees of forests, which may have as many leaves as rows, take more rounds: each leaf has a histogram.
+    """
+    return max(6, min(max_leaves // 8, _MOST_PER_ROUND))

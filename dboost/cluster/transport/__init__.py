@@ -1,0 +1,1 @@
+"""Messages between client, scheduler and workers, and exchanges among workers."""

@@ -1,0 +1,666 @@
+"""The worker plugin: keeps a `Session` for each fit, and answers the reducer's calls.
+
+Calls arrive over Dask's connections at the handlers that `setup` registers, or on lines (`cluster.transport.line`), each of
+which has a thread. All calls run in threads of the plugin: work on the event loop would make the worker look dead, and the
+threads of Dask's executor are for tasks.
+
+Each session has a unique name. Every call contains the name of its session; the plugin replies `UNKNOWN` if it has another one.
+So a worker that was restarted, or whose session the client regards as lost (e.g. after a broken connection), is never mistaken
+for the one that had the rows.
+
+**Moves of partitions** between workers, after reading and before they become shards (see `cluster.partitions.rebalance`): the
+receiving worker fetches a partition over Dask's connections and stores it as if it had read it: plain columns with their own
+categories, target, weight and offset; in several slices if a memory limit divided it. Packing and storing run in threads of the
+worker plugin. The sender drops moved partitions when it receives the final list of its partitions (`Session.scan_partitions`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from distributed import Worker, get_worker
+from distributed.core import Status
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from dboost.cluster.monitoring import WorkMeter, publish
+from dboost.cluster.transport.feature_exchange import Inbox, Peers
+from dboost.cluster.transport.line import Line, Message, Pieces, packed
+from dboost.cluster.transport.messages import (
+    FAILED,
+    LOST,
+    NAME,
+    OK,
+    STALE,
+    UNKNOWN,
+    UNSUPPORTED,
+    AfterSteps,
+    FitCancelled,
+    LostWorkers,
+    WorkerFailed,
+    pack,
+    pack_error,
+)
+from dboost.cluster.transport.rpc import METHODS, SLICE, STATUSES, Relay, accept_line, open_worker_line, run_on
+from dboost.cluster.transport.sample_exchange import answer_proposal
+from dboost.cluster.worker.host_sessions import answer_hand_over
+from dboost.config import liveness_timeout
+from dboost.data import Chunk
+from dboost.errors import DBoostError
+from dboost.files.spool import remove_stale, temporary_root
+from dboost.params import usable_processors
+from dboost.session.fit_records import MissingPartitions, SessionRef, pack_round, unpack
+from dboost.session.memory import Budget, keep_freed_memory, trim_memory
+from dboost.session.session import SESSION_METHODS, Session
+from dboost.trees.grower import RoundHistograms
+from dboost.trees.split_finder import PackedSplits
+from dboost.version import __version__
+
+
+class PartitionMover:
+    """Sends and fetches partitions on one worker.
+
+    Parameters
+    ----------
+    worker : distributed.Worker
+    plugin : DBoostWorkerPlugin
+    pool : Executor
+        Threads for packing and storing.
+    """
+
+    def __init__(self, worker: Worker, plugin: Any, pool: Executor) -> None:
+        self._worker, self._plugin, self._pool = worker, plugin, pool
+        self._loop = asyncio.get_running_loop()
+        #: Sessions that could not be reached when a task asked for their partitions.
+        self._gone: set[SessionRef] = set()
+        worker.handlers.update({"dboost_give": self.give, "dboost_take": self.take})
+
+    async def give(self, fit: str, session: str, batch: str, partition: int, number: int) -> dict[str, Any]:
+        """Return a slice of a partition that this worker has read."""
+        worker_session = self._plugin.known(fit, session)
+        if worker_session is None:
+            return {"status": UNKNOWN}
+        content = await self._in_thread(_packed_slice, worker_session, batch, partition, number)
+        return {"status": UNKNOWN} if content is None else {"status": OK, "content": content[0], "more": content[1]}
+
+    async def take(
+        self, fit: str, batch: str, plan: bytes, moves: Sequence[Sequence[Any]], lost: Sequence[str]
+    ) -> dict[str, Any]:
+        """Fetch partitions one after the other; the result is the session that received them.
+
+        moves : (partition, old owner) pairs; plan : as packed for the read tasks; lost : names of lost sessions.
+        """
+        worker_session = self._plugin.worker_session(fit, lost)
+        for partition, pair in moves:
+            giver = SessionRef(*pair)
+            for number in count():
+                try:
+                    reply = await self._fetch(giver, fit, batch, partition, number)
+                except (TimeoutError, OSError):
+                    return {"status": LOST, "sessions": [giver]}
+                if reply is None or reply["status"] != OK:
+                    return {"status": LOST, "sessions": [giver]}
+                try:
+                    await self._in_thread(_take_slice, worker_session, batch, partition, plan, reply["content"], number)
+                except Exception as error:  # such as a partition that does not match those that are here
+                    return {"status": FAILED, "error": pack_error(error)}
+                if not reply["more"]:
+                    break
+        return {"status": OK, "result": pack(SessionRef(self._worker.address, worker_session.session))}
+
+    def slices(self, owner: SessionRef, fit: str, batch: str, partition: int) -> list[Chunk] | None:
+        """Return the slices of a partition that a session of any worker has read; None if it is gone. Called in tasks."""
+        if owner.worker == self._worker.address:
+            worker_session = self._plugin.known(fit, owner.session)
+            try:
+                return None if worker_session is None else list(_slices(worker_session, batch, partition))
+            except MissingPartitions:
+                return None
+        if owner in self._gone:
+            return None
+        found: list[Chunk] = []
+        for number in count():
+            fetching = self._fetch(owner, fit, batch, partition, number)
+            try:
+                reply = asyncio.run_coroutine_threadsafe(fetching, self._loop).result()
+            except (TimeoutError, OSError):
+                reply = None
+            if reply is None or reply["status"] != OK:
+                self._gone.add(owner)
+                return None
+            found.append(unpack(reply["content"]))
+            if not reply["more"]:
+                return found
+        raise AssertionError
+
+    async def _fetch(self, giver: SessionRef, fit: str, batch: str, partition: int, number: int) -> Any:
+        """Return the sender's reply. While there is none, ping the sender: it may hang although its connection is open."""
+        rpc = self._worker.rpc(giver.worker)
+        reply = rpc.dboost_give(fit=fit, session=giver.session, batch=batch, partition=partition, number=number)
+        call = asyncio.ensure_future(reply)
+        try:
+            while not (await asyncio.wait({call}, timeout=liveness_timeout()))[0]:
+                await asyncio.wait_for(rpc.dboost_ping(), liveness_timeout())
+            return call.result()
+        finally:
+            call.cancel()
+
+    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+
+
+def _packed_slice(worker_session: Session, batch: str, partition: int, number: int) -> tuple[bytes, bool] | None:
+    try:
+        chunk, more = worker_session.batch_of(batch).give(partition, number)
+    except MissingPartitions:
+        return None
+    return pack(chunk), more
+
+
+def _slices(worker_session: Session, batch: str, partition: int) -> Iterator[Chunk]:
+    """Yield the slices of a partition that this worker has read."""
+    for number in count():
+        chunk, more = worker_session.batch_of(batch).give(partition, number)
+        yield chunk
+        if not more:
+            return
+
+
+def _take_slice(worker_session: Session, batch: str, partition: int, plan: bytes, content: bytes, number: int) -> None:
+    how, budget, whole = unpack(plan)
+    worker_session.open_batch(batch, how, budget, whole).take_slice(partition, unpack(content), number)
+
+
+#: Number of threads, i.e. of fits whose calls may run on a worker at the same time.
+_FITS_AT_A_TIME = 16
+#: Calls that wait for other sessions: they have threads of their own, so that they never wait for each other's.
+_WAITING = frozenset(method.__name__ for method in (Session.histogram_slices, Session.draw_sample, Session.hand_over))
+#: Number of such calls at the same time.
+_MOST_WAITING = 1024
+#: Seconds in which running calls may end when a worker closes. Dask's nanny kills it after 4 s.
+_TEARDOWN_TIMEOUT = 3.0
+#: Calls whose results contain no objects of the user, so that they can be pickled with `pack_round`.
+_OF_ROUNDS = frozenset(
+    method.__name__
+    for method in (Session.round_histograms, Session.histogram_slices, Session.add_slices, Session.search_slices)
+)
+#: Other calls of every iteration whose results contain none.
+_OF_ITERATIONS = frozenset(method.__name__ for method in (Session.advance_to, Session.grow_trees))
+#: Calls whose results are not packed: those of rounds, and what is sent to other sessions, whose parts are packed one by one.
+_NOT_PACKED = _OF_ROUNDS | {Session.draw_sample.__name__, Session.hand_over.__name__}
+#: Calls that free the memory of feature values.
+_FREES_MEMORY = frozenset(
+    method.__name__ for method in (Session.scan_partitions, Session.build, Session.hold_out, Session.keep_only)
+)
+#: Fraction of a worker's memory limit that may be used if Dask's configuration sets neither a target nor a spill threshold.
+_MEMORY_FRACTION = 0.6
+#: Fraction of a worker's memory limit that a fit may use in any case.
+_MIN_MEMORY_FRACTION = 1 / 16
+
+
+class DBoostWorkerPlugin(WorkerPlugin):
+    """Holds this worker's sessions of all fits."""
+
+    name = NAME
+
+    def setup(self, worker: Worker) -> None:
+        keep_freed_memory()
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._sessions: dict[str, Session] = {}
+        self._ended: set[str] = set()
+        #: Number of running tasks that the end of a fit waits for, see `running`.
+        self._running: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(_FITS_AT_A_TIME, "dboost-calls")
+        self._waiting = ThreadPoolExecutor(_MOST_WAITING, "dboost-exchanges")
+        self._inbox = Inbox()
+        #: Fit and session of each line on which calls arrive.
+        self._lines: dict[Line, tuple[str, str]] = {}
+        #: Lines on which sessions send slices of histograms, by fit and session.
+        self._peers: dict[tuple[str, str], Peers] = {}
+        self.mover = PartitionMover(worker, self, self._pool)
+        self.meter = WorkMeter()
+        self._unpublish = publish(self.meter)
+        worker.handlers.update(
+            {
+                "dboost_ping": self.ping,
+                "dboost_has": self.has,
+                "dboost_call": self.call,
+                "dboost_line": self.line,
+                "dboost_slice": self.slice_in_message,
+                "dboost_release": self.release,
+                "dboost_discard": self.discard,
+            }
+        )
+
+    async def teardown(self, worker: Worker) -> None:
+        """Release all fits; wait until their files are removed, because Dask then removes the directory that they are in."""
+        for fit in list(self._sessions):
+            self.release(fit)
+        self._unpublish()
+        closed = asyncio.Event()
+
+        def close() -> None:
+            self._pool.shutdown()
+            self._waiting.shutdown()
+            with suppress(RuntimeError):  # the event loop has ended, because a call took too long
+                self._loop.call_soon_threadsafe(closed.set)
+
+        threading.Thread(target=close, name="dboost-close", daemon=True).start()
+        with suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(closed.wait(), _TEARDOWN_TIMEOUT)
+
+    def ping(self) -> dict[str, str]:
+        """Return the version of dboost, the name of the host, and the processors, see `WorkerRecord`."""
+        mask = sum(1 << processor for processor in usable_processors())
+        return {"status": OK, "version": __version__, "host": socket.gethostname(), "processors": f"{mask:x}"}
+
+    def has(self, fit: str, session: str) -> dict[str, Any]:
+        """Return whether this worker has a session."""
+        return {"status": OK, "has": self.known(fit, session) is not None}
+
+    def worker_session(self, fit: str, lost: Collection[str] = ()) -> Session:
+        """Return this worker's session of a fit; create it at the first call. lost : names of lost sessions."""
+        with self._lock:
+            if fit in self._ended:
+                raise RuntimeError("this fit has ended")
+            known = self._sessions.get(fit)
+            if known is not None and known.session in lost:
+                self._pool.submit(_close, self._sessions.pop(fit))
+            if fit not in self._sessions:
+                worker = self._worker
+                folder = Path(worker.local_directory)
+                # Remove files of a worker that was killed; a fit in memory and the client would not remove them.
+                for root in {folder, temporary_root()}:
+                    remove_stale(root)
+                self._sessions[fit] = Session(worker.state.nthreads, folder, _spare(worker))
+            return self._sessions[fit]
+
+    def known(self, fit: str, session: str | None = None) -> Session | None:
+        """Return this worker's session of a fit; None if there is none, or if its name is not `session`."""
+        found = self._sessions.get(fit)
+        return None if found is None or session not in (None, found.session) else found
+
+    async def call(self, fit: str, session: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
+        """Call a method of a session.
+
+        number : of the round, ascending. A call of an abandoned round that arrives after calls of a later one is not executed.
+        """
+        if self.known(fit, session) is None:
+            return {"status": UNKNOWN}
+        pool = self._waiting if method in _WAITING else self._pool
+        return await self._loop.run_in_executor(pool, self._call, fit, session, number, method, arguments)
+
+    def _exchange(
+        self, fit: str, session: str, number: int, arguments: bytes | memoryview, relay: Relay | None
+    ) -> tuple[str, Any]:
+        """Compute the histograms of a round, exchange slices of them, and return the best splits of own features, if any.
+
+        This is the session's part of a `SliceExchange`; called in threads. relay : by which the call arrived on a line.
+        """
+        execute = partial(self._execute, fit, session, number)
+        status, answer = execute(Session.histogram_slices.__name__, arguments)
+        if status != OK:
+            return status, answer
+        histograms, slices, n_rows, seconds = answer
+        best: dict[int, PackedSplits] = {}
+        worker_session = self.known(fit, session)
+        if not slices or worker_session is None:
+            return OK, (histograms, n_rows, seconds, best)
+        exchange, here = worker_session.exchange, SessionRef(self._worker.address, session)
+        assert exchange is not None
+        k, group = exchange.place(here)
+        # Each session sends to the next one of its group first, so that no link receives from all at the same time.
+        first, wanted = (k, len(group)) if k < len(slices) else (0, 0)
+        to_group: dict[SessionRef, Pieces] = {group[j]: [slices[j]] for j in (*range(first, len(slices)), *range(first))}
+        status, received = self._swap(fit, here, number, 0, to_group, wanted, relay)
+        if status == OK and received and exchange.n_groups > 1:
+            status, answer = execute(Session.add_slices.__name__, ([content for (content,) in received],))
+            if status != OK:
+                return status, answer
+            seconds += answer[1]
+            owner = exchange.owner(k)
+            wanted = exchange.n_groups if owner == here else 0
+            status, received = self._swap(fit, here, number, 1, {owner: [answer[0]]}, wanted, relay)
+        if status != OK:
+            return status, received
+        if received:
+            status, answer = execute(Session.search_slices.__name__, (k, [content for (content,) in received]))
+            if status != OK:
+                return status, answer
+            best = answer[0]
+            seconds += answer[1]
+        return OK, (histograms, n_rows, seconds, best)
+
+    def _swap(
+        self,
+        fit: str,
+        here: SessionRef,
+        number: int,
+        stage: int,
+        slices: dict[SessionRef, Pieces],
+        n_wanted: int,
+        relay: Relay | None,
+    ) -> tuple[str, Any]:
+        """Send slices to other sessions; return the status and as many received ones as are wanted, or the error."""
+        check = None if relay is None else partial(relay.check_others, number)
+        if stage == 0:
+            self._inbox.begin(fit, number)
+        try:
+            self._send_slices(fit, here, number, stage, slices, relay)
+            return OK, self._inbox.all_of(fit, number, stage, n_wanted, check) if n_wanted else []
+        except FitCancelled:
+            return STALE, b""
+        except LostWorkers as lost:
+            return LOST, pack_round(lost.sessions)
+        except WorkerFailed:
+            raise  # of a session below the relay
+        except Exception as error:  # any error is raised in the client
+            return FAILED, pack_error(error)
+
+    def _send_slices(
+        self, fit: str, here: SessionRef, number: int, stage: int, slices: dict[SessionRef, Pieces], relay: Relay | None
+    ) -> None:
+        """Send slices to other sessions, on lines or by messages of Dask.
+
+        Raises
+        ------
+        LostWorkers
+            When other workers cannot be reached.
+        """
+        if here in slices:
+            self.slice(fit, here.session, number, stage, here.session, slices.pop(here))
+        if relay is not None:
+            self._peers_of(fit, here.session).send(number, pack_round((stage, here.session)), slices)
+        elif slices:
+            run_on(self._loop, self._send_messages(fit, here.session, number, stage, slices))
+
+    def _peers_of(self, fit: str, session: str) -> Peers:
+        with self._lock:
+            if self.known(fit, session) is None:
+                raise FitCancelled
+            key = fit, session
+            if key not in self._peers:
+                self._peers[key] = Peers(partial(self._open_lines, fit))
+            return self._peers[key]
+
+    async def _send_messages(self, fit: str, sender: str, number: int, stage: int, slices: Mapping[SessionRef, Pieces]) -> None:
+        async def send(ref: SessionRef, content: Pieces) -> bool:
+            message = {"fit": fit, "session": ref.session, "number": number, "stage": stage, "sender": sender}
+            sending = self._worker.rpc(ref.worker).dboost_slice(**message, content=[*map(bytes, content)], reply=False)
+            try:
+                await asyncio.wait_for(sending, liveness_timeout())
+            except OSError:
+                return False
+            return True
+
+        sent = await asyncio.gather(*(send(ref, content) for ref, content in slices.items()))
+        lost = [ref for ref, arrived in zip(slices, sent, strict=True) if not arrived]
+        if lost:
+            raise LostWorkers(lost)
+
+    def slice(self, fit: str, session: str, number: int, stage: int, sender: str, content: Pieces) -> None:
+        """Receive a slice. sender : its session."""
+        if self.known(fit, session) is not None:
+            self._inbox.put(fit, number, stage, sender, content)
+            self.meter.received(sum(map(len, content)))
+
+    def slice_in_message(self, content: Sequence[bytes], **of: Any) -> None:
+        """Receive a slice by a message of Dask; its arrays can be changed, as those of a line. of : see `slice`."""
+        self.slice(**of, content=[memoryview(bytearray(piece)) for piece in content])
+
+    async def line(self, comm: Any, fit: str, session: str) -> Any:
+        """Open a line to a session: from now on the connection is a line, and a thread answers its calls."""
+        if self.known(fit, session) is None:
+            return {"status": UNKNOWN}
+        line = await accept_line(comm)
+        if line is None:
+            return {"status": UNSUPPORTED}
+        self._lines[line] = fit, session
+        relay = Relay(line, SessionRef(self._worker.address, session), partial(self._open_lines, fit))
+        threading.Thread(target=self._serve, args=(line, relay, fit, session), name="dboost-line", daemon=True).start()
+        return Status.dont_reply
+
+    def _serve(self, line: Line, relay: Relay, fit: str, session: str) -> None:
+        """Answer the calls on a line until either end closes it."""
+        try:
+            while True:
+                message = relay.receive()
+                if message.kind == SLICE:
+                    stage, sender = unpack(message.content)
+                    line.give_up_memory()
+                    self.slice(fit, session, message.number, stage, sender, message.buffers)
+                else:
+                    line.send(message.number, *self.answer(relay, fit, session, message))
+                del message  # it may be large, and the next one may not come soon
+        except OSError:
+            pass  # the reducer notices it, too
+        finally:
+            del self._lines[line]
+            relay.close()
+
+    def answer(self, relay: Relay, fit: str, session: str, message: Message) -> tuple[int, bytes, list[memoryview]]:
+        """Return number of the status, content and buffers of the answer to a call on a line."""
+        method = METHODS[message.kind]
+        execute = partial(self._answer, fit, session, message.number, method, message.content, relay)
+        is_relayed = bool(message.buffers)
+        status, answer = relay.call(message, execute) if is_relayed else execute()
+        is_packed = not is_relayed and (status != OK or method not in _OF_ROUNDS)
+        return STATUSES.index(status), *((answer, []) if is_packed else packed(answer))
+
+    def _open_lines(self, fit: str, refs: Sequence[SessionRef]) -> dict[SessionRef, Line | BaseException]:
+        """Open lines to sessions of other workers; called by threads of lines."""
+
+        async def opened() -> list[Line | BaseException | None]:
+            arguments = self._worker.connection_args
+            opening = (open_worker_line(f"worker {here}", fit, ref, arguments) for ref in refs)
+            return await asyncio.gather(*opening, return_exceptions=True)
+
+        here = self._worker.address
+        return {
+            ref: DBoostError(f"worker {here} cannot open a line to {ref.worker}: see dboost.lines in Dask's configuration")
+            if line is None
+            else line
+            for ref, line in zip(refs, run_on(self._loop, opened()), strict=True)
+        }
+
+    def _call(self, fit: str, session: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
+        status, answer = self._answer(fit, session, number, method, arguments, None)
+        if status == FAILED:
+            return {"status": FAILED, "error": answer}
+        if status == LOST:
+            return {"status": LOST, "sessions": unpack(answer)}
+        if status != OK:
+            return {"status": status}
+        return {"status": OK, "result": pack_round(answer) if method in _OF_ROUNDS else answer}
+
+    def _answer(
+        self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview, relay: Relay | None
+    ) -> tuple[str, Any]:
+        """Answer a call: by a method of the session, or by an exchange with other sessions; see `_execute`, `_exchange`."""
+        if method == Session.histogram_slices.__name__:
+            return self._exchange(fit, session, number, arguments, relay)
+        if method == Session.draw_sample.__name__:
+            here = SessionRef(self._worker.address, session)
+
+            def swap(slices: dict[SessionRef, Pieces], n_wanted: int) -> tuple[str, Any]:
+                return self._swap(fit, here, number, 0, slices, n_wanted, relay)
+
+            return answer_proposal(here, arguments, partial(self._execute, fit, session, number), swap)
+        if method == Session.hand_over.__name__:
+            here = SessionRef(self._worker.address, session)
+
+            def send(stage: int, messages: dict[SessionRef, Pieces], n_wanted: int) -> tuple[str, Any]:
+                return self._swap(fit, here, number, stage, messages, n_wanted, relay)
+
+            return answer_hand_over(here, arguments, partial(self._execute, fit, session, number), send)
+        return self._execute(fit, session, number, method, arguments)
+
+    def _execute(
+        self, fit: str, session: str, number: int, method: str, arguments: bytes | memoryview | tuple[Any, ...]
+    ) -> tuple[str, Any]:
+        """Call a method of a session; return the status, and the packed answer or error.
+
+        Answers of methods in `_NOT_PACKED` are not packed. arguments : packed, or a tuple.
+        """
+        worker_session = self.known(fit, session)
+        if worker_session is None:
+            return UNKNOWN, b""
+        try:
+            with worker_session.lock:
+                if number < worker_session.latest:
+                    return STALE, b""
+                worker_session.latest = number
+                started = time.perf_counter()
+                given = arguments if isinstance(arguments, tuple) else unpack(arguments)
+                if isinstance(given, AfterSteps):
+                    for name, of_step in given.steps:
+                        _method_of(worker_session, name)(*of_step)
+                    given = given.arguments
+                answer = _method_of(worker_session, method)(*given)
+                if method in _FREES_MEMORY:
+                    trim_memory()
+                if method not in _NOT_PACKED:
+                    answer = pack_round(answer) if method in _OF_ITERATIONS else pack(answer)
+                with self._lock:
+                    if self.known(fit, session) is not None:  # metrics of a fit that has ended meanwhile would never be removed
+                        n_received = 0 if isinstance(arguments, tuple) else len(arguments)  # `slice` has counted slices
+                        self.meter.note(fit, method, started, n_received, bytes_of(answer), worker_session.n_rows)
+                return OK, answer
+        except MissingPartitions:
+            return UNKNOWN, b""
+        except BaseException as error:  # any error is raised in the client; SystemExit would end the worker
+            if self.known(fit, session) is None:
+                return UNKNOWN, b""
+            return FAILED, pack_error(error)
+
+    @contextmanager
+    def running(self, fit: str) -> Iterator[None]:
+        """Within the context, the end of the fit waits for this task.
+
+        Raises
+        ------
+        RuntimeError
+            If the fit has ended.
+        """
+        with self._lock:
+            if fit in self._ended:
+                raise RuntimeError("this fit has ended")
+            self._running[fit] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running[fit] -= 1
+                if not self._running[fit]:
+                    del self._running[fit]
+
+    def release(self, fit: str, session: str | None = None) -> dict[str, Any]:
+        """Release a lost session, or (None) a fit, whose remaining read tasks then fail; return how many tasks still run."""
+        with self._lock:
+            if session is None:
+                self._ended.add(fit)
+            elif self.known(fit, session) is None:
+                return {"status": OK}
+            worker_session = self._sessions.pop(fit, None)
+            self.meter.forget(fit)
+            peers = [self._peers.pop(key) for key in list(self._peers) if key[0] == fit and session in (None, key[1])]
+        self._inbox.drop(fit)
+        for one in peers:
+            self._pool.submit(one.close)
+        for line, (of_fit, name) in list(self._lines.items()):
+            if of_fit == fit and session in (None, name):
+                line.shut_down()
+        if worker_session is not None:
+            # Closing waits for the end of a running call.
+            self._pool.submit(_close, worker_session)
+        return {"status": OK, "running": self._running[fit]}
+
+    def discard(self, fit: str, batch: str) -> dict[str, str]:
+        """Release an abandoned batch."""
+        worker_session = self.known(fit)
+        if worker_session is not None:
+            self._pool.submit(_discard, worker_session, batch)
+        return {"status": OK}
+
+
+def _spare(worker: Worker) -> Budget | None:
+    """Return the memory that a worker can use before Dask spills or pauses; None without a memory limit.
+
+    It is at least `_MIN_MEMORY_FRACTION` of the limit, because the rows need some memory in any case.
+    """
+    memory = worker.memory_manager
+    if not memory.memory_limit:
+        return None
+    fraction = memory.memory_target_fraction or memory.memory_spill_fraction or _MEMORY_FRACTION
+    left = int(memory.memory_limit * fraction) - worker.monitor.get_process_memory()
+    return Budget(max(left, int(memory.memory_limit * _MIN_MEMORY_FRACTION)))
+
+
+def bytes_of(answer: Any) -> int:
+    """Return the number of bytes of a packed answer, or of the arrays of an answer that is not packed."""
+    if isinstance(answer, bytes):
+        return len(answer)
+    if isinstance(answer, tuple | list):
+        return sum(map(bytes_of, answer))
+    if isinstance(answer, dict):
+        return sum(map(bytes_of, answer.values()))
+    if isinstance(answer, RoundHistograms):
+        return answer.histograms.nbytes + answer.n_rows.nbytes + (0 if answer.leaf_sums is None else answer.leaf_sums.nbytes)
+    return 0
+
+
+def _method_of(worker_session: Session, name: str) -> Any:
+    if name not in SESSION_METHODS:
+        raise RuntimeError(f"a session has no method {name!r}")
+    return getattr(worker_session, name)
+
+
+def _close(worker_session: Session) -> None:
+    with worker_session.lock:
+        worker_session.close()
+
+
+def _discard(worker_session: Session, batch: str) -> None:
+    with worker_session.lock:
+        worker_session.keep_only(batch, ())
+        trim_memory()
+
+
+def here(fit: str, version: str, lost: Collection[str]) -> tuple[Session, SessionRef]:
+    """Return this worker's session of a fit; called in tasks. version : of the client; lost : names of lost sessions."""
+    worker, plugin = get_worker(), _plugin()
+    if version != __version__:
+        raise RuntimeError(f"worker {worker.address} has dboost {__version__}, the client {version}")
+    worker_session = plugin.worker_session(fit, lost)
+    return worker_session, SessionRef(worker.address, worker_session.session)
+
+
+def slices_of(owner: SessionRef, fit: str, batch: str, partition: int) -> list[Chunk] | None:
+    """Return the slices of a partition that a session of any worker has read; None if it is gone. Called in tasks."""
+    return _plugin().mover.slices(owner, fit, batch, partition)
+
+
+def running(fit: str) -> AbstractContextManager[None]:
+    """Return a context for a task that writes where others read; see `DBoostWorkerPlugin.running`."""
+    return _plugin().running(fit)
+
+
+def _plugin() -> DBoostWorkerPlugin:
+    """Return the plugin of this worker; called in tasks."""
+    worker = get_worker()
+    plugin = worker.plugins.get(NAME)
+    if not isinstance(plugin, DBoostWorkerPlugin):
+        raise RuntimeError(f"worker {worker.address} has no dboost")
+    return plugin

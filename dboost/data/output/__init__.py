@@ -1,0 +1,1 @@
+"""Predictions for data of any kind, in the kind of the data."""

@@ -1,0 +1,663 @@
+"""Parquet files as a source.
+
+Every file is one partition or several: consecutive row groups of about the target size, and with a memory limit also ranges of
+rows of a row group that is larger. Each partition is read on its own, with the types of its file; the reader
+(`data/tables/table.py`) makes the columns of all partitions consistent. So files may differ in types that mean the same (text
+and dictionaries, integers and floats), and only names and kinds are compared here, by the footers.
+
+**Size.** The bytes of a row are estimated for decoded columns, because encoded ones may be much smaller. Text is read as
+dictionaries, so it takes a code per row besides its distinct values.
+
+**Ranges of rows.** One process that reads all of them decodes a row group once, batch by batch, all columns side by side, where
+the pages of all columns fit in half of the memory limit. Otherwise (many columns; a worker that reads some ranges only) a range
+is decoded column by column from the beginning of the row group, and the rows before it are dropped: the memory is that of the
+range, of one page of a column and of its dictionary, and the decoding is repeated for each range. With a memory limit whole row
+groups are read column by column too, because Arrow's allocator keeps what decoding frees, several times the bytes of a column,
+until it is told to release it.
+
+**Footers** are read when the files are listed, and with each partition. They contain the positions, sizes and extremes of all
+columns, so a file that was replaced has another one, also on another host (see `data.sources.files`).
+
+**Columns in the names of folders** (``day=3/part-0.parquet``) are categorical: integers if all their values are (of 32 bits),
+otherwise text, as in pandas. They replace columns of the same name in the files. A file that is not in such a folder has
+missing values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import groupby, pairwise
+from typing import Any
+
+import fsspec
+import numpy as np
+from fsspec.implementations.local import LocalFileSystem
+
+from dboost._lazy_import import pa, pd
+from dboost.data.sources import PARTITION_BYTES, Parts
+from dboost.data.sources.files import DataFile, changed, folder_columns, unchanged
+from dboost.data.sources.row_filter import Extremes, RowFilter
+from dboost.errors import DataError, shown
+from dboost.schema import TEXT, Feature
+
+#: Bytes that are read at once: from the end of a file, and of a column if memory is limited.
+_PIECE_BYTES = 2**16
+#: Files whose footers are read at the same time.
+_FOOTERS_AT_ONCE = 32
+#: Bytes of a page of a column, as all writers limit them by default.
+_PAGE_BYTES = 2**20
+#: Most rows that are decoded at once of a range of rows.
+_BATCH_ROWS = 2**16
+#: Names of columns in which pandas stores an index without a name.
+_INDEX_LEVEL = re.compile(r"__index_level_\d+__")
+#: Decoded bytes of a value, by physical type.
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8, "FIXED_LEN_BYTE_ARRAY": 16}
+
+
+@dataclass(frozen=True, eq=False)
+class ParquetPart:
+    """Some rows of a file, and what its columns need besides."""
+
+    file: DataFile
+    #: Digest of the footer; empty if it was not read before.
+    footer: str = ""
+    #: Columns that have the same value in all rows, as arrays of one value.
+    constants: dict[str, pa.Array] = field(default_factory=dict)
+    #: Row groups; None for all.
+    groups: tuple[int, ...] | None = None
+    #: First and last row, exclusive, of the only row group; None for all.
+    rows: tuple[int, int] | None = None
+    #: Positions of deleted rows among these, or None.
+    deleted: np.ndarray | None = None
+    #: Whether to use as little memory as possible.
+    sparing: bool = False
+    #: Opens the file if it is none of fsspec.
+    filesystem: Any = None
+    #: Bytes in the file of the columns that are used; None if unknown.
+    n_bytes: int | None = None
+
+    #: Whether the row group of a range of rows is decoded once if its ranges are read in order: its decoders fit in memory.
+    is_decoded_once: bool = False
+
+    @property
+    def shared(self) -> Any:
+        """What is decoded once for all ranges of its rows that are read in order: the row group; None if nothing is."""
+        return (self.file.url, self.groups) if self.is_decoded_once else None
+
+
+@dataclass(frozen=True, eq=False)
+class Footer:
+    """What the footer of a file says, as far as it is needed."""
+
+    schema: pa.Schema
+    digest: str
+    #: Rows and decoded bytes of each row group.
+    groups: tuple[tuple[int, int], ...]
+    #: Extremes of columns in each row group, as far as filters use them.
+    extremes: tuple[dict[str, Extremes], ...] = ()
+    #: Bytes of each row group in the file.
+    stored: tuple[int, ...] = ()
+    #: Memory for decoding the columns of each row group side by side.
+    decoders: tuple[int, ...] = ()
+
+    @property
+    def n_rows(self) -> int:
+        return sum(n for n, _ in self.groups)
+
+    @property
+    def index(self) -> list[str]:
+        """Names of the columns in which pandas has stored the index."""
+        return _index_columns(self.schema)
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Names of the columns, without those of the index."""
+        index = set(self.index)
+        return [name for name in self.schema.names if name not in index and not _INDEX_LEVEL.fullmatch(name)]
+
+
+def open_parquet(
+    files: Sequence[DataFile],
+    root: str,
+    most_bytes: int | None,
+    columns: Collection[str] | None,
+    like: Sequence[Feature] | None = None,
+    row_filter: RowFilter | None = None,
+) -> Parts:
+    """Return the rows of files.
+
+    Parameters
+    ----------
+    files : sequence of DataFile
+    root : str
+        URL of the folder below which names of folders are columns.
+    most_bytes : int, optional
+        Bytes of the columns of a partition if memory is limited.
+    columns : collection of str, optional
+        Columns that are used. They must be in all files with rows, or in none, and be text in all or in none. Default: all.
+    like : sequence of Feature, optional
+        Features of a model, whose kinds the columns in the names of folders get.
+    row_filter : RowFilter, optional
+        Row groups without rows that it keeps are left out.
+
+    Raises
+    ------
+    DataError
+        If the files differ in a column that is used, or a file has several of the same name.
+    """
+    footers = read_footers(files, columns, exact=most_bytes is not None, filters=[row_filter] if row_filter else [])
+    pairs = list(zip(files, footers, strict=True))
+    filled = [pair for pair in pairs if pair[1].n_rows] or pairs[:1]
+    first, found = filled[0], {one.url: footer.columns for one, footer in filled}
+    repeated = {name for of_file in found.values() for name in of_file if of_file.count(name) > 1}
+    for file, footer in filled:
+        wrong = [name for name in repeated if footer.columns.count(name) > 1 and (columns is None or name in columns)]
+        if wrong:
+            raise DataError(f"{shown(file.url)} has several columns named {wrong[0]!r}")
+    in_folders = folder_columns(root, files)
+    constants = _typed(in_folders, like)
+    for (_, footer), given, of_file in zip(pairs, in_folders, constants, strict=True):
+        for name in of_file.keys() - given.keys() & set(footer.columns):  # this file has the column itself
+            del of_file[name]
+    for one in filled[1:]:
+        _check_same_columns(first, one, set(constants[0]), columns)
+    whole = [ParquetPart(file, footer.digest, of_file) for (file, footer), of_file in zip(pairs, constants, strict=True)]
+    all_names = dict.fromkeys([*first[1].columns, *(name for of_file in constants for name in of_file)])
+    names = [name for name in all_names if name not in repeated]
+    of_first = constants[pairs.index(first)]
+    # Arrow cannot select rows of a string_view.
+    fields = [one.with_type(pa.string()) if _is_text(one.type) else one for one in first[1].schema]
+    empty = pa.schema(fields, first[1].schema.metadata).empty_table()
+    meta = _frame(empty, of_first, names, first[1].index)
+    fields = [*(one for one in fields if one.name not in of_first), *(pa.field(name, of_first[name].type) for name in of_first)]
+    possible = _possible(whole, footers, pa.schema(fields), [row_filter] if row_filter else [])
+    parts = [
+        part
+        for one, footer, of_file in zip(whole, footers, possible, strict=True)
+        for part in parts_of(one, footer, most_bytes, of_file)
+    ]
+    in_order = None if most_bytes is None else partial(read_in_order, names=names, most_bytes=most_bytes)
+    return Parts(meta, parts, partial(read_part, names=names), "read-parquet", in_order)
+
+
+def _typed(found: Sequence[dict[str, str | None]], like: Sequence[Feature] | None) -> list[dict[str, pa.Array]]:
+    """Return the columns in the names of folders as arrays of one value: of the same type for all files."""
+    typed: list[dict[str, pa.Array]] = [{} for _ in found]
+    known = {one.name: one for one in like or ()}
+    for name in dict.fromkeys(name for of_file in found for name in of_file):
+        values = pa.array([of_file.get(name) for of_file in found], pa.string())
+        feature = known.get(name)
+        kinds = [] if feature is not None and TEXT in feature.legal_kinds else [pa.int32()]
+        is_number = feature is not None and not feature.is_categorical
+        for kind in [*kinds, pa.float64()] if is_number else kinds:
+            with suppress(pa.ArrowInvalid):
+                values = values.cast(kind)
+                break
+        values = values if is_number else values.dictionary_encode()
+        for k, of_file in enumerate(typed):
+            of_file[name] = pa.array([values[k].as_py()], values.type)
+    return typed
+
+
+def read_footers(
+    files: Sequence[DataFile],
+    columns: Collection[str] | None = None,
+    *,
+    exact: bool,
+    filters: Sequence[RowFilter] = (),
+    filesystem: Any = None,
+) -> list[Footer]:
+    """Read the footers of files.
+
+    columns : those that count in the sizes of row groups, default all; exact : whether to estimate decoded sizes; filters :
+    those that use extremes; filesystem : as in `ParquetPart`.
+    """
+
+    skipping = [one for one in filters if not one.is_polars]  # the others may name columns that are not in the files
+
+    def read(file: DataFile) -> Footer:
+        with unchanged(file), _opened(file, _PIECE_BYTES, filesystem) as stream:
+            metadata, digest = _footer_of(stream)
+        groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
+        sizes = [_decoded_bytes(group, columns) if exact else group.total_byte_size for group in groups]
+        rows = [group.num_rows for group in groups]
+        schema = metadata.schema.to_arrow_schema()
+        used = {name for one in skipping for name in one.columns(schema.names)}
+        extremes = tuple(_extremes(group, schema, used) for group in groups)
+        stored = tuple(sum(column.total_compressed_size for column in _used_columns(group, columns)) for group in groups)
+        decoders = tuple(_decoder_bytes(group, columns) if exact else 0 for group in groups)
+        return Footer(schema, digest, tuple(zip(rows, sizes, strict=True)), extremes, stored, decoders)
+
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
+        return list(threads.map(read, files))
+
+
+def _used_columns(group: Any, names: Collection[str] | None) -> Iterator[Any]:
+    """Yield the metadata of columns of a row group. names : None for all."""
+    for k in range(group.num_columns):
+        column = group.column(k)
+        path = column.path_in_schema
+        if names is None or path in names or path.partition(".")[0] in names:
+            yield column
+
+
+def _decoded_bytes(group: Any, columns: Collection[str] | None) -> int:
+    n_bytes = 0
+    for column in _used_columns(group, columns):
+        width = _WIDTHS.get(column.physical_type)
+        n_bytes += column.num_values * (width or 4) + (0 if width else column.total_uncompressed_size)
+    return n_bytes
+
+
+def _extremes(group: Any, schema: pa.Schema, names: Collection[str]) -> dict[str, Extremes]:
+    """Return the extremes of some columns in a row group, as far as its statistics have them."""
+    found = {}
+    for k in range(group.num_columns if names else 0):
+        column = group.column(k)
+        name = column.path_in_schema
+        if name not in names or not column.is_stats_set:
+            continue
+        known, kind = column.statistics, schema.field(name).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if pa.types.is_floating(kind) or pa.types.is_nested(kind):
+            continue
+        has_missing = not known.has_null_count or known.null_count > 0
+        if known.has_min_max:
+            with suppress(pa.ArrowException, TypeError, ValueError):
+                found[name] = Extremes(pa.scalar(known.min, kind), pa.scalar(known.max, kind), has_missing)
+        elif known.has_null_count and known.null_count == group.num_rows:
+            found[name] = Extremes(None, None, True)
+    return found
+
+
+def _possible(
+    parts: Sequence[ParquetPart], footers: Sequence[Footer], schema: pa.Schema, filters: Sequence[RowFilter]
+) -> list[np.ndarray]:
+    """Return for each file which of its row groups may have rows that the filters keep. schema : of the table."""
+    found = [np.ones(len(footer.groups), bool) for footer in footers]
+    fields = [one.with_type(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in schema]
+    kinds = {one.name: one.type for one in fields}
+    for one in filters:
+        used = set(one.columns(schema.names))
+        known = []
+        for part, footer in zip(parts, footers, strict=True):
+            fixed = {
+                name: _fixed(values[0], kinds[name])
+                for name, values in part.constants.items()
+                if name in used and not pa.types.is_floating(kinds[name])
+            }
+            for of_group in footer.extremes:
+                cast = {name: _cast(extremes, kinds[name]) for name, extremes in of_group.items() if name in kinds}
+                known.append({name: extremes for name, extremes in cast.items() if extremes is not None} | fixed)
+        kept = one.possible(known, pa.schema(fields))
+        for of_file, some in zip(
+            found, np.split(kept, np.cumsum([len(footer.groups) for footer in footers])[:-1]), strict=True
+        ):
+            of_file &= some
+    return found
+
+
+def _fixed(value: Any, kind: pa.DataType) -> Extremes:
+    """Return the extremes of a column that has one value."""
+    found = value.cast(kind)
+    return Extremes(found, found, False) if found.is_valid else Extremes(None, None, True)
+
+
+def _cast(extremes: Extremes, kind: pa.DataType) -> Extremes | None:
+    """Return extremes with the type that a column has in the table; None if there are none of it."""
+    if extremes.least is None or extremes.least.type == kind:
+        return extremes
+    if pa.types.is_floating(kind):
+        return None
+    with suppress(pa.ArrowException):
+        return Extremes(extremes.least.cast(kind), extremes.largest.cast(kind), extremes.has_missing)
+    return None
+
+
+def parts_of_files(
+    parts: Sequence[Any], schema: pa.Schema, most_bytes: int | None, filters: Sequence[RowFilter] = ()
+) -> list[list[Any]]:
+    """Return for each part that is a Parquet file its parts of about the target size; for others the part itself.
+
+    schema : of the table; most_bytes : as in `open_parquet`; filters : row groups without rows that they keep are left out.
+    """
+    whole = [part for part in parts if isinstance(part, ParquetPart)]
+    footers: list[Footer] = []
+    for filesystem, some in groupby(whole, key=lambda part: part.filesystem):
+        files = [part.file for part in some]
+        footers += read_footers(files, exact=most_bytes is not None, filters=filters, filesystem=filesystem)
+    possible = _possible(whole, footers, schema, filters) if whole else []
+    cut = {
+        id(part): list(parts_of(replace(part, footer=footer.digest), footer, most_bytes, of_file))
+        for part, footer, of_file in zip(whole, footers, possible, strict=True)
+    }
+    return [cut.get(id(part), [part]) for part in parts]
+
+
+def parts_of(
+    part: ParquetPart, footer: Footer, most_bytes: int | None, possible: np.ndarray | None = None
+) -> Iterator[ParquetPart]:
+    """Yield the parts of a file: consecutive row groups, or rows of one.
+
+    part : all rows of the file, or some row groups; most_bytes : as in `open_parquet`; possible : row groups that are needed.
+    """
+    part = replace(part, sparing=most_bytes is not None)
+    chosen = np.ones(len(footer.groups), bool) if possible is None else possible.copy()
+    if part.groups is not None:
+        chosen &= np.isin(np.arange(len(chosen)), part.groups)
+    limit = PARTITION_BYTES if most_bytes is None else most_bytes
+    groups: list[int] = []
+    first = n_rows = n_bytes = 0
+    for k, (n, size) in enumerate(footer.groups):
+        if groups and (n_bytes + size > limit or not chosen[k]):
+            yield _some(part, (first, first + n_rows), groups=tuple(groups), n_bytes=sum(footer.stored[i] for i in groups))
+            groups, first, n_rows, n_bytes = [], first + n_rows, 0, 0
+        if not chosen[k]:
+            first += n
+            continue
+        if most_bytes is not None and size > most_bytes:
+            # All but the last are of the same length, so that each is a batch of the decoder.
+            length = -(-n // min(-(-size // most_bytes), n))
+            for a, b in pairwise([*range(0, n, length), n]):
+                n_stored = footer.stored[k] * (b - a) // n
+                once = footer.decoders[k] <= 2 * most_bytes
+                yield _some(part, (first + a, first + b), groups=(k,), rows=(a, b), n_bytes=n_stored, is_decoded_once=once)
+            first += n
+            continue
+        groups.append(k)
+        n_rows, n_bytes = n_rows + n, n_bytes + size
+    if len(groups) == len(footer.groups):
+        yield replace(part, groups=None, n_bytes=sum(footer.stored))
+    elif groups:
+        yield _some(part, (first, first + n_rows), groups=tuple(groups), n_bytes=sum(footer.stored[i] for i in groups))
+
+
+def _some(part: ParquetPart, span: tuple[int, int], **which: Any) -> ParquetPart:
+    """Return a part of a file. span : its first and last row, exclusive, in the file."""
+    deleted = part.deleted
+    if deleted is not None:
+        deleted = deleted[slice(*np.searchsorted(deleted, span))] - span[0]
+    return replace(part, deleted=deleted, **which)
+
+
+def read_part(
+    part: ParquetPart, *, names: Sequence[str], types: pa.Schema | None = None, columns: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """Return the rows of a part.
+
+    names : the columns of the table; types : their types, which those of the files are converted to, and columns that a file
+    does not have are missing; None: as they are. columns : those to read, default all.
+    """
+    wanted = list(names if columns is None else columns)
+    with _opened_parquet(part, types, wanted) as (file, stored, index):
+        table = _rows_of(file, part, [*stored, *index])
+    return _frame_of_part(part, table, types, wanted, index)
+
+
+def read_in_order(
+    parts: Sequence[ParquetPart],
+    *,
+    names: Sequence[str],
+    types: pa.Schema | None = None,
+    columns: Sequence[str] | None = None,
+    most_bytes: int,
+) -> Iterator[pd.DataFrame]:
+    """Yield the rows of parts as `read_part` returns them, but decode a row group that is cut into ranges only once.
+
+    Its columns are decoded side by side then. Where the decoders of all columns would take more than half of the memory limit,
+    each range is read by itself. most_bytes : as in `open_parquet`.
+    """
+    wanted = list(names if columns is None else columns)
+    for run in _runs_of(parts):
+        if len(run) == 1:
+            yield read_part(run[0], names=names, types=types, columns=wanted)
+            continue
+        with _opened_parquet(run[0], types, wanted) as (file, stored, index):
+            assert run[0].groups is not None
+            once = stored and _decoder_bytes(file.metadata.row_group(run[0].groups[0]), stored) <= 2 * most_bytes
+            tables = _ranges_of(file, run, stored) if once else (_rows_of(file, part, [*stored, *index]) for part in run)
+            for part, table in zip(run, tables, strict=True):
+                yield _frame_of_part(part, table, types, wanted, index)
+                del table
+
+
+def _runs_of(parts: Sequence[ParquetPart]) -> Iterator[list[ParquetPart]]:
+    """Yield the parts in order; consecutive ranges of a row group together."""
+    run: list[ParquetPart] = []
+    for part in parts:
+        before = run[-1] if run else None
+        if before is not None and not (
+            (part.file.url, part.groups) == (before.file.url, before.groups)
+            and part.rows is not None
+            and before.rows is not None
+            and part.rows[0] == before.rows[1]
+        ):
+            yield run
+            run = []
+        run.append(part)
+    if run:
+        yield run
+
+
+@contextmanager
+def _opened_parquet(
+    part: ParquetPart, types: pa.Schema | None, wanted: Sequence[str]
+) -> Iterator[tuple[Any, list[str], list[str]]]:
+    """Open the file of a part; yields it, and the names of the wanted columns and of those of the index that it stores."""
+    from pyarrow import parquet as pq
+
+    with unchanged(part.file), _opened(part.file, filesystem=part.filesystem) as stream:
+        metadata, digest = _footer_of(stream)
+        if part.footer not in ("", digest):
+            raise changed(part.file)
+        schema = metadata.schema.to_arrow_schema()
+        stored = [name for name in wanted if name not in part.constants and name in schema.names]
+        index = [] if part.sparing or types is not None else _index_columns(schema)
+        memory = {"pre_buffer": False, "buffer_size": _PIECE_BYTES} if part.sparing else {"pre_buffer": True}
+        text = [one.name for one in schema if _is_text(one.type) and one.name not in index]
+        with pq.ParquetFile(stream, metadata=metadata, read_dictionary=text, **memory) as file:
+            yield file, stored, index
+
+
+def _frame_of_part(
+    part: ParquetPart, table: pa.Table, types: pa.Schema | None, wanted: Sequence[str], index: Sequence[str]
+) -> pd.DataFrame:
+    """Return the rows of a part as a frame. table : the columns that the file stores."""
+    if types is not None:
+        table = _as_declared(table, types, wanted)
+    frame = _frame(
+        table, part.constants, [name for name in wanted if name in part.constants or name in table.schema.names], index
+    )
+    if part.deleted is not None and len(part.deleted):
+        frame = frame.drop(index=part.deleted).reset_index(drop=True)
+    return frame
+
+
+def _decoder_bytes(group: Any, columns: Collection[str] | None) -> int:
+    """Return the memory for decoding columns of a row group side by side: pages and dictionaries. columns : None for all."""
+    n_bytes = 0
+    for column in _used_columns(group, columns):
+        first = column.dictionary_page_offset if column.has_dictionary_page else None
+        dictionary = 0 if first is None else max(column.data_page_offset - first, 0)
+        n_bytes += min(column.total_uncompressed_size, 2 * _PAGE_BYTES + dictionary)
+    return n_bytes
+
+
+def _ranges_of(file: Any, parts: Sequence[ParquetPart], columns: list[str]) -> Iterator[pa.Table]:
+    """Yield columns of consecutive ranges of a row group. Most are a batch of Arrow each, without a copy, see `parts_of`."""
+    spans = [part.rows for part in parts if part.rows is not None]
+    before = spans[0][0]
+    batches = file.iter_batches(max(b - a for a, b in spans), list(parts[0].groups or ()), columns, use_threads=False)
+    rest: Any = None
+    for first, last in spans:
+        pieces: list[Any] = []
+        missing, is_cut = last - first, rest is not None
+        while missing:
+            batch, rest = next(batches) if rest is None else rest, None
+            if batch.num_rows <= before:
+                before -= batch.num_rows
+                continue
+            if before or batch.num_rows - before > missing:
+                batch, rest = batch.slice(before, missing), batch.slice(before + missing)
+                before, is_cut = 0, True
+            pieces.append(batch)
+            missing -= batch.num_rows
+        if is_cut or len(pieces) > 1:  # a copy: slices would keep whole batches
+            found = [pa.concat_arrays([piece.column(name) for piece in pieces]) for name in columns]
+        else:
+            found = [pieces[0].column(name) for name in columns]
+        del pieces, batch
+        yield pa.table(found, names=columns, metadata=file.schema_arrow.metadata)
+        del found
+        pa.default_memory_pool().release_unused()
+
+
+def _rows_of(file: Any, part: ParquetPart, columns: list[str]) -> pa.Table:
+    """Return columns of the rows of a part; without columns a table that only has rows."""
+    groups = list(range(file.num_row_groups) if part.groups is None else part.groups)
+    n_rows = sum(file.metadata.row_group(k).num_rows for k in groups) if part.rows is None else part.rows[1] - part.rows[0]
+    if not columns:
+        return pa.table({"": pa.nulls(n_rows)})
+    if not part.sparing:
+        table = file.read_row_groups(groups, columns, use_threads=False).select(columns)
+        whole, schema = table.columns, table.schema
+        del table
+        for j, column in enumerate(whole):  # now, because converting the frame would need a second copy of all columns
+            if column.num_chunks > 1 and pa.types.is_primitive(column.type):
+                whole[j] = pa.chunked_array([pa.concat_arrays(column.chunks)])
+        pa.default_memory_pool().release_unused()
+        return pa.table(whole, schema=schema)
+    found = {}
+    for name in columns:
+        if part.rows is None:
+            found[name] = file.read_row_groups(groups, [name], use_threads=False)[name]
+        else:
+            found[name] = _some_rows(file, groups, name, part.rows)
+        pa.default_memory_pool().release_unused()  # what decoding has freed: several times the size of the column
+    return pa.table(found, metadata=file.schema_arrow.metadata)
+
+
+def _some_rows(file: Any, groups: list[int], name: str, rows: tuple[int, int]) -> pa.Array:
+    """Return some rows of a column of row groups. rows : the first and the last one, exclusive."""
+    batches, start = [], 0
+    for batch in file.iter_batches(min(_BATCH_ROWS, rows[1] - rows[0]), groups, [name], use_threads=False):
+        first, last = max(rows[0] - start, 0), min(rows[1] - start, batch.num_rows)
+        if first < last:
+            batches.append(batch.column(name).slice(first, last - first))
+        start += batch.num_rows
+        if start >= rows[1]:
+            break
+    return pa.concat_arrays(batches)  # a copy: slices would keep whole batches
+
+
+def _as_declared(table: pa.Table, types: pa.Schema, wanted: Sequence[str]) -> pa.Table:
+    """Return columns with the types of a table's schema; text may be a dictionary."""
+    found = {}
+    for name in wanted:
+        kind = types.field(name).type
+        if name not in table.schema.names:
+            found[name] = pa.nulls(table.num_rows, kind)
+        else:
+            found[name] = table[name] if _is_text(kind) and _is_text(table[name].type) else table[name].cast(kind)
+    return pa.table({"": pa.nulls(table.num_rows)} | found)
+
+
+def _frame(table: pa.Table, constants: dict[str, pa.Array], names: Sequence[str], index: Sequence[str]) -> pd.DataFrame:
+    """Return columns of a table, and constant ones, as a frame of Arrow types with the index that pandas has stored."""
+    zeros = np.zeros(table.num_rows, np.int64)
+    found = {name: constants[name].take(zeros) if name in constants else table[name] for name in names}
+    for name in _pandas_categoricals(table.schema).intersection(found).difference(constants):
+        if not pa.types.is_dictionary(found[name].type):
+            found[name] = found[name].dictionary_encode()
+    frame = pa.table(found).to_pandas(types_mapper=pd.ArrowDtype) if found else pd.DataFrame(index=range(table.num_rows))
+    if index:
+        return frame.set_axis(table.select(index).to_pandas().index)
+    for stored in _pandas_index(table.schema):
+        if isinstance(stored, dict) and len(range(stored["start"], stored["stop"], stored["step"])) == len(frame):
+            frame.index = pd.RangeIndex(stored["start"], stored["stop"], stored["step"], name=stored["name"])
+    return frame
+
+
+def _of_pandas(schema: pa.Schema, key: str) -> list[Any]:
+    """Return a list of what pandas has stored of a frame; empty if another library has written the file."""
+    described = (schema.metadata or {}).get(b"pandas")
+    return [] if described is None else json.loads(described).get(key, [])
+
+
+def _pandas_index(schema: pa.Schema) -> list[Any]:
+    """Return where pandas has stored the index of a frame: names of columns, or the range of a RangeIndex."""
+    return _of_pandas(schema, "index_columns")
+
+
+def _pandas_categoricals(schema: pa.Schema) -> set[str]:
+    """Return the columns that were categorical in pandas; Parquet itself keeps that only for text."""
+    return {one["field_name"] for one in _of_pandas(schema, "columns") if one["pandas_type"] == "categorical"}
+
+
+def _index_columns(schema: pa.Schema) -> list[str]:
+    """Return the names of the columns in which pandas has stored the index."""
+    return [name for name in _pandas_index(schema) if isinstance(name, str) and name in schema.names]
+
+
+@contextmanager
+def _opened(file: DataFile, piece_bytes: int | None = None, filesystem: Any = None) -> Iterator[Any]:
+    """Open a file for Arrow. piece_bytes : how much of a file in a store is read at once; filesystem : see `ParquetPart`."""
+    if filesystem is not None:
+        with filesystem.open_input_file(file.url) as stream:
+            yield stream
+        return
+    fs, name = fsspec.url_to_fs(file.url)
+    local = isinstance(fs, LocalFileSystem)
+    options = {} if piece_bytes is None else {"block_size": piece_bytes}
+    with pa.OSFile(name) if local else fs.open(name, "rb", **options) as stream:
+        yield stream
+
+
+def _footer_of(stream: Any) -> tuple[Any, str]:
+    """Return the metadata of a Parquet file and a digest of its footer, with one request if it is small."""
+    from pyarrow import parquet as pq
+
+    size = stream.seek(0, 2)
+    n_bytes = min(size, _PIECE_BYTES)
+    stream.seek(size - n_bytes)
+    tail = stream.read(n_bytes)
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if n_bytes < length <= size:
+        stream.seek(size - length)
+        tail = stream.read(length)
+    stream.seek(0)
+    return pq.read_metadata(pa.BufferReader(tail)), hashlib.sha256(tail[-length:]).hexdigest()[:16]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _check_same_columns(
+    first: tuple[DataFile, Footer],
+    other: tuple[DataFile, Footer],
+    in_folders: Collection[str],
+    columns: Collection[str] | None,
+) -> None:
+    """Raise a DataError if a column that is used is only in one of two files, or text in one and not in the other.
+
+    in_folders : columns in the names of folders, which are not compared.
+    """
+    for (here, mine), (there, theirs) in ((first, other), (other, first)):
+        types = {one.name: one.type for one in theirs.schema}
+        for one in mine.schema:
+            name = one.name
+            if name not in mine.columns or name in in_folders or (columns is not None and name not in columns):
+                continue
+            if name not in types:
+                raise DataError(f"{shown(there.url)} has no column {name!r}, which {shown(here.url)} has")
+            if _is_text(one.type) and not _is_text(types[name]) and not pa.types.is_null(types[name]):
+                raise DataError(f"column {name!r} holds text in {shown(here.url)}, but not in {shown(there.url)}")

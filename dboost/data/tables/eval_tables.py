@@ -1,0 +1,133 @@
+"""Evaluation sets as a call names them, before anything is read.
+
+An `EvalTable` is a `GivenTable`, as the training data are, with the name of a set. So all tables of a fit have the same roles,
+checks and messages, whether this process or workers read them.
+
+**Roles.** A set that is a table of its own has the columns of the training table. A set (X, y, weight, offset) has the target
+and the weights of the tuple. Its offset, if the tuple has none, and its other roles are columns of X; a frame X need not have
+those other roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dboost.data.columns.labels import column_named, may_name_columns, names_of_table
+from dboost.data.columns.roles import ROLES
+from dboost.data.kinds.partition import is_path
+from dboost.data.tables.table import GivenTable
+from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
+
+#: The roles that an evaluation set may have beside X, in the order of the tuple.
+_OF_TUPLE = ("target", "sample_weight", "offset")
+
+
+@dataclass(frozen=True, eq=False)
+class EvalTable:
+    """An evaluation set as a call names it."""
+
+    name: str
+    table: GivenTable
+
+
+@contextmanager
+def named_in_messages(name: str) -> Iterator[None]:
+    """Return a context whose errors name an evaluation set."""
+    try:
+        yield
+    except (DataError, InputTypeError) as error:
+        raise type(error)(f"evaluation set {name!r}: {error}") from error
+    except Exception as error:
+        if not isinstance(error, DBoostError):  # of the user's code
+            error.add_note(f"of evaluation set {name!r}")
+        raise
+
+
+def named_sets(eval_set: Any) -> dict[str, Any]:
+    """Return the evaluation sets by name, each a table, or a tuple (X, y, weight, offset) or the beginning of one.
+
+    eval_set : one of these, a dict of them by name, or a list of them.
+    """
+    if eval_set is None:
+        return {}
+    if isinstance(eval_set, dict):
+        sets = {str(name): one for name, one in eval_set.items()}
+        if len(sets) < len(eval_set):
+            raise ParameterError(f"names of evaluation sets must differ as text: {', '.join(map(repr, eval_set))}")
+    elif isinstance(eval_set, list) and all(isinstance(one, tuple) or _has_columns(one) for one in eval_set):
+        sets = {"eval" if len(eval_set) == 1 else f"eval_{i}": one for i, one in enumerate(eval_set)}
+    else:
+        sets = {"eval": eval_set}
+    for name, one in sets.items():
+        if isinstance(one, tuple) and len(one) not in (2, 3, 4):
+            raise InputTypeError(
+                f"evaluation set {name!r} must be (X, y), (X, y, weight) or (X, y, weight, offset), not {len(one)} things"
+            )
+    return sets
+
+
+def eval_tables(eval_set: Any, training: Mapping[str, Any]) -> tuple[EvalTable, ...]:
+    """Return the evaluation sets.
+
+    Parameters
+    ----------
+    eval_set : as of `dboost.fit`
+    training : mapping
+        Roles of the training table as the user gave them; names of columns also apply to the sets.
+
+    Raises
+    ------
+    ParameterError
+        If a set has no target, or no offset although the training data have one.
+    InputTypeError
+        If a set is a tuple of another length, or its target is a table and its data are text.
+    """
+    return tuple(_eval_table(name, one, training) for name, one in named_sets(eval_set).items())
+
+
+def _eval_table(name: str, given: Any, training: Mapping[str, Any]) -> EvalTable:
+    data, *values = given if isinstance(given, tuple) else (given,)
+    roles = {role: value for role, value in zip(_OF_TUPLE, values, strict=False) if value is not None}
+    roles |= _columns_of(data, training, roles)
+    if "target" not in roles:
+        raise ParameterError(
+            f"evaluation set {name!r} is a table without a target: give (X, y), or name the target column in fit"
+        )
+    if training.get("offset") is not None and "offset" not in roles:
+        raise ParameterError(
+            f"evaluation set {name!r} has no offsets, but the training data have: give (X, y, weight, offset), with "
+            "None for no weight, or name a column of both in fit"
+        )
+    with named_in_messages(name):
+        return EvalTable(name, GivenTable(data, roles))
+
+
+def _columns_of(data: Any, training: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that are roles of a set beside the given ones, by role; reading the set fails without them."""
+    is_whole = "target" not in given
+    if not (is_whole or is_path(data) or _has_columns(data)):
+        return {}
+    columns = {role: _column(training.get(role), data) for role in ROLES if role not in given}
+    found = {role: column for role, column in columns.items() if column is not None}
+    if is_whole:
+        return found
+    names = names_of_table(data)
+    found = {role: column for role, column in found.items() if role == "offset" or names is None or column in names}
+    found.pop("sample_weight", None)
+    return found
+
+
+def _column(value: Any, data: Any) -> Any:
+    """Return the name of the column, or the names of the columns, that are a role of the training data; None for values."""
+    if not may_name_columns(value):
+        return column_named(value, data)
+    names = names_of_table(data)
+    return value if names is None or all(name in names for name in value) else None
+
+
+def _has_columns(data: Any) -> bool:
+    """Return whether an object has named columns; a list of such objects is no table itself."""
+    return any(hasattr(type(data), name) for name in ("columns", "column_names", "__arrow_c_stream__"))

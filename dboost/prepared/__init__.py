@@ -1,0 +1,1 @@
+"""Prepared data sets: rows that are read and binned once, in files or in memory, for many fits."""

@@ -1,0 +1,82 @@
+"""What fits on binned data have in common: bins and reference sample, which are not proposed and drawn again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dboost.data import CategoryColumn, Column
+from dboost.data.columns.binning import Binning
+from dboost.errors import DataError, ParameterError
+from dboost.model.ensemble import Ensemble
+from dboost.params import Parameters
+from dboost.rows.block_file import StorageError
+from dboost.session.reference_sample import ReferenceSample
+from dboost.session.target import Target, encode_column
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetDescription:
+    """What all fits on a data set have in common."""
+
+    binning: Binning
+    named: bool  # whether the features' names are the user's
+    sample: np.ndarray  # float64[n, n_features]: raw values of the reference sample; no rows without one
+    sample_target: Column  # their targets, as they were given
+    where: str | None = None  # the folder or URL of its files, if it was read from files
+    has_scores: bool = False  # whether the rows have the raw scores of the model that may be continued
+
+    def reference(self, target: Target) -> ReferenceSample | None:
+        """Return the reference sample with targets encoded for a loss."""
+        if not len(self.sample):
+            return None
+        given = self.sample_target
+        column = given if isinstance(given, CategoryColumn) else given.astype(np.float64)
+        try:
+            encoded = encode_column(column, target, lambda row: f"row {row} of those of positive weight")
+            return ReferenceSample(self.sample, target.location(encoded))
+        except DataError as error:  # the rows have been checked: the sample is not theirs
+            if self.where is None:
+                raise
+            raise StorageError(f"{self.where} is damaged: its sample is not of its rows ({error})") from error
+
+
+def refuse_other_proposals(parameters: Parameters) -> None:
+    """Raise a ParameterError if split points would be proposed from values."""
+    proposal = parameters.split_proposal
+    if proposal != "global":
+        raise ParameterError(
+            f"split_proposal={proposal!r} proposes split points from the values, but these data were binned before: leave it "
+            "out, or fit on the table itself"
+        )
+
+
+def check_thresholds(model: Ensemble, binning: Binning, what: str = "start_from") -> None:
+    """Raise a ParameterError if a threshold of a model is no edge of a bin, or a feature differs.
+
+    Otherwise bins determine the leaf of a row, and a data set may continue the model or refit its leaves.
+
+    what : needs this, for the message.
+    """
+    for number, (of_model, of_data) in enumerate(zip(model.features, binning.features, strict=False)):
+        if of_model != of_data:
+            names = f"{of_model.name!r} in the model and {of_data.name!r} in the data"
+            raise ParameterError(f"{what}: feature {number} is not the same: {names}")
+    if len(model.features) != len(binning.features):
+        raise ParameterError(f"{what}: the model has {len(model.features)} features, the data {len(binning.features)}")
+    used: dict[int, list[float]] = {}
+    for tree in model.trees:
+        is_split = (tree.feature >= 0) & ~np.isinf(tree.threshold)  # infinity separates missing values from all others
+        for feature, threshold in zip(tree.feature[is_split].tolist(), tree.threshold[is_split].tolist(), strict=True):
+            used.setdefault(feature, []).append(threshold)
+    for feature, thresholds in used.items():
+        edges = binning.edges[feature]
+        if edges is not None and not np.isin(thresholds, edges).all():
+            instead = "give the table itself"
+            if what == "start_from":
+                instead = "fit on the table itself, or give prepare(…, path=…, start_from=…)"
+            raise ParameterError(
+                f"{what}: the model splits {binning.features[feature].name!r} where the data set has no edge of a bin, so bins "
+                f"do not tell the model's scores: {instead}"
+            )

@@ -1,0 +1,424 @@
+"""A row store: named fields over blocks of rows, in memory or in files.
+
+The rows are in one section, or in several (the bites of a session), each of which begins with a block of its own. In memory a
+section is one block: contiguous arrays, so kernels that know ranges of rows run on them unchanged. In files
+(`rows.block_file`) it has as many blocks as it needs, of which each thread has one in buffers at a time. `RowStore.walk`
+yields both in the same form, as arrays and a range of their rows, and what is computed must not depend on how the rows are
+divided: then it does not matter where they are.
+
+The fields of a `FieldGroup` share a file. A sealed group is written once, when the store is filled, and its blocks have
+checksums; other groups change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import NamedTuple
+
+import numpy as np
+
+from dboost.files.spool import PrivateDirectory
+from dboost.rows.block_file import BlockFile, Field, FieldRef
+
+#: Bytes of a line of the processor's cache.
+_CACHE_LINE = 64
+
+
+class FieldGroup(NamedTuple):
+    """Fields that are in one file, if rows are in files."""
+
+    name: str
+    fields: Sequence[Field]
+    sealed: bool  # written once
+
+
+class InFiles(NamedTuple):
+    """Rows are in files, in blocks, in a private directory or in a folder that the caller has made and removes."""
+
+    block_rows: int
+    root: Path | None  # parent of the private directory; None for the one of `PrivateDirectory`
+    folder: Path | None = None  # the caller's folder
+
+
+class RowRange(NamedTuple):
+    """Rows first…last-1 of arrays."""
+
+    fields: dict[str, np.ndarray]
+    first: int
+    last: int
+    start: int  # number of the first one within its section
+
+    @property
+    def n_rows(self) -> int:
+        return self.last - self.first
+
+
+def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return zeros aligned to a cache line: the codes of a row in a tile never straddle two lines, which makes gathering a
+    third faster."""
+    n_bytes = dtype.itemsize * prod(shape)
+    memory = np.zeros(n_bytes + _CACHE_LINE, np.uint8)
+    skip = -memory.ctypes.data % _CACHE_LINE
+    return memory[skip : skip + n_bytes].view(dtype).reshape(shape)
+
+
+class RowStore:
+    """A fixed number of rows with named fields. Threads may use it at the same time if they use different rows.
+
+    Parameters
+    ----------
+    groups : sequence of FieldGroup
+    sizes : sequence of int
+        Number of rows of each section.
+    place : InFiles, optional
+        Default: in memory.
+    existing : dict, optional
+        Files of groups whose rows exist already, by the name of the group; they are read only.
+    arrays : dict, optional
+        For a single section in memory: arrays of fields, by name, that hold all rows already. The store takes them over without
+        a copy and is filled; the other fields are 0.
+
+    Attributes
+    ----------
+    files : list of BlockFile
+        Of the groups; empty in memory.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[FieldGroup],
+        sizes: Sequence[int],
+        place: InFiles | None = None,
+        existing: Mapping[str, BlockFile] | None = None,
+        arrays: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        self.groups, self.sizes, self.place = tuple(groups), tuple(sizes), place
+        self.n_rows = sum(self.sizes)
+        self._fields = {field.name: field for group in groups for field in group.fields}
+        self._names = [{field.name for field in group.fields} for group in groups]
+        self._refs: dict[tuple[FieldRef, ...], list[list[FieldRef]]] = {}
+        self._filled = [0] * len(self.sizes)
+        #: Of a section in files: number of blocks of each thread's share that stay in memory once they are read; they are not
+        #: written, see `unload`.
+        self.n_staying = 0
+        self._resident: dict[int, BlockBuffers] = {}
+        self._spare: list[BlockBuffers] = []
+        self._arrays: list[dict[str, np.ndarray]] = []
+        self.files: list[BlockFile] = []
+        if place is None:
+            taken = {} if arrays is None else arrays
+            self._arrays = [self._new_arrays(n, taken) for n in self.sizes]
+            if arrays is not None:
+                self._filled = list(self.sizes)
+            return
+        assert arrays is None, "arrays are taken over into memory only"
+        self._first_block = [0, *accumulate(-(-n // place.block_rows) for n in self.sizes)]
+        # A single section has a last block as short as its rows.
+        n_rows = self.n_rows if len(self.sizes) == 1 else self._first_block[-1] * place.block_rows
+        self._open: dict[int, list[np.ndarray]] = {}  # the block of each section that is filled
+        self._folder = PrivateDirectory(place.root) if place.folder is None else None
+        folder = place.folder if self._folder is None else self._folder.path
+        assert folder is not None
+        existing = {} if existing is None else existing
+        self._new_files: list[BlockFile] = []
+        try:
+            for name, fields, sealed in self.groups:
+                file = existing.get(name)
+                if file is None:
+                    file = BlockFile(folder / name, fields, n_rows, sealed=sealed, block_rows=place.block_rows)
+                    self._new_files.append(file)
+                self.files.append(file)
+        except BaseException:
+            for file in self._new_files:
+                file.remove()
+            self.close()
+            raise
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all fields."""
+        return list(self._fields)
+
+    def _new_arrays(self, n: int, taken: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return arrays for n rows of each field: those taken over, and new ones, which are 0."""
+        found = {}
+        for name, of in self._fields.items():
+            shape = *of.before, n, *of.after
+            found[name] = taken[name] if name in taken else _aligned_zeros(shape, np.dtype(of.dtype))
+            assert (found[name].shape, found[name].dtype) == (shape, of.dtype), f"an array of {name} has another form"
+        return found
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block of the files."""
+        assert self.place is not None
+        return self.place.block_rows
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks of the files."""
+        return self._first_block[-1]
+
+    def rows_of(self, block: int) -> int:
+        """Return the number of rows of a block of the files; the last block of one of several sections may have fewer."""
+        return self.files[0].rows_of(block)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from files so far."""
+        return sum(file.bytes_read for file in self.files)
+
+    def append(self, n: int, fields: Mapping[str, np.ndarray], rows: np.ndarray | None = None, section: int = 0) -> None:
+        """Append n rows to a section: those of arrays of n rows, or these rows (int64[n]) of longer arrays.
+
+        A field without values is 0; values of fields that the store does not have are dropped.
+        """
+        assert self._filled[section] + n <= self.sizes[section], "more rows than were promised"
+        done = 0
+        while done < n:
+            views, first, free = self._views_to_fill(section)
+            n_copied = min(n - done, free)
+            some = slice(done, done + n_copied) if rows is None else rows[done : done + n_copied]
+            for name, view in views.items():
+                if name in fields:
+                    view[self._at(name, slice(first, first + n_copied))] = fields[name][self._at(name, some)]
+            done += n_copied
+            self._filled[section] += n_copied
+            if self.place is not None and n_copied == free:
+                self._write_filled(section)
+
+    def _at(self, name: str, rows: slice | np.ndarray) -> tuple[slice | np.ndarray, ...]:
+        """Return the index of some rows in an array of a field."""
+        return (*(slice(None),) * len(self._fields[name].before), rows)
+
+    def _views_to_fill(self, section: int) -> tuple[dict[str, np.ndarray], int, int]:
+        """Return the arrays into which rows are appended, the first free row, and the number of free rows."""
+        filled, size = self._filled[section], self.sizes[section]
+        if self.place is None:
+            return self._arrays[section], filled, size - filled
+        if section not in self._open:
+            self._open[section] = [file.buffer() for file in self._new_files]
+        block_rows = self.place.block_rows
+        block, first = divmod(filled, block_rows)
+        views: dict[str, np.ndarray] = {}
+        for file, buffer in zip(self._new_files, self._open[section], strict=True):
+            if not first:
+                buffer[:] = 0
+            views |= file.views(buffer, self._first_block[section] + block)
+        return views, first, min(block_rows - first, size - filled)
+
+    def _write_filled(self, section: int) -> None:
+        """Write the block to which rows were appended last, which is full or the last one."""
+        assert self.place is not None
+        block = self._first_block[section] + (self._filled[section] - 1) // self.place.block_rows
+        for file, buffer in zip(self._new_files, self._open[section], strict=True):
+            file.write(block, buffer)
+        if self._filled[section] == self.sizes[section]:
+            del self._open[section]
+
+    def check_filled(self, section: int = 0) -> None:
+        """Assert that all rows of a section have arrived."""
+        assert self._filled[section] == self.sizes[section], "fewer rows than were promised"
+
+    def buffers(self) -> list[np.ndarray]:
+        """Return buffers for one block of files."""
+        return [file.buffer() for file in self.files]
+
+    def read(
+        self, block: int, buffers: Sequence[np.ndarray], reads: Sequence[FieldRef], unverified: Collection[str] = ()
+    ) -> int:
+        """Read fields of a block of the files into its buffers, sealed groups as a whole; return the number of bytes.
+
+        unverified : names of groups whose checksum is not compared, see `BlockFile.read`.
+        """
+        n_bytes = 0
+        for group, file, buffer, refs in zip(self.groups, self.files, buffers, self._by_group(reads), strict=True):
+            if refs:
+                n_bytes += file.read(block, buffer, None if group.sealed else refs, verify=group.name not in unverified)
+        return n_bytes
+
+    def write(self, block: int, buffers: Sequence[np.ndarray], writes: Sequence[FieldRef]) -> None:
+        """Write fields of a block, which are not sealed, to the files."""
+        for file, buffer, refs in zip(self.files, buffers, self._by_group(writes), strict=True):
+            if refs:
+                file.write(block, buffer, refs)
+
+    def _by_group(self, refs: Sequence[FieldRef]) -> list[list[FieldRef]]:
+        """Return the fields of each group, which are looked up for every block."""
+        found = self._refs.get(key := tuple(refs))
+        if found is None:
+            found = [[ref for ref in refs if (ref if isinstance(ref, str) else ref[0]) in names] for names in self._names]
+            self._refs[key] = found
+        return found
+
+    def views(self, buffers: Sequence[np.ndarray], block: int) -> dict[str, np.ndarray]:
+        """Return the fields of a block of the files as views of its buffers; those that were not read are uninitialised."""
+        views: dict[str, np.ndarray] = {}
+        for file, buffer in zip(self.files, buffers, strict=True):
+            views |= file.views(buffer, block)
+        return views
+
+    def walk(
+        self,
+        reads: Sequence[FieldRef],
+        writes: Sequence[FieldRef] = (),
+        *,
+        section: int = 0,
+        thread: int = 0,
+        n_threads: int = 1,
+        unverified: Collection[str] = (),
+    ) -> Iterator[RowRange]:
+        """Yield one thread's share of the rows of a section, block by block, with at least the fields in `reads` and `writes`.
+
+        A block is valid until the next one. The fields in `writes`, which are not sealed, may be changed; those that are not
+        read must be. While a block of files is processed, a thread reads the next one. unverified : see `read`.
+        """
+        n = self.sizes[section]
+        self.check_filled(section)
+        if self.place is None:
+            first, last = n * thread // n_threads, n * (thread + 1) // n_threads
+            yield RowRange(self._arrays[section], first, last, first)
+            return
+        block_rows, first_block = self.place.block_rows, self._first_block[section]
+        n_blocks = self._first_block[section + 1] - first_block
+        share = range(n_blocks * thread // n_threads, n_blocks * (thread + 1) // n_threads)
+        n_staying = min(self.n_staying, len(share))
+        for k in share[:n_staying]:
+            resident = self._resident.get(k)
+            if resident is None:
+                resident = self._resident[k] = BlockBuffers(self)
+                self.read(first_block + k, resident.arrays, self.names)
+            yield RowRange(resident.views(first_block + k), 0, min(block_rows, n - k * block_rows), k * block_rows)
+        streamed = share[n_staying:]
+        buffers = [self._spare.pop() if self._spare else BlockBuffers(self) for _ in streamed[:2]]
+        reader = _Reader(self, [first_block + k for k in streamed], buffers, reads, unverified)
+        try:
+            for k in streamed:
+                one = reader.next()
+                yield RowRange(one.views(first_block + k), 0, min(block_rows, n - k * block_rows), k * block_rows)
+                if writes:
+                    self.write(first_block + k, one.arrays, writes)
+                reader.reuse(one)
+        finally:
+            reader.close()
+            self._spare += buffers
+
+    def unload(self) -> None:
+        """Write the changed fields of the blocks that stay in memory, and stream them from now on. Of a single section."""
+        names = [field.name for group in self.groups if not group.sealed for field in group.fields]
+        for k, resident in self._resident.items():
+            self.write(k, resident.arrays, names)
+        self._resident, self.n_staying = {}, 0
+
+    def load(self, section: int = 0) -> dict[str, np.ndarray]:
+        """Return all rows of a section: the arrays themselves if they are in memory, else new ones."""
+        if self.place is None:
+            return self._arrays[section]
+        arrays = self._new_arrays(self.sizes[section], {})
+        for fields, _, n, start in self.walk(list(self._fields), section=section):
+            for name, array in arrays.items():
+                array[self._at(name, slice(start, start + n))] = fields[name][self._at(name, slice(0, n))]
+        return arrays
+
+    def save(self, name: str, values: np.ndarray, section: int = 0) -> None:
+        """Set the values of a field that is not sealed, for all rows of a section."""
+        if self.place is None and values is self._arrays[section][name]:
+            return  # `load` has returned the array itself, and it was changed in place
+        for some in self.walk([], [name], section=section):
+            here, there = slice(some.first, some.last), slice(some.start, some.start + some.n_rows)
+            some.fields[name][self._at(name, here)] = values[self._at(name, there)]
+
+    def subset(
+        self, sizes: Sequence[int], stays: Callable[[RowRange], np.ndarray], thread: int = 0, n_threads: int = 1
+    ) -> RowStore:
+        """Return a new store at the same place with some of the rows, or of a thread's share of them, in their current state.
+
+        sizes : number of these rows in each section; stays : returns which of some rows they are (bool[n]).
+        """
+        found = RowStore(self.groups, sizes, self.place)
+        try:
+            for section in range(len(sizes)):
+                for some in self.walk(list(self._fields), section=section, thread=thread, n_threads=n_threads):
+                    rows = some.first + np.flatnonzero(stays(some))
+                    found.append(len(rows), some.fields, rows, section)
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    def close(self) -> None:
+        """Release the memory, close the files and remove the private directory; may be called repeatedly."""
+        self._arrays, self._resident, self._spare = [], {}, []
+        for file in self.files:
+            file.close()
+        if self.place is not None and self._folder is not None:
+            self._folder.close()
+
+
+class BlockBuffers:
+    """Buffers for one block of files."""
+
+    def __init__(self, store: RowStore) -> None:
+        self._store, self.arrays = store, store.buffers()
+        self._views: tuple[int, dict[str, np.ndarray]] = (-1, {})
+
+    def views(self, block: int) -> dict[str, np.ndarray]:
+        """Return the fields of the block that was read last."""
+        n = self._store.rows_of(block)
+        if n != self._views[0]:  # blocks of equal length have the same views
+            self._views = n, self._store.views(self.arrays, block)
+        return self._views[1]
+
+
+class _Reader:
+    """A thread that reads blocks into buffers, in advance."""
+
+    def __init__(
+        self,
+        store: RowStore,
+        blocks: Sequence[int],
+        buffers: Sequence[BlockBuffers],
+        reads: Sequence[FieldRef],
+        unverified: Collection[str],
+    ) -> None:
+        self._empty: SimpleQueue[BlockBuffers | None] = SimpleQueue()
+        self._full: SimpleQueue[BlockBuffers | BaseException] = SimpleQueue()
+        for one in buffers:
+            self.reuse(one)
+
+        def read() -> None:
+            try:
+                for block in blocks:
+                    free = self._empty.get()
+                    if free is None:
+                        return
+                    store.read(block, free.arrays, reads, unverified)
+                    self._full.put(free)
+            except BaseException as error:
+                self._full.put(error)
+
+        self._thread = Thread(target=read, name="dboost-read", daemon=True)
+        if blocks:
+            self._thread.start()
+
+    def next(self) -> BlockBuffers:
+        """Return the buffers with the next block."""
+        found = self._full.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def reuse(self, buffers: BlockBuffers) -> None:
+        """Hand back buffers whose block has been processed."""
+        self._empty.put(buffers)
+
+    def close(self) -> None:
+        # The thread has ended, waits for a buffer, or has one or two more blocks to read.
+        self._empty.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()

@@ -1,0 +1,712 @@
+"""A shard: a block of training rows, and the pass over them between two iterations.
+
+A `Shard` is a view of the fields of a block: the bin codes of every feature, the target, the weight, the raw scores, and the
+state of the current tree: gradients, Hessians, and the leaf of each row. The arrays belong to a store of rows, in memory or in
+files (`shards.shard_blocks`); the same functions run on them wherever they are. Rows of weight zero are not stored.
+
+A model with K outputs (K classes) has arrays of shape [K, n_rows], so that the values of one output are contiguous for its
+tree.
+
+**Segments.** Usually all rows of a shard are trained on, in the order of the table. Folds of a cross-validation share the
+codes of their rows (`rows.shared_codes`), which are in another order, and a fold trains on a few segments of them
+(`RowSegments`). All sums over rows are exact, so they do not depend on the order.
+
+**Advance.** Between two iterations, `advance_rows` adds the last trees to the scores and computes gradients and Hessians. It
+returns the largest gradient and Hessian and exact sums of the loss, which merge over any division of the rows; with
+categorical features also sums by which categories are told from noise (`rows.gradient_noise`).
+
+**Rows near the trimming threshold** (see `exact`). From tree to tree the threshold of influence trimming hardly
+moves: mostly the influence of the first row that is kept has the same first digit again. So the pass that computes the
+influences records the rows that have this digit, and the other digits are found among these few rows. If the threshold is
+elsewhere, or too many rows are near it, all rows are read again: the threshold is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dboost.errors import DataError
+from dboost.exact import ExactSum
+from dboost.kernels import or_empty
+from dboost.kernels.bins import fill_tiles
+from dboost.kernels.histograms import BinLayout, HistogramRows
+from dboost.kernels.quantile_keys import (
+    LANES,
+    N_DIGITS,
+)
+from dboost.kernels.rows import select_rows
+from dboost.losses import Loss
+from dboost.losses.base import CustomTerms, call_custom, loss_scores, one_target
+from dboost.losses.gradient_pass import (
+    LARGEST,
+    GradientRows,
+    InfluencePass,
+    PassScratch,
+    PassTotals,
+    update_gradients,
+)
+from dboost.losses.per_output import PerOutputTerms
+from dboost.losses.projection import ProjectedTerms, project
+from dboost.rows.gradient_noise import noise_of
+from dboost.rows.shard_spec import NARROW_BINS, SHARED_CODES, ShardSpec, code_rows, plan_layout, tile_shape
+from dboost.trees.bin_proposal import BinMerge
+from dboost.trees.tree_task import GradientNoise, GradientStats, RowSubset, Sample, hash_rows
+
+
+class BinnedColumns(NamedTuple):
+    """The bin codes of a table: each feature is a row of `narrow` or of `wide` (see `rows.shard_spec.code_rows`)."""
+
+    narrow: np.ndarray  # uint8[n_narrow, n_rows]
+    wide: np.ndarray  # uint16[n_wide, n_rows]
+    row_of: np.ndarray  # int64[n_features]: the row of a feature, -1 - row if it is one of `wide`
+
+    @property
+    def n_rows(self) -> int:
+        return self.narrow.shape[1]
+
+    def of(self, feature: int) -> np.ndarray:
+        """Return the codes of one feature."""
+        row = int(self.row_of[feature])
+        return self.narrow[row] if row >= 0 else self.wide[-1 - row]
+
+    def columns(self) -> tuple[np.ndarray, ...]:
+        """Return the codes of every feature."""
+        return tuple(map(self.of, range(len(self.row_of))))
+
+    def part(self, rows: slice) -> BinnedColumns:
+        """Return some of the rows (views)."""
+        return BinnedColumns(self.narrow[:, rows], self.wide[:, rows], self.row_of)
+
+
+def empty_binned_columns(layout: BinLayout, n_rows: int) -> BinnedColumns:
+    """Return uninitialised arrays for the codes of `n_rows` rows."""
+    row_of = code_rows(layout)
+    n_wide = int((layout.n_bins > NARROW_BINS).sum())
+    n_narrow = len(layout.n_bins) - n_wide
+    return BinnedColumns(np.empty((n_narrow, n_rows), np.uint8), np.empty((n_wide, n_rows), np.uint16), row_of)
+
+
+def columns_among(fields: Mapping[str, np.ndarray], layout: BinLayout, prefix: str = "") -> BinnedColumns:
+    """Return the codes by columns among the fields of some rows, see `shard_spec.column_fields`."""
+    narrow, wide = fields[f"{prefix}narrow"], fields.get(f"{prefix}wide")
+    none = np.empty((0, narrow.shape[1]), np.uint16)
+    return BinnedColumns(narrow, none if wide is None else wide, code_rows(layout))
+
+
+def tiles_of(codes: BinnedColumns, layout: BinLayout) -> np.ndarray:
+    """Return codes in the memory order of the histogram kernel: uint64[n_tiles, n_rows, words]."""
+    tiles = np.zeros(tile_shape(layout, codes.n_rows), np.uint64)
+    fill_tiles(codes.narrow, layout, codes.row_of, 0, codes.n_rows, tiles.view(np.uint8))
+    return tiles
+
+
+def codes_of(tiles: np.ndarray, wide: np.ndarray | None, layout: BinLayout) -> BinnedColumns:
+    """Return the codes of some rows by columns, from tiles (uint64[n_tiles, n_rows, words]): the inverse of `tiles_of`."""
+    codes = empty_binned_columns(layout, tiles.shape[1])
+    as_bytes = tiles.view(np.uint8)
+    for column in range(layout.n_tiled):
+        joint = as_bytes[column // 32, :, column % 32]
+        features = layout.features[layout.first[column] : layout.first[column + 1]].tolist()
+        for feature in features:
+            n_codes, stride = int(layout.n_codes[feature]), int(layout.stride[feature])
+            codes.of(feature)[:] = joint if len(features) == 1 else joint // stride % n_codes
+    if wide is not None:
+        codes.wide[...] = wide
+    return codes
+
+
+#: Rows that are reordered at a time.
+_PIECE_ROWS = 1 << 16
+#: Maximal number of rows of a shard in memory: row numbers have 32 bits while a tree grows (`kernels.histograms`).
+MOST_ROWS = 2**32
+
+
+def check_rows_in_memory(n_rows: int) -> None:
+    """Raise DataError if one shard cannot number that many rows."""
+    if n_rows > MOST_ROWS:
+        raise DataError(
+            f"{n_rows:,} rows in one part of the memory are more than the {MOST_ROWS:,} whose numbers fit 32 bits: set "
+            "a memory_limit that they do not fit, so that they are streamed from files, or train on more workers"
+        )
+
+
+class RowIds:
+    """Global ids of consecutive rows, as runs of consecutive ids.
+
+    Parameters
+    ----------
+    runs : int64[n_runs, 2]
+        First id and length of each run.
+    """
+
+    def __init__(self, runs: np.ndarray) -> None:
+        self._runs, self._ends = runs, np.cumsum(runs[:, 1])
+
+    def runs(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the runs (first id, length) of rows first…last-1."""
+        found = []
+        for k in range(int(np.searchsorted(self._ends, first, "right")), len(self._ends)):
+            begin = int(self._ends[k] - self._runs[k, 1])
+            if begin >= last:
+                break
+            low, high = max(first, begin), min(last, int(self._ends[k]))
+            found.append((int(self._runs[k, 0]) + low - begin, high - low))
+        return found
+
+    def of(self, first: int, last: int) -> np.ndarray:
+        """Return the ids of rows first…last-1: int64[last - first]."""
+        return np.concatenate([np.empty(0, np.int64), *(np.arange(a, a + n) for a, n in self.runs(first, last))])
+
+    def at(self, rows: np.ndarray) -> np.ndarray:
+        """Return the ids of some rows: int64[n]."""
+        run = np.searchsorted(self._ends, rows, "right")
+        return self._runs[run, 0] + rows - (self._ends - self._runs[:, 1])[run]
+
+    def drawn(self, sample: Sample, first: int, last: int) -> np.ndarray:
+        """Return those of rows first…last-1 that belong to a sample, relative to `first`, ascending: int64[...]."""
+        parts, at = [np.empty(0, np.int64)], 0
+        for first_id, n in self.runs(first, last):
+            rows = np.empty(n, np.int64)
+            k = select_rows(np.uint64(sample.seed), first_id, n, np.uint64(sample.threshold), rows)
+            parts.append(rows[:k] + (at - first_id))
+            at += n
+        return np.concatenate(parts)
+
+
+class RowSegments:
+    """The rows of a shard that are trained on, as segments of consecutive rows.
+
+    Parameters
+    ----------
+    segments : sequence of (int, int)
+        First row of each segment, and its last row + 1; ascending.
+    order : unsigned[n_rows]
+        Position of each row of the shard among the same rows in the order of the table.
+    ids : RowIds
+        Of the rows that are trained on, in the order of the table.
+
+    Attributes
+    ----------
+    n_rows : int
+        Number of rows that are trained on.
+    """
+
+    def __init__(self, segments: Sequence[tuple[int, int]], order: np.ndarray, ids: RowIds) -> None:
+        self._segments, self._order, self._ids = segments, order, ids
+        self.n_rows = sum(last - first for first, last in segments)
+
+    def share(self, k: int, n: int) -> list[tuple[int, int]]:
+        """Return the k-th of n shares of about as many rows, as segments; at least one, which may be empty."""
+        low, high, at = self.n_rows * k // n, self.n_rows * (k + 1) // n, 0
+        found = []
+        for first, last in self._segments:
+            begin, end = max(low - at, 0), min(high - at, last - first)
+            if begin < end:
+                found.append((first + begin, first + end))
+            at += last - first
+        return found or [(0, 0)]
+
+    def positions(self, into: np.ndarray | None = None) -> np.ndarray:
+        """Return the rows, ascending: int64[n_rows]. into : int64[>= n_rows], receives them; default: a new array."""
+        found = np.empty(self.n_rows, np.int64) if into is None else into[: self.n_rows]
+        found[:] = 1
+        at = end = 0
+        for first, last in self._segments:
+            found[at] = first - end + (at > 0)
+            at, end = at + last - first, last
+        return np.cumsum(found, out=found)
+
+    def in_order(self, fields: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield fields by name for all rows of the shard ([..., n]), one after the other: a single one is in memory twice.
+
+        fields : of the rows that are trained on, in the order of the table; those of other rows are 0.
+        """
+        rank = self._find_rank()
+        for name, values in fields:
+            found = np.zeros((*values.shape[:-1], len(self._order)), values.dtype)
+            at = 0
+            for first, last in self._segments:
+                for low in range(first, last, _PIECE_ROWS):
+                    high = min(low + _PIECE_ROWS, last)
+                    found[..., low:high] = values[..., rank[at : at + high - low]]
+                    at += high - low
+            del values
+            yield name, found
+
+    def row_ids(self, first: int, last: int) -> np.ndarray:
+        """Return the global ids of rows first…last-1, which belong to one segment: int64[last - first]."""
+        at = 0
+        for begin, end in self._segments:
+            if begin <= first <= last <= end:
+                return self._ids.at(self._rank[at + first - begin : at + last - begin])
+            at += end - begin
+        raise AssertionError("the rows are not those of one segment")
+
+    def drawn(self, sample: Sample) -> np.ndarray:
+        """Return the rows that belong to a sample, ascending: int64[...]."""
+        is_drawn = np.zeros(self.n_rows, bool)
+        is_drawn[self._ids.drawn(sample, 0, self.n_rows)] = True
+        return self.positions()[is_drawn[self._rank]]
+
+    @cached_property
+    def _rank(self) -> np.ndarray:
+        """See `_find_rank`; kept for samples of rows."""
+        return self._find_rank()
+
+    def _find_rank(self) -> np.ndarray:
+        """Return the position of each row that is trained on among them in the order of the table: uint32[n_rows]."""
+        is_trained = np.zeros(len(self._order), bool)
+        for first, last in self._segments:
+            is_trained[self._order[first:last]] = True
+        rank = np.cumsum(is_trained, dtype=np.uint32)
+        rank -= np.uint32(1)
+        return np.concatenate([rank[self._order[first:last]] for first, last in self._segments])
+
+
+class Shard:
+    """A block of training rows, in memory or in a buffer: a view of its fields.
+
+    Parameters
+    ----------
+    fields : dict
+        Arrays by name, see `ShardSpec.groups`. Rows in memory have "narrow", one-byte codes by columns; scattered rows have
+        "row_ids" (int64[n_rows]) instead of `ids`. Rows without codes have statistics only.
+    spec : ShardSpec
+    ids : RowIds, optional
+        Default: the rows are numbered from 0.
+    first : int, default 0
+        The first row's position in `ids`.
+    segments : RowSegments, optional
+        The rows that are trained on, instead of `ids`, if the codes are shared with other folds. The state of other rows is
+        undefined. Default: all rows.
+    """
+
+    #: Rows near the trimming threshold of the next trees; None for blocks of files, whose rows are not kept.
+    near: Near | None = None
+
+    def __init__(
+        self,
+        fields: Mapping[str, np.ndarray],
+        spec: ShardSpec,
+        ids: RowIds | None = None,
+        first: int = 0,
+        segments: RowSegments | None = None,
+    ) -> None:
+        self.fields, self.spec, self.segments = fields, spec, segments
+        self.layout, self.bin_layout = spec.layout, spec.bin_layout
+        self.weight, self.repeat_count = fields.get("weight"), fields.get("repeat_count")
+        self.raw, self.gradient = fields["raw"], fields["gradient"]
+        #: Of each output; those of one tree are the same memory.
+        self.leaf = fields["leaf"] if spec.width == 1 else _same_for(spec.n_outputs, fields["leaf"][0])
+        self.hessian, self.loss_hessian = fields.get("hessian"), fields.get("loss_hessian")
+        self.draw_id = fields.get("draw_id")
+        self.n_rows = self.raw.shape[1]
+        self._ids = RowIds(np.array([[0, self.n_rows]])) if ids is None else ids
+        self._first = first
+        self._of_outputs: dict[int, Shard] = {}
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.raw)
+
+    def target(self, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
+        """Return the targets of some rows: float64[n], or [n_columns, n]."""
+        return self.fields["target"][..., rows].astype(np.float64, copy=False)
+
+    def target_of(self, output: int) -> np.ndarray:
+        """Return the targets of one output, see `Loss.columns`: float64[n]."""
+        column = self.spec.columns[output] if self.spec.columns else 0
+        return one_target(self.fields["target"], column).astype(np.float64, copy=False)
+
+    @property
+    def n_trained(self) -> int:
+        """Number of rows that are trained on."""
+        return self.n_rows if self.segments is None else self.segments.n_rows
+
+    def ranges(self, k: int = 0, n: int = 1) -> list[tuple[int, int]]:
+        """Return the k-th of n shares of the rows that are trained on, as ranges: first row, and last row + 1."""
+        if self.segments is None:
+            return [(self.n_rows * k // n, self.n_rows * (k + 1) // n)]
+        return self.segments.share(k, n)
+
+    @property
+    def tiles(self) -> np.ndarray:
+        """Codes of the bins that trees grow by, in the histogram kernel's memory order."""
+        return self.fields["tiles"]
+
+    @cached_property
+    def codes(self) -> BinnedColumns:
+        """Codes by columns; of a block of a file they are computed from tiles, which must have been read."""
+        if "narrow" in self.fields:
+            return columns_among(self.fields, self.layout)
+        return codes_of(self.tiles, self.fields.get("wide"), self.layout)
+
+    @cached_property
+    def bins(self) -> BinnedColumns:
+        """Codes, by columns, of the bins that trees grow by: `codes`, unless bins are proposed for each tree."""
+        if not self.spec.has_tree_bins:
+            return self.codes
+        return columns_among(self.fields, self.bin_layout, "tree_")
+
+    @cached_property
+    def is_identity_bin_map(self) -> np.ndarray:
+        """For each feature, whether trees grow by the fine bins themselves: bool[n_features]."""
+        return self.bin_layout.n_bins == self.layout.n_bins
+
+    @property
+    def wide_bins(self) -> np.ndarray:
+        """The two-byte columns of `bins`, which are not in tiles: uint16[n_wide, n_rows]."""
+        found = self.fields.get("tree_wide" if self.spec.has_tree_bins else "wide")
+        return np.empty((0, self.n_rows), np.uint16) if found is None else found
+
+    def rows_without(self, some: np.ndarray) -> np.ndarray:
+        """Return the rows that are trained on without some of them (int64[...]), ascending: int64[...]."""
+        is_other = np.zeros(self.n_rows, bool)
+        for first, last in self.ranges():
+            is_other[first:last] = True
+        is_other[some] = False
+        return np.flatnonzero(is_other)
+
+    def sampled_rows(self, sample: Sample | None, least_influence: int = 0, output: int = 0) -> np.ndarray | None:
+        """Return the rows of this shard that take part in a tree, ascending (int64); None for all that are trained on. See
+        `RowSubset`."""
+        rows = None if sample is None else self._sampled(sample)
+        if least_influence == 0:
+            return rows
+        if rows is None and self.segments is not None:
+            rows = self.segments.positions()
+        stays = self.influence(output) >= least_influence
+        return np.flatnonzero(stays) if rows is None else rows[stays[rows]]
+
+    def grown_rows(
+        self, sample: Sample | None, least_influence: int = 0, output: int = 0, into: np.ndarray | None = None
+    ) -> np.ndarray | None:
+        """Return `sampled_rows`, and None only if these are all rows of the arrays. into : see `RowSegments.positions`."""
+        rows = self.sampled_rows(sample, least_influence, output)
+        return self.segments.positions(into) if rows is None and self.segments is not None else rows
+
+    def _sampled(self, sample: Sample) -> np.ndarray:
+        drawn_by = self.fields.get("draw_id", self.fields.get("row_ids"))
+        if drawn_by is None:
+            if self.segments is not None:
+                return self.segments.drawn(sample)
+            return self._ids.drawn(sample, self._first, self._first + self.n_rows)
+        parts = [
+            first + np.flatnonzero(hash_rows(sample.seed, drawn_by[first:last]) < np.uint64(sample.threshold))
+            for first, last in self.ranges()
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def row_ids(self, first: int, last: int) -> np.ndarray:
+        """Return the global row ids of rows first…last-1, which are in one of the `ranges`: int64[last - first]."""
+        if self.segments is not None:
+            return self.segments.row_ids(first, last)
+        row_ids = self.fields.get("row_ids")
+        return self._ids.of(self._first + first, self._first + last) if row_ids is None else row_ids[first:last]
+
+    def sampled_range(self, part: RowSubset, first: int, last: int) -> tuple[np.ndarray | None, int, int]:
+        """Return the rows that take part in a tree (or None for all), and the range of them within rows first…last-1."""
+        rows = self.sampled_rows(*part)
+        if rows is None:
+            return None, first, last
+        begin, end = np.searchsorted(rows, (first, last))
+        return rows, int(begin), int(end)
+
+    def influence(self, output: int) -> np.ndarray:
+        """Return the influence of each row on the next tree of an output: its second derivative, as float32 bits
+        (int32[n_rows])."""
+        influence = self.hessian if self.loss_hessian is None else self.loss_hessian
+        assert influence is not None
+        return influence[output].view(np.int32)
+
+    def output_arrays(self, output: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+        """Return gradients, Hessians and leaves of one output, each [n_rows]."""
+        return self.gradient[output], None if self.hessian is None else self.hessian[output], self.leaf[output]
+
+    def split_arrays(self, output: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+        """Return what a tree grows by, see `output_arrays`; a tree of all outputs by the derivatives along a direction."""
+        if self.spec.width == 1:
+            return self.output_arrays(output)
+        return self.fields["split_gradient"], self.fields.get("split_hessian"), self.fields["leaf"][0]
+
+    def of_output(self, output: int, column: int) -> Shard:
+        """Return the rows as those of one output with one target column (views), for `advance_rows`."""
+        if output not in self._of_outputs:
+            fields = {name: self.fields[name] for name in ("weight", "repeat_count") if name in self.fields}
+            fields["target"] = one_target(self.fields["target"], column)
+            for name in ("raw", "gradient", "hessian", "loss_hessian"):
+                if name in self.fields:
+                    fields[name] = self.fields[name][output : output + 1]
+            fields["leaf"] = self.leaf[output : output + 1]
+            self._of_outputs[output] = Shard(fields, self.spec if self.spec.width == 1 else replace(self.spec, width=1))
+        return self._of_outputs[output]
+
+    @cached_property
+    def histogram_rows(self) -> HistogramRows:
+        """What the rows add to histograms."""
+        return HistogramRows(self.tiles, self.wide_bins, or_empty(self.repeat_count, "uint8"))
+
+    @cached_property
+    def gradient_rows(self) -> GradientRows:
+        """What `advance_rows` reads and writes."""
+        hessian = self.hessian if self.loss_hessian is None else self.loss_hessian
+        if hessian is None:
+            hessian = np.empty((self.n_outputs, 0), np.float32)
+        target = self.fields["target"]
+        wide, single, in_bytes = (
+            target if target.dtype == dtype else or_empty(None, dtype) for dtype in ("float64", "float32", "uint8")
+        )
+        return GradientRows(
+            self.raw,
+            self.leaf,
+            wide,
+            single,
+            in_bytes,
+            or_empty(self.weight, "float64"),
+            or_empty(self.repeat_count, "uint8"),
+            self.gradient,
+            hessian,
+            self.gradient.view(np.int32),
+            hessian.view(np.int32),
+        )
+
+    def fill_tiles(self, first: int, last: int) -> None:
+        """Copy the bins of rows first…last-1 into tiles, the histogram kernel's memory order."""
+        as_bytes = self.tiles.view(np.uint8)
+        fill_tiles(self.bins.narrow, self.bin_layout, self.bins.row_of, first, last, as_bytes)
+
+
+def _same_for(n_outputs: int, leaf: np.ndarray) -> np.ndarray:
+    """Return the leaves of rows ([n]) once for each output, in the same memory: [n_outputs, n]."""
+    return np.lib.stride_tricks.as_strided(leaf, (n_outputs, len(leaf)), (0, *leaf.strides))
+
+
+def spec_in_memory(fields: Mapping[str, np.ndarray], spec: ShardSpec) -> ShardSpec:
+    """Return the specification of rows in memory with these fields, of which the tiles may have fewer columns."""
+    return spec if spec.has_tree_bins else replace(spec, bin_layout=_closest_layout(fields["narrow"], spec.bin_layout))
+
+
+def _closest_layout(narrow: np.ndarray, layout: BinLayout) -> BinLayout:
+    """Return the layout with the fewest columns for these rows: features without missing values need one code less.
+
+    Dummy variables are the usual case: eight of them share a column, and five if values may be missing.
+
+    narrow : uint8[n_narrow, n_rows], their one-byte codes by columns.
+    """
+    has_missing, row_of = np.ones(len(layout.n_bins), bool), code_rows(layout)
+    for feature in np.flatnonzero(layout.n_bins <= SHARED_CODES).tolist():
+        has_missing[feature] = narrow.shape[1] == 0 or bool(narrow[row_of[feature]].max() == layout.n_bins[feature])
+    return layout if has_missing.all() else plan_layout(layout.n_bins, layout.is_categorical, has_missing)
+
+
+def runs_of(row_ids: np.ndarray) -> np.ndarray:
+    """Return global row ids as runs of consecutive ones, (first, length): int64[n_runs, 2]."""
+    if not len(row_ids):
+        return np.empty((0, 2), np.int64)
+    begins = np.flatnonzero(np.diff(row_ids, prepend=row_ids[0] - 2) != 1)
+    return np.stack((row_ids[begins], np.diff(begins, append=len(row_ids))), axis=1)
+
+
+def advance_rows(
+    shard: Shard, loss_terms: tuple, values: np.ndarray, loss_unit: float, scratch: PassScratch, first: int, last: int
+) -> GradientStats:
+    """Add leaf values to the scores of rows first…last-1, and compute their gradients, Hessians and loss.
+
+    Parameters
+    ----------
+    shard : Shard
+    loss_terms : NamedTuple
+        The loss's record for kernels.
+    values : float64[n_outputs, n_leaves]
+        Leaf values of each output's last tree.
+    loss_unit : float
+        Unit of the exact loss sums.
+    scratch : PassScratch
+    first, last : int
+    """
+    stats = _of_all_outputs(shard, loss_terms, values, loss_unit, scratch, first, last)
+    if not shard.layout.is_categorical.any():
+        return stats
+    return replace(stats, noise=tuple(_noise(shard, tree, first, last) for tree in range(shard.spec.n_trees)))
+
+
+def _noise(shard: Shard, tree: int, first: int, last: int) -> GradientNoise:
+    """Return what the noise of a tree's gradients follows from, of rows first…last-1, also those that a sample leaves out."""
+    rows, (gradient, hessian, _) = slice(first, last), shard.split_arrays(tree)
+    changes = or_empty(hessian, "float32")[rows]
+    if hessian is not None and shard.spec.weights_as_hessian:  # the pass over a file does not read these Hessians
+        assert shard.weight is not None
+        changes = shard.weight[rows].astype(np.float32)
+    return noise_of(gradient[rows], changes, or_empty(shard.repeat_count, "uint8")[rows])
+
+
+def _of_all_outputs(
+    shard: Shard, loss_terms: tuple, values: np.ndarray, loss_unit: float, scratch: PassScratch, first: int, last: int
+) -> GradientStats:
+    """Advance all outputs, see `advance_rows`."""
+    if isinstance(loss_terms, ProjectedTerms):
+        return _projected(shard, loss_terms, values, loss_unit, scratch, first, last)
+    near = None
+    if getattr(loss_terms, "counts_influence", False):
+        near = shard.near.buffer_for(first, last) if shard.near is not None else nothing_near(shard.n_outputs)
+    if not isinstance(loss_terms, PerOutputTerms):
+        return _advance(shard, loss_terms, values, loss_unit, scratch, first, last, near)
+    found = []
+    for output, (terms, column) in enumerate(zip(loss_terms.parts, loss_terms.columns, strict=True)):
+        own_near = None if near is None else near.of_output(output)
+        terms = terms if near is None else terms._replace(counts_influence=True)
+        alone = shard.of_output(output, column)
+        found.append(_advance(alone, terms, values[output : output + 1], loss_unit, scratch, first, last, own_near))
+    return GradientStats.of_outputs(found)
+
+
+def _advance(
+    shard: Shard,
+    loss_terms: Any,
+    values: np.ndarray,
+    loss_unit: float,
+    scratch: PassScratch,
+    first: int,
+    last: int,
+    near: NearRows | None,
+) -> GradientStats:
+    """Advance the outputs that one record is for, see `advance_rows`. near : if influences are counted."""
+    if isinstance(loss_terms, CustomTerms):
+        return _by_methods(shard, loss_terms.loss, values, loss_unit, first, last)
+    influence = None
+    if near is not None:
+        sums = np.zeros((shard.n_outputs, LANES, N_DIGITS), np.int64)
+        influence = InfluencePass(sums, near.expected, near.rows, near.n)
+    totals = PassTotals(np.zeros(2), np.zeros((2, shard.n_outputs), np.int32))
+    update_gradients(loss_terms, shard.gradient_rows, values, first, last, loss_unit, scratch, totals, influence)
+    max_gradient, max_hessian = totals.maxima.view(np.float32).astype(np.float64)
+    if shard.hessian is None and shard.loss_hessian is None:
+        max_hessian = np.ones_like(max_hessian)
+    by_digit = None if influence is None else influence.sums.sum(axis=1)
+    return GradientStats(max_gradient, max_hessian, float(totals.loss[0]), float(totals.loss[1]), by_digit)
+
+
+def _projected(
+    shard: Shard, terms: ProjectedTerms, values: np.ndarray, loss_unit: float, scratch: PassScratch, first: int, last: int
+) -> GradientStats:
+    """Advance rows first…last-1 (see `advance_rows`), and compute their derivatives along the direction of the next tree."""
+    if terms.keeps_gradients:
+        none = np.zeros(shard.n_outputs)
+        stats = GradientStats(none, none, 0.0, 0.0)
+    else:
+        stats = _of_all_outputs(shard, terms.terms, values, loss_unit, scratch, first, last)
+    gradient, hessian, _ = shard.split_arrays(0)
+    changes = None if shard.spec.weights_as_hessian else hessian
+    found = project(shard.gradient_rows, terms, gradient, or_empty(changes, "float32"), first, last)
+    if changes is None:
+        found[1] = 1.0
+    return replace(stats, max_split=found)
+
+
+def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, loss_unit: float, first: int, last: int) -> GradientStats:
+    """Advance rows first…last-1 (see `advance_rows`) with the methods of a custom loss, in Python."""
+    rows = slice(first, last)
+    raw, y, leaf = shard.raw[:, rows], shard.target(rows), shard.leaf[:, rows]
+    kept = shard.hessian if shard.loss_hessian is None else shard.loss_hessian
+    for scores, of_output, at in zip(raw, values, leaf, strict=True):
+        scores += of_output[at]
+    with np.errstate(all="ignore"):
+        of_rows = loss_scores(raw)
+        value, gradient, hessian = (call_custom(loss, what, y, of_rows) for what in ("value", "gradient", "hessian"))
+        if shard.weight is not None:
+            weight = shard.weight[first:last]
+            value = value * weight
+            if shard.repeat_count is None:
+                gradient, hessian = gradient * weight, hessian * weight
+        shard.gradient[:, rows] = gradient
+        if kept is not None:
+            kept[:, rows] = np.maximum(hessian, 0.0)
+        in_units = np.nan_to_num(np.clip(value * loss_unit, -LARGEST, LARGEST))
+    loss_sum = ExactSum.of(in_units, 1.0)
+    max_gradient, max_hessian = (
+        np.ones(len(raw)) if of is None else np.abs(of[:, rows]).max(axis=1, initial=0.0).astype(np.float64)
+        for of in (shard.gradient, kept)
+    )
+    return GradientStats(max_gradient, max_hessian, float(loss_sum.coarse), loss_sum.fine)
+
+
+#: Capacity: one row in this many.
+_ROWS_PER_RECORDED_ROW = 8
+
+
+@dataclass(frozen=True, eq=False)
+class NearRows:
+    """The recorded rows of one range."""
+
+    expected: np.ndarray  # int32[n_outputs]: first digits
+    n: np.ndarray  # int64[n_outputs]: number of rows that have them
+    rows: np.ndarray | None  # int32[n_outputs, capacity]
+
+    def of_output(self, output: int) -> NearRows:
+        """Return those of one output: views."""
+        one = slice(output, output + 1)
+        return NearRows(self.expected[one], self.n[one], None if self.rows is None else self.rows[one])
+
+
+def nothing_near(n_outputs: int) -> NearRows:
+    """Return what a pass needs that does not record rows."""
+    return NearRows(np.full(n_outputs, -1, np.int32), np.zeros(n_outputs, np.int64), None)
+
+
+class Near:
+    """The rows of a shard near the trimming thresholds of its outputs' next trees."""
+
+    def __init__(self, n_outputs: int) -> None:
+        self._expected = np.full(n_outputs, -1, np.int32)
+        self._found: dict[tuple[int, int], NearRows] = {}
+
+    def buffer_for(self, first: int, last: int) -> NearRows:
+        """Return buffers to record rows first…last-1, whose influences are about to change."""
+        for other in list(self._found):
+            if other != (first, last) and other[0] < last and first < other[1]:
+                self._found.pop(other, None)
+        before = self._found.get((first, last))
+        n_outputs = len(self._expected)
+        rows = np.empty((n_outputs, (last - first) // _ROWS_PER_RECORDED_ROW + 1), np.int32) if before is None else before.rows
+        found = NearRows(self._expected.copy(), np.zeros(n_outputs, np.int64), rows)
+        self._found[first, last] = found
+        return found
+
+    def rows(self, first: int, last: int, output: int, digit: int) -> np.ndarray | None:
+        """Return those of rows first…last-1 whose influence has this first digit, if they are known: int32[...]."""
+        found = self._found.get((first, last))
+        if found is None or found.expected[output] != digit:
+            return None
+        assert found.rows is not None
+        n = int(found.n[output])
+        return found.rows[output, :n] if n <= found.rows.shape[1] else None
+
+    def expect(self, output: int, digit: int) -> None:
+        """Record the rows that have this first digit from the next pass on."""
+        self._expected[output] = digit
+
+
+def merge_into_bins(shard: Shard, bin_merge: BinMerge, first: int, last: int) -> None:
+    """Write the codes of a tree's bins for rows first…last-1."""
+    for feature in np.flatnonzero(~shard.is_identity_bin_map).tolist():
+        n_fine_bins, n_bins = int(shard.layout.n_bins[feature]), int(shard.bin_layout.n_bins[feature])
+        bins = np.append(np.minimum(bin_merge.bin_of(feature, n_fine_bins), n_bins - 1), n_bins).astype(np.uint8)
+        np.take(bins, shard.codes.of(feature)[first:last], out=shard.bins.of(feature)[first:last])
+    shard.fill_tiles(first, last)
+
+
+def compacted(target: np.ndarray) -> np.ndarray:
+    """Return targets as uint8 or float32 if that is exact, signs of zeros included."""
+    if target.dtype != np.float64:
+        return target
+    for dtype in (np.uint8, np.float32):
+        with np.errstate(all="ignore"):
+            smaller = target.astype(dtype)
+        if (smaller.astype(np.float64).view(np.int64) == target.view(np.int64)).all():
+            return smaller
+    return target

@@ -1,0 +1,537 @@
+"""Evaluation sets: rows that are encoded like the training rows, scored by each new tree, and evaluated by exact metrics.
+
+An evaluation set has its own table, or it consists of rows that were chosen from the training table (`EvalRows`). Its codes,
+targets, weights and raw scores are in a `rows.row_store.RowStore`, in memory or in files. `SessionEvalSets.add` decides: all
+sets in memory together take at most 1/8 of a memory limit, and sets beyond that are streamed. Both give the same metrics to the
+last bit, because metrics are computed in chunks that merge exactly: one of a set in memory, one of each block of files. (The
+area under the curve keeps all distinct scores in memory until the last merge.) To add a tree or to compute a metric, the
+threads of the team share the blocks, which are so short that the blocks of all threads fit into the memory for small sets.
+
+**Sessions.** `SessionEvalSets` are the sets of one process. On a worker a set consists of the rows of each batch, and each part
+counts the trees in its scores: missing trees are added together at the next call. With arcbites the model is truncated after a
+visit to a *mark*, a number of trees at which the scores were saved. Marks and truncations are no calls of their own. They are
+arguments of the next `evaluate`, so rows that are loaded later and calls that are repeated need no special handling.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dboost.data import ReadOptions, Table
+from dboost.data.tables.eval_tables import EvalTable, named_in_messages
+from dboost.data.tables.table import kept_rows
+from dboost.kernels.histograms import BinLayout
+from dboost.kernels.threads import Team
+from dboost.losses.base import loss_scores
+from dboost.metrics.metric import LossMagnitude, MetricReduction, ScoredRows
+from dboost.metrics.named import find_metrics
+from dboost.model.ensemble import FlatEnsemble, averaged
+from dboost.rows.block_file import Field
+from dboost.rows.encode import encoded_pieces
+from dboost.rows.row_store import FieldGroup, InFiles, RowRange, RowStore
+from dboost.rows.shard import BinnedColumns, empty_binned_columns
+from dboost.rows.shard_spec import ShardSpec, code_rows, rows_that_fit, target_field
+from dboost.session.fit_records import BuildSpec
+from dboost.session.memory import Budget
+from dboost.session.target import encode_chunk
+from dboost.session.warm_start import add_block, matrix_of, row_matrix
+from dboost.trees.apply_trees import ConsecutiveCodes, add_grown_tree
+from dboost.trees.fit_trees import FitTree
+
+_log = logging.getLogger("dboost")
+
+#: Smallest number of rows of a block.
+_LEAST_BLOCK_ROWS = 1024
+#: Number of rows that are encoded at a time.
+_PIECE_ROWS = 65_536
+
+
+def log_streamed_eval_set(name: str) -> None:
+    """Log that a set, or some of its rows, exceed the memory limit."""
+    _log.info("rows of evaluation set %r exceed the memory limit and are streamed from files", name)
+
+
+@dataclass(frozen=True, eq=False)
+class EvalRows:
+    """Rows of a table that form an evaluation set.
+
+    Attributes
+    ----------
+    table : Table
+    target_of : callable
+        Returns the encoded targets of all rows of a chunk, given its number: float64[n], or [n_columns, n].
+    rows : int64[n_rows] or None
+        Positions of the chosen rows, ascending; None for all rows of positive weight.
+    weight : float64[n_rows] or None
+        Weights of the chosen rows, None for 1. Without chosen rows the table has the weights.
+    """
+
+    table: Table
+    target_of: Callable[[int], np.ndarray]
+    rows: np.ndarray | None = None
+    weight: np.ndarray | None = None
+
+    def positions(self) -> np.ndarray | None:
+        """Return the rows' positions in the table (int64, ascending), None for all."""
+        if self.rows is not None:
+            return self.rows
+        self.table.gather_roles()
+        return kept_rows(self.table.weight)
+
+    def counts(self) -> list[int]:
+        """Return the number of these rows in each chunk."""
+        if self.rows is not None:
+            return np.diff(np.searchsorted(self.rows, np.cumsum((0, *self.table.lengths)))).tolist()
+        return [self.table.n_kept(k) for k in range(self.table.n_chunks)]
+
+    def weights(self) -> tuple[float, bool]:
+        """Return the largest weight, and whether the rows have weights."""
+        if self.rows is not None:
+            return 1.0 if self.weight is None else float(self.weight.max(initial=0.0)), self.weight is not None
+        max_weight, weighted = 0.0, False
+        for k, length in enumerate(self.table.lengths):
+            weight = self.table.roles(k).weight if length else None
+            if length:
+                max_weight = max(max_weight, 1.0 if weight is None else float(weight.max()))
+            weighted = weighted or weight is not None
+        return max_weight, weighted
+
+    def start_fields(self, spec: BuildSpec) -> Iterator[dict[str, np.ndarray]]:
+        """Yield target, weight and raw scores of chosen rows chunk by chunk; see `pieces`. No model may be continued."""
+        assert self.rows is not None and spec.warm_start.model is None
+        begin, last = 0, 0
+        for k, length in enumerate(self.table.lengths):
+            first, last = last, int(np.searchsorted(self.rows, begin + length))
+            if first < last:
+                at, offset = self.rows[first:last] - begin, self.table.roles(k).offset
+                raw = np.repeat(spec.baseline[:, None], last - first, axis=1)
+                if offset is not None:
+                    raw[spec.target.loss.offset_outputs] += offset[at]
+                weight = np.ones(last - first) if self.weight is None else self.weight[first:last]
+                yield {"target": self.target_of(k)[..., at], "weight": weight, "raw": raw}
+            begin += length
+
+    def pieces(self, spec: BuildSpec, piece_rows: int, n_threads: int) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the rows in pieces: codes (narrow, wide), target, weight (ones if the table has none) and raw scores."""
+        baseline, warm_start = spec.baseline, spec.warm_start
+        flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
+        chunk, at = -1, 0
+        for piece in encoded_pieces(
+            self.table, spec.binning, spec.shard.layout, n_threads, piece_rows, allow_infinite=True, chosen=self.rows
+        ):
+            if piece.number != chunk:
+                chunk, y = piece.number, self.target_of(piece.number)
+            n = piece.codes.n_rows
+            weight, offset = piece.roles.weight, piece.roles.offset
+            if self.rows is not None:
+                weight = None if self.weight is None else self.weight[at : at + n]
+            raw = np.repeat(baseline[:, None], n, axis=1)
+            if offset is not None:
+                raw[spec.target.loss.offset_outputs] += offset
+            of_trees = {}
+            if flat is not None:
+                block = matrix_of(piece.chunk)
+                add_block(raw, flat, block, (0, warm_start.n_before), n_threads)
+                if spec.shard.averages:
+                    sums = np.zeros((n, len(raw)))
+                    flat.add_to(sums, block, (0, warm_start.n_before), n_threads)
+                    of_trees = {"tree_sum": sums.T}
+            yield of_trees | {
+                "narrow": piece.codes.narrow,
+                "wide": piece.codes.wide,
+                "target": y[..., piece.rows],
+                "weight": np.ones(n) if weight is None else weight,
+                "raw": raw,
+            }
+            at += n
+
+
+class EncodedEvalRows(NamedTuple):
+    """Rows of a set for another session, before trees are added to their scores."""
+
+    name: str
+    fields: dict[str, np.ndarray]  # see `eval_fields`
+    size: LossMagnitude
+    owned: list[tuple[int, int]]
+    block: np.ndarray | None
+
+
+class EvalSet:
+    """Rows of an evaluation set in this process.
+
+    Parameters
+    ----------
+    store : RowStore
+        Of the fields of `eval_fields`, filled.
+    spec : BuildSpec
+    size : LossMagnitude
+        Of all rows of the set.
+    team : Team
+    block : float32 or float64 [n_rows, n_features], optional
+        Raw values, if a metric needs them; the rows are in memory then.
+    batch : str
+    owned : list of (int, int)
+        Partition and number of rows of each run of consecutive rows of one partition.
+    shared : ConsecutiveCodes, optional
+        The codes of the rows, if other fits use them, too; the store, which is in memory, has none then.
+
+    Attributes
+    ----------
+    n_trees : int
+        Number of trees in the raw scores.
+    n_saved : int
+        Number of trees in the saved scores, -1 without any.
+    n_cuts : int
+        How often the model had been truncated at the last call of `follow`, -1 before the first.
+    """
+
+    def __init__(
+        self,
+        store: RowStore,
+        spec: BuildSpec,
+        size: LossMagnitude,
+        team: Team,
+        *,
+        block: np.ndarray | None = None,
+        batch: str = "",
+        owned: Sequence[tuple[int, int]] = (),
+        shared: ConsecutiveCodes | None = None,
+    ) -> None:
+        self.store, self.loss, self.batch, self.owned, self._shared = store, spec.target.loss, batch, owned, shared
+        self._layout, self._size, self._team, self._block = spec.shard.layout, size, team, block
+        self._row_of = code_rows(self._layout)
+        self.n_trees, self.n_saved, self.n_cuts = 0, -1, -1
+        #: Number of trees of each output that are averaged, besides those that `add` has added; None if trees are added up.
+        self._n_before = n_before = _n_averaged(spec)
+        self._width, self._unit = 1, spec.unit  # values per leaf, and unit of the values
+        self._sums = "raw" if n_before is None else "tree_sum"
+
+    @property
+    def n_rows(self) -> int:
+        return self.store.n_rows
+
+    def add(self, tree: FitTree) -> None:
+        """Add a tree's leaf values to the raw scores of its outputs."""
+        grown, values = tree.grown, tree.leaf_values * self._unit
+
+        def work(thread: int) -> None:
+            for fields, first, last, _ in self._share(thread, [*_CODES, self._sums], [self._sums]):
+                codes, offset = self._shared or (BinnedColumns(fields["narrow"], fields["wide"], self._row_of), 0)
+                to = tree.scores_of(fields[self._sums])
+                add_grown_tree(codes, self._layout, grown, values, to, first, last, offset)
+
+        self._team.run(work)
+        self._width = 1 if values.ndim == 1 else len(values)
+        self.n_trees += 1
+
+    def _share(self, thread: int, reads: Sequence[str], writes: Sequence[str] = ()) -> Iterator[RowRange]:
+        return self.store.walk(reads, writes, thread=thread, n_threads=self._team.n_threads)
+
+    def chunks(self, metrics: Sequence[MetricReduction]) -> list[Any]:
+        """Return the current statistics of each metric, which `MetricReduction.merge` combines with those of other rows."""
+        if self.store.place is None:  # at once, since a metric that is no exact sum may depend on the number of chunks
+            scored = self._scored(self.store.load())
+            return [metric.chunk(scored) for metric in metrics]
+
+        def work(thread: int) -> list[Any] | None:
+            chunks: list[Any] | None = None
+            names = ["target", *dict.fromkeys(("raw", self._sums)), "weight"]
+            for fields, *_ in self._share(thread, names):
+                # Statistics of users' metrics may be views of the rows, and the next block overwrites the buffers.
+                scored = self._scored({name: fields[name].copy("K") for name in names if name in fields})
+                of_block = [metric.chunk(scored) for metric in metrics]
+                chunks = of_block if chunks is None else _merged(metrics, chunks, of_block)
+            return chunks
+
+        of_threads = [chunks for chunks in self._team.run(work) if chunks is not None]
+        return reduce(lambda a, b: _merged(metrics, a, b), of_threads)
+
+    def _scored(self, fields: dict[str, np.ndarray]) -> ScoredRows:
+        raw = fields["raw"]
+        if self._n_before is not None:
+            raw = averaged(raw, fields["tree_sum"], self._n_before + self.n_trees * self._width // len(raw))
+        return ScoredRows(fields["target"], loss_scores(raw), fields.get("weight"), self.loss, self._size, block=self._block)
+
+    def save_state(self) -> None:
+        """Save the current raw scores."""
+        self._copy("raw", "saved")
+        self.n_saved = self.n_trees
+
+    def rollback(self) -> None:
+        """Restore the raw scores that were saved last."""
+        assert self.n_saved >= 0
+        self._copy("saved", "raw")
+        self.n_trees = self.n_saved
+
+    def _copy(self, source: str, target: str) -> None:
+        def work(thread: int) -> None:
+            for fields, first, last, _ in self._share(thread, [source], [target]):
+                fields[target][..., first:last] = fields[source][..., first:last]
+
+        self._team.run(work)
+
+    def catch_up(self, first: int, trees: Sequence[FitTree], mark: int, n_cuts: int) -> bool:
+        """Add the trees that the scores lack; return False if they lack trees before number `first`. Arguments : see
+        `Session.evaluate`."""
+        self._follow(mark, n_cuts)
+        if self.n_trees < first:
+            return False
+        for tree in trees[self.n_trees - first :]:
+            self.add(tree)
+            self._save_at(mark)
+        return True
+
+    def _follow(self, mark: int, n_cuts: int) -> None:
+        """Restore the saved scores if the model was truncated to them."""
+        if self.n_trees > mark and 0 <= self.n_cuts < n_cuts:
+            assert self.n_saved == mark, "every cut goes back to a mark that was passed"
+            self.rollback()
+        self.n_cuts = n_cuts
+        self._save_at(mark)
+
+    def _save_at(self, mark: int) -> None:
+        """Save the scores if they include exactly `mark` trees."""
+        if self.n_trees == mark != self.n_saved:
+            self.save_state()
+
+    def encoded(self, name: str) -> EncodedEvalRows:
+        """Return the rows for another session; no tree may have been added."""
+        assert self.n_trees == 0 and self.n_saved < 0
+        self._own_codes()
+        fields = {field: values for field, values in self.store.load().items() if field != "saved"}
+        return EncodedEvalRows(name, fields, self._size, list(self.owned), self._block)
+
+    def use_team(self, team: Team) -> None:
+        """Have other threads work on the set."""
+        self._team = team
+
+    def keep_only(self, partitions: Sequence[int]) -> None:
+        """Drop the rows of other partitions; at least one partition must remain."""
+        stays = np.repeat([number in partitions for number, _ in self.owned], [n for _, n in self.owned])
+        if not stays.all():
+            self._own_codes()
+            before = self.store
+            self.store = before.subset([int(stays.sum())], lambda some: stays[some.start : some.start + some.n_rows])
+            before.close()
+            self._block = None if self._block is None else self._block[stays]
+            self.owned = [(number, n) for number, n in self.owned if number in partitions]
+
+    def _own_codes(self) -> None:
+        """Copy the codes that other fits use, too."""
+        if self._shared is not None:
+            rows, scores = self.store.groups
+            narrow, wide, _ = self._shared.part(self.n_rows)
+            codes = {"narrow": np.ascontiguousarray(narrow), "wide": np.ascontiguousarray(wide)}
+            groups = [rows._replace(fields=[*_code_fields(self._layout), *rows.fields]), scores]
+            self.store, self._shared = RowStore(groups, [self.n_rows], arrays=self.store.load() | codes), None
+
+    def close(self) -> None:
+        """Release the memory, and remove the files."""
+        self._shared = None
+        self.store.close()
+
+
+def _merged(metrics: Sequence[MetricReduction], a: list[Any], b: list[Any]) -> list[Any]:
+    return [metric.merge(x, y) for metric, x, y in zip(metrics, a, b, strict=True)]
+
+
+def _n_averaged(spec: BuildSpec) -> int | None:
+    """Return the number of iterations of the model that is continued if trees are averaged, else None."""
+    return spec.warm_start.n_before if spec.shard.averages else None
+
+
+_CODES = ("narrow", "wide")
+
+
+def _code_fields(layout: BinLayout) -> list[Field]:
+    codes = empty_binned_columns(layout, 0)
+    return [Field("narrow", "<u1", (len(codes.narrow),)), Field("wide", "<u2", (len(codes.wide),))]
+
+
+def eval_fields(shard: ShardSpec, weighted: bool, has_codes: bool = True) -> tuple[FieldGroup, FieldGroup]:
+    """Return the fields of an evaluation set.
+
+    shard : of the training rows; has_codes : whether the set has its own codes. Held-out rows of folds that share codes have
+    none, and no saved scores: `cv` does not take arcbites, so no model is truncated during a fit.
+    """
+    outputs = (shard.n_outputs,)
+    rows = [target_field(shard.n_targets), *([Field("weight", "<f8")] if weighted else [])]
+    if has_codes:
+        narrow, wide = _code_fields(shard.layout)
+        rows = [narrow, rows[0], wide, *rows[1:]]
+    state = [Field("raw", "<f8", outputs)]
+    if shard.averages or has_codes:
+        state.append(Field("tree_sum" if shard.averages else "saved", "<f8", outputs))
+    return FieldGroup("eval-rows", rows, sealed=True), FieldGroup("eval-scores", state, sealed=False)
+
+
+class SessionEvalSets:
+    """The evaluation sets of one process, or of a fit: `cluster.training.cluster_fit` derives those of which workers have some.
+
+    Parameters
+    ----------
+    team : Team
+        Threads that work on a set together.
+    root : Path, optional
+        Parent of the folders for files; default: the one of `PrivateDirectory`.
+
+    Attributes
+    ----------
+    names : list of str
+        Of all sets, in order.
+    """
+
+    def __init__(self, team: Team, root: Path | None = None) -> None:
+        self._team, self._root = team, root
+        self.names: list[str] = []
+        self._parts: dict[str, list[EvalSet]] = {}
+        self._n_bytes = 0  # of the sets in memory that a limit allows
+
+    def add_table(self, given: EvalTable, spec: BuildSpec, budget: Budget | None, *, with_block: bool) -> None:
+        """Add a set that is a table of its own, with targets encoded like the training target.
+
+        Raises
+        ------
+        DataError, InputTypeError
+            If the table is invalid; the message names the evaluation set.
+        """
+        options = ReadOptions(self._team.n_threads)
+        if budget is not None:
+            options = replace(budget.reading, limit=None)  # of the training rows
+        with named_in_messages(given.name), given.table.open(options, like=spec.binning.features) as table:
+            rows = EvalRows(table, lambda k: encode_chunk(table, k, spec.target))
+            self.add(given.name, rows, spec, budget, with_block=with_block)
+        if self.in_files(name=given.name):
+            log_streamed_eval_set(given.name)
+
+    def add(
+        self,
+        name: str,
+        rows: EvalRows,
+        spec: BuildSpec,
+        budget: Budget | None,
+        *,
+        size: LossMagnitude | None = None,
+        with_block: bool = False,
+        batch: str = "",
+        shared: ConsecutiveCodes | None = None,
+    ) -> None:
+        """Add rows of a table to a set: in memory, or in files if they exceed the memory that the budget leaves for sets.
+
+        size : magnitudes of the whole set if other sessions have further rows of it; default: those of these rows.
+        with_block : whether a metric needs the raw values; the rows are in memory then.
+        shared : the codes of the rows, if other fits have them in memory, too.
+        """
+        n_threads = self._team.n_threads
+        counts, (max_weight, weighted) = rows.counts(), rows.weights()
+        n_rows, groups = sum(counts), eval_fields(spec.shard, weighted)
+        place, block_rows = None, min(n_rows, _PIECE_ROWS)
+        if not with_block and budget is not None:
+            row_bytes = sum(field.n_bytes(1) for group in eval_fields(spec.shard, True) for field in group.fields)
+            if self._n_bytes + n_rows * row_bytes <= budget.retained:
+                self._n_bytes += n_rows * row_bytes
+            else:
+                block_rows = rows_that_fit(groups[0].fields, n_rows)
+                while block_rows > _LEAST_BLOCK_ROWS and n_threads * block_rows * row_bytes > budget.retained:
+                    block_rows //= 2
+                place = InFiles(block_rows, self._root)
+        shared = shared if place is None else None
+        store = RowStore(groups if shared is None else eval_fields(spec.shard, weighted, has_codes=False), [n_rows], place)
+        try:
+            without_codes = shared is not None and spec.warm_start.model is None
+            for piece in rows.start_fields(spec) if without_codes else rows.pieces(spec, block_rows, n_threads):
+                store.append(len(piece["weight"]), piece)
+            block = row_matrix(rows.table, rows.positions()) if with_block else None
+        except BaseException:
+            store.close()
+            raise
+        size = spec.loss_magnitude(max_weight, n_rows) if size is None else size
+        owned = [(number, n) for number, n in zip(rows.table.numbers, counts, strict=True) if n]
+        part = EvalSet(store, spec, size, self._team, block=block, batch=batch, owned=owned, shared=shared)
+        self._append(name, part)
+
+    def _append(self, name: str, part: EvalSet) -> None:
+        if name not in self._parts:
+            self.names.append(name)
+        self._parts.setdefault(name, []).append(part)
+
+    def take(self, batch: str) -> list[EncodedEvalRows]:
+        """Return the rows of a batch for another session, before trees are added to their scores, and drop them."""
+        found = [part.encoded(name) for name, parts in self._parts.items() for part in parts if part.batch == batch]
+        self.keep_only(batch, ())
+        return found
+
+    def add_encoded(self, batch: str, rows: EncodedEvalRows, spec: BuildSpec) -> None:
+        """Add rows that another session has encoded, in memory."""
+        n_rows = sum(n for _, n in rows.owned)
+        store = RowStore(eval_fields(spec.shard, "weight" in rows.fields), [n_rows])
+        store.append(n_rows, rows.fields)
+        part = EvalSet(store, spec, rows.size, self._team, block=rows.block, batch=batch, owned=rows.owned)
+        self._append(rows.name, part)
+
+    def use_team(self, team: Team) -> None:
+        """Have other threads work on the sets."""
+        self._team = team
+        for part in self._every:
+            part.use_team(team)
+
+    def evaluate(
+        self, trees: Sequence[FitTree], metrics: Sequence[MetricReduction], mark: int, n_cuts: int
+    ) -> dict[str, float]:
+        """Return the metrics after the given trees as ``{"<set>_<metric>": value}``. mark, n_cuts : see `Session.evaluate`."""
+        found: dict[str, float] = {}
+        for part in self._every:
+            part.catch_up(0, trees, mark, n_cuts)
+        for name, parts in self._parts.items():
+            chunks = reduce(partial(_merged, metrics), (part.chunks(metrics) for part in parts))
+            for metric, chunk in zip(metrics, chunks, strict=True):
+                found |= metric.values(name, chunk)
+        return found
+
+    @property
+    def _every(self) -> list[EvalSet]:
+        return [part for parts in self._parts.values() for part in parts]
+
+    def statistics(
+        self, first: int, trees: Sequence[FitTree], metrics: dict[str, list[Any]], mark: int, n_cuts: int
+    ) -> dict[str, tuple[int, list[list[Any]]]] | None:
+        """See `Session.evaluate`."""
+        wanted = {name: self._parts.get(name, []) for name in metrics}
+        if not all([part.catch_up(first, trees, mark, n_cuts) for parts in wanted.values() for part in parts]):
+            return None
+        found: dict[str, tuple[int, list[list[Any]]]] = {}
+        for name, parts in wanted.items():
+            chunks = [part.chunks(find_metrics(metrics[name], part.loss)) for part in parts]
+            found[name] = sum(part.n_rows for part in parts), chunks
+        return found
+
+    def keep_only(self, batch: str, partitions: Sequence[int]) -> None:
+        """Drop the rows of this batch's other partitions, which another session evaluates now."""
+        for name, parts in self._parts.items():
+            kept = []
+            for part in parts:
+                if part.batch != batch or any(number in partitions for number, _ in part.owned):
+                    kept.append(part)
+                    if part.batch == batch:
+                        part.keep_only(partitions)
+                else:
+                    part.close()
+            self._parts[name] = kept
+
+    def in_files(self, *, name: str | None = None, batch: str | None = None) -> int:
+        """Return how many rows of a set or of a batch are in files."""
+        parts = self._every if name is None else self._parts[name]
+        return sum(part.n_rows for part in parts if part.store.place is not None and batch in (None, part.batch))
+
+    def close(self) -> None:
+        """Release memory and remove files."""
+        for part in self._every:
+            part.close()
+        self._parts = {}

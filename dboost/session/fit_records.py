@@ -1,0 +1,290 @@
+"""The records that calls of sessions exchange.
+
+`BuildSpec` and the other records are frozen. All sessions of a fit receive equal records.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dboost.data.columns.binning import Binning
+from dboost.errors import ParameterError
+from dboost.kernels.histograms import BinLayout
+from dboost.metrics.metric import LossMagnitude
+from dboost.rows.shard_spec import ShardSpec
+from dboost.session.memory import Budget
+from dboost.session.target import Target, TargetScan
+from dboost.session.warm_start import WarmStart
+from dboost.trees.fit_trees import FitTree
+from dboost.trees.tree_task import Sample, TreeRoutes, TreeTask
+
+if TYPE_CHECKING:
+    from dboost.data.tables.row_metadata import DataIssue
+    from dboost.model.ensemble import Ensemble
+    from dboost.schema import Level
+    from dboost.trees.split_finder import SiblingPair
+
+
+@dataclass(frozen=True, eq=False)
+class RowNumbers:
+    """The global ids of the rows of a table: their positions among all rows of positive weight. Every session has them."""
+
+    ranges: dict[int, tuple[int, int]]  # of each partition: id of its first row, and number of its rows
+    n_rows: int  # of the whole table
+
+    @classmethod
+    def of(cls, n_kept: Mapping[int, int]) -> RowNumbers:
+        """Number the rows of partitions one after the other. n_kept : rows of positive weight of each partition, in order."""
+        ends = np.cumsum([0, *n_kept.values()]).tolist()
+        return cls({i: (start, n) for start, (i, n) in zip(ends, n_kept.items(), strict=False)}, ends[-1])
+
+    def start(self, partition: int) -> int:
+        """Return the id of the first row of a partition."""
+        return self.ranges[partition][0]
+
+    def are_of(self, rows: np.ndarray, partitions: Sequence[int]) -> np.ndarray:
+        """Return which rows (int64[n], global ids) belong to these partitions, as bool[n]."""
+        numbers = np.array(sorted(self.ranges), np.int64)
+        starts = np.array([self.start(number) for number in numbers.tolist()], np.int64)
+        # If some partitions are empty, several start at the same id; the row belongs to the last of them.
+        return np.isin(numbers[np.searchsorted(starts, rows, "right") - 1], np.array(partitions, np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class BuildSpec:
+    """Parameters for building shards and evaluation sets from the rows of a session; equal in all sessions of a fit."""
+
+    shard: ShardSpec
+    binning: Binning
+    target: Target  # loss and classes; contains no rows
+    baseline: np.ndarray  # float64[n_outputs]
+    warm_start: WarmStart  # the model whose trees are included in the first scores
+    #: Approximate upper bounds of the loss of a row and of the error of a prediction, see `training.leaf_values.TargetStats`;
+    #: for each of `Loss.parts`.
+    magnitudes: tuple[tuple[float, float], ...]
+    numbers: RowNumbers = RowNumbers({}, 0)  # set by the sessions: they may train on rows that they have not read
+    budget: Budget | None = None  # bytes that the fit may add to the memory of each process
+    n_bites: int | None = None  # number of arcbites times `ArcBites.parts`; None without arcbites
+    n_together: int = 1  # `ArcBites.parts`: number of stored parts that form a bite
+    seed: int = 0  # seed of the division into arcbites, and of the samples of a forest
+    #: Whether rows may be stored in files without a `memory_limit`; False if trees propose their own bins.
+    may_stream: bool = False
+    #: Leaves that a pass over files may open in a tree; None for as many as the memory allows.
+    leaves_per_pass: int | None = None
+    #: Trees that grow at the same time in a process, of the folds that share codes (`rows.shared_codes`); None if the session
+    #: knows it (`Session.use_threads`).
+    n_growing: int | None = None
+    unit: float = 1.0  # of targets and raw scores in shards, see `training.leaf_values.TargetStats`
+    subsample: float = 1.0  # of the trees of a forest, see `trees.tree_means`
+    needs_values: bool = False  # whether a metric needs the raw values of evaluation sets
+    #: The model whose leaf values are estimated again: rows keep their raw values instead of codes, see `refit_rows`.
+    given: Ensemble | None = None
+
+    def exceeded_limit(self, n_rows: int, n_threads: int, *, n_there: int = 0, spare: Budget | None = None) -> Budget | None:
+        """Return the memory limit that `n_rows` more rows exceed, so that they must be in files; None if they may be in memory.
+
+        n_there : number of rows that the session has already.
+        spare : limit of a fit without a `memory_limit`: the memory that the process may use anyway. Rows whose trees need more
+        are in memory nevertheless, because no limit was promised.
+
+        Raises
+        ------
+        ParameterError
+            If rows must be streamed and the histograms of a tree exceed the `memory_limit`.
+        """
+        limit = self.budget or (spare if self.may_stream else None)
+        if limit is None or limit.holds_rows(self.shard, n_rows + n_there, n_threads):
+            return None
+        if self.n_bites is None:  # otherwise trees grow on a bite in memory
+            try:
+                limit.histograms(self.shard, n_rows, n_threads)
+            except ParameterError:
+                if self.budget is not None:
+                    raise
+                return None
+        return limit
+
+    def sample_of(self, iteration: int) -> Sample | None:
+        """Return the sample of the trees of a forest's iteration, counted from 1 over all fits; None for all rows."""
+        stored = self.warm_start.parameters_of(iteration)
+        subsample, seed = (self.subsample, self.seed) if stored is None else (stored["subsample"], stored["random_state"])
+        return Sample.of(subsample, seed, iteration)
+
+    def earlier_iterations(self) -> tuple[int, list[tuple[FitTree, ...]]]:
+        """Return the number of the first iteration that the model of the fit has grown from the same rows, and the trees of it
+        and those after it.
+
+        Raises
+        ------
+        ParameterError
+            If the bins of the rows are not those of the trees.
+        """
+        model, first = self.warm_start.model, self.warm_start.n_of_other_rows
+        if model is None:
+            return first + 1, []
+        k = model.trees_per_iteration
+        found: list[FitTree] = []
+        for t in range(first * k, len(model.trees)):
+            tree = model.trees[t]
+            routes = TreeRoutes.of_tree(tree, self.binning)
+            if routes is None:
+                raise ParameterError(
+                    "the forest to continue was grown with other bins, so its out-of-bag predictions are unknown: leave "
+                    "max_bins and random_state as they were"
+                )
+            found.append(FitTree(routes, tree.value[tree.feature < 0].T / self.unit, model.outputs_of(t).start))
+        return first + 1, [tuple(found[i : i + k]) for i in range(0, len(found), k)]
+
+    def in_unit(self, values: np.ndarray) -> np.ndarray:
+        """Return targets or raw scores as shards have them."""
+        return values if self.unit == 1.0 else values / self.unit
+
+    def loss_magnitude(self, max_weight: float, n_rows: int) -> LossMagnitude:
+        """Return the magnitudes from which metrics derive the units of their exact sums over `n_rows` rows."""
+        return LossMagnitude.of(self.magnitudes, max_weight, n_rows)
+
+
+@dataclass(frozen=True)
+class BiteVisit:
+    """A visit: the iterations during which the fit trains on one bite."""
+
+    number: int
+    bite: tuple[int, ...]  # numbers of the stored parts that form the bite (`ArcBites.parts`)
+    n_kept: int  # iterations of this fit that the model had at the start of the visit
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayState:
+    """The training state that shards must replay if they are built after training has started."""
+
+    applied: int = -1  # number of the last call of `advance`, from 0; -1 before the first
+    iterations: tuple[tuple[FitTree, ...], ...] = ()  # the complete iterations
+    pending: tuple[FitTree, ...] = ()  # trees of the current iteration, whose values are not added to the scores yet
+    terms: tuple = ()  # the loss's current record for kernels
+    visit: BiteVisit | None = None  # the current visit; None without arcbites
+    #: The new leaf values of the complete iterations of `BuildSpec.given`, float64[n_outputs, n_leaves] each.
+    given_values: tuple[np.ndarray, ...] = ()
+    given_iteration: int = -1  # the iteration to whose leaves rows are assigned
+
+
+def log_rows_in_files(n_rows: int, spec: BuildSpec) -> None:
+    """Log that rows are in files, if there are any."""
+    if n_rows:
+        how = "streamed from" if spec.n_bites is None else "divided into bites in"
+        limit = "what Dask lets their workers have" if spec.budget is None else f"memory_limit={spec.budget}"
+        logging.getLogger("dboost").info("%d rows do not fit %s and are %s files", n_rows, limit, how)
+
+
+class SessionRef(NamedTuple):
+    """The name of a session: the state of one fit in one worker process.
+
+    An address alone is ambiguous: a worker that is restarted at the same address has a new session without rows. Every call
+    names its session, and a worker with another session replies `UNKNOWN`.
+    """
+
+    worker: str
+    session: str
+
+
+def session_refs(pairs: Sequence[Sequence[str]]) -> list[SessionRef]:
+    """Return `SessionRef` objects from the lists to which msgpack converts them."""
+    return [SessionRef(*pair) for pair in pairs]
+
+
+class MissingPartitions(Exception):
+    """Raised when a call names a batch, or partitions of a batch, that this session does not have."""
+
+
+@dataclass(frozen=True)
+class SliceExchange:
+    """Which sessions add up which slices of wide histograms; see `cluster.transport.feature_exchange`.
+
+    refs : all sessions, of which each group has the next ones.
+    bounds : slice k has features bounds[k]…bounds[k + 1] - 1; there are at most as many slices as sessions in a group.
+    """
+
+    refs: tuple[SessionRef, ...]
+    n_groups: int
+    bounds: tuple[int, ...]
+
+    @property
+    def n_slices(self) -> int:
+        return len(self.bounds) - 1
+
+    def group(self, number: int) -> tuple[SessionRef, ...]:
+        """Return the sessions of a group; the k-th one adds up slice k of the group."""
+        n = len(self.refs)
+        return self.refs[n * number // self.n_groups : n * (number + 1) // self.n_groups]
+
+    def place(self, ref: SessionRef) -> tuple[int, tuple[SessionRef, ...]]:
+        """Return the position of a session in its group, and the group."""
+        rank, n = self.refs.index(ref), len(self.refs)
+        number = ((rank + 1) * self.n_groups - 1) // n
+        return rank - n * number // self.n_groups, self.group(number)
+
+    def owner(self, k: int) -> SessionRef:
+        """Return the session that adds up slice k of all groups. Owners are divided among the groups."""
+        return self.group(k % self.n_groups)[k]
+
+    def buckets(self, k: int, layout: BinLayout) -> slice:
+        return slice(int(layout.offset[self.bounds[k]]), int(layout.offset[self.bounds[k + 1]]))
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSearch:
+    """What the owners of slices search in a round."""
+
+    pairs: dict[int, tuple[SiblingPair, ...]]  # by output
+    tasks: tuple[TreeTask, ...] = ()  # of the trees that start
+    exchange: SliceExchange | None = None  # None: that of the round before
+
+
+def pack_round(message: Any) -> bytes:
+    """Pickle a request or a reply of a round.
+
+    These contain no objects of the user, so plain pickle suffices. A fit sends thousands of them, and Dask's serialization
+    would traverse each.
+    """
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(message: bytes | memoryview) -> Any:
+    """Return the object that `pack_round` pickled."""
+    return pickle.loads(message)
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionStats:
+    """Statistics of the partitions of one batch in one session."""
+
+    lengths: dict[int, int]  # {partition: number of rows}
+    n_kept: dict[int, int]  # {partition: number of rows of positive weight}
+    n_bytes: dict[int, int]  # {partition: bytes of its columns}
+    #: Per feature: whether it is categorical, and the partition from which this follows; None if all values are missing.
+    kinds: tuple[tuple[bool, int] | None, ...]
+    categories: tuple[tuple[Level, ...], ...]  # per feature: its categories
+    target: TargetScan | None  # None without rows of positive weight
+    complaints: tuple[DataIssue, ...]
+    max_weight: float  # largest weight
+    unit_weights: bool  # whether all weights are 1 (or 0)
+    fingerprints: dict[int, int]  # {partition: fingerprint}, see `data.kinds.partition`
+    category_kinds: tuple[dict[str, int], ...]  # per feature: {kind: first partition with categories of the kind}
+    spare: Budget | None = None  # memory that the session has for rows; None without a limit
+
+
+class RowPlaces(NamedTuple):
+    """Where training rows are."""
+
+    in_files: int  # rows of a batch in files
+    most_in_memory: int  # rows that the session would keep in memory, of any batch, if its memory has a limit
+    trees_per_pass: int = 1  # trees that may grow in the same passes over files
+
+
+#: Number of rows and largest weight of the evaluation sets that are chosen from the training rows, by name.
+Chosen = dict[str, tuple[int, float]]

@@ -1,0 +1,685 @@
+"""The session: everything that one process does for one fit.
+
+A `Session` has batches, which become shards and evaluation sets: a
+`PartitionBatch` while tasks read partitions, then `BatchRows`. On a worker its methods are called by messages, one at a time,
+in a thread of the fit; loading tasks run concurrently. A fit without a cluster has a single session, which
+`sessions.LocalSessions` calls directly. Methods marked `remote` are those that messages call.
+
+**Every call is idempotent.** When a worker dies during a step, the step is repeated in all surviving sessions. The same leaf
+values cannot be added twice, because `advance` has the number of its iteration. A tree can be grown again, because growing does
+not change the gradients.
+
+**Rows are divided among shards**, one for each thread. Each shard has its own histograms, and the session returns their sums.
+Rows that are loaded later, because another worker died, become additional shards.
+
+**Rows of a host.** Sessions of a host may hand their encoded rows over to one of them, see `encoded_rows`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property, partial, reduce
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dboost.data import Table
+from dboost.data.columns.binning import Sample, propose_together
+from dboost.data.kinds.partition import ReadPlan
+from dboost.kernels.threads import Team, team_for
+from dboost.metrics.metric import LossMagnitude
+from dboost.model.ensemble import FlatEnsemble
+from dboost.rows.encode import in_ranges
+from dboost.rows.encoded_store import EncodedStore
+from dboost.rows.shard import MOST_ROWS, check_rows_in_memory
+from dboost.rows.statistics import Statistic
+from dboost.schema import Feature
+from dboost.session.arcbite_rows import Bite, rows_of_bites
+from dboost.session.bites import BiteStore, Iterations, SessionBites
+from dboost.session.encoded_rows import EncodedRows, HandedRows, joined_rows
+from dboost.session.evaluation_rows import EncodedEvalRows, EvalRows, SessionEvalSets
+from dboost.session.fit_records import (
+    BiteVisit,
+    BuildSpec,
+    FeatureSearch,
+    MissingPartitions,
+    PartitionStats,
+    ReplayState,
+    RowPlaces,
+    SliceExchange,
+    pack_round,
+    unpack,
+)
+from dboost.session.memory import Budget, trim_memory
+from dboost.session.partition_batch import RETAIN_BYTES, PartitionBatch
+from dboost.session.proposal import divided
+from dboost.session.refit_rows import rows_with_values
+from dboost.session.table_rows import BatchRows, StartingRows
+from dboost.session.training_rows import PassWidth, TrainingRows, streamed_rows
+from dboost.trees.apply_trees import ConsecutiveCodes
+from dboost.trees.fit_trees import FitTree
+from dboost.trees.grower import RoundHistograms, RoundRequest
+from dboost.trees.split_finder import PackedSplits, SplitFinder, pack_splits
+from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+
+Result = TypeVar("Result")
+#: Names of the methods of a session that messages may call.
+SESSION_METHODS: set[str] = set()
+
+
+def remote(method: Callable[..., Result]) -> Callable[..., Result]:
+    """Allow messages to call a method of a session. It must be idempotent: after a failure it is called again."""
+    SESSION_METHODS.add(method.__name__)
+    return method
+
+
+class Session:
+    """The session of one fit in one process.
+
+    Parameters
+    ----------
+    n_threads : int
+        Threads for this fit.
+    folder : Path, optional
+        Folder for rows that exceed a memory limit; default: the folder of Dask's temporary files.
+    spare : Budget, optional
+        Memory that the worker may use before Dask pauses it; the budget of a fit without a `memory_limit`.
+    team : Team, optional
+        Threads that work on shards, one shard each, and on evaluation sets; closed with the session. Default: `n_threads`.
+
+    Attributes
+    ----------
+    session : str
+        Globally unique name.
+    lock : Lock
+        Held during a call.
+    latest : int
+        Largest round number that a call had.
+    trained : list of TrainingRows
+        The training rows, of each batch that is built.
+    exchange : SliceExchange or None
+        Which sessions add up which features, if slices of histograms are exchanged.
+    pass_width : PassWidth
+        What a round may do, if it is a pass over files.
+    """
+
+    def __init__(
+        self, n_threads: int, folder: Path | None = None, spare: Budget | None = None, team: Team | None = None
+    ) -> None:
+        self.session = uuid.uuid4().hex
+        self.lock = threading.Lock()
+        self.latest = -1
+        self.exchange: SliceExchange | None = None
+        self._n_threads, self._folder, self._spare = n_threads, folder, spare
+        self._given_team = team
+        self._n_growing: int | None = None  # see `use_threads`
+        self._resources = ExitStack()  # released by `close`
+        self._batches: dict[str, PartitionBatch] = {}  # until their rows are encoded
+        self._batches_lock, self._turn = threading.Lock(), threading.Lock()
+        self._rows: dict[str, BatchRows] = {}
+        self._reported_bytes = 0
+        #: Bytes read by runners that are closed.
+        self._closed_bytes_read = 0
+        self.trained: list[TrainingRows] = []
+        self._built: set[str] = set()
+        #: Rows of batches that are encoded, but not built yet, and what other sessions have sent of these batches.
+        self._encoded: dict[str, list[EncodedRows]] = {}
+        self._owned: dict[str, tuple[int, ...]] = {}  # their partitions
+        self._received: dict[str, list[HandedRows]] = {}
+        #: Evaluation rows of batches that were handed over: another session evaluates them, unless the batch is built here.
+        self._handed: dict[str, list[EncodedEvalRows]] = {}
+        self._spec: BuildSpec | None = None
+        self._split_finders: dict[int, SplitFinder] = {}  # of own features, by output
+        self._search: FeatureSearch | None = None  # of the current round, if slices of histograms are exchanged
+        self._narrow = np.empty(0, np.int32)  # receives the histograms of a round for sending
+        self._bites: SessionBites | None = None
+        self.pass_width = PassWidth(1, 1)
+
+    @property
+    def n_threads(self) -> int:
+        """Number of threads for this fit."""
+        return self._n_threads
+
+    @cached_property
+    def _team(self) -> Team:
+        return self._resources.enter_context(self._given_team or Team(self._n_threads))
+
+    @cached_property
+    def eval_sets(self) -> SessionEvalSets:
+        """The evaluation sets."""
+        sets = SessionEvalSets(self._team, self._folder)
+        self._resources.callback(sets.close)
+        return sets
+
+    def close(self) -> None:
+        """Release threads and memory, and remove files."""
+        for batch in [*self._rows, *self._batches, *self._encoded]:  # a loading task may add one meanwhile
+            self._close_batch(batch)
+        self.release_rows()
+        self._resources.close()
+
+    def release_rows(self) -> None:
+        """Release the training rows and the threads that work on them together; remove their files."""
+        self._drop_rows()
+        if self._bites is not None:
+            self._bites.close()
+
+    def _drop_rows(self) -> None:
+        for rows in self.trained:
+            rows.close()
+        self.trained = []
+
+    # Batches.
+
+    def open_batch(self, batch: str, plan: ReadPlan, budget: Budget | None, whole: bool) -> PartitionBatch:
+        """Return a batch for partitions that are read; make it at the first call. Called by loading tasks and moves.
+
+        whole : whether the user passed a role as one array for all rows.
+        """
+        with self._batches_lock:
+            if batch not in self._batches:
+                retained = RETAIN_BYTES if self._spare is None else min(RETAIN_BYTES, self._spare.retained)
+                if budget is None:
+                    self._batches[batch] = PartitionBatch(plan, retained)
+                else:
+                    self._batches[batch] = PartitionBatch(
+                        plan, budget.retained, budget.chunk,
+                        spool_roles=not whole, limit=budget.on_threads(self._n_threads), turn=self._turn,
+                    )  # fmt: skip
+            return self._batches[batch]
+
+    def batch_of(self, batch: str) -> PartitionBatch:
+        """Return a batch whose partitions have been read; raise MissingPartitions without such a batch."""
+        found = self._batches.get(batch)
+        if found is None:
+            raise MissingPartitions(batch)
+        return found
+
+    def rows_of(self, batch: str) -> BatchRows:
+        """Return the rows of a batch; raise MissingPartitions without such a batch."""
+        found = self._rows.get(batch)
+        if found is None:
+            raise MissingPartitions(batch)
+        return found
+
+    def adopt(self, batch: str, table: Table, *, closes: bool = True) -> None:
+        """Register a table that was read in this process as a batch. closes : whether to close it once its rows are encoded."""
+        # `assign_rows` must not change the weights of the caller's table.
+        reweighable = table if table.keeps_roles_apart else table.weighing(table.weight)
+        self._rows[batch] = BatchRows(reweighable, self._n_threads, table if closes else None)
+
+    def _close_batch(self, batch: str) -> None:
+        """Release the rows of a batch that are not built."""
+        for some in (self._rows, self._batches):
+            if batch in some:
+                some.pop(batch).close()
+        for kept in (self._encoded, self._received, self._handed):
+            kept.pop(batch, None)
+
+    @remote
+    def attach(self, batch: str, role: str, values: dict[int, Any]) -> None:
+        """Store a role of a batch's partitions, if the user passed one array for all rows."""
+        self.batch_of(batch).attach(role, values)
+
+    @remote
+    def scan_partitions(self, batch: str, numbers: Sequence[int]) -> PartitionStats:
+        """Return statistics of the listed partitions of a batch, and drop the others, which another session has loaded, too."""
+        return replace(self.batch_of(batch).scan_partitions(numbers), spare=self._spare)
+
+    @remote
+    def set_features(self, batch: str, features: tuple[Feature, ...], named: bool) -> None:
+        """Convert a batch to a table with these features."""
+        if batch not in self._rows:
+            source = self.batch_of(batch)
+            self._rows[batch] = BatchRows(source.table(features, named), self._n_threads, source, self._n_growing)
+
+    @remote
+    def change(self, batch: str, step: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        """Change the rows of a batch: ``step(rows, *arguments)``."""
+        step(self.rows_of(batch), *arguments)
+
+    @remote
+    def ask(self, batch: str, question: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
+        """Return ``question(rows, *arguments)`` of the rows of a batch."""
+        return question(self.rows_of(batch), *arguments)
+
+    @remote
+    def draw_sample(
+        self, batches: Sequence[str], seed: int, columns: tuple[int, int], bounds: Sequence[int], own: int | None
+    ) -> tuple[list[Sample], Sample]:
+        """Draw rows of some batches; return the ranges of their columns (empty for `own`), and range `own`."""
+        sample: Sample = {}
+        for batch in batches:
+            sample |= self.rows_of(batch).proposal_sample(seed, columns)
+        ranges = divided(sample, bounds)
+        return [{} if k == own else some for k, some in enumerate(ranges)], {} if own is None else ranges[own]
+
+    @remote
+    def propose(self, kept: Sample, received: Sequence[Sample], max_bins: int) -> list[np.ndarray]:
+        """Return the split candidates of the own range of columns. received : from the other sessions."""
+        return propose_together([kept, *received], max_bins, self._n_threads)
+
+    # Rows of a host.
+
+    @remote
+    def hand_over(self, batch: str, spec: BuildSpec, n_parts: int, n_threads: int | None, n_rows: int = 0) -> list[HandedRows]:
+        """Encode a batch that is not built yet; return its rows and evaluation rows in `n_parts` messages.
+
+        n_parts : 0 for a session that receives the rows of the others, and has read none itself.
+        n_threads : for the session that receives the rows of the others: the threads that it trains with. It returns none.
+        n_rows : for this session: the number of rows for which codes get room; 0 for those of its own.
+        """
+        self._spec = spec
+        self._received.pop(batch, None)
+        if not n_parts:
+            self._encoded.setdefault(batch, [])
+        elif batch not in self._encoded:
+            rows = self.rows_of(batch)
+            rows.drop_target()
+            parts, self._owned[batch] = list(rows.encoded(spec, n_parts, n_rows)), tuple(rows.table.numbers)
+            self._close_batch(batch)
+            self._encoded[batch] = parts
+        if n_threads is not None:
+            self.use_threads(n_threads)
+            return []
+        if batch not in self._handed:
+            self._handed[batch] = self.eval_sets.take(batch)
+        parts, partitions = self._encoded[batch], self._owned[batch]
+        some = [HandedRows(partitions, [part.alone() for part in parts[k::n_parts]], []) for k in range(n_parts)]
+        return [some[0]._replace(eval_rows=self._handed[batch]), *some[1:]]
+
+    @remote
+    def receive(self, batch: str, messages: Sequence[HandedRows]) -> None:
+        """Store what other sessions have sent, until `accept`."""
+        self._received.setdefault(batch, []).extend(messages)
+
+    @remote
+    def accept(self, batch: str, numbers: Sequence[int]) -> None:
+        """Add the rows that were received of these partitions to the own ones, and drop those of others."""
+        for some in self._received.pop(batch, []):
+            if not set(some.partitions) <= set(numbers):
+                continue
+            self._encoded[batch] += some.rows
+            for rows in some.eval_rows:
+                assert self._spec is not None
+                self.eval_sets.add_encoded(batch, rows, self._spec)
+
+    @remote
+    def use_threads(self, n_threads: int, n_growing: int | None = None) -> None:
+        """Work with another number of threads from now on. n_growing : trees of all folds that grow at the same time here."""
+        self._n_growing = n_growing
+        if n_threads != self._n_threads:
+            self._n_threads = n_threads
+            vars(self).pop("_team", None)
+            if "eval_sets" in vars(self):
+                self.eval_sets.use_team(self._team)
+
+    # Shards.
+
+    @remote
+    def build(self, batch: str, spec: BuildSpec, past: ReplayState) -> RowPlaces:
+        """Build shards from a table, replay the trees so far, and drop the raw values; return where the rows are."""
+        if batch not in self._built and batch in self._encoded:
+            self._spec = spec
+            for of_set in self._handed.pop(batch, []):  # to a session that was lost
+                self.eval_sets.add_encoded(batch, of_set, spec)
+            parts = self._encoded[batch]
+            n_kept = sum(part.n_rows for part in parts)
+            check_rows_in_memory(n_kept)
+            if n_kept:
+                self._train_on(joined_rows(parts, spec, self._n_threads), batch, spec, past)
+            self._close_batch(batch)
+            self._built.add(batch)
+        if batch not in self._built:
+            rows = self.rows_of(batch)
+            rows.drop_target()
+            if spec.given is None:
+                self.build_from(rows, batch, spec, past)
+            else:
+                self._spec = spec
+                leaves = partial(_leaves_in, FlatEnsemble(spec.given), self._n_threads)
+                for some in rows_with_values(rows, spec):
+                    self._train_on(some, batch, spec, past, leaves)
+            self._close_batch(batch)
+            self._built.add(batch)
+            if rows.fold is not None:
+                trim_memory()  # several folds are built at the same time
+        return self.row_places(batch)
+
+    def build_from(self, rows: StartingRows, batch: str, spec: BuildSpec, past: ReplayState) -> None:
+        """Build shards from rows, and replay the trees so far."""
+        self._spec = spec
+        n_kept, n_threads = rows.n_kept, self._n_threads
+        limit = spec.exceeded_limit(n_kept, n_threads, n_there=self.n_rows, spare=self._spare)
+        if spec.n_bites is not None:
+            self._divide(rows, batch, spec, past, limit)
+            return
+        for other in self.trained:
+            other.unload()
+        if limit is None:
+            check_rows_in_memory(n_kept)
+            encoded = rows.in_memory(spec)
+            if encoded is not None:
+                self._train_on(encoded, batch, spec, past)
+        else:
+            streamed, self.pass_width = streamed_rows(
+                rows, batch, spec, past, root=self._folder, team=self._team, limit=limit, is_alone=not self.trained
+            )
+            self.trained += [] if streamed is None else [streamed]
+
+    def _train_on(self, rows: EncodedStore, batch: str, spec: BuildSpec, past: ReplayState, leaves: Any = None) -> None:
+        """Train on rows in memory, too."""
+        team = team_for(rows.store.n_rows, max(len(spec.binning.features), 1), self._n_threads)
+        self.trained.append(TrainingRows(rows, batch, spec, past, team, leaves))
+
+    def row_places(self, batch: str) -> RowPlaces:
+        """Return where the training rows of a batch are."""
+        in_files = sum(rows.n_rows for rows in self.trained if rows.batch == batch and rows.in_files)
+        if self._bites is not None:
+            in_files += self._bites.rows_in_files(batch)
+        spec, most = self._spec, MOST_ROWS
+        budget = None if spec is None else spec.budget or self._spare
+        if spec is not None and budget is not None:
+            most = budget.most_rows(spec.shard, self._n_threads)
+        return RowPlaces(in_files, most, self.pass_width.n_trees)
+
+    @remote
+    def keep_only(self, batch: str, numbers: Sequence[int]) -> None:
+        """Drop the rows of this batch's other partitions, which another session has now."""
+        if batch in self._batches or batch in self._encoded:  # never built
+            self._close_batch(batch)
+        trained: list[TrainingRows] = []
+        for rows in self.trained:
+            n_bytes, kept = rows.bytes_read, rows.keep_only(numbers) if rows.batch == batch else rows
+            if kept is not rows:
+                self._closed_bytes_read += n_bytes
+            trained += [] if kept is None else [kept]
+        self.trained = trained
+        self.eval_sets.keep_only(batch, numbers)
+        if self._bites is not None:
+            self._bites.keep_only(batch, numbers)
+
+    # Arcbites.
+
+    def _divide(self, rows: StartingRows, batch: str, spec: BuildSpec, past: ReplayState, limit: Budget | None) -> None:
+        """Divide rows into bites, and train on those of the current bite if a visit has started. limit : see `BiteStore`."""
+        if self._bites is None:
+            self._bites = SessionBites()
+        is_new_visit = past.visit not in (None, self._bites.visit)
+        if past.visit is not None:
+            self._bites.take(past.visit, 0, past.iterations[: past.visit.n_kept])
+        store = BiteStore(rows, spec, limit, n_threads=self._n_threads, root=self._folder)
+        present = self._bites.put(batch, store)
+        if is_new_visit:  # workers were lost at the start of the visit: earlier batches must switch to its bite, too
+            self._drop_rows()
+            present = self._bites.present()
+        self._enter(present, past)
+
+    @remote
+    def visit(self, visit: BiteVisit, iterations: Iterations, first: int, applied: int) -> bool:
+        """Switch to the rows of a bite; return False if the session lacks iterations before number `first`.
+
+        iterations : iterations of the truncated model from number `first` on.
+        applied : number of the last `advance`.
+        """
+        assert self._bites is not None
+        if self._bites.visit == visit:
+            return True
+        self._drop_rows()
+        if not self._bites.take(visit, first, iterations):
+            return False
+        self._enter(self._bites.present(), ReplayState())
+        for rows in self.trained:
+            rows.applied = applied
+        return True
+
+    def _enter(self, present: Mapping[str, Sequence[Bite]], past: ReplayState) -> None:
+        """Train on rows of the current bite by batch, with the scores of the model at the start of the visit."""
+        spec, kept = self._spec, self._bites.kept if self._bites is not None else []
+        assert spec is not None
+        for batch, bites in present.items():
+            if bites:
+
+                def spread(work: Callable[[int, int], Any], n: int) -> None:
+                    in_ranges(work, n, self._n_threads)
+
+                self._train_on(rows_of_bites(bites, spec.shard, kept, spread), batch, spec, past)
+
+    # Training.
+
+    @remote
+    def advance_to(self, number: int, values: np.ndarray, terms: tuple) -> tuple[GradientStats | None, float, int, int]:
+        """Complete an iteration: add the leaf values of its trees to the scores, and recompute the gradients.
+
+        number : of the call, from 0 before the first tree; terms : the loss's record for kernels.
+
+        Returns
+        -------
+        gradient statistics (None without rows), seconds, bytes read since the last call, number of training rows
+            A repeated call returns the same statistics.
+        """
+        started = time.perf_counter()
+        results = [rows.advance(number, terms, values) for rows in self.trained]
+        stats = [one for one in results if one is not None]
+        merged = reduce(GradientStats.merge, stats) if stats else None
+        return merged, time.perf_counter() - started, self.new_bytes_read(), self._counted_rows()
+
+    def new_bytes_read(self) -> int:
+        """Return the bytes read from files since the last call."""
+        before, self._reported_bytes = self._reported_bytes, self._closed_bytes_read
+        self._reported_bytes += sum(rows.bytes_read for rows in self.trained)
+        self._reported_bytes += 0 if self._bites is None else self._bites.bytes_read
+        return self._reported_bytes - before
+
+    def whole_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree] | None:
+        """Grow whole trees, each when it is requested; it is valid until the next one.
+
+        None if the rows of the session are not one shard in memory: then trees grow in rounds.
+        """
+        is_one = len(self.trained) == 1 and not self.trained[0].in_files
+        return self.trained[0].whole.grow_trees(tasks) if is_one else None
+
+    @remote
+    def grow_trees(self, tasks: Sequence[TreeTask]) -> tuple[list[GrownTree], int, float] | None:
+        """Grow trees in the session that has all rows; return them, the number of training rows, and the seconds.
+
+        None as of `whole_trees`.
+        """
+        started = time.perf_counter()
+        trees = self.whole_trees(tasks)
+        if trees is None:
+            return None
+        return [grown.copy() for grown in trees], self._counted_rows(), time.perf_counter() - started
+
+    def begin_trees(self, tasks: Sequence[TreeTask]) -> None:
+        """Begin trees that grow in rounds; they replace all earlier ones."""
+        for rows in self.trained:
+            rows.begin(tasks)
+
+    def begin_round(self, requests: Mapping[int, RoundRequest]) -> None:
+        """Announce the requests of a round by output; `sum_histograms` answers them."""
+        for rows in self.trained:
+            rows.begin_round(requests)
+
+    def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
+        """Return the histograms of a round of one tree. They are valid until the next call; the session must have rows."""
+        return reduce(RoundHistograms.merge, [rows.sum_histograms(output, request) for rows in self.trained])
+
+    @remote
+    def round_histograms(
+        self, tasks: Sequence[TreeTask], requests: dict[int, RoundRequest]
+    ) -> tuple[dict[int, RoundHistograms], int, float]:
+        """Return the histograms of a round by output, the number of training rows, and the seconds; none without rows.
+
+        tasks : trees to start, which replace all earlier ones; empty to continue.
+        """
+        started = time.perf_counter()
+        if tasks:
+            self.begin_trees(tasks)
+        self.begin_round(requests)
+        results: dict[int, RoundHistograms] = {}
+        free = self._narrow_for(requests) if self.trained else self._narrow
+        for output, request in requests.items() if self.trained else ():
+            results[output] = one = self.sum_histograms(output, request).compact(free)
+            free = free[one.histograms.size :]
+        return results, self._counted_rows(), time.perf_counter() - started
+
+    def _narrow_for(self, requests: dict[int, RoundRequest]) -> np.ndarray:
+        """Return a buffer for the histograms of a round as int32[...]."""
+        assert self._spec is not None
+        of_node = self._spec.shard.n_channels * int(self._spec.shard.bin_layout.offset[-1])
+        size = of_node * sum(len(request.nodes) for request in requests.values())
+        if size > self._narrow.size:
+            self._narrow = np.empty(max(size, 2 * self._narrow.size), np.int32)
+        return self._narrow
+
+    @remote
+    def histogram_slices(
+        self, requests: dict[int, RoundRequest], search: FeatureSearch
+    ) -> tuple[dict[int, RoundHistograms], list[bytes], int, float]:
+        """Return the row counts of a round by output, and its histograms as packed slices, none if it opens no nodes.
+
+        The last items are the number of training rows, and the seconds.
+        """
+        results, n_rows, seconds = self.round_histograms(search.tasks, requests)
+        started = time.perf_counter()
+        self._search = search
+        self.exchange = self.exchange if search.exchange is None else search.exchange
+        assert self.exchange is not None
+        slices: list[bytes] = []
+        if any(len(request.nodes) for request in requests.values()):
+            for k in range(self.exchange.n_slices):
+                pieces = {}
+                if self._spec is not None:
+                    buckets = self.exchange.buckets(k, self._spec.shard.bin_layout)
+                    pieces = {output: one.slice(buckets) for output, one in results.items()}
+                slices.append(pack_round(pieces))
+        results = {output: replace(one, histograms=one.histograms[:, :, :0]) for output, one in results.items()}
+        return results, slices, n_rows, seconds + time.perf_counter() - started
+
+    @remote
+    def add_slices(self, slices: Sequence[bytes]) -> tuple[bytes, float]:
+        """Return the packed sum of slices of the same features, and the seconds."""
+        started = time.perf_counter()
+        return pack_round(_sum_slices(slices)), time.perf_counter() - started
+
+    @remote
+    def search_slices(self, k: int, slices: Sequence[bytes]) -> tuple[dict[int, PackedSplits], float]:
+        """Return the best splits of the features of slice `k` by output, and the seconds. slices : they are added up."""
+        started = time.perf_counter()
+        search, exchange = self._search, self.exchange
+        assert self._spec is not None and search is not None and exchange is not None
+        if search.tasks:
+            layout = self._spec.shard.bin_layout
+            free: list[SplitFinder | None] = [*self._split_finders.values(), *[None] * len(search.tasks)]
+            self._split_finders = {
+                task.output: SplitFinder(task, layout, exchange.bounds[k], exchange.bounds[k + 1], after=earlier)
+                for task, earlier in zip(search.tasks, free, strict=False)
+            }
+        sums = _sum_slices(slices)
+        found = {
+            output: pack_splits(self._split_finders[output].find_best_splits(pairs, sums[output].histograms))
+            for output, pairs in search.pairs.items()
+        }
+        return found, time.perf_counter() - started
+
+    @remote
+    def assign_leaves(self, iteration: int) -> None:
+        """Assign rows to the leaves of the trees of an iteration of `BuildSpec.given`."""
+        for rows in self.trained:
+            rows.assign_leaves(iteration)
+
+    @remote
+    def statistics(self, statistic: Statistic, *arguments: Any) -> list[Any]:
+        """Return the statistic of ranges of rows."""
+        return [result for rows in self.trained for result in rows.statistic(statistic, *arguments)]
+
+    @property
+    def n_rows(self) -> int:
+        """Number of training rows of this session; with arcbites, of all bites."""
+        return sum(rows.n_rows for rows in self.trained) if self._bites is None else self._bites.n_rows
+
+    def _counted_rows(self) -> int:
+        """Return `n_rows`, which the client compares with its own count.
+
+        Raises
+        ------
+        MissingPartitions
+            If the runners do not have all rows of the current bite.
+        """
+        present = {} if self._bites is None else self._bites.present()
+        n_present = sum(bite.n_rows for bites in present.values() for bite in bites)
+        if present and n_present != sum(rows.n_rows for rows in self.trained):
+            raise MissingPartitions("rows of the present arcbite")
+        return self.n_rows
+
+    # Evaluation sets.
+
+    @remote
+    def hold_out(self, batch: str, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool, chosen: bool) -> int:
+        """Add rows to an evaluation set: all rows of a batch, or those that were chosen for the set from a training table.
+
+        Return how many evaluation rows of the batch are in files.
+        """
+        if chosen:
+            rows = self.rows_of(batch)
+            if rows.chosen and name in rows.chosen:  # otherwise a repeated call
+                some = EvalRows(rows.table, rows.target_of, *rows.chosen.pop(name))
+                self._evaluate_rows(batch, some, name, spec, size, with_block)
+        elif batch not in self._built:
+            rows = self.rows_of(batch)
+            self._evaluate_rows(batch, EvalRows(rows.table, rows.target_of), name, spec, size, with_block)
+            self._close_batch(batch)
+            self._built.add(batch)
+        return self.eval_sets.in_files(batch=batch)
+
+    def codes_held_out(self, rows: BatchRows, spec: BuildSpec, positions: np.ndarray | None) -> ConsecutiveCodes | None:
+        """Return the codes of rows that a fold holds out, if they are among those that folds share in memory; else None."""
+        limit = spec.exceeded_limit(rows.n_kept, self._n_threads, n_there=self.n_rows, spare=self._spare)
+        return None if positions is None or limit is not None else rows.codes_held_out(spec, positions)
+
+    def _evaluate_rows(
+        self, batch: str, some: EvalRows, name: str, spec: BuildSpec, size: LossMagnitude, with_block: bool
+    ) -> None:
+        """Add some rows of a batch to an evaluation set."""
+        if any(some.counts()):
+            if with_block:
+                self.rows_of(batch).gather()
+            shared = self.codes_held_out(self.rows_of(batch), spec, some.rows)
+            self.eval_sets.add(
+                name, some, spec, spec.budget or self._spare, size=size, with_block=with_block, batch=batch, shared=shared
+            )
+
+    @remote
+    def evaluate(
+        self, first: int, trees: Sequence[FitTree], metrics: dict[str, list[Any]], mark: int, n_cuts: int
+    ) -> dict[str, tuple[int, list[list[Any]]]] | None:
+        """Return, by set, the number of rows and the statistics of the metrics after the given trees.
+
+        Return None if the scores lack trees before number `first`.
+
+        trees : trees from number `first` on.
+        mark : number of trees to which the model was truncated last, or may be truncated next; -1 for never.
+        n_cuts : how often the model has been truncated.
+        """
+        return self.eval_sets.statistics(first, trees, metrics, mark, n_cuts)
+
+
+def _leaves_in(flat: FlatEnsemble, n_threads: int, values: np.ndarray, iteration: int) -> np.ndarray:
+    """Return the leaves of rows in the trees of an iteration: int32[n_trees, n]."""
+    return flat.leaves(values, (iteration, iteration + 1), n_threads).T
+
+
+def _sum_slices(slices: Sequence[bytes]) -> dict[int, RoundHistograms]:
+    """Return the sums of packed slices by output; a session without rows has sent an empty one."""
+    sums: dict[int, RoundHistograms] = {}
+    for pieces in map(unpack, slices):
+        for output, piece in pieces.items():
+            sums[output] = sums[output].merge(piece) if output in sums else piece
+    return sums

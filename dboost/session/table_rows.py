@@ -1,0 +1,497 @@
+"""The rows of a batch in one session, from the final codes of their categories until they are encoded.
+
+Without a memory limit the roles and the start scores are in memory, and `BatchRows.ranges` yields one range. With a limit, the
+roles are in files like the columns (`data.tables.row_metadata`). Arrays that are computed from them are stored in files as
+well, one partition at a time: the encoded target, and the start scores, which are the raw scores by a model of other data.
+`gather` loads everything into memory, for functions that need all rows together.
+
+`BatchRows.pieces` yields encoded rows with their first raw scores, piece by piece, for code that writes them to files.
+
+**Functions of a batch.** What a fit learns from rows before they are encoded is a function of `BatchRows`, in the module of
+its subject (`row_assignment`, `reference_sample`), or a method of `BatchRows`. `Sessions.ask` and `Sessions.change` call it in
+every session. A function is pickled by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from dboost.data import Table
+from dboost.data.columns.binning import Sample, sample_rows
+from dboost.data.columns.roles import RowRoles
+from dboost.data.tables.table import kept_rows
+from dboost.files.spool import Spool
+from dboost.model.ensemble import FlatEnsemble
+from dboost.rows.encode import distinct_of, encode_table, encoded_pieces, sampled
+from dboost.rows.encoded_store import EncodedStore, rows_in_memory
+from dboost.rows.row_store import InFiles, RowStore
+from dboost.rows.shard import BinnedColumns, RowIds, columns_among, compacted, tiles_of
+from dboost.rows.shard_spec import code_fields, rows_that_fit
+from dboost.rows.shared_codes import SharedCodes, shared_codes
+from dboost.session.encoded_rows import EncodedRows, joined_rows
+from dboost.session.fit_records import BuildSpec, RowNumbers
+from dboost.session.partition_batch import PartitionBatch
+from dboost.session.row_samples import TRAIN, ChosenRows, FoldRows
+from dboost.session.target import Target, encode_chunk, encode_like
+from dboost.session.warm_start import WarmStart, add_block, add_trees, chunk_matrices, matrix_of, starting_scores
+from dboost.trees.apply_trees import ConsecutiveCodes
+
+Result = TypeVar("Result")
+
+
+class TrainedRows(NamedTuple):
+    """The training rows of a batch."""
+
+    n_kept: dict[int, int]  # their number by partition
+    chosen: dict[str, tuple[int, float]]  # number and largest weight of the chosen rows, by evaluation set
+    unit_weights: bool  # whether all weights are 1 (or 0)
+
+
+class BatchRows:
+    """The rows of a batch in one session.
+
+    Parameters
+    ----------
+    table : Table
+    n_threads : int
+    source : PartitionBatch or Table, or None
+        What the table was made of, and is closed with it; None if it belongs to the caller.
+    n_growing : int, optional
+        Trees of the folds that share codes which grow at the same time, if the fit's `BuildSpec` has no number.
+
+    Attributes
+    ----------
+    y : float64[n_rows], or [n_columns, n_rows]
+        Encoded targets of all rows; empty if they are in files.
+    start_scores : float64[n_outputs, n_kept], or None
+        Raw scores of the rows of positive weight by a model of other data; None without such a model or if they are in files.
+    chosen : dict, or None
+        The rows of each evaluation set that is chosen from the table, by its name; None before `row_assignment.assign_rows`.
+    fold : FoldRows, or None
+        The fold that the rows are trained on for, if it belongs to a group of folds.
+    numbers : RowNumbers
+        The global ids of the rows of all sessions. They are given again once rows have been held out.
+    """
+
+    numbers: RowNumbers
+
+    def __init__(
+        self, table: Table, n_threads: int, source: PartitionBatch | Table | None, n_growing: int | None = None
+    ) -> None:
+        self.table, self.n_threads, self._n_growing, self._source = table, n_threads, n_growing, source
+        self.chosen: dict[str, ChosenRows] | None = None
+        self.fold: FoldRows | None = None
+        self._shared: SharedCodes | None = None  # until the rows are built
+        self.y = np.empty(0)
+        self.start_scores: np.ndarray | None = None
+        if table.keeps_roles_apart:
+            self._targets, self._scores = Spool(0), Spool(0)
+        self._has_start_scores = False
+
+    @property
+    def n_kept(self) -> int:
+        """Number of rows of positive weight."""
+        return sum(map(self.table.n_kept, range(self.table.n_chunks)))
+
+    @property
+    def owned(self) -> dict[int, int]:
+        """Number of rows of positive weight of each partition with such rows."""
+        return {number: n for k, number in enumerate(self.table.numbers) if (n := self.table.n_kept(k))}
+
+    def draw_ids(self, number: int, start: int) -> np.ndarray:
+        """See `StartingRows`."""
+        return self.table.draw_ids(self.table.numbers.index(number), start)
+
+    def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
+        """Yield the rows of positive weight in pieces of at most `piece_rows` rows, in order."""
+        table, warm_start = self.table, spec.warm_start
+        flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
+        seen = (warm_start.n_earlier if self._has_start_scores else 0, warm_start.n_before)
+        chunk, at = -1, 0
+        for piece in encoded_pieces(table, spec.binning, spec.shard.layout, n_threads, piece_rows):
+            n = piece.codes.n_rows
+            if piece.number != chunk:
+                chunk, at = piece.number, 0
+                roles = self.range_of(chunk)
+            here = slice(at, at + n)
+            if self._has_start_scores:
+                assert roles.offset is not None
+                raw = roles.offset[:, here].copy()
+            else:
+                raw = np.repeat(spec.baseline[:, None], n, axis=1)
+                if roles.offset is not None:
+                    raw[spec.target.loss.offset_outputs] += roles.offset[here]
+            if flat is not None:
+                add_block(raw, flat, matrix_of(piece.chunk), seen, n_threads)
+            fields = {"target": spec.in_unit(roles.numbers[..., here]), "raw": spec.in_unit(raw)}
+            if spec.shard.weighted:
+                fields["weight"] = np.ones(n) if roles.weight is None else roles.weight[here]
+            if spec.shard.grouped:
+                assert roles.group is not None
+                fields["draw_id"] = roles.group[here]
+            yield StartingPiece(self.numbers.start(table.numbers[chunk]) + at, piece.codes, fields)
+            at += n
+
+    def in_memory(self, spec: BuildSpec) -> EncodedStore | None:
+        """See `StartingRows`. Raw values are released before the arrays of the state are allocated."""
+        self.gather()
+        if self._shares_codes:
+            return self._rows_of_fold(spec)
+        rows = list(self.encoded(spec, 1))
+        return joined_rows(rows, spec, self.n_threads) if rows else None
+
+    def encoded(self, spec: BuildSpec, n_parts: int, n_rows: int = 0) -> Iterator[EncodedRows]:
+        """Yield the rows of positive weight in memory, as at most `n_parts` ranges of about the same number of rows.
+
+        Raw values are released before the last one is yielded. n_rows : of which the codes of each range get room; default only
+        of its own.
+        """
+        self.gather()
+        table, y, weight = self.table, self.y, self.table.weight
+        kept = kept_rows(weight)
+        n_kept, ids = table.n_rows if kept is None else len(kept), self.ids()
+        for k in range(n_parts):
+            kept_range = slice(n_kept * k // n_parts, n_kept * (k + 1) // n_parts)
+            n = kept_range.stop - kept_range.start
+            if not n:
+                continue
+            some = None
+            if n < table.n_rows:
+                some = np.arange(kept_range.start, kept_range.stop) if kept is None else kept[kept_range]
+            codes = encode_table(table, spec.binning, spec.shard.layout, some, self.n_threads, n_rows)
+            raw = None
+            if self.start_scores is not None or table.offset is not None or spec.warm_start.model is not None:
+                raw = self._raw_scores(spec, some, kept_range)
+            if k == n_parts - 1:
+                self.close_values()
+            target = spec.in_unit(y if some is None else y[..., some])
+            target = compacted(target) if spec.shard.compacts_target else target
+            fields = {"target": target, "narrow": codes.narrow, "wide": codes.wide}
+            if raw is not None:
+                fields["raw"] = spec.in_unit(raw)
+            if spec.shard.weighted:
+                fields["weight"] = np.ones(n) if weight is None else weight if some is None else weight[some]
+            if (draw_id := self._draw_id_of(spec, kept_range)) is not None:
+                fields["draw_id"] = draw_id
+            yield EncodedRows(fields, np.array(ids.runs(kept_range.start, kept_range.stop), np.int64))
+
+    def _rows_of_fold(self, spec: BuildSpec) -> EncodedStore | None:
+        """Return the rows that a fold trains on, whose codes are shared with the other folds of its group."""
+        fold = self.fold
+        assert fold is not None and fold.parts is not None
+        parts, is_trained = fold.parts, fold.uses == TRAIN
+        kept = np.flatnonzero(is_trained)
+        if not len(kept):
+            self.close_values()
+            return None
+        shared = self._shared_codes(spec)
+        of_parts = np.bincount(parts[is_trained], minlength=int(parts.max()) + 1) > 0
+        segments = shared.segments(of_parts, self.ids())
+        fields = {}
+        with shared.building:  # one fold after the other, since this takes memory for a moment
+            for name, values in segments.in_order(self._fields_of_fold(spec, kept, slice(0, len(kept)))):
+                own = compacted(values) if name == "target" and spec.shard.compacts_target else values
+                fields[name] = shared.values(name, own, of_parts) if name in ("target", "weight") else own
+                del values, own
+        self._shared = None
+        self.close_values()
+        return rows_in_memory(fields | shared.fields, spec.shard, segments=segments, shared=shared)
+
+    def _fields_of_fold(self, spec: BuildSpec, kept: np.ndarray, kept_range: slice) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield everything but codes of the rows that a fold trains on, by name, in the order of the table.
+
+        kept : their positions in the table; kept_range : their range among its rows of positive weight.
+        """
+        yield "target", spec.in_unit(self.y[..., kept])
+        yield "raw", spec.in_unit(self._raw_scores(spec, kept, kept_range))
+        if spec.shard.weighted:
+            yield "weight", np.ones(len(kept)) if self.table.weight is None else self.table.weight[kept]
+        if (draw_id := self._draw_id_of(spec, kept_range)) is not None:
+            yield "draw_id", draw_id
+
+    @property
+    def _shares_codes(self) -> bool:
+        """Whether the rows are those of a fold that shares codes with others."""
+        fold = self.fold
+        return fold is not None and self.table.is_binned and self.n_kept == int(np.count_nonzero(fold.uses == TRAIN))
+
+    def _shared_codes(self, spec: BuildSpec) -> SharedCodes:
+        """Return the codes of the rows, also those that are not trained on, which the folds of the group share."""
+        table, fold = self.table, self.fold
+        assert fold is not None and fold.parts is not None
+        parts = fold.parts
+
+        def make() -> SharedCodes:
+            codes = encode_table(table, spec.binning, spec.shard.layout, None, self.n_threads)
+            n_growing = spec.n_growing or self._n_growing or self.n_threads
+            return SharedCodes(codes, parts, spec.shard, n_growing, self.n_threads)
+
+        if self._shared is None:
+            self._shared = shared_codes((fold.group, tuple(table.numbers)), make)
+        return self._shared
+
+    def codes_held_out(self, spec: BuildSpec, positions: np.ndarray) -> ConsecutiveCodes | None:
+        """Return the codes of rows that a fold holds out (positions in the table) among those that the folds share.
+
+        None if none are shared, or if the rows are not consecutive among them.
+        """
+        if not self._shares_codes:
+            return None
+        shared = self._shared_codes(spec)
+        first = shared.first_of(positions)
+        return None if first is None else ConsecutiveCodes(columns_among(shared.fields, spec.shard.layout), first)
+
+    def number(self, numbers: RowNumbers) -> None:
+        """Set the global ids of the rows. Idempotent."""
+        self.numbers = numbers
+
+    def ids(self) -> RowIds:
+        """Return the global ids of the rows of positive weight."""
+        runs: list[tuple[int, int]] = []
+        for number, n in self.owned.items():
+            start = self.numbers.start(number)
+            if runs and sum(runs[-1]) == start:
+                start, n = runs[-1][0], runs.pop()[1] + n
+            runs.append((start, n))
+        return RowIds(np.array(runs, np.int64).reshape(-1, 2))
+
+    def _raw_scores(self, spec: BuildSpec, positions: np.ndarray | None, kept_range: slice) -> np.ndarray:
+        """Return the first raw scores of rows; `kept_range` is their range among the table's rows of positive weight."""
+        warm_start = spec.warm_start
+        if self.start_scores is None:
+            loss = spec.target.loss
+            return starting_scores(spec.baseline, loss.offset_outputs, warm_start, self.table, positions, self.n_threads)
+        raw = self.start_scores[..., kept_range].copy()
+        add_trees(raw, warm_start, self.table, positions, self.n_threads, (warm_start.n_earlier, warm_start.n_before))
+        return raw
+
+    def write(self, spec: BuildSpec, root: Path | None) -> tuple[RowStore, RowIds]:
+        """See `StartingRows`."""
+        n_rows, layout = self.n_kept, spec.shard.layout
+        block_rows = rows_that_fit(code_fields(layout), n_rows)
+        store = RowStore(spec.shard.groups(in_memory=False), [n_rows], InFiles(block_rows, root))
+        try:
+            for piece in self.pieces(spec, self.n_threads, block_rows):
+                fields = piece.fields | {"tiles": tiles_of(piece.codes, layout), "wide": piece.codes.wide}
+                fields |= spec.shard.constant_state(fields.get("weight"), fields["raw"].shape)
+                store.append(piece.codes.n_rows, fields)
+            store.check_filled()
+        except BaseException:
+            store.close()
+            raise
+        return store, self.ids()
+
+    def encode(self, target: Target) -> None:
+        """Encode the target for the loss. Idempotent."""
+        table = self.table
+        if not table.keeps_roles_apart:
+            counts = table.n_rows > 0 and (table.weight is None or bool((table.weight > 0).any()))
+            self.y = encode_like(table, target) if counts else target.zeros(table.n_rows)
+            return
+        self._targets.close()
+        self._targets = Spool(0)
+        for k, length in enumerate(table.lengths):
+            if length:
+                self._targets.put(k, [encode_chunk(table, k, target)])
+
+    def compute_start_scores(self, warm_start: WarmStart) -> None:
+        """Compute the start scores of the rows of positive weight, by a model of other data. Idempotent."""
+        if self._has_start_scores:
+            return
+        table, iterations = self.table, (0, warm_start.n_earlier)
+        self._has_start_scores = True
+        if not table.keeps_roles_apart:
+            kept = kept_rows(table.weight)
+            baseline, with_offset = warm_start.baseline, warm_start.offset_outputs
+            self.start_scores = starting_scores(baseline, with_offset, warm_start, table, kept, self.n_threads, iterations)
+            return
+        flat = None if warm_start.model is None else FlatEnsemble(warm_start.model)
+        for k in range(table.n_chunks):
+            n = table.n_kept(k)
+            if n:
+                roles = table.roles(k)
+                kept, offset = kept_rows(roles.weight), roles.offset
+                some = slice(None) if kept is None else kept
+                scores = np.repeat(warm_start.baseline[:, None], n, axis=1)
+                if offset is not None:
+                    scores[warm_start.offset_outputs] += offset[some]
+                if flat is not None and warm_start.n_earlier:
+                    at = 0
+                    for matrix in chunk_matrices(table, k, kept):
+                        add_block(scores[:, at : at + len(matrix)], flat, matrix, iterations, self.n_threads)
+                        at += len(matrix)
+                self._scores.put(k, [scores])
+
+    def ranges(self) -> Iterator[RowRoles]:
+        """Yield the roles of ranges that together are the rows of positive weight: encoded targets, and start scores for
+        offsets if there are any."""
+        table = self.table
+        if not table.keeps_roles_apart and kept_rows(table.weight) is None:
+            roles = replace(table.all_roles, target=self.y)
+            if roles.n_rows:
+                yield roles if self.start_scores is None else replace(roles, offset=self.start_scores)
+            return
+        for k in range(table.n_chunks):
+            if self.table.n_kept(k):
+                yield self.range_of(k)
+
+    def map_rows(self, function: Callable[..., Result], arguments: tuple[Any, ...]) -> list[Result]:
+        """Return ``function(roles, *arguments)`` of each of the `ranges`."""
+        return [function(roles, *arguments) for roles in self.ranges()]
+
+    def trained_rows(self) -> TrainedRows:
+        """Return which rows are trained on."""
+        n_kept, unit_weights, chosen = {}, True, {}
+        for name, (positions, weights) in (self.chosen or {}).items():
+            max_weight = float(len(positions) > 0) if weights is None else float(weights.max(initial=0.0))
+            chosen[name] = len(positions), max_weight
+        for k, (i, length) in enumerate(zip(self.table.numbers, self.table.lengths, strict=True)):
+            weight = self.table.roles(k).weight if length else None
+            n_kept[i] = length if weight is None else int(np.count_nonzero(weight > 0))
+            unit_weights = unit_weights and (weight is None or bool(((weight == 1.0) | (weight == 0.0)).all()))
+        return TrainedRows(n_kept, chosen, unit_weights)
+
+    def distinct_columns(self) -> list[np.ndarray]:
+        """Return the distinct values of each numeric column in rows of positive weight, as float64[...]."""
+        self.gather()
+        kept = kept_rows(self.table.weight)
+        return distinct_of(self.table, np.arange(self.table.n_rows) if kept is None else kept)
+
+    def proposal_sample(self, seed: int, columns: tuple[int, int]) -> Sample:
+        """Return a range (first, last) of the numeric columns of the sampled rows."""
+        table = self.table
+        numeric = [j for j, feature in enumerate(table.features) if not feature.is_categorical][slice(*columns)]
+        drawn, weights = self.drawn(partial(sample_rows, self.numbers.n_rows, seed))
+        found = sampled(table, self.positions(drawn), numeric, self.n_threads)
+        return {table.numbers[k]: (values, weights[k]) for k, values in found}
+
+    def drawn(self, draw: Callable[[int, int], np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """Return the drawn rows of each chunk, and their weights.
+
+        ``draw(first, last)`` returns the drawn ids of a range of global ids.
+        """
+        drawn: list[np.ndarray] = []
+        weights: list[np.ndarray | None] = []
+        for k, (i, length) in enumerate(zip(self.table.numbers, self.table.lengths, strict=True)):
+            weight = self.table.roles(k).weight if length else None
+            kept = kept_rows(weight)
+            start = self.numbers.start(i)
+            rows = draw(start, start + (length if kept is None else len(kept))) - start
+            drawn.append(rows if kept is None else kept[rows])
+            weights.append(None if weight is None else weight[drawn[k]])
+        return drawn, weights
+
+    def positions(self, drawn: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the positions of drawn rows in the table."""
+        starts = np.cumsum((0, *self.table.lengths[:-1]))
+        return np.concatenate([np.empty(0, np.int64), *map(np.add, starts, drawn)])
+
+    def target_of(self, k: int) -> np.ndarray:
+        """Return the encoded targets of all rows of chunk k."""
+        if self.table.keeps_roles_apart:
+            return self._targets.get(k)[0]
+        first = sum(self.table.lengths[:k])
+        return self.y[..., first : first + self.table.lengths[k]]
+
+    def range_of(self, k: int) -> RowRoles:
+        """Return the roles of the rows of positive weight of chunk k, which must have some; see `ranges`."""
+        given = self.table.roles(k)
+        kept = kept_rows(given.weight)
+        roles = replace(given, target=self.target_of(k))
+        roles = roles if kept is None else roles.rows(kept)
+        if not self._has_start_scores:
+            return roles
+        if self.table.keeps_roles_apart:
+            return replace(roles, offset=self._scores.get(k)[0])
+        assert self.start_scores is not None
+        first, all_weights = sum(self.table.lengths[:k]), self.table.weight
+        before = first if all_weights is None else int(np.count_nonzero(all_weights[:first] > 0))
+        return replace(roles, offset=self.start_scores[..., before : before + roles.n_rows])
+
+    def _draw_id_of(self, spec: BuildSpec, kept_range: slice) -> np.ndarray | None:
+        """Return the keys of the groups of a range of the rows of positive weight, in memory; None if no group is drawn."""
+        group = self.table.all_roles.group
+        if not spec.shard.grouped or group is None:
+            return None
+        kept = kept_rows(self.table.weight)
+        return group[kept_range] if kept is None else group[kept[kept_range]]
+
+    def gather(self) -> None:
+        """Load everything but the columns into memory."""
+        table = self.table
+        if not table.keeps_roles_apart:
+            return
+        filled = [k for k, length in enumerate(table.lengths) if length]
+        some = [k for k in filled if self.table.n_kept(k)]
+        if self._has_start_scores and some:
+            self.start_scores = np.concatenate([self._scores.get(k)[0] for k in some], axis=-1)
+        self.y = np.concatenate([self._targets.get(k)[0] for k in filled], axis=-1) if filled else np.empty(0)
+        table.gather_roles()
+        self._targets.close()
+        self._scores.close()
+
+    def drop_target(self) -> None:
+        """Release the target as it was read, once it is encoded."""
+        self.table.drop_target()
+        if isinstance(self._source, Table):
+            self._source.drop_target()
+
+    def close_values(self) -> None:
+        """Release the raw values, once they are encoded; the roles that are in memory stay."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def close(self) -> None:
+        """Release the raw values, and remove the files."""
+        self.close_values()
+        self._shared = None
+        if self.table.keeps_roles_apart:
+            self._targets.close()
+            self._scores.close()
+
+
+class StartingRows(Protocol):
+    """Rows that are about to be trained on: encoded, with their first raw scores."""
+
+    @property
+    def n_kept(self) -> int:
+        """Number of rows of positive weight."""
+
+    @property
+    def owned(self) -> dict[int, int]:
+        """Number of rows of positive weight of each partition with such rows."""
+
+    @property
+    def numbers(self) -> RowNumbers:
+        """The global ids of the rows of all sessions."""
+
+    def draw_ids(self, number: int, start: int) -> np.ndarray:
+        """Return what samples of the rows of a partition are drawn by, see `Table.draw_ids`."""
+
+    def pieces(self, spec: BuildSpec, n_threads: int, piece_rows: int) -> Iterator[StartingPiece]:
+        """Yield the rows of positive weight in pieces of about `piece_rows` rows."""
+
+    def in_memory(self, spec: BuildSpec) -> EncodedStore | None:
+        """Return the rows of positive weight in memory; None if there are none."""
+
+    def write(self, spec: BuildSpec, root: Path | None) -> tuple[RowStore, RowIds]:
+        """Write the rows of positive weight to files, and return the store and their global ids.
+
+        root : parent of the folder; default: the one of `PrivateDirectory`.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class StartingPiece:
+    """Consecutive rows of positive weight of one partition."""
+
+    first: int  # global id of the first row
+    codes: BinnedColumns  # valid until the next piece
+    fields: dict[str, np.ndarray]  # target, weight and draw_id (if the fit has them), and first raw scores, by name

@@ -1,0 +1,208 @@
+"""Arcbites on a cluster: every bite is spread over the workers, and the model equals that of one process, to the last bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+
+import dboost
+from dboost import ArcBites, DBoostRegressor
+from dboost.kernels import threads
+from dboost.session import arcbite_rows
+from dboost.session.memory import Budget
+from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
+from tests.helpers.fits import cut
+
+FRAME = a_table(1500)
+SETTINGS: dict[str, Any] = {"max_iter": 14, "max_leaf_nodes": 7, "progress": False, "learning_rate": 0.4}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2) as client:
+        yield client
+
+
+@pytest.fixture
+def filing(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No rows fit the limit, blocks are short, threads share every bite; at the end no file is left."""
+    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
+    monkeypatch.setattr(arcbite_rows, "_LEAST_BLOCK_ROWS", 32)
+    monkeypatch.setattr(arcbite_rows, "BLOCK_ROWS", 32)
+    monkeypatch.setattr(threads, "is_small", lambda *_: False)
+    yield
+    for _ in range(6000):  # a thread of the worker removes them after the fit
+        if not list_files(client):
+            break
+        time.sleep(0.01)
+    assert list_files(client) == []
+
+
+def list_files(client: Client) -> list[Path]:
+    """Return the files of bites on the workers."""
+    folders = client.run(lambda dask_worker: dask_worker.local_directory).values()
+    return [path for folder in folders for path in Path(folder).glob("dboost-*/bites")]
+
+
+def fit(data: Any, target: str, **options: Any) -> dboost.Booster:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return dboost.fit(data, target, **(SETTINGS | options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "columns", "arcbites"),
+    [
+        ("t", ["a", "b", "d"], ArcBites(3, early_stopping_rounds=2)),
+        ("z", ["a", "b", "e"], ArcBites(3, 1, visits=3, parts=2)),
+        ("y", ["a", "b"], ArcBites(40, 1, visits=1)),
+    ],
+    ids=["cut back", "grouped anew", "more bites than some partition has rows"],
+)
+def test_a_bite_is_read_when_it_is_entered(
+    client: Client, filing: None, target: str, columns: list[str], arcbites: ArcBites
+) -> None:
+    frame = FRAME[[*columns, target]]
+    booster = fit(cut(frame, [7, 7, 400, 900]), target, client=client, memory_limit="64MiB", arcbites=arcbites)
+    assert booster.sha256 == fit(frame, target, arcbites=arcbites).sha256
+    read, visits = booster.history["bytes_read"].to_numpy(), booster.history["visit"].to_numpy()
+    begins = np.diff(visits, prepend=0) > 0
+    assert (read[begins] > 0).all() and (read[~begins] == 0).all()
+
+
+def test_the_limit_says_how_many_bites(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """The number of bites equals that of one process with the limit of one worker; the bites are in files."""
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 9, (60_000, 4)).astype(np.float32)
+    frame = pd.DataFrame(values, columns=["a", "b", "c", "d"])
+    frame["y"] = values[:, 0] * values[:, 1]
+    options: dict[str, Any] = {"arcbites": ArcBites(trees_per_visit=1), "max_iter": 3, "memory_limit": "1MiB", "max_bins": 16}
+    lazy = dd.from_pandas(frame, npartitions=24)
+    here = fit(lazy, "y", **options)
+    with caplog.at_level("INFO", "dboost"):
+        there = fit(lazy, "y", client=client, **options)
+    assert there.sha256 == here.sha256
+    n_bites = here.ensemble.parameters["arcbites"]["n_bites"]
+    assert n_bites > 3
+    assert "60000 rows do not fit memory_limit=1 MiB and are divided into bites in files" in caplog.text
+    assert (there.history["bytes_read"] > 0).all()
+    few = options | {"arcbites": ArcBites(2, 1)}
+    for where in (None, client):
+        with pytest.raises(
+            dboost.ParameterError, match=r"with n_bites=2 the .* rows of one process make bites that take .* MiB"
+        ):
+            fit(lazy, "y", client=where, **few)
+
+
+def test_files_go_with_the_fit(client: Client, filing: None) -> None:
+    """Files are removed also if the fit fails; test sets are in files as well, and are truncated there."""
+    frame, held = FRAME[["a", "b", "e", "z"]].iloc[:1000], FRAME[["a", "b", "e", "z"]].iloc[1000:]
+    options: dict[str, Any] = {
+        "arcbites": ArcBites(3, early_stopping_rounds=2), "learning_rate": 0.9, "max_iter": 40, "memory_limit": "64MiB"
+    }  # fmt: skip
+    sets = {"one": cut(held, [100]), "two": cut(held[:400], [300])}
+    expected = fit(frame, "z", **options | {"eval_set": {"one": held, "two": held[:400]}, "memory_limit": None})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Budget, "retained", 0)
+        found = fit(cut(frame, [500]), "z", client=client, eval_set=sets, **options)
+    assert found.sha256 == expected.sha256
+    columns = ["one_log_loss", "two_log_loss"]
+    pd.testing.assert_frame_equal(found.history[columns], expected.history[columns], check_exact=True)
+    assert expected.n_iter_ < len(expected.history)
+
+    def fail(now: dboost.Iteration) -> None:
+        assert list_files(client), "nothing was in files"
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        fit(cut(frame, [500]), "z", client=client, eval_set=sets, callbacks=fail, **options)
+
+
+def test_what_is_continued_and_what_is_not(client: Client, filing: None) -> None:
+    """Bites in files start with the scores of a model of other data; a fit cannot continue where arcbites stopped."""
+    old = fit(FRAME[:500], "y", features=["a", "b", "e"], max_iter=2)
+    options: dict[str, Any] = {"arcbites": ArcBites(3, 1), "max_iter": 4}
+    here = fit(FRAME[500:], "y", start_from=old, **options)
+    lazy = cut(FRAME[500:], [300])
+    there = fit(lazy, "y", start_from=old, client=client, memory_limit="64MiB", **options)
+    assert there.sha256 == here.sha256
+    model = DBoostRegressor(client=client, warm_start=True, memory_limit="64MiB", random_state=0, **options)
+    model.fit(lazy[["a", "b", "e"]], lazy["y"])
+    with pytest.raises(dboost.ParameterError, match="arcbites do not go together with a warm start"):
+        model.set_params(max_iter=6).fit(lazy[["a", "b", "e"]], lazy["y"])
+
+
+@pytest.mark.slow
+def test_a_worker_is_killed_during_a_bite(killing: Processes) -> None:
+    """The rows of a lost worker are read again and brought up to date in the middle of a visit, also after truncation."""
+    frame = FRAME[["a", "b", "c", "e", "z"]]
+    options: dict[str, Any] = {"arcbites": ArcBites(3, early_stopping_rounds=2, visits=2), "max_iter": 30, "learning_rate": 0.9}
+    held = frame.iloc[:400]
+    expected = fit(frame, "z", eval_set=held, **options)
+    assert expected.n_iter_ < len(expected.history)
+    assert len(expected.history) > 16
+    warm(killing, 2)
+    grown = iter(range(1, 999))
+    kill = at(9, lambda: os.kill(killing.any_pid(), signal.SIGKILL))
+
+    def callback(now: dboost.Iteration) -> None:
+        kill(dboost.Iteration(next(grown), now.n_iterations, now.record, now.model, now.learning_rate))
+
+    lazy = dd.from_pandas(frame, npartitions=5)
+    sets = dd.from_pandas(held, npartitions=2)
+    booster = fit(lazy, "z", client=killing.client, eval_set=sets, callbacks=callback, **options)
+    assert booster.sha256 == expected.sha256
+    assert len(killing.pids()) == 1
+
+
+def warm(cluster: Processes, n_workers: int) -> None:
+    """Ensure that there are `n_workers` workers with compiled kernels: a worker that compiles does not respond."""
+    for _ in range(n_workers - len(cluster.pids())):
+        cluster.add_worker()
+    cluster.client.wait_for_workers(n_workers, timeout=60)
+    lazy = dd.from_pandas(FRAME[["a", "b", "c", "e", "z"]], npartitions=4)
+    fit(lazy, "z", client=cluster.client, eval_set=lazy, arcbites=ArcBites(3, 1), max_iter=2)
+
+
+@pytest.fixture(scope="module")
+def killing() -> Iterator[Processes]:
+    # A lost worker is noticed by its connection; a worker that is merely busy must not be removed.
+    with Processes(2, environment={"DASK_DBOOST__PATIENCE": "20s", "DASK_DBOOST__WORKER_TIMEOUT": "60s"}) as processes:
+        yield processes
+
+
+@pytest.mark.slow
+def test_a_worker_joins_and_takes_part_in_every_bite(killing: Processes) -> None:
+    """The new worker also evaluates its part of the held-out rows, and the previous worker no longer does."""
+    frame = FRAME[["a", "b", "e", "y"]]
+    options: dict[str, Any] = {"arcbites": ArcBites(3, 30, visits=2, early_stopping_rounds=200), "max_iter": 180}
+    rows: list[list[int]] = []
+
+    def callback(now: dboost.Iteration) -> None:
+        if now.iteration == 5 and not rows:
+            killing.add_worker()
+            killing.client.wait_for_workers(n_before + 1, timeout=60)
+        if now.iteration >= 5 and not (rows and rows[-1][0]):
+            rows.append(sorted(killing.client.run(held_rows).values()))
+            time.sleep(0.2)  # the new worker may need seconds until it can take rows over
+
+    warm(killing, 1)
+    n_before = len(killing.pids())
+    booster = fit(dd.from_pandas(frame, npartitions=8), "y", client=killing.client, callbacks=callback, **options)
+    expected = fit(frame, "y", **options)
+    assert booster.sha256 == expected.sha256
+    assert booster.history["validation_squared_error"].equals(expected.history["validation_squared_error"])
+    assert 1200 < sum(rows[0]) == sum(rows[-1]) < 1500
+    assert rows[0][0] == 0 < rows[-1][0]

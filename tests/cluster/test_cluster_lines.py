@@ -1,0 +1,341 @@
+"""Lines: messages over sockets, and fits whose rounds travel on them, beside fits by Dask's messages."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pytest
+from distributed import Client, Worker
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dboost
+from dboost.cluster.scheduler import reducer
+from dboost.cluster.scheduler.reducer import Reducer
+from dboost.cluster.training import cluster_sessions
+from dboost.cluster.transport import line
+from dboost.cluster.transport.line import Line, LineClosed, packed
+from dboost.cluster.transport.messages import LostWorkers
+from dboost.cluster.transport.rpc import FitCalls
+from dboost.losses import Loss
+from dboost.session.fit_records import SessionRef
+from dboost.session.session import Session
+from dboost.trees.grower import RoundHistograms
+from tests.helpers.clusters import Processes, a_table, hold_files, lines_cluster, release_files, threads_cluster, uses_lines
+from tests.helpers.examples import examples
+
+FRAME = a_table(2000)
+OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "progress": False}
+
+
+@pytest.fixture
+def lines() -> Iterator[tuple[Line, Line]]:
+    one, other = (Line(end) for end in socket.socketpair())
+    yield one, other
+    one.close()
+    other.close()
+
+
+@examples(60)
+@given(
+    contents=st.lists(st.tuples(st.binary(max_size=200), st.lists(st.integers(0, 1000), max_size=4)), min_size=1, max_size=6),
+    piece=st.integers(1, 977),
+)
+def test_messages_arrive_whole_however_they_are_cut(contents: list[tuple[bytes, list[int]]], piece: int) -> None:
+    """A reader that gets the bytes in pieces of any size finds the same messages, with aligned buffers."""
+    sender, wire = socket.socketpair()
+    feed, end = socket.socketpair()
+    out, into = Line(sender), Line(end)
+    with sender, wire, feed, end:
+        found = []
+        for number, (content, sizes) in enumerate(contents):
+            buffers = [np.arange(size, dtype=np.float64) for size in sizes]
+            out.send(number, number % 5, content, [memoryview(buffer).cast("B") for buffer in buffers])
+            wire.setblocking(False)
+            while True:
+                try:
+                    some = wire.recv(piece)
+                except BlockingIOError:
+                    break
+                feed.sendall(some)
+                message = into.poll()
+                if message is not None:
+                    found.append((message.number, message.kind, bytes(message.content)))
+                    arrays = [np.frombuffer(buffer, np.float64) for buffer in message.buffers]
+                    assert all(array.flags.aligned for array in arrays)
+                    assert all(np.array_equal(a, b) for a, b in zip(arrays, buffers, strict=True))
+        assert found == [(number, number % 5, content) for number, (content, _) in enumerate(contents)]
+
+
+def test_arrays_travel_without_a_copy_in_the_pickle(lines: tuple[Line, Line]) -> None:
+    one, other = lines
+    histograms = np.arange(300_000, dtype=np.int32).reshape(3, 2, -1)
+    content, buffers = packed((RoundHistograms(histograms, np.array([[1, 2]])), 5, 0.25))
+    assert len(content) < 2000
+    thread = threading.Thread(target=one.send, args=(7, 0, content, buffers))
+    thread.start()
+    message = other.receive()
+    thread.join()
+    answer, n_rows, seconds = message.unpack()
+    assert (message.number, n_rows, seconds) == (7, 5, 0.25)
+    assert (answer.histograms == histograms).all() and answer.histograms.dtype == np.int32
+    assert np.shares_memory(answer.histograms, np.frombuffer(message.buffers[0], np.uint8))
+
+
+def test_a_line_keeps_no_large_buffer(lines: tuple[Line, Line], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be idle until the end of the fit."""
+    monkeypatch.setattr(line, "_KEPT_BYTES", 5000)
+    here, there = lines
+    for size, is_kept in ((4000, True), (8000, False), (100, True)):
+        content = np.arange(size, dtype=np.uint8).tobytes()
+        here.send(1, 2, content)
+        message = there.receive()
+        assert bytes(message.content) == content
+        assert np.shares_memory(there._body, np.frombuffer(message.content, np.uint8)) is is_kept
+
+
+def test_a_message_of_many_arrays(lines: tuple[Line, Line]) -> None:
+    """Such as the sampled columns of many partitions."""
+    here, there = lines
+    arrays = [np.arange(k % 7) for k in range(600)]
+    content, buffers = packed(arrays)
+    here.send(1, 0, content, buffers)
+    assert all(map(np.array_equal, there.receive().unpack(), arrays))
+
+
+def test_a_message_that_is_given_its_memory_stays_valid(lines: tuple[Line, Line]) -> None:
+    here, there = lines
+    kept = []
+    for value in range(3):
+        here.send(value, 0, *packed(np.full(100, value)))
+        message = there.receive()
+        there.give_up_memory()
+        kept.append(message)
+    assert [message.unpack().tolist() for message in kept] == [[value] * 100 for value in range(3)]
+
+
+def test_a_closed_end_is_noticed(lines: tuple[Line, Line]) -> None:
+    one, other = lines
+    one.send(1, 0, b"first")
+    one.shut_down()
+    assert bytes(other.receive().content) == b"first"
+    with pytest.raises(LineClosed):
+        other.receive()
+
+
+def test_an_end_that_closes_in_the_middle_of_a_message_is_noticed() -> None:
+    raw, end = socket.socketpair()
+    line = Line(end)
+    other = Line(socket.socketpair()[0])
+    with raw:
+        raw.sendall(b"\0" * 10)
+        assert line.poll() is None
+    with pytest.raises(LineClosed):
+        line.receive()
+    line.close()
+    other.close()
+
+
+def test_lines_to_other_workers_are_kept_when_one_is_lost(lines: tuple[Line, Line], monkeypatch: pytest.MonkeyPatch) -> None:
+    lost, there = (SessionRef(f"tcp://10.0.0.{k}", "s") for k in (1, 2))
+
+    async def open_worker_line(here: str, fit: str, ref: SessionRef, connection_args: dict[str, Any]) -> Line:
+        if ref == lost:
+            raise LostWorkers([ref])
+        await asyncio.sleep(0.01)
+        return lines[0]
+
+    monkeypatch.setattr(reducer, "open_worker_line", open_worker_line)
+    here: Any = SimpleNamespace(_scheduler=SimpleNamespace(connection_args={}))
+    opened = asyncio.run(Reducer._open_lines(here, "fit", [lost, there]))
+    assert opened[there] is lines[0] and isinstance(opened[lost], LostWorkers)
+
+
+def test_a_receiver_that_takes_nothing_is_given_up(lines: tuple[Line, Line]) -> None:
+    with pytest.raises(TimeoutError, match="does not receive"):
+        lines[0].send(1, 0, bytes(50_000_000), timeout=0.2)
+
+
+def fit_on(client: Client, target: str = "z", **options: Any) -> tuple[dboost.Booster, set[bool]]:
+    booster = dboost.fit(dd.from_pandas(FRAME, npartitions=6), target, client=client, **OPTIONS | options)
+    return booster, set(client.run_on_scheduler(uses_lines))
+
+
+class FailsLater(Loss):
+    """Squared error, whose gradient fails once a tree has grown."""
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return 0.5 * (raw - y) ** 2
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        if len(y) > 300 and len(np.unique(raw)) == OPTIONS["max_leaf_nodes"]:
+            raise ValueError("no gradient today")
+        return raw - y
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.ones_like(y)
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    return dboost.fit(FRAME, "z", **OPTIONS).sha256
+
+
+def test_rounds_travel_on_encrypted_lines(expected: str) -> None:
+    with lines_cluster(3, secure=True) as client:
+        booster, on_lines = fit_on(client)
+        assert on_lines == {True}
+        assert booster.sha256 == expected
+        # The connections of Dask still work, and a second fit has lines of its own.
+        assert client.submit(sum, [1, 2]).result() == 3
+        assert fit_on(client)[0].sha256 == expected
+
+
+def test_connections_that_are_no_sockets_use_messages(expected: str) -> None:
+    with threads_cluster(2, 1) as client:
+        booster, on_lines = fit_on(client)
+        assert on_lines == {False}
+        assert booster.sha256 == expected
+
+
+def test_a_loss_that_fails_on_a_worker_is_named_on_lines(expected: str) -> None:
+    with lines_cluster(2) as client:
+        with pytest.raises(dboost.DBoostError, match="no gradient today"):
+            fit_on(client, target="y", loss=FailsLater())
+        assert fit_on(client)[0].sha256 == expected
+
+
+def count_rounds() -> None:
+    """In the scheduler: note, whenever a call begins, how many are under way then."""
+    FitCalls.under_way = []  # type: ignore[attr-defined]
+    n_now = 0
+    begin = FitCalls.begin
+
+    def counted(calls: FitCalls, method: str, arguments: Any, *, follows: bool = False) -> Any:
+        nonlocal n_now
+        assert follows == (n_now > 0)
+        wait = begin(calls, method, arguments, follows=follows)
+        n_now += 1
+        FitCalls.under_way.append(n_now)  # type: ignore[attr-defined]
+
+        def ended(decode: Any) -> None:
+            nonlocal n_now
+            try:
+                wait(decode)
+            except LostWorkers:
+                n_now = 0  # all calls are abandoned
+                raise
+            n_now -= 1
+
+        return ended
+
+    FitCalls.begin = counted  # type: ignore[method-assign]
+
+
+def counted_rounds() -> list[int]:
+    return list(FitCalls.under_way)  # type: ignore[attr-defined]
+
+
+def die_with_a_request_queued(dask_worker: Worker) -> None:
+    """In a worker: end the process in a round of the second iteration as soon as another request has arrived."""
+    compute = Session.round_histograms
+    n_trees = 0
+
+    def dying(session: Session, tasks: Any, requests: Any) -> Any:
+        nonlocal n_trees
+        n_trees += bool(tasks)
+        if n_trees == 2 and not tasks:
+            line = next(iter(dask_worker.plugins["dboost"]._lines))  # type: ignore[attr-defined]  # of the reducer, then of peers
+            if select.select([line], [], [], 0.5)[0]:
+                os._exit(1)
+        return compute(session, tasks, requests)
+
+    Session.round_histograms = dying  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["y", pytest.param("t", marks=pytest.mark.slow)], ids=["one tree", "three classes"])
+def test_a_worker_dies_while_two_rounds_are_under_way(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both rounds are given up; the trees are grown again on the other workers, and the model is that of one process."""
+    monkeypatch.setattr(cluster_sessions, "rounds_in_flight", lambda connection, workers: 2)  # as if on other hosts
+    options = OPTIONS | {"max_leaf_nodes": 31, "min_samples_leaf": 3}
+    with Processes(3) as cluster:
+        cluster.client.run_on_scheduler(count_rounds)
+        cluster.client.run(die_with_a_request_queued, workers=[next(iter(cluster.pids()))])
+        booster = dboost.fit(dd.from_pandas(FRAME, npartitions=6), target, client=cluster.client, **options)
+        under_way = cluster.client.run_on_scheduler(counted_rounds)
+    assert booster.sha256 == dboost.fit(FRAME, target, **options).sha256
+    assert booster.history["workers"].tolist() == [3, 2, 2, 2]
+    assert max(under_way) == 2
+
+
+def test_rounds_overlap_where_the_scheduler_has_a_host_of_its_own() -> None:
+    """Hosts are compared by their names: the client may know the scheduler by another address than the workers."""
+    with Processes(2) as cluster:
+        cluster.client.run_on_scheduler(count_rounds)
+        under_way = []
+        for host in (None, "another"):
+            if host is not None:
+                cluster.client.run(call_host, host)
+                cluster.client.run_on_scheduler(forget_replies)
+            dboost.fit(dd.from_pandas(FRAME, npartitions=6), "y", client=cluster.client, **OPTIONS | {"max_leaf_nodes": 31})
+            under_way.append(max(cluster.client.run_on_scheduler(counted_rounds)))
+    assert under_way == [1, 2]
+
+
+def call_host(name: str) -> None:
+    """Give this process another name of its host."""
+    socket.gethostname = lambda: name
+
+
+def forget_replies(dask_scheduler: Any) -> None:
+    """In the scheduler: ping all workers again before the next fit."""
+    dask_scheduler.plugins["dboost"]._versions.clear()
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """This process has more open files than `select` can wait for."""
+    hold_files(1100)
+    yield
+    release_files()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", [{}, pytest.param({"FAN_IN": "2", "GATHER_BYTES": "0", "OWNER_BYTES": "1000"}, marks=pytest.mark.slow)]
+)
+def test_processes_with_many_open_files_train(expected: str, many_files: None, how: dict[str, str]) -> None:
+    """Descriptors from 1,024 on, in the client, the scheduler and the workers; with relays and with slices of histograms."""
+    with Processes(3 + len(how), environment={f"DASK_DBOOST__{key}": value for key, value in how.items()}) as cluster:
+        cluster.client.run(hold_files, 1100)
+        cluster.client.run_on_scheduler(hold_files, 1100)
+        booster, on_lines = fit_on(cluster.client)
+        assert booster.sha256 == expected
+        assert on_lines == {True}
+
+
+@pytest.mark.parametrize(
+    ("which", "told"),
+    [
+        pytest.param("worker", "worker tcp://.* has too many open files", marks=pytest.mark.slow),
+        pytest.param("scheduler", "too many open files", marks=pytest.mark.slow),
+    ],
+)
+def test_the_limit_of_open_files_is_named(which: str, told: str) -> None:
+    """The process that may open no more files is the reason of the failure, not a lost worker or scheduler."""
+    with Processes(2) as cluster:
+        fit_on(cluster.client)
+        run = cluster.client.run if which == "worker" else cluster.client.run_on_scheduler
+        run(hold_files, 10, 0)
+        with pytest.raises(dboost.DBoostError, match=f"{told}.*RLIMIT_NOFILE.*ulimit -n"):
+            fit_on(cluster.client)

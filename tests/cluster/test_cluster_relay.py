@@ -1,0 +1,307 @@
+"""Relays: with more sessions than `dboost.fan-in`, some collect the answers of others. The model is that of one process."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pytest
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dboost
+from dboost.cluster.training import cluster_sessions
+from dboost.cluster.transport.line import Line
+from dboost.cluster.transport.messages import LOST, OK, FitCancelled
+from dboost.cluster.transport.rpc import METHODS, STATUSES, Branch, Decode, FitCalls, Relay, RoundSums, buffers_of, tree_of
+from dboost.cluster.worker import worker_plugin
+from dboost.losses import Loss
+from dboost.session.fit_records import SessionRef, pack_round
+from dboost.session.fit_records import unpack as unpacked
+from dboost.session.session import Session
+from dboost.trees.grower import RoundHistograms
+from tests.helpers.clusters import Processes, a_table, lines_cluster
+
+FRAME = a_table(1500)
+OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "progress": False}
+
+
+@given(n=st.integers(0, 300), fan_in=st.integers(2, 20))
+def test_the_tree_has_every_session_once_and_no_wide_one(n: int, fan_in: int) -> None:
+    refs = tuple(SessionRef(f"tcp://10.0.0.{k}", str(k)) for k in range(n))
+    found: list[SessionRef] = []
+    level, depth = list(tree_of(refs, fan_in)), 0
+    while level:
+        assert depth or len(level) == min(n, fan_in)
+        depth += 1
+        found += [branch.ref for branch in level]
+        below: list[Branch] = []
+        for branch in level:
+            if branch.below:
+                branches = tree_of(*unpacked(branch.passed_on))
+                assert 0 < len(branches) <= fan_in
+                assert set(branch.below) == {ref for one in branches for ref in (one.ref, *one.below)}
+                below += branches
+            else:
+                assert not branch.passed_on
+        level = below
+    assert sorted(found) == sorted(refs)
+    assert depth <= 1 + np.ceil(np.log(max(n, 1)) / np.log(fan_in))
+
+
+@pytest.mark.parametrize("how", ["another call", "a closed line"])
+def test_a_call_that_is_given_up_ends_the_waiting_of_its_exchange(how: str) -> None:
+    reducer, here = (Line(end) for end in socket.socketpair())
+    relay = Relay(here, SessionRef("tcp://10.0.0.1", "s"), lambda missing: {})
+    relay.check_others(1)
+    if how == "another call":
+        reducer.send(2, 0, b"")
+    else:
+        reducer.close()
+    with pytest.raises(FitCancelled):
+        relay.check_others(1)
+    relay.close()
+    reducer.close()
+
+
+class ARelay:
+    """A relay between a reducer and one session below it; each end is a line of the test."""
+
+    def __init__(self) -> None:
+        self.reducer, here = (Line(end) for end in socket.socketpair())
+        self.below, to_below = (Line(end) for end in socket.socketpair())
+        ref = SessionRef("tcp://10.0.0.2", "t")
+        self.here, self.ref = SessionRef("tcp://10.0.0.1", "s"), ref
+        self.relay = Relay(here, self.here, lambda missing: dict.fromkeys(missing, to_below))
+        self.branch = Branch(self.here, (ref,), pack_round(((ref,), 2)))
+        self.executed: list[int] = []
+        self.results: list[tuple[str, Any]] = []
+
+    def request(self, number: int, *, follows: bool) -> None:
+        self.reducer.send(number, METHODS.index("assign_leaves"), b"%d" % number, buffers_of(self.branch, follows))
+
+    def serve(self, n: int) -> threading.Thread:
+        """Answer n requests in a thread."""
+
+        def run() -> None:
+            for _ in range(n):
+                message = self.relay.receive()
+                assert bytes(message.content) == b"%d" % message.number
+
+                def execute(number: int = message.number) -> tuple[str, Any]:
+                    self.executed.append(number)
+                    return OK, b"here %d" % number
+
+                self.results.append(self.relay.call(message, execute))
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    def received(self) -> tuple[int, bytes]:
+        message = self.below.receive(20.0, lambda: pytest.fail("no request has been passed on"))
+        return message.number, bytes(message.content)
+
+    def answer(self, number: int) -> None:
+        self.below.send(number, STATUSES.index(OK), b"below %d" % number)
+
+    def expected(self, number: int) -> tuple[str, Any]:
+        return OK, {self.here: b"here %d" % number, self.ref: b"below %d" % number}
+
+    def close(self) -> None:
+        self.relay.close()
+        self.reducer.close()
+        self.below.close()
+
+
+@pytest.fixture
+def a_relay() -> Iterator[ARelay]:
+    found = ARelay()
+    yield found
+    found.close()
+
+
+def test_a_request_that_follows_is_passed_on_before_the_answers_of_the_call_before(a_relay: ARelay) -> None:
+    serving = a_relay.serve(3)
+    a_relay.request(5, follows=False)
+    assert a_relay.received() == (5, b"5")
+    a_relay.request(6, follows=True)
+    assert a_relay.received() == (6, b"6")  # nothing has been answered
+    a_relay.answer(5)
+    a_relay.request(7, follows=True)
+    assert a_relay.received() == (7, b"7")
+    a_relay.answer(6)
+    a_relay.answer(7)
+    serving.join(20)
+    assert a_relay.executed == [5, 6, 7]
+    assert a_relay.results == [a_relay.expected(number) for number in (5, 6, 7)]
+    assert a_relay.below.poll() is None  # each was passed on once
+
+
+def test_a_request_that_follows_no_call_ends_the_calls_before(a_relay: ARelay) -> None:
+    serving = a_relay.serve(2)
+    a_relay.request(5, follows=False)
+    a_relay.request(6, follows=True)
+    assert [a_relay.received()[0] for _ in range(2)] == [5, 6]
+    a_relay.request(9, follows=False)  # those before are never answered in time
+    a_relay.answer(5)
+    a_relay.answer(6)
+    assert a_relay.received() == (9, b"9")
+    a_relay.answer(9)
+    serving.join(20)
+    assert 6 not in a_relay.executed or a_relay.executed == [5, 6, 9]
+    assert a_relay.results[-1] == a_relay.expected(9) and len(a_relay.results) == 2
+
+
+def test_requests_that_arrive_during_a_call_are_received_in_order(a_relay: ARelay) -> None:
+    for number in (5, 6, 7):
+        a_relay.request(number, follows=number > 5)
+    a_relay.relay.clear()  # as a call does that waits
+    assert [a_relay.relay.receive().number for _ in range(3)] == [5, 6, 7]
+
+
+def test_a_session_below_is_lost_while_two_calls_are_under_way(a_relay: ARelay) -> None:
+    serving = a_relay.serve(2)
+    a_relay.request(5, follows=False)
+    a_relay.request(6, follows=True)
+    assert [a_relay.received()[0] for _ in range(2)] == [5, 6]
+    a_relay.answer(5)
+    a_relay.below.close()
+    serving.join(20)
+    assert a_relay.results == [a_relay.expected(5), (LOST, [a_relay.ref])]
+
+
+def test_sums_that_do_not_fit_32_bits_are_passed_on_as_they_are() -> None:
+    sums = RoundSums()
+    for worker in "ab":
+        large, small = np.full((1, 2, 3), 2**31 - 1, np.int32), np.full((2, 2, 3), 7, np.int32)
+        answers = {0: RoundHistograms(large, np.array([[3, 4]])), 1: RoundHistograms(small, np.array([[1, 0]]))}
+        sums.add_answer(SessionRef(worker, worker), answers, [7], 0.5)
+    assert (large == 2**31 - 1).all() and (small == 7).all()  # the answer that was added last
+    merged = sums.merged(np.empty(18, np.int32))
+    assert merged[0].histograms.dtype == np.float64 and (merged[0].histograms == 2**32 - 2).all()
+    assert merged[1].histograms.dtype == np.int32 and (merged[1].histograms == 14).all()
+    assert merged[0].n_rows.tolist() == [[6, 8]] and sums.rows == {SessionRef(worker, worker): [7] for worker in "ab"}
+
+
+def fit(client: Client, **options: Any) -> dboost.Booster:
+    """Fit with as many partitions as there are workers or more, some of them empty."""
+    bounds = [0, 0, 200, 201, 400, 700, 700, 900, 1000, 1300, 1500]
+    data = dd.concat([dd.from_pandas(FRAME[a:b], npartitions=1) for a, b in itertools.pairwise(bounds)])
+    return dboost.fit(data, client=client, **OPTIONS | options)
+
+
+def branches_of(client: Client) -> set[int]:
+    """Return how many sessions the reducer called in the rounds of the last fit."""
+    events = [event for _, event in client.get_events("dboost")]
+    last = [event["fit"] for event in events if event["action"] == "began"][-1]
+    return {event["branches"] for event in events if event["action"] == "tree" and event["fit"] == last}
+
+
+@pytest.mark.slow
+def test_a_relay_of_relays_and_an_evaluation_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, fan_in = "t", 2
+    held_out = FRAME[::3].drop(columns=sorted({"y", "z", "t"} & set(FRAME) - {target}))
+    table = FRAME.drop(columns=sorted({"y", "z", "t"} & set(FRAME) - {target}))
+    here = dboost.fit(table, target, eval_set=held_out, **OPTIONS)
+    with dask.config.set({"dboost.fan-in": fan_in}), lines_cluster(7) as client:
+        data = dd.from_pandas(table, npartitions=9)
+        there = dboost.fit(data, target, eval_set=held_out, client=client, **OPTIONS)
+        assert branches_of(client) == {fan_in}
+        follow: list[bool] = []
+        begin = FitCalls.begin
+
+        def noted(
+            calls: FitCalls, method: str, arguments: Mapping[Branch, bytes], *, follows: bool = False
+        ) -> Callable[[Decode], None]:
+            follow.append(follows)
+            return begin(calls, method, arguments, follows=follows)
+
+        monkeypatch.setattr(FitCalls, "begin", noted)
+        monkeypatch.setattr(cluster_sessions, "rounds_in_flight", lambda scheduler, workers: 2)  # as if on other hosts
+        overlapping = dboost.fit(data, target, eval_set=held_out, client=client, **OPTIONS)
+        assert any(follow)
+    assert overlapping.sha256 == here.sha256
+    assert there.sha256 == here.sha256
+    seconds = [column for column in there.history if "seconds" in column]
+    shared = [column for column in there.history if column in here.history and column not in seconds]
+    assert there.history[shared].equals(here.history[shared])
+
+
+def die_in_the_second_tree() -> None:
+    """In a worker: end the process in the second round of the second tree."""
+    compute = Session.round_histograms
+    n_trees = 0
+
+    def dying(session: Session, tasks: Any, requests: Any) -> Any:
+        nonlocal n_trees
+        n_trees += bool(tasks)
+        if n_trees == 2 and not tasks:
+            os._exit(1)
+        return compute(session, tasks, requests)
+
+    Session.round_histograms = dying  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1, -1], ids=["a relay", "a relay below", "the last"])
+def test_a_worker_dies_while_relays_have_two_rounds(victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_sessions, "rounds_in_flight", lambda scheduler, workers: 2)  # as if on other hosts
+    options = OPTIONS | {"max_leaf_nodes": 31, "min_samples_leaf": 3}
+    with Processes(7, environment={"DASK_DBOOST__FAN_IN": "2"}) as cluster, dask.config.set({"dboost.fan-in": 2}):
+        cluster.client.run(die_in_the_second_tree, workers=[sorted(cluster.pids())[victim]])
+        booster = dboost.fit(dd.from_pandas(FRAME, npartitions=9), "y", client=cluster.client, **options)
+        assert branches_of(cluster.client) == {2}
+    assert booster.sha256 == dboost.fit(FRAME, "y", **options).sha256
+    assert booster.history["workers"].tolist() == [7, 6, 6, 6]
+
+
+def test_relays_use_the_security_of_the_cluster() -> None:
+    with dask.config.set({"dboost.fan-in": 2}), lines_cluster(5, secure=True) as client:
+        assert fit(client, target="y").sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
+        assert branches_of(client) == {2}
+
+
+class FailsSomewhere(Loss):
+    """Squared error, whose gradient fails on one range of rows once a tree has grown."""
+
+    def value(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return 0.5 * (raw - y) ** 2
+
+    def gradient(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        if y.max() > 1e6 and len(np.unique(raw)) > 1:
+            raise ValueError("no gradient today")
+        return raw - y
+
+    def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        return np.ones_like(y)
+
+
+def test_an_error_below_a_relay_names_its_worker() -> None:
+    frame = FRAME.assign(z=np.where(np.arange(1500) == 1499, 1e7, FRAME["z"]))
+    with dask.config.set({"dboost.fan-in": 2}), lines_cluster(6) as client:
+        data = client.persist(dd.from_pandas(frame, npartitions=6))
+        with pytest.raises(dboost.DBoostError, match=r"worker tcp://.* failed: ValueError: no gradient today"):
+            dboost.fit(data, "z", loss=FailsSomewhere(), client=client, **OPTIONS)
+        assert fit(client, target="y").sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
+
+
+def test_a_connection_that_gives_no_line_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none(*arguments: Any) -> None:
+        return None
+
+    monkeypatch.setattr(worker_plugin, "open_worker_line", none)
+    with (
+        dask.config.set({"dboost.fan-in": 2}),
+        lines_cluster(5) as client,
+        pytest.raises(dboost.DBoostError, match=r"worker tcp://.* cannot open a line to tcp://"),
+    ):
+        fit(client, target="y")

@@ -1,0 +1,149 @@
+"""Validation rows and class weights of estimators on a cluster equal those of one process, however the rows are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dboost
+from dboost import DBoostClassifier, DBoostRegressor
+from dboost.data import open_table
+from dboost.rows import shard_spec
+from dboost.session.fit_records import RowNumbers
+from dboost.session.memory import Budget
+from dboost.session.row_assignment import class_counts
+from dboost.session.table_rows import BatchRows
+from tests.helpers.clusters import a_table, at, threads_cluster
+from tests.helpers.examples import examples
+
+FRAME = a_table(700)
+COLUMNS = ["a", "b", "e"]
+KINDS: dict[str, tuple[type, dict[str, Any]]] = {
+    "y": (DBoostRegressor, {}),
+    "z": (DBoostClassifier, {}),
+    "t": (DBoostClassifier, {"class_weight": "balanced"}),
+}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(3, 1) as client:
+        yield client
+
+
+def divided(frame: pd.DataFrame, cuts: list[int]) -> dd.DataFrame:
+    parts = [dask.delayed(frame.iloc[a:b]) for a, b in pairwise([0, *sorted(cuts), len(frame)])]
+    return dd.from_delayed(parts, meta=frame.iloc[:0], verify_meta=False)
+
+
+@given(
+    target=st.sampled_from(list(KINDS)),
+    cuts=st.lists(st.integers(0, 700), max_size=6),
+    weighted=st.booleans(),
+    size=st.sampled_from([0.1, 0.37, 50, None]),
+    seed=st.integers(0, 2**32 - 1),
+    streams=st.booleans(),
+)
+@examples(8)
+def test_however_the_rows_are_divided(
+    client: Client, target: str, cuts: list[int], weighted: bool, size: Any, seed: int, streams: bool
+) -> None:
+    """In memory and in files, in one process and on workers; some partitions are empty or have no row of positive weight."""
+    kind, options = KINDS[target]
+    frame = FRAME.copy()
+    frame.loc[frame.index < 60, "w"] = 0.0
+    options = options | {"max_iter": 3, "early_stopping": True, "validation_fraction": size, "random_state": seed, "tol": 0.01}
+    given_weight = {"sample_weight": frame["w"]} if weighted else {}
+    alone = kind(**options).fit(frame[COLUMNS], frame[target], **given_weight)
+    lazy = divided(frame, cuts)
+    if weighted:
+        given_weight = {"sample_weight": lazy["w"]}
+    with pytest.MonkeyPatch.context() as patch:
+        if streams:
+            patch.setattr(Budget, "holds_rows", lambda *_: False)
+            patch.setattr(Budget, "retained", 0)
+            patch.setattr(shard_spec, "BLOCK_ROWS", 128)
+            options["memory_limit"] = "64MiB"
+        together = kind(client=client, **options).fit(lazy[COLUMNS], lazy[target], **given_weight)
+        with dask.config.set(scheduler="synchronous"):
+            in_files = kind(**options).fit(lazy[COLUMNS], lazy[target], **given_weight)
+    for model in (together, in_files):
+        assert model.booster_.sha256 == alone.booster_.sha256
+        assert np.array_equal(model.train_score_, alone.train_score_)
+        assert np.array_equal(model.validation_score_, alone.validation_score_)
+    assert bool(streams and (together.booster_.history["bytes_read"] > 0).all()) is streams
+
+
+@pytest.mark.slow
+def test_rows_change_no_sides_when_a_worker_goes() -> None:
+    target = "t"
+    kind, options = KINDS[target]
+    options = options | {"max_iter": 8, "early_stopping": True, "random_state": 5, "n_iter_no_change": 8}
+    alone = kind(**options).fit(FRAME[COLUMNS], FRAME[target], FRAME["w"])
+    lazy = dd.from_pandas(FRAME, npartitions=6)
+    with threads_cluster(3, 1) as client:
+        leave = at(3, lambda: client.retire_workers([next(iter(client.nthreads()))]))
+        model = kind(client=client, callbacks=[leave], **options).fit(lazy[COLUMNS], lazy[target], lazy["w"])
+        assert len(client.nthreads()) == 2
+    assert model.booster_.sha256 == alone.booster_.sha256
+    assert np.array_equal(model.validation_score_, alone.validation_score_)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda part: part.iloc[1:], r"partition \d of the training data was read again .* gave \d+ rows where it had \d+"),
+        (lambda part: part.assign(w=0.0 * part["w"]), r"partition \d of the training data was read again .* gave other values"),
+    ],
+    ids=["rows", "weights"],
+)
+def test_data_that_change_during_a_fit_are_an_error(tmp_path: Path, change: Any, complaint: str) -> None:
+    """When a worker is lost, its partitions are read again; their numbers of rows determine which rows are held out."""
+    paths = [tmp_path / f"{i}.parquet" for i in range(6)]
+    for i, path in enumerate(paths):
+        FRAME.iloc[100 * i : 100 * (i + 1)].to_parquet(path)
+    lazy = dd.from_map(pd.read_parquet, paths, meta=FRAME.iloc[:0])
+
+    with threads_cluster(3, 1) as client:
+
+        def disturb() -> None:
+            for path in paths:
+                change(pd.read_parquet(path)).to_parquet(path)
+            client.retire_workers([next(iter(client.nthreads()))])
+
+        model = DBoostRegressor(max_iter=9, early_stopping=True, client=client, callbacks=[at(3, disturb)])
+        with pytest.raises(dboost.DataError, match=complaint):
+            model.fit(lazy[COLUMNS], lazy["y"], lazy["w"])
+
+
+def test_a_partition_with_another_number_of_rows_is_named() -> None:
+    with open_table(divided(FRAME, [300]), "y", sample_weight="w") as table:
+        n_kept = [int((FRAME["w"][:300] > 0).sum()), int((FRAME["w"][300:] > 0).sum()) + 1]
+        rows = BatchRows(table, 1, table)
+        rows.number(RowNumbers.of(dict(enumerate(n_kept))))
+        with pytest.raises(dboost.DataError, match=rf"partition 1 has {n_kept[1] - 1} rows .* but had {n_kept[1]} when"):
+            class_counts(rows, None)
+
+
+def test_later_data_may_lack_classes_also_with_a_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The classes of held-out rows in files must have the same numbers as the model's classes."""
+    some = FRAME[FRAME["t"] != "low"]
+    options: dict[str, Any] = {"max_iter": 3, "early_stopping": True, "random_state": 0}
+    expected = DBoostClassifier(**options).fit(FRAME[COLUMNS], FRAME["t"]).partial_fit(some[COLUMNS], some["t"])
+    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
+    streamed = DBoostClassifier(memory_limit="64MiB", **options).fit(FRAME[COLUMNS], FRAME["t"])
+    streamed.partial_fit(some[COLUMNS], some["t"])
+    assert streamed.booster_.sha256 == expected.booster_.sha256
+    assert np.array_equal(streamed.validation_score_, expected.validation_score_)

@@ -1,0 +1,145 @@
+"""Evaluation sets that are large beside the workers' memory limit are stored in files there, with the results of memory."""
+
+from __future__ import annotations
+
+import glob
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dask.dataframe as dd
+import pandas as pd
+import pytest
+from distributed import Client
+
+import dboost
+from dboost.cluster.worker import worker_plugin
+from dboost.rows import shard_spec
+from dboost.session.memory import Budget
+from tests.helpers.clusters import held_fits, threads_cluster
+from tests.helpers.fits import NUMERIC, cut, mixed_frame
+
+FEATURES = [*NUMERIC, "town"]
+FRAME, OTHER = mixed_frame(400), mixed_frame(300, seed=1)
+OPTIONS: dict[str, Any] = {"features": FEATURES, "max_iter": 3, "random_state": 1, "progress": False, "min_samples_leaf": 5}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2) as client:
+        yield client
+
+
+@pytest.fixture
+def filing(client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Evaluation sets go to files with short blocks; at the end no file is left. Asserts that the log mentions the files."""
+    monkeypatch.setattr(Budget, "retained", 0)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
+    caplog.set_level(logging.INFO, "dboost")
+    yield
+    assert any("rows of evaluation set" in record.getMessage() for record in caplog.get_records("call"))
+    assert left(client) == []
+
+
+def left(client: Client) -> list[str]:
+    """Return the files of rows on the workers, once everything that belongs to fits has been released."""
+    folders = client.run(lambda dask_worker: dask_worker.local_directory).values()
+    found: list[str] = []
+    for _ in range(6000):  # a thread of the worker removes them after the fit
+        # (`Path.glob` fails when a folder goes while it looks.)
+        found = [path for folder in folders for path in glob.glob(f"{glob.escape(folder)}/dboost-*/eval-*")]
+        if not found and not any(client.run(held_fits).values()):
+            break
+        time.sleep(0.01)
+    return found
+
+
+def in_files(dask_worker: Any = None) -> int:
+    """For `Client.run`: how many evaluation rows a worker has in files, in all its fits."""
+    holdings = dask_worker.plugins["dboost"]._sessions.values()
+    batches = [(holding, batch) for holding in holdings for batch in {*holding._built, *holding._batches}]
+    return sum(holding.eval_sets.in_files(batch=batch) for holding, batch in batches)
+
+
+def same(client: Client, target: str, sets: Any, n_filed: int, data: Any = None, **options: Any) -> dboost.Booster:
+    """Train in memory, and with a limit on the cluster; assert that the models and the metrics of the sets are equal."""
+    settings = OPTIONS | options
+    here = dboost.fit(FRAME, target, eval_set=sets, **settings)
+    counts: list[int] = []
+    there = dboost.fit(
+        cut(FRAME, [150, 150]),
+        target,
+        eval_set=sets,
+        client=client,
+        memory_limit="64MiB",
+        callbacks=lambda now: counts.append(sum(client.run(in_files).values())),
+        **settings,
+    )
+    assert there.sha256 == here.sha256
+    kept = [column for column in here.history if not column.startswith("seconds") and column != "bytes_read"]
+    pd.testing.assert_frame_equal(there.history[kept], here.history[kept], check_exact=True)
+    assert set(counts) == {n_filed}
+    return there
+
+
+def test_evaluated_from_files(client: Client, filing: None) -> None:
+    options: dict[str, Any] = {"sample_weight": "w", "eval_metric": ["mean_absolute_error", "squared_error"]}
+    other = OTHER.copy()
+    other.loc[3, "town"] = "nowhere"
+    sets = {"whole": cut(other, [100, 100, 170]), "here": other.iloc[:80], "parts": dd.from_pandas(other[50:], npartitions=2)}
+    counted = int((other["w"] > 0).sum() + (other["w"][50:] > 0).sum())
+    same(client, "y", sets, counted, **options)
+
+
+def test_without_a_limit_it_is_dasks(client: Client, filing: None) -> None:
+    here = dboost.fit(FRAME, "late", eval_set=OTHER, **OPTIONS)
+    counts: list[int] = []
+    count = [lambda now: counts.append(sum(client.run(in_files).values()))]
+    lazy = cut(FRAME, [200]), cut(OTHER, [100])
+    there = dboost.fit(lazy[0], "late", eval_set=lazy[1], client=client, callbacks=count, **OPTIONS)
+    assert there.sha256 == here.sha256
+    assert set(counts) == {300}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_plugin, "_spare", lambda worker: None)
+        dboost.fit(lazy[0], "late", eval_set=lazy[1], client=client, callbacks=count, **OPTIONS)
+    assert counts[-1] == 0
+
+
+def test_sets_share_the_room_that_there_is_in_memory(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker has memory for about a set and a half of them: the second one goes to files."""
+    row_bytes = len(FEATURES) + 32
+    monkeypatch.setattr(Budget, "retained", 160 * row_bytes)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
+    lazy = dd.from_pandas(OTHER[:200], npartitions=2)
+    same(client, "late", {"first": lazy, "second": lazy}, 200)
+    assert left(client) == []
+
+
+def test_files_go_where_a_fit_fails(client: Client, filing: None) -> None:
+    bad = OTHER.assign(grade=["z" if k == 200 else grade for k, grade in enumerate(OTHER["grade"])])
+    sets = {"good": cut(OTHER, [100]), "bad": cut(bad, [100])}
+    with pytest.raises(
+        dboost.DataError, match="evaluation set 'bad': the target holds a class that the training target has not"
+    ):
+        dboost.fit(cut(FRAME, [100]), "grade", eval_set=sets, client=client, memory_limit="64MiB", **OPTIONS)
+
+    def fail(now: dboost.Iteration) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        dboost.fit(
+            cut(FRAME, [100]), "grade", eval_set=sets["good"], client=client, memory_limit="64MiB", callbacks=fail, **OPTIONS
+        )
+
+
+def test_a_metric_that_is_undefined_stops_no_fit_on_workers(client: Client) -> None:
+    sets, options = OTHER[OTHER["late"] == OTHER["late"].max()], OPTIONS | {"loss": "log_loss", "max_iter": 5}
+    for how in ({}, {"memory_limit": "64MiB"}):
+        with pytest.warns(UserWarning, match="metric 'auc' of evaluation set 'eval' is nan in iteration 1") as caught:
+            found = dboost.fit(
+                cut(FRAME, [150, 150]), "late", eval_set=sets, eval_metric="auc", early_stopping_rounds=1, client=client,
+                **options, **how,
+            )  # fmt: skip
+        assert sum("early stopping" in str(one.message) for one in caught) == 1
+        assert found.n_iter_ == found.best_iteration == 5

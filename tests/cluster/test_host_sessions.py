@@ -1,0 +1,620 @@
+"""One session for each host: workers of a host hand their rows over to one of them, and the model is that of one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dboost
+from dboost import DBoostClassifier, DBoostRegressor
+from dboost.cluster.client.connection import Connection
+from dboost.cluster.partitions import partitioned_table, rebalance
+from dboost.cluster.partitions.rebalance import values_held
+from dboost.cluster.training import cluster_sessions
+from dboost.cluster.worker import host_sessions, worker_plugin
+from dboost.cluster.worker.host_sessions import HandOver, Member, SessionPlace, choose_trainers, hand_overs, trainers_of_folds
+from dboost.rows.shared_codes import SharedCodes
+from dboost.session import session as worker_session
+from dboost.session import table_rows
+from dboost.session.fit_records import SessionRef
+from dboost.session.memory import Budget
+from tests.helpers.clusters import Processes, a_table, at, held_rows, lines_cluster, threads_cluster
+from tests.helpers.examples import examples
+
+#: In fast tests rounds travel on lines only.
+pytestmark = pytest.mark.fast_cells(1)
+FRAME = a_table(2400)
+FRAME["g"] = FRAME.index // 7
+COLUMNS = ["a", "b", "c", "e"]
+
+
+@pytest.fixture(autouse=True)
+def per_host() -> Iterator[None]:
+    with dask.config.set({"dboost.session-per-host": True}):
+        yield
+
+
+@pytest.fixture(scope="module", params=["lines", "messages"])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    with lines_cluster(3) if request.param == "lines" else threads_cluster(3, 2) as client:
+        yield client
+
+
+def divided(frame: pd.DataFrame, cuts: list[int]) -> dd.DataFrame:
+    parts = [dask.delayed(frame.iloc[a:b]) for a, b in pairwise([0, *sorted(cuts), len(frame)])]
+    return dd.from_delayed(parts, meta=frame.iloc[:0], verify_meta=False)
+
+
+def fitted(data: Any, target: str = "y", **options: Any) -> dboost.Booster:
+    return dboost.fit(data, target, progress=False, **{"max_iter": 5, "features": COLUMNS} | options)
+
+
+def assert_one_session(booster: dboost.Booster, expected: dboost.Booster) -> None:
+    assert booster.sha256 == expected.sha256
+    assert set(booster.history["workers"]) == {1}
+
+
+# The rule.
+
+WORKERS = [SessionRef(f"tcp://{k}", f"s{k}") for k in range(5)]
+
+
+def member(n_rows: int, host: str | None = "one", room: int = 10**6, cpus: int = 8, first: int = 0) -> Member:
+    return Member(n_rows, host, SessionPlace(room, tuple(range(first, first + cpus))))
+
+
+def test_a_trainer_for_each_host() -> None:
+    a, b, c, d, e = WORKERS
+    members = {a: member(10), b: member(20), c: member(30, "two"), d: member(40, "two"), e: member(50, None)}
+    assert choose_trainers(members, 0) == {a: a, b: a, c: c, d: c}
+    assert choose_trainers(members, 1) == {a: b, b: b, c: d, d: d}
+
+
+def test_a_trainer_holds_all_rows_of_its_host() -> None:
+    a, b, c, *_ = WORKERS
+    members = {a: member(10, room=59), b: member(20, room=60), c: member(30, room=59)}
+    assert choose_trainers(members, 0) == {a: b, b: b, c: b}
+    assert choose_trainers(members | {b: member(20, room=59)}, 0) == {}
+    assert choose_trainers(members | {c: member(30, room=29)}, 0) == {}, "it would encode its own rows to files"
+
+
+def test_processes_on_other_processors_are_other_hosts() -> None:
+    a, b, c, d, _ = WORKERS
+    members = {a: member(10, cpus=2), b: member(10, cpus=2), c: member(10, cpus=2, first=2), d: member(10, cpus=2, first=2)}
+    assert choose_trainers(members, 0) == {a: a, b: a, c: c, d: c}
+    assert {order.n_threads for order in orders_of(members).values()} == {2}
+
+
+def test_a_host_keeps_its_trainer() -> None:
+    """Also one that has read nothing of these rows, but only while it has room for them."""
+    a, b, c, d, e = WORKERS
+    members = {a: member(10), b: member(20), c: member(0)._replace(has_read=False), d: member(40, "two"), e: member(5, "two")}
+    assert choose_trainers(members, 1, {b}) == {a: b, b: b, d: e, e: e}
+    assert choose_trainers(members, 0, {c, e}) == {a: c, b: c, c: c, d: e, e: e}
+    full = members | {c: members[c]._replace(place=member(0, room=29).place)}
+    assert choose_trainers(full, 0, {c, e}) == {a: a, b: a, d: e, e: e}
+    alone = {a: member(10), c: members[c], d: member(0, "two")._replace(has_read=False)}
+    assert choose_trainers(alone, 0, {c, d}) == {a: c, c: c}
+    orders = hand_overs({a: c, c: c}, alone, {a.worker: 1, c.worker: 2}, {a.worker: "one", c.worker: "one"}, 1, 44, False)
+    assert orders == {a: HandOver(c, 3, 3), c: HandOver(c, 0, 3, (1, 1, 1))}, "a shard for each thread"
+
+
+def orders_of(
+    members: dict[SessionRef, Member], n_threads: int = 1, more: int = 0, n_fits: int = 1
+) -> dict[SessionRef, HandOver]:
+    """Return the orders of members with so many threads each. more : workers of the host without rows."""
+    workers = {ref.worker: n_threads for ref in members} | {f"idle {k}": n_threads for k in range(more)}
+    takers = choose_trainers(members, 0)
+    is_whole = len({takers.get(ref, ref) for ref in members}) == 1
+    return hand_overs(takers, members, workers, dict.fromkeys(workers, "one"), n_fits, 44, is_whole)
+
+
+def test_threads_of_a_trainer() -> None:
+    three = {ref: member(10) for ref in WORKERS[:3]}
+    assert orders_of(three)[WORKERS[0]].n_threads == 3
+    assert orders_of(three, 2)[WORKERS[0]].n_threads == 6
+    assert orders_of(three, 4)[WORKERS[0]].n_threads == 8, "no more than processors"
+    assert orders_of(three, 1, more=2)[WORKERS[0]].n_threads == 5
+    assert orders_of(three, 2, n_fits=2)[WORKERS[0]].n_threads == 3
+    assert orders_of(three, 2, n_fits=9)[WORKERS[0]].n_threads == 2, "at least its own"
+    alone = {WORKERS[0]: member(10)}
+    assert orders_of(alone) == {}
+    assert orders_of(alone, more=1) == {WORKERS[0]: HandOver(WORKERS[0], 1, 2)}
+
+
+def test_messages_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_sessions, "PART_BYTES", 440)
+    members = {ref: member(n) for ref, n in zip(WORKERS, (5, 10, 21, 0, 11), strict=True)}
+    orders = orders_of(members)
+    assert [orders[ref].n_parts for ref in WORKERS] == [1, 1, 3, 1, 2]
+    assert [orders[ref].n_senders for ref in WORKERS] == [(4, 2, 1), (), (), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("roomy", "with_rows", "expected"),
+    [
+        ("abcdef", "", {"a": 3, "c": 2, "f": 1}),
+        ("abcdef", "be", {"b": 3, "e": 3, "f": 1}),
+        ("bcdef", "a", {"b": 3, "c": 2, "f": 1}),
+        ("cdef", "", {"a": 1, "b": 3, "c": 2, "f": 1}),
+        ("", "a", {"a": 1, "b": 3, "c": 1, "d": 1, "e": 3, "f": 1}),
+    ],
+)
+def test_trainers_of_folds(roomy: str, with_rows: str, expected: dict[str, int]) -> None:
+    """On hosts of three, two and one worker; the second one's trainer may run on two processors, that of f is not known."""
+    n_threads = {"a": 1, "b": 3, "c": 1, "d": 1, "e": 3, "f": 1}
+    one, two = ("one", (0, 1, 2)), ("two", (0, 1))
+    places = {"a": one, "b": one, "c": two, "d": two, "e": two, "f": (None, ())}
+    shares: dict[str, float] = {}
+
+    def has_room(worker: str, share: float) -> bool:
+        shares[worker] = share
+        return worker in roomy
+
+    assert trainers_of_folds(n_threads, places, has_room, with_rows) == expected
+    assert shares == {"a": 0.4, "b": 0.4, "c": 0.5, "d": 0.5, "e": 0.5}
+
+
+def test_values_that_folds_hold() -> None:
+    assert values_held(1000, 28, 1) == 28_000
+    assert values_held(1000, 28, 5) == 28_000 + 30_000, "they share the codes"
+
+
+# Fits.
+
+
+@pytest.mark.fast_cells(1)
+@given(
+    target=st.sampled_from(["y", "z", "t"]),
+    cuts=st.lists(st.integers(0, 2400), max_size=7),
+    weighted=st.booleans(),
+    part_bytes=st.sampled_from([2**20, 9000]),
+    seed=st.integers(0, 2**32 - 1),
+    loss=st.sampled_from(["auto", "huber"]),
+)
+@examples(8)
+def test_however_the_rows_are_divided(
+    client: Client, target: str, cuts: list[int], weighted: bool, part_bytes: int, seed: int, loss: str
+) -> None:
+    """Some partitions are empty or have no row of positive weight."""
+    frame = FRAME.copy()
+    frame.loc[frame.index < 500, "w"] = 0.0
+    options: dict[str, Any] = {"random_state": seed, "subsample": 0.7, "sample_weight": "w" if weighted else None}
+    options["loss"] = loss if target == "y" else "auto"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_sessions, "PART_BYTES", part_bytes)
+        assert_one_session(fitted(divided(frame, cuts), target, client=client, **options), fitted(frame, target, **options))
+
+
+@pytest.mark.fast_cells(2)
+@pytest.mark.parametrize("kind", [DBoostRegressor, DBoostClassifier])
+def test_rows_held_out_from_the_table(client: Client, kind: type) -> None:
+    target = "y" if kind is DBoostRegressor else "t"
+    options: dict[str, Any] = {"early_stopping": True, "validation_fraction": 0.3, "max_iter": 12, "random_state": 1}
+    lazy = divided(FRAME, [300, 1000, 1900])
+    there = kind(client=client, **options).fit(lazy[COLUMNS], lazy[target]).booster_
+    expected = kind(**options).fit(FRAME[COLUMNS], FRAME[target]).booster_
+    assert_one_session(there, expected)
+    mine, others = (booster.history.filter(like="validation") for booster in (there, expected))
+    assert mine.equals(others)
+
+
+@pytest.mark.fast_cells(1)
+def test_evaluation_sets_stay_where_they_are(client: Client) -> None:
+    judge = a_table(900, 5)
+    options: dict[str, Any] = {
+        "eval_metric": ["roc_auc", "log_loss"],
+        "early_stopping_rounds": 2,
+        "max_iter": 30,
+        "learning_rate": 0.7,
+    }
+    there = fitted(divided(FRAME, [800, 1600]), "z", eval_set=divided(judge, [300, 600]), client=client, **options)
+    expected = fitted(FRAME, "z", eval_set=judge, **options)
+    assert_one_session(there, expected)
+    assert there.history.filter(like="eval_").equals(expected.history.filter(like="eval_"))
+    assert there.n_iter_ < 30
+
+
+@pytest.mark.fast_cells(1)
+@pytest.mark.parametrize("offset", [None, "w"])
+def test_rows_are_sent_once_and_not_copied(client: Client, offset: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of two classes take a byte for each code and the target; scores are sent if they differ. The trainer trains on the
+    memory that it has encoded its own rows into."""
+    sent: list[int] = []
+    encoded: list[Any] = []
+    trained: list[Any] = []
+    pieces_of, encode_table = host_sessions.pieces_of, table_rows.encode_table
+
+    def noted(message: Any) -> Any:
+        pieces = pieces_of(message)
+        sent.append(sum(map(len, pieces)))
+        return pieces
+
+    def encode(*arguments: Any) -> Any:
+        encoded.append(encode_table(*arguments))
+        return encoded[-1]
+
+    def look() -> None:
+        for worker in client.cluster.workers.values():
+            sessions = worker.plugins["dboost"]._sessions.values()
+            trained.extend(runner.rows.shard.codes.narrow for one in sessions for runner in one._runners)
+
+    monkeypatch.setattr(host_sessions, "pieces_of", noted)
+    monkeypatch.setattr(table_rows, "encode_table", encode)
+    options = {"offset": offset, "callbacks": at(1, look)}
+    there = fitted(divided(FRAME, [800, 1600]), "z", client=client, **options)
+    assert there.sha256 == fitted(FRAME, "z", offset=offset).sha256
+    n_given = sum(sorted([800, 800, 800])[:2])
+    bytes_of_row = len(COLUMNS) + 1 + (0 if offset is None else 8)
+    assert len(sent) == 2 and sum(sent) < n_given * bytes_of_row + 2 * 2000
+    assert len(trained) == 1 and trained[0].shape[1] == len(FRAME)
+    assert sum(np.shares_memory(trained[0], codes.narrow) for codes in encoded[:3]) == 1
+
+
+def test_groups(client: Client) -> None:
+    options: dict[str, Any] = {"group": "g", "subsample": 0.5}
+    assert_one_session(fitted(divided(FRAME, [500, 1500]), client=client, **options), fitted(FRAME, **options))
+
+
+def test_continued_models(client: Client) -> None:
+    first = fitted(FRAME, "z")
+    new = a_table(1500, 3)
+    lazy = divided(new, [400, 1000])
+    there = fitted(lazy, "z", start_from=first, features=None, client=client)
+    assert there.sha256 == fitted(new, "z", start_from=first, features=None).sha256
+    assert set(there.history["workers"].iloc[5:]) == {1}
+
+
+@pytest.mark.fast_cells(1)
+def test_prepared_data_sets_and_folds(client: Client) -> None:
+    lazy = divided(FRAME, [600, 1200, 1800])
+    data = dboost.prepare(lazy, "z", client=client, features=COLUMNS, progress=False)
+    here = dboost.prepare(FRAME, "z", features=COLUMNS, progress=False)
+    options: dict[str, Any] = {"max_iter": 5, "progress": False}
+    assert_one_session(dboost.fit(data, **options), dboost.fit(here, **options))
+    found, expected = (dboost.cv(some, folds=3, **options) for some in (data, here))
+    assert [one.sha256 for one in found.boosters] == [one.sha256 for one in expected.boosters]
+    assert found.scores.equals(expected.scores)
+
+
+def of_folds(dask_worker: Any = None) -> list[tuple[int, int, int | None]]:
+    """Return rows, threads, and trees that may grow at the same time, of each session."""
+    sessions = dask_worker.plugins["dboost"]._sessions.values()
+    return [(one.n_rows, one._n_threads, one._n_growing) for one in sessions]
+
+
+def folds_seen(client: Client, folds: int, **options: Any) -> list[list[tuple[int, int, int | None]]]:
+    """Cross-validate, compare with one process, and return the sessions of each worker that has some in the middle."""
+    seen: list[list[tuple[int, int, int | None]]] = []
+    look = at(3, lambda: seen.extend(client.run(of_folds).values()))
+    how: dict[str, Any] = {"max_iter": 5, "progress": False, "folds": folds, "eval_metric": "roc_auc", "features": COLUMNS}
+    found = dboost.cv(divided(FRAME, [600, 1200, 1800]), "z", client=client, callbacks=look, **how, **options)
+    expected = dboost.cv(FRAME, "z", **how)
+    assert [one.sha256 for one in found.boosters] == [one.sha256 for one in expected.boosters]
+    assert found.scores.equals(expected.scores) and found.predictions.tolist() == expected.predictions.tolist()
+    return [one for one in seen if one]
+
+
+def test_folds_are_trained_by_one_worker_with_the_threads_of_all(client: Client) -> None:
+    own = max(client.nthreads().values())
+    threads = max(min(sum(client.nthreads().values()), len(os.sched_getaffinity(0))), own)
+    made: list[SharedCodes] = []
+
+    def make(*arguments: Any) -> SharedCodes:
+        made.append(SharedCodes(*arguments))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_rows, "SharedCodes", make)
+        assert folds_seen(client, 4) == [[(1800, max(threads // 4, 1), threads)] * 4]
+    assert len(made) == 2, "on the cluster, and in the cross-validation to compare with"
+    with dask.config.set({"dboost.session-per-host": False}):
+        assert len(folds_seen(client, 4)) == 3
+
+
+def test_folds_take_turns_with_hosts(client: Client, two_hosts: Callable[[Client], list[str]]) -> None:
+    two_hosts(client)
+    with dask.config.set({"dboost.single-worker-values": 1}):
+        assert sorted(map(len, folds_seen(client, 4))) == [2, 2]
+
+
+def test_fewer_folds_than_hosts_are_divided_among_them(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = sorted(client.nthreads())
+    monkeypatch.setattr(Connection, "host_of", lambda _, worker: f"host {known.index(worker)}")
+    monkeypatch.setattr(rebalance, "_ROUNDS_COST", 1.0)
+    with dask.config.set({"dboost.single-worker-values": 1}):
+        assert sorted(map(len, folds_seen(client, 2))) == [2, 2, 2]
+
+
+def test_folds_without_a_worker_that_has_room(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioned_table, "is_held", lambda n_values, _: n_values < len(FRAME) * (len(COLUMNS) + 12))
+    assert len(folds_seen(client, 3)) == 3
+
+
+def rows_and_threads(dask_worker: Any = None) -> list[tuple[int, int, int]]:
+    """Return rows, threads, and batches that are not built, of each session."""
+    sessions = dask_worker.plugins["dboost"]._sessions.values()
+    return [(one.n_rows, one._n_threads, len(one._rows) + len(one._batches) + len(one._encoded)) for one in sessions]
+
+
+def threads_of(client: Client, frame: pd.DataFrame) -> list[int]:
+    """Return the threads of the session with rows in the middle of a fit on a small table, for one worker."""
+    seen: list[Any] = []
+    look = at(2, lambda: seen.extend(client.run(rows_and_threads).values()))
+    with dask.config.set({"dboost.single-worker-values": 8_000_000}):
+        assert_one_session(
+            fitted(divided(frame, [800, 1600]), client=client, callbacks=look, features=None), fitted(frame, features=None)
+        )
+    return [threads for sessions in seen for n_rows, threads, _ in sessions if n_rows]
+
+
+def test_a_small_table_uses_the_threads_of_all_workers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, together = max(client.nthreads().values()), min(sum(client.nthreads().values()), len(os.sched_getaffinity(0)))
+    frame = FRAME[[*COLUMNS, "y"]]
+    assert threads_of(client, frame) == [own], "one thread is faster"
+    for module in (cluster_sessions, worker_session):
+        monkeypatch.setattr(module, "is_small", lambda *_: False)
+    assert threads_of(client, frame) == [max(own, together)]
+    monkeypatch.setattr(Connection, "n_fits", property(lambda _: 9, lambda *_: None), raising=False)
+    assert threads_of(client, frame) == [own], "they are shared with other fits"
+
+
+def test_givers_keep_nothing(client: Client) -> None:
+    seen: list[Any] = []
+    fitted(
+        divided(FRAME, [800, 1600]), client=client, callbacks=at(2, lambda: seen.extend(client.run(rows_and_threads).values()))
+    )
+    held = sorted(one for sessions in seen for one in sessions)
+    threads = min(sum(client.nthreads().values()), len(os.sched_getaffinity(0)))
+    own = max(client.nthreads().values())
+    assert held == [(0, own, 0), (0, own, 0), (len(FRAME), max(threads, own), 0)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_fits", [1, 2])
+def test_trainers_of_fits_at_the_same_time_take_turns(client: Client, monkeypatch: pytest.MonkeyPatch, n_fits: int) -> None:
+    used: set[str] = set()
+    monkeypatch.setattr(Connection, "n_fits", property(lambda _: n_fits, lambda *_: None), raising=False)
+
+    def look(_: dboost.Iteration) -> None:
+        used.update(worker for worker, n in client.run(held_rows).items() if n)
+
+    for _ in range(3):
+        fitted(divided(FRAME, [800, 1600]), client=client, max_iter=1, callbacks=[look])
+    assert len(used) == (1 if n_fits == 1 else 3), "a fit that is alone is where the kernels are loaded"
+
+
+@pytest.mark.fast_cells(2)
+@pytest.mark.parametrize("options", [{"memory_limit": "64MiB"}, {"arcbites": dboost.ArcBites(2, 2)}])
+def test_fits_whose_rows_are_not_handed_over(client: Client, options: dict[str, Any]) -> None:
+    there = fitted(divided(FRAME, [800, 1600]), client=client, **options)
+    assert there.sha256 == fitted(FRAME, **options).sha256
+    assert set(there.history["workers"]) == {3}
+
+
+def test_without_the_key(client: Client) -> None:
+    with dask.config.set({"dboost.session-per-host": False}):
+        assert set(fitted(divided(FRAME, [800, 1600]), client=client).history["workers"]) == {3}
+
+
+def test_a_worker_without_room_for_the_rows_of_the_others(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_sessions, "MOST_ROWS", len(FRAME) - 1)
+    there = fitted(divided(FRAME, [800, 1600]), client=client)
+    assert there.sha256 == fitted(FRAME).sha256
+    assert set(there.history["workers"]) == {3}
+
+
+def test_workers_to_which_dask_leaves_no_memory(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_plugin, "_spare", lambda worker: Budget(1))
+    there = fitted(divided(FRAME, [800, 1600]), client=client)
+    assert there.sha256 == fitted(FRAME).sha256
+    assert set(there.history["workers"]) == {3}
+
+
+def test_rows_count_once_while_givers_still_have_them(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message by which a giver drops its rows may come late. It evaluates rows of another set meanwhile."""
+    late: list[str] = []
+    monkeypatch.setattr(worker_plugin, "_discard", lambda worker_session, batch: late.append(batch))
+
+    def wait() -> None:
+        deadline = time.monotonic() + 30.0
+        while len(late) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    options: dict[str, Any] = {"validation_fraction": 0.3}
+    sets = divided(FRAME, [900, 1700])
+    there = fitted(divided(FRAME, [800, 1600]), client=client, eval_set=sets, callbacks=[at(5, wait)], **options)
+    expected = fitted(FRAME, eval_set=FRAME, **options)
+    assert_one_session(there, expected)
+    scores = [name for name in expected.history if name.startswith(("validation_", "eval_"))]
+    assert len(scores) == 2
+    assert there.history[scores].equals(expected.history[scores])
+    assert late == ["training data/1"] * 2
+
+
+@pytest.fixture
+def two_hosts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Client], list[str]]:
+    """Have workers be on two hosts in turns, in the order of their addresses; return the names of their hosts."""
+
+    def divide(client: Client) -> list[str]:
+        known = sorted(client.nthreads())
+
+        def host_of(connection: Connection, worker: str) -> str | None:
+            return f"host {known.index(worker) % 2}" if worker in known else "host 2"
+
+        monkeypatch.setattr(Connection, "host_of", host_of)
+        return [f"host {k % 2}" for k in range(len(known))]
+
+    return divide
+
+
+def test_rounds_connect_the_trainers_of_hosts(client: Client, two_hosts: Callable[[Client], list[str]]) -> None:
+    two_hosts(client)
+    for target in ("y", "t"):
+        there = fitted(divided(FRAME, [600, 1200, 1800]), target, client=client)
+        assert there.sha256 == fitted(FRAME, target).sha256
+        assert set(there.history["workers"]) == {2}
+
+
+# Lost workers, and workers that join.
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    with Processes(4) as processes:
+        yield processes
+
+
+def kill(processes: Processes, is_trainer: bool) -> None:
+    held = processes.client.run(held_rows)
+    worker = next(worker for worker, n in sorted(held.items()) if (n > 0) is is_trainer)
+    os.kill(processes.pids()[worker], signal.SIGKILL)
+    processes.wait_for(lambda: worker not in processes.addresses())
+
+
+@pytest.mark.fast_cells(1)
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_killed_trainers_and_givers(processes: Processes, two_hosts: Callable[[Client], list[str]], hosts: int) -> None:
+    processes.ensure_workers(4)
+    if hosts == 2:
+        two_hosts(processes.client)
+    actions = [
+        at(2, lambda: kill(processes, False)),
+        at(4, lambda: kill(processes, True)),
+        at(6, lambda: kill(processes, True)),
+    ]
+    there = fitted(divided(FRAME, [300 * k for k in range(1, 8)]), "t", client=processes.client, max_iter=9, callbacks=actions)
+    assert there.sha256 == fitted(FRAME, "t", max_iter=9).sha256
+    assert there.history["workers"].max() == hosts
+    assert len(there.history.attrs["lost_workers"]) == 2, "that without rows is not one of them"
+
+
+def workers_with_rows(client: Client) -> dict[str, int]:
+    return {worker: n for worker, n in client.run(held_rows).items() if n}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"validation_fraction": 0.3, "early_stopping_rounds": 5}, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("n_killed", [1, 2])
+def test_hosts_keep_their_trainers_when_another_host_loses_one(
+    processes: Processes, two_hosts: Callable[[Client], list[str]], n_killed: int, options: dict[str, Any]
+) -> None:
+    """The trainer of one host is killed, or all of its workers; the other worker of this host becomes its trainer."""
+    processes.ensure_workers(4)
+    client = processes.client
+    two_hosts(client)
+    known = sorted(processes.addresses())
+    first, second = known[::2], known[1::2]
+    seen: list[dict[str, int]] = []
+
+    def look() -> None:
+        seen.append(workers_with_rows(client))
+
+    def strike() -> None:
+        look()
+        pids = processes.pids()
+        victims = sorted(second, key=lambda worker: worker not in seen[0])[:n_killed]
+        for worker in victims:
+            os.kill(pids[worker], signal.SIGKILL)
+        processes.wait_for(lambda: not processes.addresses() & set(victims))
+
+    lazy = divided(FRAME, [150 * k for k in range(1, 16)])
+    there = fitted(lazy, "t", client=client, max_iter=6, callbacks=[at(2, strike), at(5, look)], **options)
+    assert there.sha256 == fitted(FRAME, "t", max_iter=6, **options).sha256
+    before, after = seen
+    assert [len(before.keys() & host) for host in (set(first), set(second))] == [1, 1]
+    assert after.keys() & set(first) == before.keys() & set(first), "one trainer, the same"
+    assert after.keys() & set(second) == (set(second) - before.keys() if n_killed == 1 else set())
+    assert sum(after.values()) == sum(before.values())
+    if n_killed == 1:  # three threads are left, two of them on the first host
+        assert max(after.values()) < 0.8 * sum(after.values())
+
+
+def test_the_rows_of_a_trainer_count_when_it_gets_more(
+    processes: Processes, two_hosts: Callable[[Client], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All workers of one host are killed; the trainer of the other has no room for their rows beside its own."""
+    monkeypatch.setattr(host_sessions, "MOST_ROWS", 2000)
+    processes.ensure_workers(4)
+    client = processes.client
+    two_hosts(client)
+    known = sorted(processes.addresses())
+    seen: list[dict[str, int]] = []
+
+    def strike() -> None:
+        seen.append(workers_with_rows(client))
+        pids = processes.pids()
+        for worker in known[1::2]:
+            os.kill(pids[worker], signal.SIGKILL)
+        processes.wait_for(lambda: processes.addresses() == set(known[::2]))
+
+    actions = [at(2, strike), at(5, lambda: seen.append(workers_with_rows(client)))]
+    lazy = divided(FRAME, [150 * k for k in range(1, 16)])
+    there = fitted(lazy, "t", client=client, max_iter=6, callbacks=actions)
+    assert there.sha256 == fitted(FRAME, "t", max_iter=6).sha256
+    before, after = seen
+    assert [len(before.keys() & host) for host in (set(known[::2]), set(known[1::2]))] == [1, 1]
+    assert after.keys() == set(known[::2])
+
+
+def test_a_killed_trainer_of_folds(processes: Processes) -> None:
+    processes.ensure_workers(4)
+    seen: list[list[int]] = []
+    look = lambda: seen.append(sorted(n for n in processes.client.run(held_rows).values() if n))  # noqa: E731
+    actions = [at(2, lambda: kill(processes, False)), at({3, 7}, look), at(4, lambda: kill(processes, True))]
+    options: dict[str, Any] = {"folds": 3, "max_iter": 8, "progress": False, "features": COLUMNS}
+    found = dboost.cv(divided(FRAME, [600, 1200, 1800]), "t", client=processes.client, callbacks=actions, **options)
+    expected = dboost.cv(FRAME, "t", **options)
+    assert [one.sha256 for one in found.boosters] == [one.sha256 for one in expected.boosters]
+    assert found.scores.equals(expected.scores)
+    assert seen == [[4800], [4800]], "another worker has all folds again"
+
+
+def test_a_killed_giver_loses_nothing(processes: Processes) -> None:
+    processes.ensure_workers(4)
+    actions = [at(2, lambda: kill(processes, False)), at(4, lambda: kill(processes, False))]
+    there = fitted(divided(FRAME, [600, 1200, 1800]), client=processes.client, max_iter=6, callbacks=actions)
+    assert_one_session(there, fitted(FRAME, max_iter=6))
+    assert "lost_workers" not in there.history.attrs
+
+
+@pytest.mark.fast_cells(1)
+@pytest.mark.parametrize("beside", [True, False])
+def test_workers_that_join(processes: Processes, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
+    """Beside a trainer they get no rows; workers of another host get some, and hand them over."""
+    processes.ensure_workers(4)
+    first, joined = processes.addresses(), threading.Event()
+    monkeypatch.setattr(Connection, "host_of", lambda connection, worker: "one" if worker in first or beside else "two")
+
+    def join() -> None:
+        for _ in range(2):
+            processes.add_worker()
+        processes.wait_for(lambda: len(processes.addresses()) > len(first) + 1)
+        joined.set()
+
+    def wait(now: dboost.Iteration) -> None:
+        if now.iteration > 3:
+            threading.Event().wait(0.1)
+
+    options: dict[str, Any] = {"max_iter": 60, "learning_rate": 0.03}
+    lazy = divided(FRAME, [200 * k for k in range(1, 12)])
+    there = fitted(lazy, "t", client=processes.client, callbacks=[at(3, join), wait], **options)
+    assert joined.is_set()
+    assert there.sha256 == fitted(FRAME, "t", **options).sha256
+    assert there.history["workers"].iloc[0] == 1
+    assert there.history["workers"].iloc[-1] == (1 if beside else 2)

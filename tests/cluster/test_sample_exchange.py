@@ -1,0 +1,132 @@
+"""Split candidates that workers propose together, from a sample that they exchange. The model is that of one process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dboost
+from dboost.cluster.transport.sample_exchange import choose_owners
+from dboost.cluster.worker import worker_plugin
+from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
+from dboost.session.fit_records import SessionRef
+from dboost.session.session import Session
+from tests.helpers.clusters import Processes, a_table
+
+FRAME = a_table(1500)
+OPTIONS: dict[str, Any] = {"max_iter": 3, "max_leaf_nodes": 7, "progress": False, "max_bins": 40}
+#: Every worker has rows, and as many workers as there are columns are owners.
+SHARED = {"dboost.single-worker-values": 0, "dboost.owner-bytes": 1}
+ENVIRONMENT = {"DASK_DBOOST__SINGLE_WORKER_VALUES": "0", "DASK_DBOOST__OWNER_BYTES": "1B"}
+
+
+@pytest.fixture
+def proposals(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Return how many calls have proposed candidates of a number of columns."""
+    found: Counter[int] = Counter()
+    propose = Session.propose
+
+    @wraps(propose)  # its name is that of the call
+    def counting(self: Session, *arguments: Any) -> list[np.ndarray]:
+        edges = propose(self, *arguments)
+        found[len(edges)] += 1
+        return edges
+
+    monkeypatch.setattr(Session, "propose", counting)
+    return found
+
+
+@given(n=st.integers(1, 40), n_columns=st.integers(0, 50), n_rows=st.integers(1, 10**9), owner_bytes=st.integers(1, 10**9))
+def test_every_column_has_one_owner(n: int, n_columns: int, n_rows: int, owner_bytes: int) -> None:
+    refs = [SessionRef(f"tcp://10.0.0.{k}", str(k)) for k in range(n)]
+    with dask.config.set({"dboost.owner-bytes": owner_bytes, "dboost.fan-in": 8}):
+        order = choose_owners(refs, n_rows, n_columns, 255)
+    assert (order.bounds[0], order.bounds[-1], order.n_sessions) == (0, n_columns, n)
+    assert 1 <= len(order.owners) == len(order.bounds) - 1 <= min(n, 8)
+    sizes = np.diff(order.bounds)
+    assert sizes.max() - sizes.min() <= 1
+
+
+@pytest.fixture(scope="module", params=["lines", "messages"])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    with (
+        dask.config.set(SHARED | {"dboost.lines": request.param == "lines"}),
+        LocalCluster(n_workers=3, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.mark.fast_cells(2)
+@pytest.mark.parametrize("weight", [None, "w"])
+def test_candidates_do_not_depend_on_who_proposes_them(client: Client, proposals: Counter[int], weight: str | None) -> None:
+    """Rows with gaps, a categorical column, rows of weight 0, an empty partition."""
+    expected = dboost.fit(FRAME, "y", sample_weight=weight, **OPTIONS).sha256
+    parts = [FRAME[:700], FRAME[700:700], FRAME[700:710], FRAME[710:]]
+    data = dd.concat([dd.from_pandas(part, npartitions=1) for part in parts])
+    assert dboost.fit(data, "y", sample_weight=weight, client=client, **OPTIONS).sha256 == expected
+    n_columns = 6 if weight is None else 5  # a to d and z, and w if it is a feature
+    assert sum(size * n for size, n in proposals.items()) == n_columns and sum(proposals.values()) == 3
+    with dask.config.set({"dboost.owner-bytes": "1MiB"}):
+        assert dboost.fit(data, "y", sample_weight=weight, client=client, **OPTIONS).sha256 == expected
+    assert proposals[n_columns] == 1
+
+
+def test_a_range_of_columns_at_a_time(client: Client, proposals: Counter[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dboost.training.fit.columns_at_once", lambda *_: 4)
+    booster = dboost.fit(dd.from_pandas(FRAME, npartitions=5), "y", client=client, **OPTIONS)
+    assert proposals == {1: 4, 2: 1}  # four columns of three owners, then the other two
+    assert booster.sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
+
+
+def test_fits_at_the_same_time_do_not_wait_for_each_others_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker has one thread for calls, both workers are owners in all fits, and the calls of the fits reach one of them in an
+    order of their own."""
+    monkeypatch.setattr(worker_plugin, "_FITS_AT_A_TIME", 1)
+    call = DBoostWorkerPlugin.call
+
+    async def delayed(self: DBoostWorkerPlugin, fit: str, session: str, number: int, method: str, arguments: bytes) -> Any:
+        if method == Session.draw_sample.__name__:
+            await asyncio.sleep(random.uniform(0.0, 0.5))
+        return await call(self, fit, session, number, method, arguments)
+
+    monkeypatch.setattr(DBoostWorkerPlugin, "call", delayed)
+    data, expected = dd.from_pandas(FRAME, npartitions=4), dboost.fit(FRAME, "y", **OPTIONS).sha256
+    with (
+        dask.config.set(SHARED),
+        LocalCluster(n_workers=2, threads_per_worker=2, processes=False, dashboard_address=None) as cluster,
+        Client(cluster, set_as_default=False) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        fits = [pool.submit(dboost.fit, data, "y", client=client, **OPTIONS) for _ in range(8)]
+        assert {fit.result(timeout=300).sha256 for fit in fits} == {expected}
+
+
+def die_before_sending(dask_worker: Any = None) -> None:
+    """For `Client.run`: the worker kills itself when it would send its sample."""
+    dask_worker.plugins["dboost"]._send_slices = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_is_lost_while_owners_wait_for_its_sample() -> None:
+    data = dd.from_pandas(FRAME, npartitions=6)
+    with Processes(3, environment=ENVIRONMENT) as cluster:
+        dboost.fit(data, "y", client=cluster.client, **OPTIONS)  # the plugin is there
+        cluster.client.run(die_before_sending, workers=sorted(cluster.addresses())[:1])
+        booster = dboost.fit(data, "y", client=cluster.client, **OPTIONS)
+        assert booster.sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
+        assert len(cluster.addresses()) == 2

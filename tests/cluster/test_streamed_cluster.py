@@ -1,0 +1,243 @@
+"""Workers with a memory limit store their rows in files; the model is the same, also when workers die or join."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pytest
+from distributed import Client
+
+import dboost
+from dboost.cluster.worker import worker_plugin
+from dboost.rows import shard_spec
+from dboost.session import memory, training_rows
+from dboost.session.memory import Budget
+from dboost.session.partition_batch import PartitionBatch
+from tests.helpers.clusters import (
+    Processes,
+    a_table,
+    held_rows,
+    keep_blocks,
+    rows_in_files,
+    stream_everything,
+    threads_cluster,
+    until,
+)
+
+FRAME = a_table(3000)
+OPTIONS: dict[str, Any] = {"max_iter": 3, "progress": False, "max_leaf_nodes": 8, "features": ["a", "b", "c", "e"]}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with threads_cluster(2) as client:
+        yield client
+
+
+@pytest.fixture
+def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stream everything in this process, until the end of the test."""
+    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
+    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 128)
+
+
+def lazily(n_partitions: int = 5) -> dd.DataFrame:
+    return dd.from_pandas(FRAME, npartitions=n_partitions)
+
+
+@pytest.mark.fast_cells(1)
+@pytest.mark.parametrize("n_staying", [None, 1])
+def test_blocks_that_stay_on_workers(
+    client: Client, streaming: None, monkeypatch: pytest.MonkeyPatch, n_staying: int | None
+) -> None:
+    """Blocks for which a worker has memory are read once: here all, or one for each thread."""
+    allowed = memory.blocks_that_stay
+    monkeypatch.setattr(memory, "WORTH_KEEPING", 0)
+    monkeypatch.setattr(training_rows, "blocks_that_stay", lambda *given: n_staying or allowed(*given))
+    settings = OPTIONS | {"sample_weight": "w", "subsample": 0.7}
+    booster = dboost.fit(lazily(), "y", client=client, memory_limit="64MiB", **settings)
+    assert booster.sha256 == dboost.fit(FRAME, "y", **settings).sha256
+    read = booster.history["bytes_read"].iloc[1:]
+    assert (read == 0).all() if n_staying is None else (read > 0).all()
+
+
+def test_rows_that_fit_stay_in_memory(client: Client) -> None:
+    booster = dboost.fit(lazily(), "y", client=client, memory_limit="1GiB", **OPTIONS)
+    assert booster.sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
+    assert (booster.history["bytes_read"] == 0).all()
+
+
+def test_without_a_limit_rows_keep_to_what_dask_lets_workers_have(
+    client: Client, streaming: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker with a memory limit streams its rows; without a limit they stay in memory."""
+    expected = dboost.fit(FRAME, "y", **OPTIONS).sha256
+    with caplog.at_level("INFO", "dboost"):
+        booster = dboost.fit(lazily(), "y", client=client, **OPTIONS)
+    assert booster.sha256 == expected
+    assert (booster.history["bytes_read"] > 0).all()
+    assert "3000 rows do not fit what Dask lets their workers have and are streamed from files" in caplog.text
+    for spare in (None, Budget(1000)):  # unlimited; not enough for a tree's histograms, which are allocated nevertheless
+        monkeypatch.setattr(worker_plugin, "_spare", lambda worker, spare=spare: spare)
+        booster = dboost.fit(lazily(), "y", client=client, **OPTIONS)
+        assert booster.sha256 == expected
+        assert (booster.history["bytes_read"] == 0).all()
+    monkeypatch.undo()
+    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
+    booster = dboost.fit(lazily(), "y", client=client, split_proposal="tree", **OPTIONS)
+    assert (booster.history["bytes_read"] == 0).all()
+
+
+def test_partitions_without_rows_of_positive_weight(client: Client, streaming: None) -> None:
+    frame = FRAME.copy()
+    frame["d"] = frame["d"].fillna(0.0)
+    frame.loc[:700, "w"] = 0.0
+    pieces = dd.concat([dd.from_pandas(frame[:600], 1), dd.from_pandas(frame[600:], 3)])
+    for target, options in (("t", {"loss": "log_loss"}), ("y", {"offset": "d"})):
+        settings = OPTIONS | {"sample_weight": "w", "max_iter": 2} | options
+        there = dboost.fit(pieces, target, client=client, memory_limit="64MiB", **settings)
+        assert there.sha256 == dboost.fit(frame, target, **settings).sha256
+        assert (there.history["bytes_read"] > 0).all()
+
+
+def test_what_lies_on_one_worker_moves_with_all_that_belongs_to_it(client: Client, streaming: None) -> None:
+    """Target, weight and offset of a partition that moves to another worker move with it, from file to file."""
+    frame = FRAME.fillna({"d": 0.0})
+    one = min(client.nthreads())
+    persisted = client.persist(dd.from_pandas(frame, npartitions=6), workers=[one])
+    held: list[int] = []
+    for target, options in (("t", {"sample_weight": "w"}), ("y", {"offset": "d"})):
+        settings = OPTIONS | {"max_iter": 1} | options
+        look = [lambda _: held.append(min(client.run(held_rows).values()))]
+        there = dboost.fit(persisted, target, client=client, memory_limit="64MiB", callbacks=look, **settings)
+        assert there.sha256 == dboost.fit(frame, target, **settings).sha256
+        assert (there.history["bytes_read"] > 0).all()
+    assert min(held) > 0
+
+
+@pytest.mark.fast_cells(1)
+@pytest.mark.parametrize(("target", "options"), [("t", {"sample_weight": "w"}), ("y", {"offset": "d"})])
+def test_partitions_larger_than_their_share(
+    client: Client, streaming: None, monkeypatch: pytest.MonkeyPatch, target: str, options: dict[str, Any]
+) -> None:
+    """They are read in slices, also those that move to another worker; a warm start reads slices too."""
+    monkeypatch.setattr(Budget, "chunk", property(lambda _: 4096))
+    frame = FRAME.fillna({"d": 0.0})
+    one = min(client.nthreads())
+    persisted = client.persist(dd.from_pandas(frame, npartitions=6), workers=[one])
+    given: list[int] = []
+    give = PartitionBatch.give
+
+    def counted(self: PartitionBatch, i: int, number: int) -> Any:
+        given.append(number)
+        return give(self, i, number)
+
+    monkeypatch.setattr(PartitionBatch, "give", counted)
+    settings = OPTIONS | {"max_iter": 1} | options
+    old = dboost.fit(frame[:900], target, **settings)
+    for start_from in (None, old):
+        settings["features"] = OPTIONS["features"] if start_from is None else None
+        for data in (persisted, dd.from_pandas(frame, npartitions=2)):
+            there = dboost.fit(data, target, start_from=start_from, client=client, memory_limit="64MiB", **settings)
+            assert there.sha256 == dboost.fit(frame, target, start_from=start_from, **settings).sha256
+            assert there.history["bytes_read"].iloc[-1] > 0
+    assert max(given) > 2
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"y": np.nan}, r"target 'y' contains NaN \(a missing value\) in 1 row, first in row 10 of partition 2"),
+        ({"w": -1.0}, r"sample_weight 'w' is negative in 1 row, first in row 10 of partition 2"),
+    ],
+)
+def test_bad_rows_are_named_where_they_wait_in_files(client: Client, change: dict[str, float], complaint: str) -> None:
+    frame = FRAME.reset_index(drop=True)
+    ((column, value),) = change.items()
+    frame.loc[2 * 600 + 10, column] = value
+    with pytest.raises(dboost.DataError, match=complaint):
+        dboost.fit(dd.from_pandas(frame, npartitions=5), "y", sample_weight="w", client=client, memory_limit="64MiB", **OPTIONS)
+
+
+@pytest.mark.slow
+def test_too_small_a_budget_is_an_error_of_the_users(client: Client, streaming: None) -> None:
+    with pytest.raises(dboost.ParameterError, match=r"memory_limit of 20 KiB is too small for trees of 8 leaves"):
+        dboost.fit(lazily(200), "y", client=client, memory_limit="20KiB", **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def dying() -> Iterator[Processes]:
+    """Workers that may be killed; each test starts with two."""
+    with Processes(2, environment={"DASK_DBOOST__PATIENCE": "20s"}) as processes:
+        yield processes
+
+
+@pytest.mark.slow
+def test_blocks_that_stay_are_written_when_a_worker_is_lost(dying: Processes) -> None:
+    """Their memory is needed for the rows of the other one."""
+    client, options, held = dying.client, OPTIONS | {"max_iter": 12}, FRAME[:900]
+    expected = dboost.fit(FRAME, "z", eval_set=held, **options)
+    until(lambda: len(dying.pids()) == 2)  # the one that came in an earlier test, too
+    client.run(stream_everything)
+    client.run(keep_blocks, True)
+    dboost.fit(lazily(), "z", client=client, memory_limit="64MiB", **OPTIONS | {"max_iter": 1})
+    victim = next(iter(dying.pids().values()))
+
+    def replace(now: dboost.Iteration) -> None:
+        if now.iteration == 3:
+            os.kill(victim, signal.SIGKILL)
+        if now.iteration == 7:
+            dying.add_worker()
+            client.wait_for_workers(2, timeout=60)
+
+    sets = dd.from_pandas(held, npartitions=4)
+    booster = dboost.fit(lazily(), "z", eval_set=sets, client=client, memory_limit="64MiB", callbacks=replace, **options)
+    assert booster.sha256 == expected.sha256
+    assert booster.history["eval_log_loss"].equals(expected.history["eval_log_loss"])
+    read = booster.history["bytes_read"]
+    assert (read.iloc[:2] == 0).all(), f"blocks have been read again: {read.tolist()}"
+    assert read.iloc[4] > 0, f"blocks stay beside the rows of the lost worker: {read.tolist()}"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:no eval_set was given")
+def test_workers_with_bites_in_files_die_and_come(dying: Processes) -> None:
+    """The same in the middle of visits: bites are divided again and brought up to date; the sender rewrites the rest.
+
+    Held-out rows of the training data are moved too: none is evaluated twice.
+    """
+    client, arcbites = dying.client, {"arcbites": dboost.ArcBites(3, 7, visits=4, early_stopping_rounds=99), "max_iter": 84}
+    expected = dboost.fit(FRAME, "z", **OPTIONS | arcbites)
+    client.run(stream_everything)
+    options = OPTIONS | {"client": client, "memory_limit": "64MiB"}
+    dboost.fit(lazily(), "z", **options | {"arcbites": dboost.ArcBites(3, 1, early_stopping_rounds=9), "max_iter": 2})
+    address, victim = next(iter(dying.pids().items()))
+    rows: list[list[int]] = []
+
+    def replace(now: dboost.Iteration) -> None:
+        if now.iteration == 10:
+            os.kill(victim, signal.SIGKILL)
+            deadline = time.monotonic() + 60
+            while address in client.nthreads():
+                assert time.monotonic() < deadline, "the scheduler does not notice that a worker was killed"
+                time.sleep(0.05)
+            dying.add_worker()
+            client.wait_for_workers(2, timeout=60)
+            client.run(stream_everything)
+        if now.iteration > 10 and (not rows or not rows[-1][0]):
+            time.sleep(0.25)  # while the new worker reads its partitions
+            rows.append(sorted(client.run(rows_in_files).values()))
+
+    booster = dboost.fit(lazily(10), "z", callbacks=replace, **options | arcbites)
+    assert booster.sha256 == expected.sha256
+    assert booster.history["validation_log_loss"].equals(expected.history["validation_log_loss"])
+    assert rows[-1][0] > 0, "the newcomer got nothing"
+    assert 0.8 * len(FRAME) < sum(rows[-1]) == sum(rows[0]) < len(FRAME)
+    begins = booster.history["visit"].diff() != 0
+    assert (booster.history.loc[begins, "bytes_read"] > 0).all()
