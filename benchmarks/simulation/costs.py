@@ -16,11 +16,12 @@ import dboost
 from dboost.cluster.transport.line import Line
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.threads import Team
+from dboost.rows.gradient_stats import GradientStats
 from dboost.session.fit_records import pack_round, unpack
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.shard_grower import ShardGrower
 from dboost.trees.split_finder import BestSplits, SiblingPair, SplitFinder
-from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+from dboost.trees.tree_task import GrownTree, TreeTask
 from tests.helpers.sharded_engine import ShardedEngine
 
 

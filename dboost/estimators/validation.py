@@ -25,12 +25,12 @@ from dboost.metrics.metric import MetricReduction, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.params import FOREST
+from dboost.rows.row_sample import HOLD_OUT, WATCH, derive_seed
 from dboost.session.row_samples import HELD_OUT, WATCHED, Draw, in_proportion
 from dboost.session.target import Target
 from dboost.training.auto_iterations import ROUNDS, held_out_rows, n_held_out
 from dboost.training.callbacks import StoppingRule
 from dboost.training.plan import ValidationPlan
-from dboost.trees.tree_task import HOLD_OUT, WATCH, derive_seed
 
 #: "auto" means early stopping above this number of rows.
 MANY_ROWS = 10_000

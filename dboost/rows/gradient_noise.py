@@ -7,10 +7,26 @@ exponents, and the sums are Python integers, the same for any division of the ro
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from dboost.kernels.rows import SQUARES_SHAPE, sum_squares
-from dboost.trees.tree_task import GradientNoise
+
+
+class GradientNoise(NamedTuple):
+    """Exact sums of the gradients' squares and of the Hessians that a tree grows by."""
+
+    squares: int  # in units of 2**-276: the square of the smallest float32 with 13 significant bits
+    hessians: int  # in units of 2**-149: the smallest float32
+
+    def merge(self, other: GradientNoise) -> GradientNoise:
+        return GradientNoise(self.squares + other.squares, self.hessians + other.hessians)
+
+    @property
+    def ratio(self) -> float:
+        """Σ g² / Σ h."""
+        return self.squares / (max(self.hessians, 1) << 127)
 
 
 def noise_of(gradient: np.ndarray, hessian: np.ndarray, repeat_count: np.ndarray) -> GradientNoise:

@@ -52,10 +52,11 @@ from dboost.losses.gradient_pass import (
 )
 from dboost.losses.per_output import PerOutputTerms
 from dboost.losses.projection import ProjectedTerms, project
-from dboost.rows.gradient_noise import noise_of
+from dboost.rows.bin_merge import BinMerge
+from dboost.rows.gradient_noise import GradientNoise, noise_of
+from dboost.rows.gradient_stats import GradientStats
+from dboost.rows.row_sample import RowSubset, Sample, hash_rows
 from dboost.rows.shard_spec import NARROW_BINS, SHARED_CODES, ShardSpec, code_rows, plan_layout, tile_shape
-from dboost.trees.bin_proposal import BinMerge
-from dboost.trees.tree_task import GradientNoise, GradientStats, RowSubset, Sample, hash_rows
 
 
 class BinnedColumns(NamedTuple):

@@ -52,8 +52,8 @@ from dboost.kernels.quantile_keys import (
 from dboost.kernels.rows import sum_by_leaf
 from dboost.losses import Loss
 from dboost.losses.base import PartOfRows
+from dboost.rows.row_sample import RowSubset
 from dboost.rows.shard import Shard
-from dboost.trees.tree_task import RowSubset
 
 
 @dataclass(frozen=True, eq=False)

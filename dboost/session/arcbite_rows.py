@@ -27,12 +27,12 @@ from dboost.data import RowRoles
 from dboost.kernels.histograms import BinLayout
 from dboost.rows.block_file import BLOCK_ROWS, Field
 from dboost.rows.encoded_store import EncodedStore, rows_in_memory
+from dboost.rows.row_sample import BITES, derive_seed, hash_rows
 from dboost.rows.row_store import FieldGroup, RowStore
 from dboost.rows.shard import columns_among
 from dboost.rows.shard_spec import ShardSpec
 from dboost.trees.apply_trees import add_iterations
 from dboost.trees.fit_trees import FitTree
-from dboost.trees.tree_task import BITES, derive_seed, hash_rows
 
 #: Number of rows that are hashed at a time.
 _ROWS_AT_A_TIME = 1 << 20

@@ -17,12 +17,13 @@ from dboost.data.columns.binning import Binning
 from dboost.errors import ParameterError
 from dboost.kernels.histograms import BinLayout
 from dboost.metrics.metric import LossMagnitude
+from dboost.rows.row_sample import Sample
 from dboost.rows.shard_spec import ShardSpec
 from dboost.session.memory import Budget
 from dboost.session.target import Target, TargetScan
 from dboost.session.warm_start import WarmStart
 from dboost.trees.fit_trees import FitTree
-from dboost.trees.tree_task import Sample, TreeRoutes, TreeTask
+from dboost.trees.tree_task import TreeRoutes, TreeTask
 
 if TYPE_CHECKING:
     from dboost.data.tables.row_metadata import DataIssue

@@ -15,6 +15,7 @@ from dboost.data.columns.binning import propose_together
 from dboost.data.tables.eval_tables import EvalTable
 from dboost.kernels.threads import team_for
 from dboost.metrics.metric import MetricReduction
+from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.session.evaluation_rows import log_streamed_eval_set
@@ -25,7 +26,7 @@ from dboost.session.target import TargetScan, scan_targets
 from dboost.trees.fit_trees import FitTree, TreesSoFar
 from dboost.trees.grower import Round
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
-from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+from dboost.trees.tree_task import GrownTree, TreeTask
 
 Answer = TypeVar("Answer")
 Given = TypeVarTuple("Given")

@@ -21,7 +21,7 @@ from typing import Self
 
 import numpy as np
 
-from dboost.trees.tree_task import hash_rows
+from dboost.rows.row_sample import hash_rows
 
 #: Names of two evaluation sets: the validation rows, and the sample of training rows.
 HELD_OUT, WATCHED = "validation", "train"

@@ -37,6 +37,7 @@ from dboost.metrics.metric import LossMagnitude
 from dboost.model.ensemble import FlatEnsemble
 from dboost.rows.encode import in_ranges
 from dboost.rows.encoded_store import EncodedStore
+from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.shard import MOST_ROWS, check_rows_in_memory
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
@@ -66,7 +67,7 @@ from dboost.trees.apply_trees import ConsecutiveCodes
 from dboost.trees.fit_trees import FitTree
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.split_finder import PackedSplits, SplitFinder, pack_splits
-from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+from dboost.trees.tree_task import GrownTree, TreeTask
 
 Result = TypeVar("Result")
 #: Names of the methods of a session that messages may call.

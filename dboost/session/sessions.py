@@ -23,13 +23,14 @@ import numpy as np
 
 from dboost.data.tables.eval_tables import EvalTable
 from dboost.metrics.metric import MetricReduction
+from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.session.fit_records import BiteVisit, BuildSpec, Chosen
 from dboost.session.table_rows import BatchRows
 from dboost.session.target import TargetScan
 from dboost.trees.fit_trees import FitTree, TreesSoFar
-from dboost.trees.tree_task import GradientStats, TreeTask
+from dboost.trees.tree_task import TreeTask
 
 Answer = TypeVar("Answer")
 Given = TypeVarTuple("Given")

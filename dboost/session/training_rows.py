@@ -26,6 +26,8 @@ from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.losses.projection import ProjectedTerms
 from dboost.rows.block_file import FieldRef
 from dboost.rows.encoded_store import EncodedStore
+from dboost.rows.gradient_stats import GradientStats
+from dboost.rows.row_sample import Sample
 from dboost.rows.row_store import RowStore
 from dboost.rows.shard import Near, RowIds, Shard, advance_rows, runs_of
 from dboost.rows.shard_spec import ShardSpec
@@ -37,7 +39,7 @@ from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.shard_grower import ShardGrower
 from dboost.trees.streamed_grower import StreamedGrower
 from dboost.trees.tree_means import SUMS, ValuesOf, add_values, rows_out_of_bag, values_of_leaves, values_of_trees
-from dboost.trees.tree_task import GradientStats, Sample, TreeTask
+from dboost.trees.tree_task import TreeTask
 from dboost.trees.whole_tree_grower import WholeTreeGrower
 
 
@@ -198,8 +200,13 @@ class TrainingRows:
     def route_excluded(self) -> None:
         """Assign rows that were excluded from a tree to its leaves now, and not in the next pass over all rows."""
         unrouted, self.unrouted = self.unrouted, []
-        for find, leaf in unrouted:
-            self.each(lambda _, shard, first, last, find=find, leaf=leaf: find(leaf, first, last))
+
+        def work(k: int, shard: Shard, first: int, last: int) -> None:
+            for find, leaf in unrouted:
+                find(leaf, first, last)
+
+        if unrouted:
+            self.each(work)
 
     # Growing trees.
 
@@ -219,12 +226,18 @@ class TrainingRows:
         """Begin trees that grow in rounds; earlier trees are dropped."""
         self.route_excluded()
         shard, growers = self.shard, self.growers
-        if shard is None:
-            self._of_shares(lambda k: growers[k].begin(tasks))
-            return
-        self.merge_bins(tasks)
-        sampled = [shard.grown_rows(*task.row_subset) for task in tasks]
-        self._of_shares(lambda k: growers[k].begin(tasks, sampled))
+        sampled = [] if shard is None else [shard.grown_rows(*task.row_subset) for task in tasks]
+
+        def start(k: int) -> None:
+            grower = growers[k]
+            if isinstance(grower, StreamedGrower):
+                grower.begin(tasks)
+            else:
+                grower.begin(tasks, sampled)
+
+        if shard is not None:
+            self.merge_bins(tasks)
+        self._of_shares(start)
 
     def merge_bins(self, tasks: Sequence[TreeTask]) -> None:
         """Write the codes of the bins of a tree that has its own."""

@@ -25,13 +25,14 @@ import numpy as np
 
 from dboost.exact import merged_float, total
 from dboost.params import ADAPTIVE, CYCLIC, ArcBites
+from dboost.rows.gradient_stats import GradientStats
+from dboost.rows.row_sample import VISITS, derive_seed
 from dboost.rows.shard import Shard
 from dboost.rows.statistics import Statistic
 from dboost.session.arcbite_rows import bite_sizes
 from dboost.session.fit_records import BiteVisit
 from dboost.training.checkpoint import merged_fingerprint
 from dboost.training.loop import BoostingLoop, Visit
-from dboost.trees.tree_task import VISITS, GradientStats, derive_seed
 
 
 def arcbite_visits(loop: BoostingLoop, arcbites: ArcBites) -> Iterator[Visit]:

@@ -23,11 +23,11 @@ import numpy as np
 from dboost.errors import ParameterError
 from dboost.model.ensemble import Ensemble
 from dboost.params import FOREST
+from dboost.rows.row_sample import HOLD_OUT, derive_seed
 from dboost.session.row_samples import Draw, in_proportion
 from dboost.session.target import Target
 from dboost.training.fit_result import FitResult
 from dboost.training.plan import FitRequest, MakeValidationPlan, ValidationPlan
-from dboost.trees.tree_task import HOLD_OUT, derive_seed
 
 AUTO = "auto"
 #: What ``max_iter="auto"`` stands for.

@@ -32,7 +32,7 @@ import math
 
 import numpy as np
 
-from dboost.trees.tree_task import DIRECTIONS, derive_seed
+from dboost.rows.row_sample import DIRECTIONS, derive_seed
 
 #: Numbers in a sum that is about normal.
 _PARTS = 6

@@ -40,7 +40,7 @@ from dboost.session.table_rows import BatchRows
 from dboost.session.target import Target, check_order_of_targets, choose_target, continued, target_for, target_of
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.training.arcbites import arcbite_visits
-from dboost.training.callbacks import StoppingRule
+from dboost.training.callbacks import Callback, StoppingRule
 from dboost.training.fit_result import OBSERVERS, FitObserver, FitResult
 from dboost.training.history import OUT_OF_BAG
 from dboost.training.leaf_values import Sizes, output_scales, sizes_of, target_stats
@@ -312,7 +312,11 @@ def boost(plan: FitPlan, sessions: Sessions, trees: TreesSoFar, clock: Clock, mo
     """Grow the trees, and assemble the model."""
     request, n_features = plan.request, len(plan.binning.features)
     with observed(plan) as watch:
-        callbacks = [*request.callbacks, *sessions.observers(plan.target.loss.name, n_features), *watch.observers]
+        callbacks: list[Callback] = [
+            *request.callbacks,
+            *sessions.observers(plan.target.loss.name, n_features),
+            *watch.observers,
+        ]
         loop = BoostingLoop(plan, sessions, trees, callbacks)
         model_so_far.assemble = partial(assemble, loop, whole=True)
         announce(plan, loop.n_iterations)

@@ -30,18 +30,18 @@ from dboost.data import CategoryColumn, Column
 from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ParameterError, warn
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
+from dboost.rows.row_sample import derive_seed, hash_rows
 from dboost.session.row_samples import TEST, TRAIN, UNUSED, FoldRows, in_groups
 from dboost.session.target import Target
 from dboost.session.warm_start import COLD_START
 from dboost.training.callbacks import Callback, Iteration, Progress
 from dboost.training.fit_result import FitResult
 from dboost.training.plan import FitRequest, Fold
-from dboost.trees.tree_task import derive_seed, hash_rows
 
 #: Folds that are fitted at the same time if they do not wait for each other. Each has several threads.
 AT_ONCE = 32
 _NO_THREAD = "can't start new thread"
-#: Purpose of the hashes that assign rows to folds, see `trees.tree_task.derive_seed`.
+#: Purpose of the hashes that assign rows to folds, see `rows.row_sample.derive_seed`.
 _FOLDS = 7
 
 

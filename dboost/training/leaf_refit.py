@@ -29,6 +29,8 @@ from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters, make_parameters
 from dboost.prepared.binned_data import DatasetDescription
+from dboost.rows.gradient_stats import GradientStats
+from dboost.rows.row_sample import RowSubset
 from dboost.rows.statistics import leaf_totals
 from dboost.session.fit_records import BuildSpec
 from dboost.session.reference_sample import with_summary
@@ -42,7 +44,6 @@ from dboost.training.leaf_values import LeafEstimator, TargetStats, in_units_of,
 from dboost.training.loop import in_rows
 from dboost.training.plan import FitRequest
 from dboost.trees.fit_trees import TreesSoFar
-from dboost.trees.tree_task import GradientStats, RowSubset
 
 
 def refit_leaves(

@@ -56,6 +56,8 @@ from dboost.losses import Loss, is_custom, register
 from dboost.losses.base import AllRows, InitialRows, PartOfRows, SumUnits, check_derivatives, loss_scores, one_target
 from dboost.losses.projection import ProjectedTerms
 from dboost.params import Parameters
+from dboost.rows.gradient_stats import GradientStats
+from dboost.rows.row_sample import RowSubset
 from dboost.rows.statistics import (
     Statistic,
     gradient_products,
@@ -73,7 +75,7 @@ from dboost.rows.statistics import (
 from dboost.session.sessions import Sessions
 from dboost.training.directions import Directions
 from dboost.training.minimize import minimize_convex
-from dboost.trees.tree_task import GradientStats, Leaves, RowSubset, StepLimits, bounded, leaf_values, newton_steps
+from dboost.trees.tree_task import Leaves, StepLimits, bounded, leaf_values, newton_steps
 
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from dboost.errors import DataError
 from dboost.model.ensemble import Ensemble, Tree
+from dboost.rows.gradient_stats import GradientStats
 from dboost.session.sessions import Sessions
 from dboost.session.warm_start import WarmStart
 from dboost.training.callbacks import Callback, Iteration
@@ -39,10 +40,7 @@ from dboost.training.scores import Scores, diverged
 from dboost.training.tasks import Tasks
 from dboost.trees.finished_trees import finished_trees
 from dboost.trees.fit_trees import FitTree, TreesSoFar
-from dboost.trees.tree_task import (
-    GradientStats,
-    TreeTask,
-)
+from dboost.trees.tree_task import TreeTask
 
 
 @dataclass(eq=False)

@@ -64,6 +64,7 @@ from dboost.params import (
     make_parameters,
 )
 from dboost.prepared.binned_data import DatasetDescription
+from dboost.rows.row_sample import HOLD_OUT, derive_seed
 from dboost.rows.shard_spec import ShardSpec, plan_layout
 from dboost.schema import Feature, Level
 from dboost.session.fit_records import BuildSpec, Chosen
@@ -87,7 +88,7 @@ from dboost.training.checkpoint import Checkpoint, checkpoint_in
 from dboost.training.history import NOT_SCORES, OUT_OF_BAG
 from dboost.training.leaf_values import Sizes, TargetStats
 from dboost.trees.bin_proposal import FINE_BINS_PER_BIN
-from dboost.trees.tree_task import ANY_ORDER, BEST_FIRST, DEPTH_WISE, HOLD_OUT, FeatureConstraints, GrowthPolicy, derive_seed
+from dboost.trees.tree_task import ANY_ORDER, BEST_FIRST, DEPTH_WISE, FeatureConstraints, GrowthPolicy
 
 
 @dataclass(frozen=True, eq=False)
@@ -460,7 +461,7 @@ class FitRequest:
     budget: Budget | None = None  # memory that the fit may use in each process
     early_stopping: EarlyStopping | None = None  # beside `Parameters.early_stopping_rounds`, which are its rounds
     learning_rates: LearningRates | None = None  # of the iterations; default: `Parameters.learning_rate`
-    workers: Any = None  # the workers of a cluster that may take part, see `distributed.client`
+    workers: Any = None  # the workers of a cluster that may take part, see `cluster.client.client`
     keep_summary: bool = True  # whether the model contains counts, categories without use and a summary of the rows
     time_limit: float | None = None  # seconds from `began` after which no iteration begins
     fold: Fold | None = None  # the fold of a cross-validation that is fitted

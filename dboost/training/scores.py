@@ -12,12 +12,12 @@ from dboost.errors import DataError, DBoostError, warn
 from dboost.exact import EXACT_SUM, FINE
 from dboost.metrics.metric import LossMagnitude
 from dboost.metrics.named import find_metrics
+from dboost.rows.gradient_stats import GradientStats
 from dboost.session.sessions import Sessions
 from dboost.session.target import Target
 from dboost.training.history import OUT_OF_BAG
 from dboost.training.plan import FitPlan, has_out_of_bag
 from dboost.trees.tree_means import metric_chunks
-from dboost.trees.tree_task import GradientStats
 
 
 class Scores:

@@ -7,20 +7,14 @@ from dataclasses import replace
 import numpy as np
 
 from dboost.exact import unit_for
+from dboost.rows.bin_merge import BinMerge
+from dboost.rows.gradient_stats import GradientStats
+from dboost.rows.row_sample import FEATURES, Sample, derive_seed
 from dboost.rows.statistics import fine_bin_hessians
 from dboost.session.sessions import Sessions
 from dboost.training.leaf_values import LeafEstimator, in_units_of
 from dboost.training.plan import FitPlan
-from dboost.trees.bin_proposal import BinMerge
-from dboost.trees.tree_task import (
-    FEATURES,
-    GradientStats,
-    Sample,
-    TreeTask,
-    derive_seed,
-    follow_sums,
-    split_params_of,
-)
+from dboost.trees.tree_task import TreeTask, follow_sums, split_params_of
 
 
 class Tasks:

@@ -21,11 +21,11 @@ from dboost.losses.base import loss_scores
 from dboost.metrics.metric import LossMagnitude, ScoredRows
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import averaged
+from dboost.rows.row_sample import Sample
 from dboost.rows.shard import Shard
 from dboost.rows.statistics import Statistic
 from dboost.trees.apply_trees import add_grown_tree
 from dboost.trees.fit_trees import FitTree
-from dboost.trees.tree_task import Sample
 
 #: The fields that change.
 SUMS = ("tree_sum", "n_trees")

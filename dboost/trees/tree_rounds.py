@@ -47,9 +47,9 @@ class GrowOrder:
 RoundSumsAndSplits = tuple[Mapping[int, RoundHistograms], Mapping[int, BestSplits] | None]
 
 
-#: ``begin_round(tasks, rounds)`` begins a round of all shards of a fit, and returns the function that waits for its results. That
-#: is called once, and in the order in which rounds began; results are valid until the next such call. tasks : trees to start,
-#: which replace all earlier ones; empty to continue. rounds : {output: (RoundRequest, tuple of SiblingPair)}.
+#: ``begin_round(tasks, rounds)`` begins a round of all shards of a fit, and returns the function that waits for its results.
+#: That is called once, and in the order in which rounds began; results are valid until the next such call. tasks : trees to
+#: start, which replace all earlier ones; empty to continue. rounds : {output: (RoundRequest, tuple of SiblingPair)}.
 BeginRound = Callable[[Sequence[TreeTask], Mapping[int, Round]], Callable[[], RoundSumsAndSplits]]
 
 

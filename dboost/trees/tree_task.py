@@ -33,6 +33,7 @@ from dboost.kernels.splits import (
 from dboost.losses import Loss
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
+from dboost.rows.row_sample import RowSubset, Sample
 
 I = np.int64  # noqa: E741
 
@@ -176,78 +177,6 @@ def child_stats(total, best, limits, direction, left, right):
                 left[3] = right[4] = middle
 
 
-class GradientNoise(NamedTuple):
-    """Exact sums of the gradients' squares and of the Hessians that a tree grows by, see `rows.gradient_noise`."""
-
-    squares: int  # in units of 2**-276: the square of the smallest float32 with 13 significant bits
-    hessians: int  # in units of 2**-149: the smallest float32
-
-    def merge(self, other: GradientNoise) -> GradientNoise:
-        return GradientNoise(self.squares + other.squares, self.hessians + other.hessians)
-
-    @property
-    def ratio(self) -> float:
-        """Σ g² / Σ h."""
-        return self.squares / (max(self.hessians, 1) << 127)
-
-
-@dataclass(frozen=True, eq=False)
-class GradientStats:
-    """Gradient statistics of a pass over all rows: exact, and the same for any division of the rows."""
-
-    max_gradient: np.ndarray  # float64[n_outputs]
-    max_hessian: np.ndarray  # float64[n_outputs]
-    coarse_loss: float
-    fine_loss: float
-    #: With influence trimming, Hessian sums by their first digit: int64[n_outputs, N_DIGITS], see `exact`.
-    influence: np.ndarray | None = None
-    #: The largest gradient and Hessian along the direction of a tree of all outputs: float64[2].
-    max_split: np.ndarray | None = None
-    #: Of each tree, if features are categorical.
-    noise: tuple[GradientNoise, ...] | None = None
-
-    @classmethod
-    def of_outputs(cls, outputs: Sequence[GradientStats]) -> GradientStats:
-        """Return the statistics of all outputs of some rows; the loss is their sum."""
-        influence = [one.influence for one in outputs if one.influence is not None]
-        return cls(
-            np.concatenate([one.max_gradient for one in outputs]),
-            np.concatenate([one.max_hessian for one in outputs]),
-            sum(one.coarse_loss for one in outputs),
-            sum(one.fine_loss for one in outputs),
-            np.concatenate(influence) if influence else None,
-        )
-
-    def merge(self, other: GradientStats) -> GradientStats:
-        """Return the statistics of the rows of both: exact, associative and commutative."""
-        noise = None
-        if self.noise is not None and other.noise is not None:
-            noise = tuple(map(GradientNoise.merge, self.noise, other.noise))
-        return GradientStats(
-            np.maximum(self.max_gradient, other.max_gradient),
-            np.maximum(self.max_hessian, other.max_hessian),
-            self.coarse_loss + other.coarse_loss,
-            self.fine_loss + other.fine_loss,
-            None if self.influence is None or other.influence is None else self.influence + other.influence,
-            None if self.max_split is None or other.max_split is None else np.maximum(self.max_split, other.max_split),
-            noise,
-        )
-
-
-class Sample(NamedTuple):
-    """The rows sampled for a tree: those whose hash of the seed and the global row number is below `threshold` (of 2**64)."""
-
-    seed: int
-    threshold: int
-
-    @classmethod
-    def of(cls, share: float, seed: int, iteration: int) -> Sample | None:
-        """Return a sample of a share of the rows, a different one in every iteration; None for all rows."""
-        if share >= 1.0:
-            return None
-        return cls(derive_seed(seed, _ROWS, iteration), int(share * 2.0**64))
-
-
 class FeatureConstraints(NamedTuple):
     """Interaction constraints and feature sampling of a tree, see `trees.split_finder`."""
 
@@ -279,43 +208,6 @@ class FeatureConstraints(NamedTuple):
         )
 
 
-#: Purposes of hashes: each has its own sequence of random numbers.
-_ROWS, FEATURES, BITES, VISITS, HOLD_OUT, WATCH, DIRECTIONS = 1, 2, 3, 4, 5, 6, 7
-
-
-def derive_seed(*numbers: int) -> int:
-    """Hash several numbers to one of 64 bits (SplitMix64 over them)."""
-    x = 0
-    for number in numbers:
-        x = (x + number + 0x9E3779B97F4A7C15) & _MASK
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-        x ^= x >> 31
-    return x
-
-
-_MASK = (1 << 64) - 1
-
-
-def hash_rows(seed: int, numbers: np.ndarray) -> np.ndarray:
-    """Hash a seed and the global row numbers (int64[n]) to uint64[n]: the hashes of `kernels.rows.select_rows`."""
-    x = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-class RowSubset(NamedTuple):
-    """The rows that take part in a tree: the sampled rows whose influence is not below a bound.
-
-    sample : None for all rows; least_influence : bits of a float32, 0 for no bound; output : the output whose influence counts.
-    """
-
-    sample: Sample | None
-    least_influence: int
-    output: int
-
-
 @dataclass(frozen=True, eq=False)
 class TreeTask:
     """Everything that an engine needs to grow one tree."""
@@ -330,7 +222,7 @@ class TreeTask:
     least_influence: int = 0  # of rows that take part, as the bits of a float32
     constraints: FeatureConstraints | None = None  # of the features that nodes may split by, None for all features
     direction: np.ndarray | None = None  # int8[n_features]: 1 where scores may only rise, -1 where they may only fall
-    bin_merge: Any = None  # the tree's own bins (`trees.bin_proposal.BinMerge`), None where they are those of the whole fit
+    bin_merge: Any = None  # the tree's own bins (`rows.bin_merge.BinMerge`), None where they are those of the whole fit
     node_bins: int | None = None  # number of bins proposed in each node, None where nodes use the bins of the tree
 
     @property

@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state
 
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
-from dboost.trees.tree_task import HOLD_OUT, derive_seed, hash_rows
+from dboost.rows.row_sample import HOLD_OUT, derive_seed, hash_rows
 
 BOTH = pytest.mark.parametrize("Estimator", [DBoostRegressor, DBoostClassifier])
 

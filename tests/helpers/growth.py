@@ -17,21 +17,14 @@ from dboost.exact import unit_for
 from dboost.losses import SquaredError
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
+from dboost.rows.row_sample import Sample
 from dboost.rows.shard import Shard
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.training.plan import growth_policy_of, precision_of
 from dboost.trees.finished_trees import finished_trees
 from dboost.trees.fit_trees import FitTree
-from dboost.trees.tree_task import (
-    FeatureConstraints,
-    GrownTree,
-    Sample,
-    TreeTask,
-    leaf_values,
-    new_node_arrays,
-    split_params_of,
-)
+from dboost.trees.tree_task import FeatureConstraints, GrownTree, TreeTask, leaf_values, new_node_arrays, split_params_of
 from tests.helpers.naive.grower import NaiveGrower, leaves_of, to_tree
 from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import CodedTable, tables

@@ -15,6 +15,7 @@ import numpy as np
 from dboost.kernels.threads import team_for
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.rows.encoded_store import EncodedStore
+from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.row_store import RowStore
 from dboost.rows.shard import RowIds, Shard, advance_rows, merge_into_bins
 from dboost.rows.statistics import Statistic
@@ -22,7 +23,7 @@ from dboost.session.training_rows import TrainingRows
 from dboost.trees.grower import Round, RoundHistograms, RoundRequest
 from dboost.trees.shard_grower import ShardGrower
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
-from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+from dboost.trees.tree_task import GrownTree, TreeTask
 
 
 class ShardedEngine:

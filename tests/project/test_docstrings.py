@@ -153,7 +153,7 @@ def test_the_reader_of_docstrings_sees(source: str, unknown: list[str]) -> None:
 
 
 def test_the_reader_of_references_sees() -> None:
-    defined = {"shards.shard": {"Shard", "near"}, "exact": {"total"}}
+    defined = {"rows.shard": {"Shard", "near"}, "exact": {"total"}}
     text = "`rows.shard.Shard.near`, `exact.total`, `pandas.NA`, `shard.Shards`, `dboost.exact.mean`, `shard.py`"
     assert lost_references(text, defined) == ["shard.Shards", "dboost.exact.mean"]
 

@@ -16,11 +16,11 @@ from dboost.losses import SquaredError
 from dboost.losses.classification import LogLossTerms, SoftmaxTerms
 from dboost.losses.projection import ProjectedTerms
 from dboost.rows.block_file import FieldRef
+from dboost.rows.row_sample import Sample
 from dboost.rows.row_store import InFiles, RowStore
 from dboost.rows.shard import RowIds, Shard, tiles_of
 from dboost.rows.shard_spec import ShardSpec, plan_layout
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
-from dboost.trees.tree_task import Sample
 from tests.helpers.examples import examples
 from tests.helpers.tables import make_table, spec_of
 

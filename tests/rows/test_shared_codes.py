@@ -18,6 +18,7 @@ from dboost.kernels.threads import Team
 from dboost.losses import SquaredError
 from dboost.metrics.metric import LossMagnitude
 from dboost.rows import shared_codes
+from dboost.rows.row_sample import Sample
 from dboost.rows.row_store import RowStore
 from dboost.rows.shard import BinnedColumns, RowIds, columns_among
 from dboost.rows.shared_codes import SharedCodes
@@ -28,7 +29,7 @@ from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.training import fit
 from dboost.trees.apply_trees import ConsecutiveCodes
 from dboost.trees.fit_trees import FitTree
-from dboost.trees.tree_task import Sample, TreeRoutes
+from dboost.trees.tree_task import TreeRoutes
 from tests.helpers.examples import examples
 from tests.helpers.growth import a_tree
 from tests.helpers.tables import make_table, spec_of

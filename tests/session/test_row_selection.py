@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 
 from dboost import DataError, DBoostClassifier, DBoostRegressor, ParameterError
+from dboost.rows.row_sample import hash_rows
 from dboost.session.row_samples import DigitRequest, Draw, DrawnRows, find_bounds, in_proportion
-from dboost.trees.tree_task import hash_rows
 
 
 def naive(seed: int, classes: np.ndarray, sizes: list[int], there: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ import dboost
 from dboost.errors import ParameterError
 from dboost.kernels import threads
 from dboost.params import Parameters
-from dboost.trees.tree_task import Sample
+from dboost.rows.row_sample import Sample
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, mixed_frame, saved
 from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters

@@ -14,6 +14,7 @@ import pytest
 import dboost
 from dboost.kernels.threads import Team
 from dboost.params import Parameters
+from dboost.rows.row_sample import Sample
 from dboost.rows.shard import Shard
 from dboost.rows.statistics import Statistic
 from dboost.session import session
@@ -23,7 +24,7 @@ from dboost.session.shard_runners import ShardRunner
 from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
 from dboost.trees.grower import Round
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
-from dboost.trees.tree_task import Sample, TreeTask
+from dboost.trees.tree_task import TreeTask
 from tests.helpers.growth import TERMS, Problem
 from tests.helpers.tables import make_table, spec_of
 

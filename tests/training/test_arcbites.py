@@ -21,13 +21,14 @@ from dboost.kernels import threads
 from dboost.kernels.rows import select_rows
 from dboost.model.ensemble import Ensemble
 from dboost.params import make_parameters, read_arcbites
+from dboost.rows.row_sample import derive_seed, hash_rows
 from dboost.session.arcbite_rows import bite_sizes, bites_of
 from dboost.session.local_sessions import LocalSessions
 from dboost.session.warm_start import WarmStart
 from dboost.training.arcbites import order_of_visits
 from dboost.training.fit import train
 from dboost.training.plan import FitRequest, held_out_rows_of
-from dboost.trees.tree_task import VISITS, derive_seed, hash_rows
+from dboost.trees.tree_task import VISITS
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 
 FRAME, HELD_OUT = mixed_frame(900), mixed_frame(300, seed=1)

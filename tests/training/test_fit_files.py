@@ -13,13 +13,14 @@ import dboost
 PACKAGE = Path(dboost.__file__).parent
 #: Packages and modules of options: a cluster, other kinds of input, evaluation sets, arcbites, a memory limit, a checkpoint.
 OPTIONS = {
-    "config.py", "data/sources/csv_files.py", "data/tables/dask_collections.py", "data/sources/datasets.py", "data/tables/eval_tables.py", "data/sources/files.py",
-    "data/sources/parquet.py", "data/sources/paths.py", "data/sources/row_filter.py", "data/sources/sources.py", "data/sources/table_formats.py", "dataset.py",
-    "distributed", "metrics/named.py", "session/bites.py", "session/evaluation_rows.py", "session/memory.py",
-    "session/arcbite_rows.py", "trees/streamed_grower.py", "trees/shard_grower.py", "rows/shared_codes.py",
-    "rows/block_file.py", "training/arcbites.py", "training/auto_iterations.py", "training/checkpoint.py",
-    "prepared/dataset_rows.py", "prepared/prepared_codes.py", "prepared/prepared_dataset.py", "trees/bin_proposal.py",
-    "trees/grower.py", "trees/split_finder.py",
+    "cluster", "config.py", "data/sources/csv_files.py", "data/sources/datasets.py", "data/sources/files.py",
+    "data/sources/parquet.py", "data/sources/paths.py", "data/sources/row_filter.py", "data/sources/sources.py",
+    "data/sources/table_formats.py", "data/tables/dask_collections.py", "data/tables/eval_tables.py", "dataset.py",
+    "metrics/named.py", "prepared/dataset_rows.py", "prepared/prepared_codes.py", "prepared/prepared_dataset.py",
+    "rows/block_file.py", "rows/shared_codes.py", "session/arcbite_rows.py", "session/bites.py",
+    "session/evaluation_rows.py", "session/memory.py", "training/arcbites.py", "training/auto_iterations.py",
+    "training/checkpoint.py", "trees/bin_proposal.py", "trees/grower.py", "trees/shard_grower.py", "trees/split_finder.py",
+    "trees/streamed_grower.py",
 }  # fmt: skip
 #: More files than this are too many for one evening.
 MOST_FILES = 54

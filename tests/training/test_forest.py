@@ -11,7 +11,7 @@ import pytest
 
 import dboost
 from dboost import Booster, DBoostClassifier, DBoostRegressor, ParameterError
-from dboost.trees.tree_task import Sample, hash_rows
+from dboost.rows.row_sample import Sample, hash_rows
 from tests.helpers.real_data import load
 
 N = 700

@@ -20,11 +20,12 @@ from dboost.data.columns import binning
 from dboost.errors import DataError, ParameterError
 from dboost.kernels import threads
 from dboost.kernels.bins import quantile_fine_bins
+from dboost.rows.bin_merge import BinMerge
+from dboost.rows.row_sample import RowSubset, Sample
 from dboost.rows.shard import BinnedColumns, merge_into_bins
 from dboost.rows.shard_spec import plan_layout
 from dboost.rows.statistics import fine_bin_hessians
-from dboost.trees.bin_proposal import FINE_BINS_PER_BIN, BinMerge
-from dboost.trees.tree_task import RowSubset, Sample
+from dboost.trees.bin_proposal import FINE_BINS_PER_BIN
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.compiled import compiled
 from tests.helpers.fits import FEATURES, mixed_frame, saved

@@ -35,6 +35,7 @@ from dboost.data.tables.eval_tables import EvalTable, named_in_messages
 from dboost.errors import DBoostError, ParameterError
 from dboost.kernels.threads import Team, is_small
 from dboost.metrics.metric import MetricReduction
+from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.session.evaluation_rows import SessionEvalSets, log_streamed_eval_set
@@ -45,7 +46,7 @@ from dboost.session.target import TargetScan
 from dboost.trees.fit_trees import FitTree, TreesSoFar
 from dboost.trees.shard_grower import BYTES_PER_ROW
 from dboost.trees.tree_rounds import GrowOrder
-from dboost.trees.tree_task import GradientStats, GrownTree, TreeTask
+from dboost.trees.tree_task import GrownTree, TreeTask
 
 Answer = TypeVar("Answer")
 Given = TypeVarTuple("Given")

@@ -1,7 +1,7 @@
 """Parquet and CSV files, Delta Lake and Apache Iceberg tables by their paths, as sources.
 
-See `data.sources.files` for the files of a path, and `data.parquet`, `data.sources.csv_files` and `data.sources.table_formats`
-for the formats. Columns of Parquet files and of table formats keep their Arrow types.
+See `data.sources.files` for the files of a path, and `data.sources.parquet`, `data.sources.csv_files` and
+`data.sources.table_formats` for the formats. Columns of Parquet files and of table formats keep their Arrow types.
 """
 
 from __future__ import annotations

@@ -1,0 +1,53 @@
+"""Statistics of gradients and Hessians of all rows, which are merged exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dboost.rows.gradient_noise import GradientNoise
+
+
+@dataclass(frozen=True, eq=False)
+class GradientStats:
+    """Gradient statistics of a pass over all rows: exact, and the same for any division of the rows."""
+
+    max_gradient: np.ndarray  # float64[n_outputs]
+    max_hessian: np.ndarray  # float64[n_outputs]
+    coarse_loss: float
+    fine_loss: float
+    #: With influence trimming, Hessian sums by their first digit: int64[n_outputs, N_DIGITS], see `exact`.
+    influence: np.ndarray | None = None
+    #: The largest gradient and Hessian along the direction of a tree of all outputs: float64[2].
+    max_split: np.ndarray | None = None
+    #: Of each tree, if features are categorical.
+    noise: tuple[GradientNoise, ...] | None = None
+
+    @classmethod
+    def of_outputs(cls, outputs: Sequence[GradientStats]) -> GradientStats:
+        """Return the statistics of all outputs of some rows; the loss is their sum."""
+        influence = [one.influence for one in outputs if one.influence is not None]
+        return cls(
+            np.concatenate([one.max_gradient for one in outputs]),
+            np.concatenate([one.max_hessian for one in outputs]),
+            sum(one.coarse_loss for one in outputs),
+            sum(one.fine_loss for one in outputs),
+            np.concatenate(influence) if influence else None,
+        )
+
+    def merge(self, other: GradientStats) -> GradientStats:
+        """Return the statistics of the rows of both: exact, associative and commutative."""
+        noise = None
+        if self.noise is not None and other.noise is not None:
+            noise = tuple(map(GradientNoise.merge, self.noise, other.noise))
+        return GradientStats(
+            np.maximum(self.max_gradient, other.max_gradient),
+            np.maximum(self.max_hessian, other.max_hessian),
+            self.coarse_loss + other.coarse_loss,
+            self.fine_loss + other.fine_loss,
+            None if self.influence is None or other.influence is None else self.influence + other.influence,
+            None if self.max_split is None or other.max_split is None else np.maximum(self.max_split, other.max_split),
+            noise,
+        )
