@@ -35,7 +35,7 @@ from dboost._lazy_import import pd
 from dboost.data import ReadOptions, Table, open_table
 from dboost.data.columns.chunk import plain
 from dboost.data.columns.labels import with_named_targets
-from dboost.errors import InputTypeError, ParameterError
+from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.inspection.row_functions import at_least_one
 from dboost.inspection.shapley import check_counts
 from dboost.losses.base import loss_scores
@@ -154,7 +154,7 @@ def permutation_importance(
     ParameterError
         For an unknown metric, or fewer than one repetition.
     DataError
-        As in `dboost.fit`; and if the target holds an unknown class.
+        As in `dboost.fit`; if the target holds an unknown class; if the metric is undefined on the rows.
     """
     n_repeats = at_least_one("n_repeats", n_repeats)
     if not isinstance(random_state, int) or random_state < 0:
@@ -168,6 +168,11 @@ def permutation_importance(
         y = encode_like(table, Target(loss, ensemble.classes, ensemble.classes_dtype))
         scorer = _Scorer(ensemble, table, y, scored_by, n_threads)
         score = scorer.score()
+        if not np.isfinite(score):
+            raise DataError(
+                f"importance by permutation: the metric {scored_by.name!r} of the rows is {score}, so it does not change: give "
+                "another metric, or rows for which it is defined (of every class, or with targets that differ)"
+            )
         worse = np.zeros(len(ensemble.features))
         for j in used:
             column = np.concatenate([block[:, j] for block in row_matrices(table, None)])

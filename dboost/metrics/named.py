@@ -3,6 +3,11 @@
 Means are exact sums. What counts classes (F1, balanced accuracy) is computed from exact sums of weights by true and predicted
 class, the areas under curves from those by distinct score, R² from sums without rounding.
 
+**Undefined metrics.** A metric is NaN on rows for which no prediction can change it, because it says nothing about a model then
+and early stopping could not choose by it: the area under the ROC curve, average precision, NDCG and MAP if every order of the
+rows is equally good (rows of one class, equal targets, no or only relevant rows), F1 of two classes without a row of the second
+one, and R² of equal targets. Scikit-learn returns 0 or 1 for some of these. A mean that overflows is NaN, too.
+
 **Metrics of a ranking** (`ndcg`, `ndcg@k`, `map` and `map@k`). All rows of an evaluation set are one query: rows are ranked by
 their prediction, from the highest down, and the target of a row is its relevance. Both metrics are averaged over all orders of
 rows with equal predictions, so they depend on neither the order of the rows nor their partitioning.
@@ -10,7 +15,7 @@ rows with equal predictions, so they depend on neither the order of the rows nor
 **NDCG.** With the targets y as gains, as in `sklearn.metrics.ndcg_score`::
 
     DCG@k = sum of  E[y at position i] / log2(i + 1)  over the positions i = 1 … min(k, n)
-    NDCG@k = DCG@k / DCG@k of the rows in the order of their targets;  0 if all targets are 0
+    NDCG@k = DCG@k / DCG@k of the rows in the order of their targets
 
 E[…] is the mean target of the rows that are tied at this position.
 
@@ -19,7 +24,7 @@ E[…] is the mean target of the rows that are tied at this position.
     AP@k = sum of  P(i) [the row at position i is relevant]  over i = 1 … min(k, n)  /  min(k, number of relevant rows)
     P(i) = number of relevant rows at the positions 1 … i  /  i
 
-and 1 if no row is relevant. Without k it is over all positions. Let a position be the j-th one of a group of t tied rows, of
+Without k it is over all positions. Let a position be the j-th one of a group of t tied rows, of
 which r are relevant, after R relevant rows. The expectation of its term is
 ``r / t * (R + 1 + (j - 1) (r - 1) / (t - 1)) / i`` (McSherry and Najork 2008).
 
@@ -183,8 +188,9 @@ def _finish(name: str, k: int, compute: Callable[[_Ranking, int], float], rankin
 
 
 def _ndcg(ranking: _Ranking, k: int) -> float:
-    ideal = _dcg(ranking.by_target, k)
-    return _dcg(ranking.by_score, k) / ideal if ideal > 0 else 0.0
+    if ranking.by_target.key[0] == ranking.least_target:  # all targets are equal
+        return math.nan
+    return _dcg(ranking.by_score, k) / _dcg(ranking.by_target, k)
 
 
 def _dcg(top: _Top, k: int) -> float:
@@ -195,8 +201,8 @@ def _dcg(top: _Top, k: int) -> float:
 
 
 def _map(ranking: _Ranking, k: int) -> float:
-    if not ranking.n_relevant:
-        return 1.0
+    if not ranking.n_relevant or ranking.least_target > 0:  # no row is relevant, or all are
+        return math.nan
     tied, relevant = ranking.by_score.by_key()
     last = tied.cumsum()
     position = np.arange(1, min(k, last[-1]) + 1)
@@ -295,9 +301,7 @@ def _r2_finish(totals: tuple[int | None, ...]) -> float:
         return math.nan
     errors, weight, sums, squares = (Fraction(one) for one in totals if one is not None)
     spread = squares - sums * sums / weight
-    if spread <= 0:  # all targets are equal
-        return 1.0 if errors == 0 else 0.0
-    return float(1 - errors / spread)
+    return float(1 - errors / spread) if spread > 0 else math.nan  # NaN if all targets are equal
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -357,6 +361,11 @@ def _f1_by_class(confusion: np.ndarray) -> np.ndarray:
     return 2.0 * right / np.where(both > 0, both, 1.0)
 
 
+def _f1(confusion: np.ndarray) -> float:
+    """Return the F1 of the second of two classes."""
+    return float(_f1_by_class(confusion)[1]) if confusion[1].any() else math.nan
+
+
 def _f1_macro(confusion: np.ndarray) -> float:
     occurs = confusion.sum(axis=0) + confusion.sum(axis=1) > 0
     return float(_f1_by_class(confusion)[occurs].mean())
@@ -414,7 +423,7 @@ def _roc_auc(counts: _ByScore) -> float:
     _, zeros, ones = counts
     below = np.cumsum(zeros) - zeros
     pairs = zeros.sum() * ones.sum()
-    return float((ones * (below + 0.5 * zeros)).sum() / pairs) if pairs > 0 else float("nan")
+    return float((ones * (below + 0.5 * zeros)).sum() / pairs) if pairs > 0 else math.nan
 
 
 def _roc_auc_of_classes(counts: list[_ByScore]) -> float:
@@ -428,8 +437,8 @@ def _average_precision(counts: _ByScore) -> float:
     """Return the sum of precision times the increase of recall, from the highest score down."""
     _, zeros, ones = (part[::-1] for part in counts)
     n_ones = ones.sum()
-    if n_ones == 0:
-        return 0.0
+    if not (n_ones > 0 and zeros.any()):
+        return math.nan
     true, chosen = np.cumsum(ones), np.cumsum(zeros + ones)
     return float((true / np.where(chosen > 0, chosen, 1.0) * ones).sum() / n_ones)
 
@@ -474,7 +483,7 @@ _TWO_CLASSES = (
     _mean_of("brier_score", _squared_error, _one),
     MetricReduction("roc_auc", True, _scores, _merge_scores, _roc_auc),
     MetricReduction("average_precision", True, _scores, _merge_scores, _average_precision),
-    _of_confusion("f1", lambda confusion: float(_f1_by_class(confusion)[1])),
+    _of_confusion("f1", _f1),
     *_OF_CLASSES,
 )
 _MANY_CLASSES = (

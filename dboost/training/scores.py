@@ -115,7 +115,9 @@ def _score_of(target: Target) -> tuple[str, ...]:
     return ("accuracy",) if target.is_classification else ("r2",)
 
 
-_OTHER_METRIC = "give another metric, or an evaluation set for which it is defined (with rows of every class, say)"
+_OTHER_METRIC = (
+    "give another metric, or an evaluation set for which it is defined (with rows of every class, or targets that differ)"
+)
 
 
 def diverged(iteration: int) -> DBoostError:

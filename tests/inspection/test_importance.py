@@ -167,6 +167,15 @@ def test_permutation_is_the_same_for_any_partitioning_and_with_weights() -> None
     assert whole.idxmax() == "x"
 
 
+@pytest.mark.parametrize("metric", ["roc_auc", "average_precision", "f1", "ndcg"])
+def test_permutation_by_a_metric_that_is_undefined_on_the_rows(metric: str) -> None:
+    frame = mixed_frame(60)
+    booster = dboost.fit(frame, "late", max_iter=2)
+    rows = frame[frame["late"] == booster.classes_[0]]
+    with pytest.raises(dboost.DataError, match=f"the metric '{metric}' of the rows is nan"):
+        booster.importance("permutation", rows, "late", metric=metric)
+
+
 def test_permutation_on_dask_arrays_and_wrong_targets() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 4))

@@ -268,9 +268,3 @@ def test_r2_of_targets_far_from_zero(mean: float) -> None:
     (metric,) = find_metrics("r2", SquaredError())
     expected = reference.r2_score(y, raw, sample_weight=whole.weight)
     assert value(metric, whole, [3, 77]) == value(metric, whole, []) == pytest.approx(expected, rel=1e-9)
-
-
-def test_r2_of_one_value_is_scikit_learns() -> None:
-    for raw in (np.full(5, 2.0), np.arange(5.0)):
-        whole = ScoredRows(np.full(5, 2.0), raw, None, SquaredError(), LossMagnitude(9.0, 9.0, 1.0, 5))
-        assert value(find_metrics("r2", SquaredError())[0], whole, [2]) == reference.r2_score(whole.target, raw)

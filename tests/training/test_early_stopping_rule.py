@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from typing import Any
@@ -11,7 +12,10 @@ import pandas as pd
 import pytest
 
 import dboost
+from dboost.losses import LogLoss, Loss, Poisson
+from dboost.losses.classification import SoftmaxLogLoss
 from dboost.metrics import Metric
+from dboost.metrics.named import ALIASES, find_metrics
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(500, 4))
@@ -170,6 +174,42 @@ def test_an_undefined_metric_stops_no_fit_and_is_named(eval_set: Any, metric: An
     assert len(booster.history) == booster.n_iter_ == booster.best_iteration == 12
     expected = fit(max_iter=12)
     assert np.array_equal(booster.predict_proba(TWO), expected.predict_proba(TWO))
+
+
+Y = {"log_loss": FRAME["y"], "classes": np.digitize(X[:, 0], [-0.5, 0.5]), "poisson": np.floor(np.exp(X[:, 0]))}
+NAMES = sorted(
+    {*ALIASES.values(), "log_loss", "poisson", "mean_poisson_deviance", "f1_macro", "ndcg", "ndcg@3", "map", "map@3"}
+)
+
+
+def metrics_of(loss: Loss) -> list[str]:
+    """Return the names of the metrics of a loss."""
+    valid = []
+    for name in NAMES:
+        with contextlib.suppress(dboost.ParameterError):
+            valid.append(find_metrics(name, loss)[0].name)
+    return valid
+
+
+OF_LOSSES = {"log_loss": LogLoss(), "classes": SoftmaxLogLoss(3), "poisson": Poisson()}
+CASES = [(kind, name) for kind, loss in OF_LOSSES.items() for name in metrics_of(loss)]
+
+
+@pytest.mark.parametrize(("kind", "metric"), CASES)
+@pytest.mark.parametrize("smallest", [True, False])
+def test_a_metric_that_no_prediction_changes_is_undefined(kind: str, metric: str, smallest: bool) -> None:
+    frame = FRAME.assign(y=Y[kind])
+    of_one_target = frame[frame["y"] == (frame["y"].min() if smallest else frame["y"].max())]
+    options = OPTIONS | {"max_iter": 8, "eval_set": of_one_target, "eval_metric": metric}
+    options["loss"] = "poisson" if kind == "poisson" else "log_loss"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        booster = dboost.fit(frame, "y", early_stopping_rounds=1, **options)
+    values = dboost.fit(frame, "y", **options).history[f"eval_{metric}"]
+    messages = "".join(str(one.message) for one in caught)
+    is_named = f"metric {metric!r} of evaluation set 'eval' is nan in iteration 1" in messages
+    assert is_named == values.isna().all() == (values.nunique() < 2)
+    assert booster.n_iter_ == 8 or not is_named
 
 
 def test_early_stopping_begins_when_the_metric_is_defined() -> None:
