@@ -22,7 +22,7 @@ import numpy as np
 import dboost
 from dboost.rows.block_file import BlockFile
 from dboost.rows.row_store import RowStore
-from dboost.session import shard_runners
+from dboost.session import training_rows
 from dboost.session.memory import Budget
 
 #: Share of the blocks that stay in memory.
@@ -78,8 +78,8 @@ def fit(
 
     with (
         patch.object(Budget, "holds_rows", lambda *_: False),
-        patch.object(shard_runners, "blocks_that_stay", staying),
-        patch.object(shard_runners, "trees_per_pass", (lambda *_: together) if together else shard_runners.trees_per_pass),
+        patch.object(training_rows, "blocks_that_stay", staying),
+        patch.object(training_rows, "trees_per_pass", (lambda *_: together) if together else training_rows.trees_per_pass),
         patch.object(BlockFile, "read", reads.method()),
     ):
         booster = dboost.fit(

@@ -155,7 +155,7 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
     _Clock.engines.clear()
     _ClockedFinder.searched.clear()
     with (
-        patch("dboost.session.shard_runners.WholeTreeGrower", _Clock),
+        patch("dboost.session.training_rows.WholeTreeGrower", _Clock),
         patch("dboost.trees.tree_rounds.SplitFinder", _ClockedFinder),
     ):
         dboost.fit(X, y, loss="log_loss", max_iter=8, min_samples_leaf=1, n_threads=1, progress=False)

@@ -2,7 +2,7 @@
 
 A `Shard` is a view of the fields of a block: the bin codes of every feature, the target, the weight, the raw scores, and the
 state of the current tree: gradients, Hessians, and the leaf of each row. The arrays belong to a store of rows, in memory or in
-files (`shards.shard_blocks`); the same functions run on them wherever they are. Rows of weight zero are not stored.
+files (`session.training_rows`); the same functions run on them wherever they are. Rows of weight zero are not stored.
 
 A model with K outputs (K classes) has arrays of shape [K, n_rows], so that the values of one output are contiguous for its
 tree.

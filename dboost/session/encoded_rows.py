@@ -29,7 +29,7 @@ class EncodedRows(NamedTuple):
     """Rows of positive weight before training."""
 
     #: By name, with the rows on the last axis; see `ShardSpec.start_groups`. Codes may have room for more rows behind these.
-    #: There are no raw scores if they are `BuildSpec.baseline`; targets may have fewer bytes (`shard_blocks.compacted`).
+    #: There are no raw scores if they are `BuildSpec.baseline`; targets may have fewer bytes (`rows.shard.compacted`).
     fields: dict[str, np.ndarray]
     ids: np.ndarray  # int64[n_runs, 2], see `RowIds`
 

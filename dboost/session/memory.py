@@ -12,7 +12,7 @@ before the data are read, if a tree over so many features cannot fit; after the 
 make histograms of more than `_FAR` times the limit; and exactly when all bins are known (`Budget.histograms`). Slices are
 never smaller than `_LEAST_CHUNK`, so that reading does not take longer, the smaller the limit is.
 
-Rows that fit beside the histograms stay in memory; otherwise they are stored in files (`shards.shard_blocks`). Both give the
+Rows that fit beside the histograms stay in memory; otherwise they are stored in files (`session.training_rows`). Both give the
 same model. Code that is loaded or compiled for the first time is not counted: it is a constant of about 150 MiB in a fresh
 process.
 

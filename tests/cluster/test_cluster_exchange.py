@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from typing import Any
 
 import dask
@@ -218,6 +219,7 @@ def test_an_error_of_one_session_ends_the_waiting_of_the_others(
     """Its slices never arrive. With two branches at each session, the first one is a relay, and the others are below one."""
     compute = Session.histogram_slices
 
+    @wraps(compute)
     def fails(self: Session, requests: Any, search: Any) -> Any:
         answer = compute(self, requests, search)
         if self.exchange is not None and self.session == self.exchange.refs[which].session and not search.tasks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import wraps
 from typing import Any
 
 import dask
@@ -228,7 +229,12 @@ def test_a_paused_worker_gets_no_rows(client: Client) -> None:
 def test_rows_in_several_shards_are_grown_in_rounds(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """So they are where a worker has read the partitions of a lost one beside its own."""
     refusals: list[None] = []
-    monkeypatch.setattr(Session, "grow_trees", lambda *_: refusals.append(None))
+
+    @wraps(Session.grow_trees)
+    def refuse(*_: object) -> None:
+        refusals.append(None)
+
+    monkeypatch.setattr(Session, "grow_trees", refuse)
     frame = FRAME[["a", "b", "z"]]
     booster = fitted(dd.from_pandas(frame, npartitions=4), "z", client=client)
     assert booster.sha256 == fitted(frame, "z").sha256

@@ -27,8 +27,8 @@ from dboost.cluster.partitions.rebalance import values_held
 from dboost.cluster.training import cluster_sessions
 from dboost.cluster.worker import host_sessions, worker_plugin
 from dboost.cluster.worker.host_sessions import HandOver, Member, SessionPlace, choose_trainers, hand_overs, trainers_of_folds
+from dboost.kernels import threads
 from dboost.rows.shared_codes import SharedCodes
-from dboost.session import session as worker_session
 from dboost.session import table_rows
 from dboost.session.fit_records import SessionRef
 from dboost.session.memory import Budget
@@ -109,8 +109,8 @@ def test_a_host_keeps_its_trainer() -> None:
     assert choose_trainers(full, 0, {c, e}) == {a: a, b: a, d: e, e: e}
     alone = {a: member(10), c: members[c], d: member(0, "two")._replace(has_read=False)}
     assert choose_trainers(alone, 0, {c, d}) == {a: c, c: c}
-    orders = hand_overs({a: c, c: c}, alone, {a.worker: 1, c.worker: 2}, {a.worker: "one", c.worker: "one"}, 1, 44, False)
-    assert orders == {a: HandOver(c, 3, 3), c: HandOver(c, 0, 3, (1, 1, 1))}, "a shard for each thread"
+    orders = hand_overs({a: c, c: c}, alone, {a.worker: 1, c.worker: 2}, {a.worker: "one", c.worker: "one"}, 1, 44)
+    assert orders == {a: HandOver(c, 1, 3), c: HandOver(c, 0, 3, (1,))}
 
 
 def orders_of(
@@ -119,8 +119,7 @@ def orders_of(
     """Return the orders of members with so many threads each. more : workers of the host without rows."""
     workers = {ref.worker: n_threads for ref in members} | {f"idle {k}": n_threads for k in range(more)}
     takers = choose_trainers(members, 0)
-    is_whole = len({takers.get(ref, ref) for ref in members}) == 1
-    return hand_overs(takers, members, workers, dict.fromkeys(workers, "one"), n_fits, 44, is_whole)
+    return hand_overs(takers, members, workers, dict.fromkeys(workers, "one"), n_fits, 44)
 
 
 def test_threads_of_a_trainer() -> None:
@@ -251,7 +250,7 @@ def test_rows_are_sent_once_and_not_copied(client: Client, offset: str | None, m
     def look() -> None:
         for worker in client.cluster.workers.values():
             sessions = worker.plugins["dboost"]._sessions.values()
-            trained.extend(runner.rows.shard.codes.narrow for one in sessions for runner in one._runners)
+            trained.extend(rows.shard.codes.narrow for one in sessions for rows in one.trained)
 
     monkeypatch.setattr(host_sessions, "pieces_of", noted)
     monkeypatch.setattr(table_rows, "encode_table", encode)
@@ -366,7 +365,7 @@ def test_a_small_table_uses_the_threads_of_all_workers(client: Client, monkeypat
     own, together = max(client.nthreads().values()), min(sum(client.nthreads().values()), len(os.sched_getaffinity(0)))
     frame = FRAME[[*COLUMNS, "y"]]
     assert threads_of(client, frame) == [own], "one thread is faster"
-    for module in (cluster_sessions, worker_session):
+    for module in (cluster_sessions, threads):
         monkeypatch.setattr(module, "is_small", lambda *_: False)
     assert threads_of(client, frame) == [max(own, together)]
     monkeypatch.setattr(Connection, "n_fits", property(lambda _: 9, lambda *_: None), raising=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.kernels.threads import team_for
+from dboost.kernels.threads import Team, team_for
 from dboost.losses.gradient_pass import new_pass_scratch
 from dboost.rows.encoded_store import EncodedStore
 from dboost.rows.gradient_stats import GradientStats
@@ -24,6 +24,18 @@ from dboost.trees.grower import Round, RoundHistograms, RoundRequest
 from dboost.trees.shard_grower import ShardGrower
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from dboost.trees.tree_task import GrownTree, TreeTask
+
+
+def training_rows(
+    encoded: EncodedStore, n_threads: int = 1, n_staying: int = 0, is_kept: Callable[[np.ndarray], np.ndarray] | None = None
+) -> TrainingRows:
+    """Return rows whose partition 0 has the ids for which `is_kept` is true."""
+    build: Any = SimpleNamespace(
+        warm_start=SimpleNamespace(n_before=0),
+        binning=SimpleNamespace(features=encoded.spec.layout.n_bins),
+        numbers=SimpleNamespace(are_of=lambda row_ids, partitions: is_kept is not None and is_kept(row_ids)),
+    )
+    return TrainingRows(encoded, "batch", build, None, Team(n_threads), n_staying=n_staying)
 
 
 class ShardedEngine:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,20 +20,22 @@ from dboost.kernels.threads import Team
 from dboost.losses import SquaredError
 from dboost.metrics.metric import LossMagnitude
 from dboost.rows import shared_codes
+from dboost.rows.encoded_store import EncodedStore, rows_in_memory
 from dboost.rows.row_sample import Sample
 from dboost.rows.row_store import RowStore
-from dboost.rows.shard import BinnedColumns, RowIds, columns_among
+from dboost.rows.shard import BinnedColumns, RowIds, Shard, columns_among
 from dboost.rows.shared_codes import SharedCodes
 from dboost.session import evaluation_rows, table_rows
 from dboost.session.evaluation_rows import EvalSet, eval_fields
 from dboost.session.row_samples import TEST, TRAIN, UNUSED, FoldRows, in_groups
-from dboost.shards.shard_blocks import ShardBlocks, rows_in_memory
+from dboost.session.training_rows import TrainingRows
 from dboost.training import fit
 from dboost.trees.apply_trees import ConsecutiveCodes
 from dboost.trees.fit_trees import FitTree
 from dboost.trees.tree_task import TreeRoutes
 from tests.helpers.examples import examples
 from tests.helpers.growth import a_tree
+from tests.helpers.sharded_engine import training_rows
 from tests.helpers.tables import make_table, spec_of
 
 TERMS = SquaredError().terms()
@@ -56,28 +60,30 @@ def fields_of(kept: np.ndarray) -> dict[str, np.ndarray]:
     return {"target": TARGET[kept], "weight": WEIGHT[kept], "raw": RAW[:, kept].copy()}
 
 
-def alone(kept: np.ndarray) -> ShardBlocks:
+def alone(kept: np.ndarray, remains: Callable[[np.ndarray], np.ndarray]) -> TrainingRows:
     codes = codes_of(kept)
     fields = fields_of(kept) | {"narrow": codes.narrow, "wide": codes.wide}
-    rows = rows_in_memory(fields, SPEC, ids_of(len(kept)))
-    rows.shard.fill_tiles(0, len(kept))
-    return rows
+    return training_rows(rows_in_memory(fields, SPEC, ids_of(len(kept))), is_kept=remains)
 
 
-def sharing(shared: SharedCodes, fold: FoldRows) -> ShardBlocks:
+def sharing(shared: SharedCodes, fold: FoldRows, remains: Callable[[np.ndarray], np.ndarray]) -> TrainingRows:
     assert fold.parts is not None
     is_trained = fold.uses == TRAIN
     kept = np.flatnonzero(is_trained)
     of_parts = np.bincount(fold.parts[is_trained], minlength=int(fold.parts.max()) + 1) > 0
     segments = shared.segments(of_parts, ids_of(len(kept)))
-    return rows_in_memory(
-        dict(segments.in_order(fields_of(kept).items())) | shared.fields, SPEC, segments=segments, shared=shared
-    )
+    fields = dict(segments.in_order(fields_of(kept).items())) | shared.fields
+    return training_rows(rows_in_memory(fields, SPEC, segments=segments, shared=shared), is_kept=remains)
 
 
-def content(rows: ShardBlocks) -> dict[str, np.ndarray]:
+def shard_of(rows: TrainingRows) -> Shard:
+    assert rows.shard is not None
+    return rows.shard
+
+
+def content(rows: TrainingRows) -> dict[str, np.ndarray]:
     """Return codes and fields of the rows that are trained on, and those of a sample, in the order of their ids."""
-    shard = rows.shard
+    shard = shard_of(rows)
     at = np.concatenate([np.arange(*of) for of in shard.ranges()])
     row_ids = rows.row_ids()
     by_id = at[np.argsort(row_ids)]
@@ -110,7 +116,9 @@ def test_a_fold_that_shares_codes_has_the_rows_that_it_would_have_alone(seed: in
     tiles = None
     for fold in folds:
         kept = np.flatnonzero(fold.uses == TRAIN)
-        own, rows = alone(kept), sharing(shared, fold)
+        bound = int(np.median(ids_of(len(kept)).of(0, len(kept))))
+        remains = partial(np.greater, bound)
+        own, rows = alone(kept, remains), sharing(shared, fold, remains)
         assert tiles is None or tiles is rows.shard.tiles
         tiles = rows.shard.tiles
         assert (
@@ -122,16 +130,14 @@ def test_a_fold_that_shares_codes_has_the_rows_that_it_would_have_alone(seed: in
         assert order is not None
         rows.shard.leaf[0] = dict(order.in_order([("leaf", leaf[kept])]))["leaf"]
         values = rng.normal(size=(1, SPEC.max_leaves))
-        one, other = own.advance_rows(TERMS, values), rows.advance_rows(TERMS, values)
+        one, other = own.advance(0, TERMS, values), rows.advance(0, TERMS, values)
         assert one is not None and other is not None
         assert (one.max_gradient, one.coarse_loss, one.fine_loss) == (other.max_gradient, other.coarse_loss, other.fine_loss)
         assert_equal(content(own), content(rows))
-        bound = int(np.median(own.row_ids()))
-        own_part, part = own.subset(lambda ids: ids < bound), rows.subset(lambda ids: ids < bound)  # noqa: B023
-        assert own_part is not None and part is not None and part.shared is None and part.shard.segments is None
+        own_part, part = own.keep_only([0]), rows.keep_only([0])
+        assert own_part is not None and part is not None and part.shared is None and shard_of(part).segments is None
         assert_equal(content(own_part), content(part))
-        assert part.shard.row_ids(0, part.n_rows).tolist() == own_part.shard.row_ids(0, part.n_rows).tolist()
-        assert rows.subset(lambda ids: ids >= 0) is rows and rows.subset(lambda ids: ids < 0) is None
+        assert part.row_ids().tolist() == own_part.row_ids().tolist()
 
 
 @examples(50)
@@ -214,11 +220,12 @@ def test_the_folds_of_a_cross_validation_have_one_copy_of_the_codes(monkeypatch:
             super().__init__(*arguments)
             made.append(self.fields["tiles"].ctypes.data)
 
-    def rows(*arguments: Any, **options: Any) -> ShardBlocks:
-        found = rows_in_memory(*arguments, **options)
-        kept.append(found.shard.tiles.ctypes.data)
-        targets.append(found.shard.fields["target"].ctypes.data)
-        return found
+    def rows(*arguments: Any, **options: Any) -> EncodedStore:
+        encoded = rows_in_memory(*arguments, **options)
+        fields = encoded.store.load()
+        kept.append(fields["tiles"].ctypes.data)
+        targets.append(fields["target"].ctypes.data)
+        return encoded
 
     held: list[bool] = []
 
@@ -296,7 +303,7 @@ def test_rows_that_are_held_out_have_the_scores_that_they_would_have_alone() -> 
 
 def test_at_most_as_many_folds_load_at_once_as_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     lock, counts = threading.Lock(), [0, 0]
-    prepare = fit._prepare
+    prepare = fit.prepare
 
     def counted(*arguments: Any) -> Any:
         with lock:
@@ -307,7 +314,7 @@ def test_at_most_as_many_folds_load_at_once_as_there_are_threads(monkeypatch: py
             counts[0] -= 1
         return found
 
-    monkeypatch.setattr(fit, "_prepare", counted)
+    monkeypatch.setattr(fit, "prepare", counted)
     X = RNG.normal(size=(300, 3))
     dboost.cv(X, X[:, 0], folds=6, max_iter=2, n_threads=2, progress=False)
     assert 1 <= counts[1] <= 2

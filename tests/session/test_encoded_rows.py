@@ -6,13 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.cluster.transport.line import pieces_of, unpacked
-from dboost.session.encoded_rows import EncodedRows, joined_rows, joined_shards
-from dboost.shards.shard_blocks import compacted
+from dboost.rows.shard import Shard, compacted
+from dboost.session.encoded_rows import EncodedRows, joined_rows
 from tests.helpers.examples import examples
 from tests.helpers.tables import make_table, spec_of
 
@@ -69,7 +68,8 @@ def test_rows_side_by_side(
         for row in range(part.n_rows)
     }
     own = made[roomy].fields["narrow"] if roomy is not None and roomy < len(made) and not surplus else None
-    shard = joined_rows(made, spec(n_bins)).shard
+    encoded = joined_rows(made, spec(n_bins), 1)
+    shard = Shard(encoded.store.load(), encoded.spec, encoded.ids)
     codes = shard.codes
     found = {
         int(row_id): (
@@ -97,12 +97,4 @@ def test_rows_are_sent_without_room_and_used_where_they_are_received() -> None:
     received = unpacked([pieces[0], *(memoryview(bytearray(piece)) for piece in pieces[1:])])
     narrow = received[0].fields["narrow"]
     assert sum(map(len, pieces[1:])) == 3 * 4 + 16
-    assert np.shares_memory(joined_rows(received, spec([5, 7])).shard.codes.narrow, narrow)
-
-
-@pytest.mark.parametrize("n_shards", [1, 2, 3])
-def test_shards_of_about_the_same_size(n_shards: int) -> None:
-    parts = [rows_of([5, 7], n, k, 0, 0, with_raw=False) for k, n in enumerate([10, 3, 8, 5])]
-    sizes = sorted(rows.n_rows for rows in joined_shards(parts, spec([5, 7]), n_shards))
-    assert sizes == {1: [26], 2: [13, 13], 3: [8, 8, 10]}[n_shards]
-    assert not parts
+    assert np.shares_memory(joined_rows(received, spec([5, 7]), 1).store.load()["narrow"], narrow)

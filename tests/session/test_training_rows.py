@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from dboost.trees.grower import Round
 from dboost.trees.tree_rounds import GrowOrder, RoundSumsAndSplits, TreeRounds
 from tests.helpers.examples import examples
 from tests.helpers.growth import Problem
+from tests.helpers.sharded_engine import training_rows
 from tests.helpers.tables import make_table, spec_of
 
 TERMS = SquaredError().terms()
@@ -60,18 +60,6 @@ def start() -> dict[str, np.ndarray]:
     rng, codes = np.random.default_rng(1), TABLE.stored()
     fields = {"narrow": codes.narrow, "wide": codes.wide, "target": rng.normal(size=N), "weight": rng.random(N) + 0.5}
     return {name: np.ascontiguousarray(array) for name, array in (fields | {"raw": rng.normal(size=(1, N))}).items()}
-
-
-def training_rows(
-    encoded: EncodedStore, n_threads: int = 1, n_staying: int = 0, is_kept: Callable[[np.ndarray], np.ndarray] | None = None
-) -> TrainingRows:
-    """Return rows whose partition 0 has the ids for which `is_kept` is true."""
-    build: Any = SimpleNamespace(
-        warm_start=SimpleNamespace(n_before=0),
-        binning=SimpleNamespace(features=range(len(TABLE.layout.n_bins))),
-        numbers=SimpleNamespace(are_of=lambda row_ids, partitions: is_kept is not None and is_kept(row_ids)),
-    )
-    return TrainingRows(encoded, "batch", build, None, Team(n_threads), n_staying=n_staying)
 
 
 def in_memory(n_threads: int = 1, is_kept: Callable[[np.ndarray], np.ndarray] | None = None) -> TrainingRows:
