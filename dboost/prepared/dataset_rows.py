@@ -1,7 +1,7 @@
 """The rows of a data set that stays in memory, for one fit: in this process, or on the workers of a cluster.
 
 The rows are binned already (`data.columns.chunk`), so the fit proposes no bins, and the reference sample is that of the data
-set, which was drawn when the raw values were read (`prepared.binned_data`). Everything else is as for any table.
+set, which was drawn when the raw values were read (`training.binned_data`). Everything else is as for any table.
 
 **Files** of a data set that the workers of a cluster have written, in a folder that they share or in an object store::
 
@@ -43,7 +43,6 @@ from dboost.files.lease import Lease
 from dboost.files.path_text import path_text
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.params import Parameters
-from dboost.prepared.binned_data import DatasetDescription, check_thresholds
 from dboost.prepared.dataset_checks import (
     PartPromise,
     binning_content,
@@ -65,6 +64,7 @@ from dboost.rows.block_file import StorageError
 from dboost.session.local_sessions import LocalSessions
 from dboost.session.row_samples import TEST, FoldRows
 from dboost.session.warm_start import matrix_of
+from dboost.training.binned_data import DatasetDescription, check_thresholds
 from dboost.training.fit import train
 from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves

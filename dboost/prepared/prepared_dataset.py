@@ -49,7 +49,6 @@ from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError
 from dboost.files.lease import Lease
 from dboost.files.path_text import PREPARED, path_text
 from dboost.model.ensemble import Ensemble, FlatEnsemble
-from dboost.prepared.binned_data import DatasetDescription
 from dboost.prepared.dataset_checks import (
     STORED,
     BlockCheck,
@@ -84,6 +83,7 @@ from dboost.session.reference_sample import ReferenceSample, reference_rows
 from dboost.session.table_rows import BatchRows, StartingPiece
 from dboost.session.target import Target, TargetScan, encode_column
 from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_of
+from dboost.training.binned_data import DatasetDescription
 from dboost.training.plan import FitRequest, ValidationPlan, needs_test_set
 from dboost.trees.fit_trees import TreesSoFar
 

@@ -28,7 +28,6 @@ from dboost.metrics.named import find_metrics
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, without_counts
 from dboost.params import Parameters
-from dboost.prepared.binned_data import check_thresholds, refuse_other_proposals
 from dboost.schema import Feature
 from dboost.session.arcbite_rows import bites_with_rows
 from dboost.session.fit_records import Chosen
@@ -40,6 +39,7 @@ from dboost.session.table_rows import BatchRows
 from dboost.session.target import Target, check_order_of_targets, choose_target, continued, target_for, target_of
 from dboost.session.warm_start import WarmStart, check_continues
 from dboost.training.arcbites import arcbite_visits
+from dboost.training.binned_data import check_thresholds, refuse_other_proposals
 from dboost.training.callbacks import Callback, StoppingRule
 from dboost.training.fit_result import OBSERVERS, FitObserver, FitResult
 from dboost.training.history import OUT_OF_BAG

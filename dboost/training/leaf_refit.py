@@ -28,7 +28,6 @@ from dboost.losses import Loss
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters, make_parameters
-from dboost.prepared.binned_data import DatasetDescription
 from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.row_sample import RowSubset
 from dboost.rows.statistics import leaf_totals
@@ -39,6 +38,7 @@ from dboost.session.sessions import Sessions, of_roles
 from dboost.session.table_rows import BatchRows
 from dboost.session.target import Target
 from dboost.session.warm_start import WarmStart, keywords_for
+from dboost.training.binned_data import DatasetDescription
 from dboost.training.fit import describe, interruptible_reading, learn_target, load
 from dboost.training.leaf_values import LeafEstimator, TargetStats, in_units_of, target_stats
 from dboost.training.loop import in_rows

@@ -63,7 +63,6 @@ from dboost.params import (
     available_threads,
     make_parameters,
 )
-from dboost.prepared.binned_data import DatasetDescription
 from dboost.rows.row_sample import HOLD_OUT, derive_seed
 from dboost.rows.shard_spec import ShardSpec, plan_layout
 from dboost.schema import Feature, Level
@@ -83,6 +82,7 @@ from dboost.session.row_samples import (
 )
 from dboost.session.target import Target
 from dboost.session.warm_start import COLD_START, WarmStart, checked_source_name
+from dboost.training.binned_data import DatasetDescription
 from dboost.training.callbacks import Callback, LearningRates, Progress, RecordOf, StoppingRule, schedule_of
 from dboost.training.checkpoint import Checkpoint, checkpoint_in
 from dboost.training.history import NOT_SCORES, OUT_OF_BAG
