@@ -200,6 +200,8 @@ class Booster:
         included; a source without iterations has a last one below the first), ``parameters``, and ``data_digest`` of schema and
         counts. Fits that continued a model also have ``unexplained_loss`` (the model's loss on the new rows divided by that of
         the best constant; None where the constant has no loss) and ``steps``, the parameters of the new trees after shrinkage.
+        If learning rates differ (`learning_rate` as a schedule, or set by a callback), ``learning_rates`` has that of each
+        iteration.
         """
         return tuple({name: value for name, value in source.items() if name != "summary"} for source in self.ensemble.sources)
 

@@ -272,7 +272,7 @@ def truncate(model: Ensemble, n_iterations: int) -> Ensemble:
     if not 0 <= n <= model.n_iterations:
         raise ParameterError(f"n_iterations={n}: the model has {model.n_iterations} iterations")
     sources = tuple(
-        source if source["last_iteration"] <= n else without_scores(source) | {"last_iteration": n}
+        source if source["last_iteration"] <= n else _shortened(source, n)
         for source in model.sources
         if source["first_iteration"] <= n
     )
@@ -284,6 +284,31 @@ def truncate(model: Ensemble, n_iterations: int) -> Ensemble:
         best_iteration=model.best_iteration if model.best_iteration == n else None,
         calibration=model.calibration if n == model.n_iterations else None,
     )
+
+
+def _shortened(source: dict[str, Any], last: int) -> dict[str, Any]:
+    """Return a source's record with another last iteration."""
+    rates = rates_of(source)[: last + 1 - source["first_iteration"]]
+    return with_rates(without_scores(source) | {"last_iteration": last}, rates)
+
+
+def rates_of(source: dict[str, Any]) -> list[float]:
+    """Return the learning rate of each iteration of a source."""
+    n = source["last_iteration"] + 1 - source["first_iteration"]
+    rates: list[float] = source.get("learning_rates", [_usual_rate(source)] * n)
+    return rates
+
+
+def with_rates(source: dict[str, Any], rates: Sequence[float]) -> dict[str, Any]:
+    """Return a source's record with the learning rates of its iterations, which it contains only if they differ from that of
+    its parameters."""
+    record = {name: value for name, value in source.items() if name != "learning_rates"}
+    return record if all(rate == _usual_rate(source) for rate in rates) else record | {"learning_rates": [*rates]}
+
+
+def _usual_rate(source: dict[str, Any]) -> Any:
+    """Return the learning rate in a source's parameters, after shrinkage; None of trees whose parameters are not known."""
+    return (source.get("parameters", {}) | source.get("steps", {})).get("learning_rate")
 
 
 def without_scores(source: dict[str, Any]) -> dict[str, Any]:

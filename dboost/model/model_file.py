@@ -401,6 +401,7 @@ _SOURCE: Shape = {
     "data_digest?": (str, None),
     "unexplained_loss?": (float, None),
     "steps?": _PARAMETERS,
+    "learning_rates?": [float],  # of the iterations, if they differ
     "refreshed?": [{OTHERS: PLAIN}],
     "summary?": {OTHERS: PLAIN},  # see `Summary`
     OTHERS: PLAIN,
@@ -416,6 +417,10 @@ def _check_sources(sources: list[Any], n_features: int, n_outputs: int, n_iterat
         _shape(source, _SOURCE, what)
         first, before, last = source["first_iteration"], last, source["last_iteration"]
         _check(before < first <= last + 1 and last <= n_iterations, f"the iterations of {what}, {first} to {last}, do not fit")
+        rates = source.get("learning_rates")
+        if rates is not None:
+            _check(len(rates) == last + 1 - first, f"{what} has {len(rates)} learning rates for {last + 1 - first} iterations")
+            _check(all(0 < rate < math.inf for rate in rates), f"a learning rate of {what} is not positive and finite")
         if "summary" in source:
             try:
                 Summary.from_dict(source["summary"], n_features, n_outputs)

@@ -141,32 +141,23 @@ def with_new_leaf_values(
         As in `refit_leaves`.
     """
     n_outputs, k = model.n_outputs, model.trees_per_iteration
-    steps = {
-        id(one): LeafEstimator(
-            sessions,
-            start.loss.in_unit(start.unit),
-            in_units_of(one, start),
-            sessions.n_rows,
-            start.max_weight,
-            spreads=start.spreads,
-        )
-        for one in parameters
-    }
-    stats = steps[id(parameters[0])].add_leaf_values(np.zeros((n_outputs, 1)))
+    loss, limits = start.loss.in_unit(start.unit), in_units_of(parameters[0], start)
+    estimator = LeafEstimator(sessions, loss, limits, sessions.n_rows, start.max_weight, spreads=start.spreads)
+    stats = estimator.add_leaf_values(np.zeros((n_outputs, 1)))
     trees: list[Tree] = []
     for iteration, of_iteration in enumerate(parameters):
+        estimator.use(in_units_of(of_iteration, start))
         sessions.assign_leaves(iteration)
         values: list[np.ndarray] = []
         for t in range(iteration * k, (iteration + 1) * k):
             tree, outputs = model.trees[t], model.outputs_of(t)
-            found = []
+            of_outputs = []
             for output in range(outputs.start, outputs.stop):
                 sums = _leaf_sums(sessions, stats, tree.n_leaves, output)
-                found.append(steps[id(of_iteration)].values(sums, RowSubset(None, 0, output)) * start.unit)
-            trees.append(_with_values(tree, np.stack(found, axis=1), sums.reached, decay))
+                of_outputs.append(estimator.values(sums, RowSubset(None, 0, output)) * start.unit)
+            trees.append(_with_values(tree, np.stack(of_outputs, axis=1), sums.reached, decay))
             values += list(trees[-1].value[tree.feature < 0].reshape(-1, model.width).T / start.unit)
-        next_parameters = parameters[min(iteration + 1, len(parameters) - 1)]
-        stats = steps[id(next_parameters)].add_leaf_values(in_rows(values))
+        stats = estimator.add_leaf_values(in_rows(values))
         if not np.isfinite(stats.max_gradient).all():
             raise DataError(f"refit_leaves diverged in iteration {iteration + 1}: scores are no longer finite")
     note = {"label": source_name, "rows": sessions.n_rows, "decay": decay}
@@ -178,22 +169,23 @@ def with_new_leaf_values(
 
 
 def parameters_of(model: Ensemble, custom_loss: Loss | Sequence[Loss] | None) -> list[Parameters]:
-    """Return the parameters of each iteration; iterations of one source share one object.
+    """Return the parameters of each iteration, with its learning rate; those of a source with one rate share one object.
 
     Raises
     ------
     ParameterError
         When the model has no trees, or its leaf values depend on more than the rows of the leaf.
     """
-    found = [
-        parameters
-        for source in model.sources
-        for parameters in [_parameters_of(model, source, custom_loss)]
-        for _ in range(source["first_iteration"], source["last_iteration"] + 1)
-    ]
-    if not model.trees or len(found) != model.n_iterations:
+    of_iterations = []
+    for source in model.sources:
+        parameters = _parameters_of(model, source, custom_loss)
+        if "learning_rates" in source:
+            of_iterations += [replace(parameters, learning_rate=rate) for rate in source["learning_rates"]]
+        else:
+            of_iterations += [parameters] * (source["last_iteration"] + 1 - source["first_iteration"])
+    if not model.trees or len(of_iterations) != model.n_iterations:
         raise ParameterError("refit_leaves: the model has no trees, or does not tell how they were grown")
-    return found
+    return of_iterations
 
 
 def _parameters_of(model: Ensemble, source: dict[str, Any], custom_loss: Loss | Sequence[Loss] | None) -> Parameters:
@@ -206,8 +198,8 @@ def _parameters_of(model: Ensemble, source: dict[str, Any], custom_loss: Loss | 
             raise ParameterError(
                 f"refit_leaves: leaf values of a model with {name}={value!r} do not follow from their rows alone"
             )
-    # With either criterion, leaf values are Newton steps.
-    return replace(parameters, criterion="newton")
+    # With either criterion, leaf values are Newton steps; of all rows of a leaf, none of which is trimmed.
+    return replace(parameters, criterion="newton", influence_trimming=None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -583,7 +583,7 @@ class LeafEstimator:
             self._influence_terms = self._terms._replace(counts_influence=True)  # type: ignore[attr-defined]
 
     def use(self, parameters: Parameters) -> None:
-        """Use another learning rate from the next tree on."""
+        """Use other parameters from the next tree on; the influence trimming is the same."""
         self._parameters = parameters
 
     def add_leaf_values(self, values: np.ndarray, n_done: int = 0) -> GradientStats:

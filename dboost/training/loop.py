@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import DataError
-from dboost.model.ensemble import Ensemble, Tree
+from dboost.model.ensemble import Ensemble, Tree, rates_of, with_rates
 from dboost.rows.gradient_stats import GradientStats
 from dboost.session.sessions import Sessions
 from dboost.session.warm_start import WarmStart
@@ -135,6 +135,13 @@ class BoostingLoop:
         # Of targets beyond 1e±135 gains are beyond floats: then they have the right ratios only.
         squared = min(max(self.unit, 2.0**-450), 2.0**450) ** 2
         return tuple(replace(tree, value=tree.value * self.unit, gain=tree.gain * squared) for tree in trees)
+
+    def rates_until(self, last: int) -> list[float]:
+        """Return the learning rates of the fit's iterations up to the last one, also of those before it was resumed."""
+        n_earlier, k = self.warm_start.n_earlier, self.empty.trees_per_iteration
+        rates = [self.rates.planned(iteration) for iteration in range(n_earlier + 1, self.n_before + 1)]
+        rates += [tree.model_part.learning_rate for tree in self.trees.trees[::k]]
+        return rates[: last - n_earlier]
 
     def _resume(self, current: dict[str, float]) -> dict[str, float]:
         """Return losses and metrics before the fit's first iteration; early stopping processes the earlier history.
@@ -334,6 +341,7 @@ def assemble(loop: BoostingLoop, *, whole: bool = False) -> Ensemble:
     }
     if warm_start.is_new_source:
         source |= loop.plan.damping_notes
+    source = with_rates(source, loop.rates_until(len(trees) // k))
     history, n_earlier = loop.history, before
     if loop.parameters.arcbites is not None:  # all of this fit's, also if it resumes
         history, n_earlier = of_model(history, loop.n_done if best is None else best), warm_start.n_earlier
@@ -341,7 +349,7 @@ def assemble(loop: BoostingLoop, *, whole: bool = False) -> Ensemble:
     if model is None:
         return replace(empty, trees=trees, sources=(source,), metrics=metrics, best_iteration=best)
     sources = _with_source(model, source, warm_start)
-    is_first = source["first_iteration"] == 1
+    is_first = sources[-1]["first_iteration"] == 1
     return replace(
         empty,
         trees=trees,
@@ -358,7 +366,8 @@ def _with_source(model: Ensemble, source: dict[str, Any], warm_start: WarmStart)
         return (*(one for one in model.sources if one["first_iteration"] <= warm_start.n_earlier), source)
     last = model.sources[-1]
     if warm_start.resumes or _without_length(last) == _without_length(source):
-        source["first_iteration"] = last["first_iteration"]
+        rates = rates_of(last)[: source["first_iteration"] - last["first_iteration"]] + rates_of(source)
+        source = with_rates(source | {"first_iteration": last["first_iteration"]}, rates)
         return (*model.sources[:-1], source)
     return (*model.sources, source)
 
@@ -366,7 +375,8 @@ def _with_source(model: Ensemble, source: dict[str, Any], warm_start: WarmStart)
 def _without_length(source: dict[str, Any]) -> dict[str, Any]:
     """Return a source's record without the entries that depend on the number of iterations."""
     parameters = {name: value for name, value in source["parameters"].items() if name != "max_iter"}
-    kept = {name: value for name, value in source.items() if name != "summary" and not name.endswith("_iteration")}
+    of_length = ("summary", "learning_rates", "first_iteration", "last_iteration")
+    kept = {name: value for name, value in source.items() if name not in of_length}
     return kept | {"parameters": parameters}
 
 

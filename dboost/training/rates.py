@@ -27,6 +27,12 @@ class Rates:
         """Whether the history has them, because they may differ."""
         return self._plan.request.learning_rates is not None or self._is_set_by_callback
 
+    def planned(self, iteration: int) -> float:
+        """Return the rate of an iteration before the fit was resumed, which no callback has set."""
+        if self._plan.request.learning_rates is None:
+            return self._plan.learning.learning_rate
+        return self._scheduled(iteration)
+
     def begin(self, iteration: int) -> float:
         """Return the rate of an iteration: by the schedule, unless a callback has set it."""
         if self._plan.request.learning_rates is not None and not self._is_set_by_callback:

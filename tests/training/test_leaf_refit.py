@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import dask
 import dask.dataframe
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from distributed import Client
@@ -52,6 +54,86 @@ def test_the_own_data_give_the_own_values(target: str, options: dict[str, Any]) 
     for before, after in zip(old.ensemble.trees, again.ensemble.trees, strict=True):
         leaf = before.feature < 0
         np.testing.assert_allclose(after.value[leaf], before.value[leaf], rtol=1e-5, atol=1e-7)
+
+
+RATES = [0.5, 0.25, 0.1, 0.3, 0.05, 0.4]
+
+
+def halve(now: dboost.Iteration) -> None:
+    now.learning_rate /= 2
+
+
+def continued(path: Path, **options: Any) -> dboost.Booster:
+    return first("y", max_iter=3, start_from=first("y", max_iter=3, learning_rate=RATES), **{"learning_rate": RATES} | options)
+
+
+def resumed(path: Path) -> dboost.Booster:
+    options: dict[str, Any] = {"learning_rate": RATES, "max_iter": 6, "checkpoint": str(path / "c"), "checkpoint_every": 1}
+    first("y", callbacks=[lambda now: now.iteration == 2], **options)
+    return first("y", **options)
+
+
+def warm_started(path: Path, *rates: Any) -> dboost.Booster:
+    model = dboost.DBoostRegressor(max_iter=2, early_stopping=False, warm_start=True, random_state=0)
+    for n, rate in zip((2, 4, 6), rates, strict=True):
+        model.set_params(max_iter=n, learning_rate=rate).fit(OLD[FEATURES], OLD["y"])
+    return model.booster_
+
+
+def stopped(path: Path) -> dboost.Booster:
+    held_out = NEW.assign(y=-NEW["y"])
+    return first(
+        "y", learning_rate=RATES[::-1], max_iter=6, eval_set=(held_out[FEATURES], held_out["y"]), early_stopping_rounds=3
+    )
+
+
+def from_folds(path: Path) -> dboost.Booster:
+    part = np.zeros(2 * len(OLD), np.int64)
+    part[len(OLD) :] = 1  # the second fold has learned from OLD
+    twice = pd.concat([OLD, OLD], ignore_index=True)
+    return dboost.cv(twice, "y", features=FEATURES, folds=part, learning_rate=RATES, max_iter=6).boosters[1]
+
+
+OF_TREES: dict[str, Callable[[Path], dboost.Booster]] = {
+    "list": lambda path: first("y", learning_rate=RATES, max_iter=6),
+    "function": lambda path: first("y", learning_rate=lambda k: 0.5 / (1 + k)),
+    "callback": lambda path: first("y", learning_rate=0.5, callbacks=[halve]),
+    "three classes": lambda path: first("grade", learning_rate=RATES, max_iter=6),
+    "median": lambda path: first("y", learning_rate=RATES, max_iter=6, loss="absolute_error"),
+    "one tree for all outputs": lambda path: first(
+        "grade", learning_rate=RATES, max_iter=6, multi_strategy="multi_output_tree"
+    ),
+    "truncated": lambda path: first("y", learning_rate=RATES, max_iter=6)[:4],
+    "continued": lambda path: continued(path).drop_source(1),
+    "early stopping": stopped,
+    "resumed": resumed,
+    "warm start": lambda path: warm_started(path, RATES, RATES, RATES),
+    "warm start with other rates": lambda path: warm_started(path, 0.1, RATES, 0.3),
+    "folds": from_folds,
+}
+
+
+@pytest.mark.parametrize("form", ["model", "model.json", "model.dboost", "pickle"])
+@pytest.mark.parametrize("case", OF_TREES)
+def test_each_tree_keeps_its_learning_rate(tmp_path: Path, case: str, form: str) -> None:
+    old = OF_TREES[case](tmp_path)
+    if form.startswith("model."):
+        old.save(tmp_path / form)
+        old = dboost.load(tmp_path / form)
+    old = pickle.loads(pickle.dumps(old)) if form == "pickle" else old
+    again = old.refit_leaves(OLD, "y" if old.classes_ is None else "grade")
+    for before, after in zip(old.ensemble.trees, again.ensemble.trees, strict=True):
+        leaf = before.feature < 0
+        np.testing.assert_allclose(after.value[leaf], before.value[leaf], rtol=1e-5, atol=1e-7)
+
+
+def test_rates_of_a_model_that_is_continued() -> None:
+    """Those of its own trees and of the new ones, damped or not."""
+    for steps in ("damped", "full"):
+        both = continued(Path(), continue_steps=steps)
+        factor = both.sources[1]["steps"]["learning_rate"] / RATES[0]
+        assert [source["learning_rates"] for source in both.sources] == [RATES[:3], [rate * factor for rate in RATES[:3]]]
+        assert "learning_rates" not in first("y", learning_rate=[0.1] * 8).sources[0]
 
 
 @pytest.mark.fast_cells(1)
