@@ -13,6 +13,7 @@ import argparse
 import importlib
 import inspect
 import json
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -60,11 +61,14 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(prog="dboost", description="Gradient boosting on Dask.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"dboost {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for add in (_train, _predict, _inspect, _prepare, _cv, _tune, _demo, _warmup):
+    for add in (_train, _predict, _inspect, _prepare, _cv, _demo, _warmup):
         command = add(commands)
         does = "show the log, too: what was decided, such as the loss, and where rows are"
         command.add_argument("-v", "--verbose", action="store_true", help=does)
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] == "tune":
+        parser.error("there is no command tune: call dboost.cv in the objective of a study of Optuna")
     return parser.parse_args(argv)
 
 
@@ -201,43 +205,6 @@ def _cv(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
     command.add_argument("--quiet", action="store_true", help="no progress bar and no table, only the best score")
     return command
-
-
-def _tune(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    command = _command(commands, "tune", "Search for the best parameters by cross-validation.")
-    _rows(command)
-    searched = "--set learning_rate=log:0.01..0.3 --set max_leaf_nodes=8..128 --set growth=best_first,depth_wise"
-    _keywords(command, "dboost.cv", f"--set max_iter=500, or a range or choices to search: {searched}")
-    command.add_argument("--trials", metavar="N", type=_positive, default=50, help="number of trials [%(default)s]")
-    command.add_argument("--time-limit", metavar="TIME", help="end after this time, for example 1h; the same command continues")
-    _folds(command)
-    command.add_argument("--metric", metavar="NAME", help="what the trials are compared by, for example auc [the loss]")
-    does = "what ends trials early: the median of the others, successive halving, Hyperband or nothing [%(default)s]"
-    command.add_argument("--pruner", choices=("median", "halving", "hyperband", "none"), default="median", help=does)
-    does = "file of the study, which the same command continues; in a folder, study.db"
-    command.add_argument("--output", metavar="STUDY", type=path_text, required=True, help=does)
-    command.add_argument("--memory-limit", metavar="SIZE", help="memory for a trial, in this process or in each worker")
-    _cluster(command).add_argument("--workers", metavar="N", type=_positive, help="start N local workers")
-    command.add_argument("--quiet", action="store_true", help="print the command with the best parameters only")
-    for option, instead in GONE_FROM_TUNE.items():
-        command.add_argument(option, action=_Gone, help=argparse.SUPPRESS, metavar=instead)
-    return command
-
-
-#: Options of earlier versions, and what to use instead.
-GONE_FROM_TUNE = {
-    "--halving": "use --pruner halving",
-    "--min-iterations": "use --pruner halving",
-    "--at-once": "its trials run one after another; in Python, study.optimize(n_jobs=2) runs two at once",
-    "--plot": "open the study of --output with optuna.visualization",
-}
-
-
-class _Gone(argparse.Action):
-    """An option that says what to use instead."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(f"{self.option_strings[0]} is gone: {self.metavar}")
 
 
 def _demo(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:

@@ -1,6 +1,6 @@
 """The arguments that name rows: DATA and ``--target``, and the options that divide the rows.
 
-DATA is a table with a target, or a folder of ``dboost prepare``, which has one. ``dboost cv`` and ``dboost tune`` divide the
+DATA is a table with a target, or a folder of ``dboost prepare``, which has one. ``dboost cv`` divides the
 rows by --folds, --groups, --time-column and --repeats. The columns are not features. They are columns of the table: a prepared
 data set has only the bins of its features. With --skip-missing-target the rows without a target are left out where they are
 read; this reads the column of the target once more, to count them.
@@ -136,7 +136,7 @@ def features_left(arguments: argparse.Namespace, given: Mapping[str, Any]) -> li
     return [name for name in columns if name not in others]
 
 
-#: Why keywords of `dboost.cv` and `tune` cannot be set by ``--set``.
+#: Why keywords of `dboost.cv` cannot be set by ``--set``.
 FOLD_KEYWORDS = {
     "folds": "use --folds",
     "groups": "use --groups",

@@ -1,4 +1,4 @@
-"""``dboost prepare``: read and bin a table once, for many runs of ``dboost train``, ``dboost cv`` and ``dboost tune``."""
+"""``dboost prepare``: read and bin a table once, for many runs of ``dboost train`` and ``dboost cv``."""
 
 from __future__ import annotations
 

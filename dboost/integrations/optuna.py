@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from dboost.errors import InputTypeError, MissingExtraError, ParameterError
 from dboost.training.callbacks import Iteration
@@ -70,11 +70,3 @@ class PruningCallback:
             if name in record:
                 return name
         raise ParameterError(f"there is no metric {self._metric!r}: give one of the columns {', '.join(map(repr, record))}")
-
-
-def tune(*_: Any, **__: Any) -> NoReturn:
-    """Say what replaces this function, which made a study of cross-validations."""
-    raise ParameterError(
-        "dboost.integrations.optuna.tune is gone: call dboost.cv(data, …, callbacks=[PruningCallback(trial, metric)]) in the "
-        "objective of an optuna study, or use the command dboost tune"
-    )

@@ -160,7 +160,6 @@ def test_an_output_never_replaces_what_is_read_or_another_output(tmp_path: Path,
         ("inspect", model, "--data", part, "--target", "y", "--html", part): "--data",
         ("cv", data, *few, *folds, "--output", data): "DATA",
         ("cv", data, *few, *folds, "--output", tmp_path / "s.csv", "--predictions", tmp_path / "s.csv"): "--output",
-        ("tune", data, *few, *folds, "--set", "l2_regularization=0.1..1", "--output", data): "DATA",
     }.items():
         code = main([str(part) for part in command])
         printed = capsys.readouterr().err
@@ -256,6 +255,7 @@ def status_of(*arguments: str) -> int:
     [
         ((), "required: COMMAND"),
         (("fly",), "invalid choice: 'fly'"),
+        (("tune", "x.csv"), "call dboost.cv in the objective of a study of Optuna"),
         (("train", "x.csv"), "--target is missing: x.csv is no folder that dboost prepare has written"),
         (("train", "x.csv", "--target", "y", "--colour", "red"), "unrecognized arguments: --colour"),
         (("train", "x.csv", "--target", "y", "--workers", "0"), "invalid whole number above 0 value: '0'"),
@@ -643,8 +643,6 @@ def test_what_cannot_be_used_leaves_nothing_behind(
         (("inspect", "model.json"), "--data"),
         (("prepare", "rows.csv", "--target", "price", "--output", "kept"), "--memory-limit"),
         (("cv", "rows.csv", "--target", "price"), "--folds"),
-        (("tune", "rows.csv", "--target", "price", "--output", "study"), "--trials"),
-        (("tune", "rows.csv", "--target", "price", "--output", "study"), "--params"),
         (("demo",), "--output"),
     ],
 )
@@ -774,7 +772,6 @@ def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: 
         ("inspect ~/a --drift=~/b --html=~/c --data=~/d", 4),
         ("prepare ~/a --target=y --output=~/b", 2),
         ("cv ~/a --output=~/b --predictions=~/c", 3),
-        ("tune ~/a --output=~/b", 2),
         ("demo --output=~/a", 1),
     ],
 )

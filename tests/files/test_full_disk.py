@@ -143,7 +143,6 @@ COMMANDS: dict[str, str] = {
     "predict, folder": "predict {model} {rows} --output {disk}/p/",
     "predict, Delta": "predict {model} {rows} --output {disk}/table --delta",
     "prepare": "prepare {rows} --target y --output {disk}/data",
-    "tune": "tune {rows} --target y --folds 2 --trials 1 --set max_iter=2 --set subsample=0.5..0.9 --output {disk}/study.db",
     "report": "inspect {model} --html {disk}/report.html",
     "cv": "cv {rows} --target y --folds 2 --set max_iter=2 --predictions {disk}/held.parquet --output {away}/scores.csv",
 }

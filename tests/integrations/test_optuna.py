@@ -113,11 +113,6 @@ def test_the_pruning_callback_sees_the_means_of_the_folds() -> None:
         dboost.cv(FRAME, "y", callbacks=[PruningCallback(study.ask(), "log_loss")], **options)
 
 
-def test_the_function_of_earlier_versions_says_what_to_call() -> None:
-    with pytest.raises(dboost.ParameterError, match=r"tune is gone: call dboost.cv\(.*PruningCallback.*dboost tune"):
-        dboost.integrations.optuna.tune(FRAME, {}, target="y")
-
-
 @pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("name", ["optuna", "mlflow"])
 def test_a_missing_library_is_an_error_that_names_the_extra(name: str) -> None:
