@@ -38,6 +38,7 @@ import dboost
 from benchmarks.engines import settings_of
 from benchmarks.limits import Limits, measure
 from benchmarks.workloads import MAIN, WORKLOADS, Workload, load
+from dboost.session.training_rows import TrainingRows
 from dboost.trees import shard_grower, split_finder
 from dboost.trees.tree_task import GrownTree, TreeTask
 from dboost.trees.whole_tree_grower import WholeTreeGrower
@@ -102,7 +103,7 @@ class _Clock:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Return a context in which fits are profiled."""
-        grow, advance, map_ranges = WholeTreeGrower.grow_tree, WholeTreeGrower.advance_rows, WholeTreeGrower.map_ranges
+        grow, advance, statistic = WholeTreeGrower.grow_tree, TrainingRows.advance, TrainingRows.statistic
 
         def clocked_grow(engine: WholeTreeGrower, task: TreeTask, *root: Any) -> GrownTree:
             start = time.process_time()
@@ -115,21 +116,22 @@ class _Clock:
             self._elsewhere += time.process_time() - start
             return grown
 
-        def clocked_advance(engine: WholeTreeGrower, terms: tuple, values: np.ndarray) -> Any:
+        def clocked_advance(rows: TrainingRows, number: int, terms: tuple, values: np.ndarray) -> Any:
             start = time.process_time()
             self._terms = terms
-            found = advance(engine, terms, values)
+            stats = advance(rows, number, terms, values)
             self._elsewhere += time.process_time() - start
-            return found
+            return stats
 
-        def clocked_map_ranges(engine: WholeTreeGrower, *arguments: Any) -> Any:
+        def clocked_statistic(rows: TrainingRows, *arguments: Any) -> Any:
             start = time.process_time()
-            found = map_ranges(engine, *arguments)
+            answers = statistic(rows, *arguments)
             self._asked += time.process_time() - start
-            return found
+            return answers
 
-        with patch.multiple(
-            WholeTreeGrower, grow_tree=clocked_grow, advance_rows=clocked_advance, map_ranges=clocked_map_ranges
+        with (
+            patch.object(WholeTreeGrower, "grow_tree", clocked_grow),
+            patch.multiple(TrainingRows, advance=clocked_advance, statistic=clocked_statistic),
         ):
             yield
 

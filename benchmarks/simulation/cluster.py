@@ -244,7 +244,7 @@ class Simulated:
 
     def _of_rows(self, holding: Session, method: str, arguments: Any, took: float) -> float:
         """Return the cost of a method for a worker with many rows and columns: what it took, and that of the other rows."""
-        if method == "update_scores":
+        if method == Session.advance_to.__name__:
             return took + holding.n_rows * (self.many - 1.0) * self.costs.advance
         if method == "round_histograms":
             tasks, requests = unpack(arguments)
@@ -266,9 +266,10 @@ class Simulated:
     def _of_other_rows(self, holding: Session, tasks: Any, requests: Any) -> float:
         """Return the cost of a round beyond that of the real rows and columns."""
         return sum(
-            self.costs.of_round(runner.grower, bool(tasks), output, request, self.many, self.columns)
-            - self.costs.of_round(runner.grower, bool(tasks), output, request, 1.0)
-            for runner in holding._runners
+            self.costs.of_round(grower, bool(tasks), output, request, self.many, self.columns)
+            - self.costs.of_round(grower, bool(tasks), output, request, 1.0)
+            for rows in holding.trained
+            for grower in rows.growers
             for output, request in requests.items()
         )
 

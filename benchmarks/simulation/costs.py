@@ -15,9 +15,9 @@ import numpy as np
 import dboost
 from dboost.cluster.transport.line import Line
 from dboost.kernels.histograms import BinLayout
-from dboost.kernels.threads import Team
 from dboost.rows.gradient_stats import GradientStats
 from dboost.session.fit_records import pack_round, unpack
+from dboost.session.training_rows import TrainingRows
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.shard_grower import ShardGrower
 from dboost.trees.split_finder import BestSplits, SiblingPair, SplitFinder
@@ -82,9 +82,9 @@ class _Clocked(ShardGrower):
         self.begins: list[float] = []
         self.parts: list[tuple[float, ...]] = []
 
-    def begin(self, tasks: Sequence[TreeTask]) -> None:
+    def begin(self, tasks: Sequence[TreeTask], sampled: Sequence[np.ndarray | None]) -> None:
         began = time.process_time()
-        super().begin(tasks)
+        super().begin(tasks, sampled)
         self.begins.append(time.process_time() - began)
 
     def sum_histograms(self, output: int, request: RoundRequest) -> RoundHistograms:
@@ -124,27 +124,19 @@ class _Clock(ShardedEngine):
 
     engines: ClassVar[list[_Clock]] = []
 
-    def __init__(self, shard: Any, team: Team, shared: None = None) -> None:
-        super().__init__([shard], ())
+    def __init__(self, rows: TrainingRows) -> None:
+        assert rows.shard is not None
+        super().__init__([rows.shard], ())
         self.clocked = _Clocked(self._growers[0])
         self._growers = [self.clocked]
-        self.advances: list[float] = []
         self.engines.append(self)
-
-    map_ranges, grow_tree = ShardedEngine.map_shards, ShardedEngine.grow_tree
 
     def grow_trees(self, tasks: Sequence[TreeTask]) -> Iterator[GrownTree]:
         """Grow one tree after the other."""
         return map(self.grow_tree, tasks)
 
-    def route_excluded(self) -> None:
-        """Do nothing: no rows are excluded."""
 
-    def advance_rows(self, terms: tuple, values: np.ndarray) -> GradientStats:
-        began = time.process_time()
-        stats = super().advance(values, terms)
-        self.advances.append(time.process_time() - began)
-        return stats
+_advance = TrainingRows.advance
 
 
 def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
@@ -154,8 +146,17 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
     y = (X[:, 0] * X[:, 1] + X[:, 2] + rng.standard_normal(n_rows) > 0).astype(np.float64)
     _Clock.engines.clear()
     _ClockedFinder.searched.clear()
+    advances: list[float] = []
+
+    def advance(rows: TrainingRows, *arguments: Any) -> GradientStats:
+        began = time.process_time()
+        stats = _advance(rows, *arguments)
+        advances.append(time.process_time() - began)
+        return stats
+
     with (
         patch("dboost.session.training_rows.WholeTreeGrower", _Clock),
+        patch.object(TrainingRows, "advance", advance),
         patch("dboost.trees.tree_rounds.SplitFinder", _ClockedFinder),
     ):
         dboost.fit(X, y, loss="log_loss", max_iter=8, min_samples_leaf=1, n_threads=1, progress=False)
@@ -167,7 +168,7 @@ def measure(n_rows: int = 400_000, n_features: int = 28) -> Costs:
     cell, pair = np.linalg.lstsq(of_pairs, np.ones(opened.sum()), rcond=None)[0]
     split = np.median((seconds / np.maximum(n_split, 1))[n_split > n_rows / 4])
     settle = np.median(seconds[n_settled > 0]) / n_rows
-    begin, advance = (float(np.median(told)) / n_rows for told in (clock.clocked.begins, clock.advances))
+    begin, advance = (float(np.median(told)) / n_rows for told in (clock.clocked.begins, advances))
     search = np.median(_ClockedFinder.searched)
     return Costs(*map(float, (cell, split, begin, settle, advance, pair, *measure_line(), measure_add(), search)))
 

@@ -278,8 +278,10 @@ class EvalSet:
         self._team.run(work)
 
     def catch_up(self, first: int, trees: Sequence[FitTree], mark: int, n_cuts: int) -> bool:
-        """Add the trees that the scores lack; return False if they lack trees before number `first`. Arguments : see
-        `Session.evaluate`."""
+        """Add the trees that the scores lack; return False if they lack trees before number `first`.
+
+        trees, mark, n_cuts : see `Session.evaluate`.
+        """
         self._follow(mark, n_cuts)
         if self.n_trees < first:
             return False

@@ -3,7 +3,7 @@
 A `Session` has batches, which become shards and evaluation sets: a
 `PartitionBatch` while tasks read partitions, then `BatchRows`. On a worker its methods are called by messages, one at a time,
 in a thread of the fit; loading tasks run concurrently. A fit without a cluster has a single session, which
-`sessions.LocalSessions` calls directly. Methods marked `remote` are those that messages call.
+`local_sessions.LocalSessions` calls directly. Methods marked `remote` are those that messages call.
 
 **Every call is idempotent.** When a worker dies during a step, the step is repeated in all surviving sessions. The same leaf
 values cannot be added twice, because `advance` has the number of its iteration. A tree can be grown again, because growing does

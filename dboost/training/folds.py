@@ -491,7 +491,7 @@ def fit_folds(
     n_threads: int,
     earlier: Sequence[FoldState] = (),
 ) -> list[FitResult]:
-    """Fit a model on each fold, `scores.at_once` of them at the same time.
+    """Fit a model on each fold, `FoldScores.at_once` of them at the same time.
 
     Parameters
     ----------

@@ -11,6 +11,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from dboost.session.encoded_rows import HandedRows
 from dboost.session.memory import histogram_bytes, parse_memory_limit, resident_bytes
 from dboost.session.partition_batch import RETAIN_BYTES
 from dboost.session.session import Session
+from dboost.session.training_rows import TrainingRows
 from dboost.training.plan import precision_of
 from dboost.trees.whole_tree_grower import WholeTreeGrower
 from tests.helpers.clusters import a_table, lines_cluster
@@ -40,18 +42,19 @@ MIB, GIB = 2**20, 2**30
 
 
 def test_the_layout_is_that_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    shards: list[Shard | None] = []
     begin: Callable[..., None] = WholeTreeGrower.__init__
 
-    def capture(grower: WholeTreeGrower, shard: Shard, *args: object, **options: object) -> None:
-        found.append(shard)
-        begin(grower, shard, *args, **options)
+    def capture(grower: WholeTreeGrower, rows: TrainingRows) -> None:
+        shards.append(rows.shard)
+        begin(grower, rows)
 
     monkeypatch.setattr(WholeTreeGrower, "__init__", capture)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(3000, 11))
     dboost.fit(X, rng.normal(size=3000), max_iter=1, n_threads=2, progress=False)
-    (shard,) = found
+    (shard,) = shards
+    assert shard is not None
     planned = sizing._spec(3000, 11)
     assert resident_bytes(planned, 3000) == resident_bytes(shard.spec, 3000)
     assert histogram_bytes(planned, 2) == histogram_bytes(shard.spec, 2)
@@ -162,6 +165,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     receive = Session.receive
 
+    @wraps(receive)
     def count(session: Session, batch: str, messages: Sequence[HandedRows]) -> None:
         for message in messages:
             found.append(sum(values.nbytes for rows in message.rows for values in rows.fields.values()))
