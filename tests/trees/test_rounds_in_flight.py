@@ -81,7 +81,7 @@ class QueueingShards:
         number, is_first, rounds = self._queues[shard].pop(0)
         if is_first:
             for growers, one in zip(self._growers, self._problems, strict=True):
-                growers[shard].begin([one.task])
+                growers[shard].begin([one.task], [growers[shard].shard.grown_rows(*one.task.row_subset)])
         # Copies, as those that are sent: the next request reuses the memory.
         found = {output: self._growers[output][shard].sum_histograms(0, request) for output, (request, _) in rounds.items()}
         self._answers[shard][number] = {k: replace(one, histograms=one.histograms.copy()) for k, one in found.items()}
@@ -90,7 +90,7 @@ class QueueingShards:
 def grow(problems: Sequence[Problem], calls: QueueingShards, width: int, in_flight: int) -> list[bytes]:
     tasks = tuple(replace(one.task, output=k) for k, one in enumerate(problems))
     order = GrowOrder(tasks, TABLE.layout, np.ones(3, bool), TABLE.n_rows, width, in_flight)
-    trees = TreeRounds().grow_trees(calls, order)
+    trees = TreeRounds().grow_trees(calls.begin_round, order)
     for one, grown in zip(problems, trees, strict=True):
         assert_equal(one.finished(grown), one.whole(1)[0])
     return [grown.leaf_sums.tobytes() for grown in trees]
