@@ -15,7 +15,7 @@ import numpy as np
 import dboost
 from dboost.cluster.transport.line import Line
 from dboost.kernels.histograms import BinLayout
-from dboost.rows.gradient_stats import GradientStats
+from dboost.losses.gradient_stats import GradientStats
 from dboost.session.fit_records import pack_round, unpack
 from dboost.session.training_rows import TrainingRows
 from dboost.trees.grower import RoundHistograms, RoundRequest

@@ -31,6 +31,9 @@ import numpy as np
 from dboost.display import number
 from dboost.errors import DataError, ParameterError
 from dboost.exact import ExactSum
+from dboost.losses.gradient_pass import LARGEST
+from dboost.losses.gradient_stats import GradientStats
+from dboost.losses.terms import GradientPass, KernelTerms, LossTerms
 
 
 class PartOfRows(NamedTuple):
@@ -82,7 +85,7 @@ class InitialRows:
 class RowStatistic:
     """What the gradients of a loss depend on beside their own row: a statistic of all training rows.
 
-    It is computed after every change of the scores; the gradients are then computed again, see `Loss.terms_after`.
+    It is computed after every change of the scores; the gradients are then computed again, see `Loss.pass_terms`.
     """
 
     def of(self, rows: AllRows, before: Any = None) -> Any:
@@ -202,17 +205,17 @@ class Loss:
         if "name" not in vars(cls):
             cls.name = cls.__name__
 
-    def terms(self) -> tuple[Any, ...]:
+    def terms(self) -> tuple[Any, ...] | None:
         """Return the `NamedTuple` for which this loss overloads `gradient_pass.block_terms`, or with several outputs
-        `output_terms`; with its parameters.
+        `output_terms`; with its parameters. None if the loss has functions in NumPy only."""
+        return None
 
-        For a custom loss, a record that holds the loss itself.
-        """
-        return CustomTerms(self)
-
-    def terms_after(self, statistic: Any) -> tuple[Any, ...]:
-        """Return the record for kernels, given the `statistic` of the rows at their present scores."""
-        return self.with_statistic(statistic).terms()
+    def pass_terms(self, statistic: Any = None) -> LossTerms:
+        """Return the record for passes over rows. statistic : of the rows at their present scores, see `Loss.statistic`."""
+        record = self.terms()
+        if record is not None:
+            return KernelTerms(record)
+        return CustomTerms(self if statistic is None else self.with_statistic(statistic))
 
     def with_statistic(self, statistic: Any) -> Loss:
         """Return the loss with that value of its `statistic`; the model has that of the first iteration."""
@@ -422,10 +425,41 @@ _PLAIN = (bool, int, float, str, type(None))
 _KNOWN: dict[str, type[Loss]] = {}
 
 
-class CustomTerms(NamedTuple):
-    """The record of a custom loss, in place of one for kernels: its methods are called instead."""
+@dataclass(frozen=True)
+class CustomTerms(LossTerms):
+    """The record of a loss whose functions are in NumPy: its methods are called for the rows."""
 
     loss: Loss
+
+    def advance(self, rows: GradientPass) -> GradientStats:
+        fields, values, loss_unit, _, first, last, _ = rows
+        part = slice(first, last)
+        raw, y, hessians = fields.raw[:, part], fields.targets(first, last), fields.hessian
+        for scores, of_output, leaf in zip(raw, values, fields.leaf[:, part], strict=True):
+            scores += of_output[leaf]
+        with np.errstate(all="ignore"):
+            scores = loss_scores(raw)
+            value, gradient, hessian = (
+                call_custom(self.loss, method, y, scores) for method in ("value", "gradient", "hessian")
+            )
+            if fields.weight is not None:
+                weight = fields.weight[part]
+                value = value * weight
+                if fields.repeat_count is None:
+                    gradient, hessian = gradient * weight, hessian * weight
+            fields.gradient[:, part] = gradient
+            if hessians is not None:
+                hessians[:, part] = np.maximum(hessian, 0.0)
+            in_units = np.nan_to_num(np.clip(value * loss_unit, -LARGEST, LARGEST))
+        loss_sum = ExactSum.of(in_units, 1.0)
+        max_gradient = _largest(fields.gradient[:, part])
+        max_hessian = np.ones(len(raw)) if hessians is None else _largest(hessians[:, part])
+        return GradientStats(max_gradient, max_hessian, float(loss_sum.coarse), loss_sum.fine)
+
+
+def _largest(derivatives: np.ndarray) -> np.ndarray:
+    """Return the largest magnitude of each output: float64[n_outputs]."""
+    return np.abs(derivatives).max(axis=1, initial=0.0).astype(np.float64)
 
 
 def register(loss: type[Loss] | Loss) -> None:

@@ -41,9 +41,9 @@ from dboost.losses.gradient_pass import block_terms, output_terms, overloads
 
 
 class LogLossTerms(NamedTuple):
-    """The loss has no parameters; counts_influence : see `GradientStats.influence`."""
+    """The loss has no parameters."""
 
-    counts_influence: bool = False
+    unused: float = 0.0
 
 
 @overloads(block_terms)
@@ -140,9 +140,9 @@ _LOG_2 = np.float32(math.log(2.0))
 
 
 class SoftmaxTerms(NamedTuple):
-    """The loss has no parameters: the number of classes is that of the arrays' rows. counts_influence : see `GradientStats`."""
+    """The loss has no parameters: the number of classes is that of the arrays' rows."""
 
-    counts_influence: bool = False
+    unused: float = 0.0
 
 
 @overloads(output_terms)

@@ -5,28 +5,34 @@ two targets are two outputs with a column each, and two levels of a quantile are
 own trees, gradients, initial score and leaf values, as if it were trained alone.
 
 The record for kernels consists of those of the outputs: one output after the other is advanced by the function that is compiled
-for its loss (`rows.shard.advance_rows`), so that no further function is compiled.
+for its loss (`PerOutputTerms`), so that no further function is compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dboost.display import number
 from dboost.errors import ParameterError
 from dboost.losses.base import AllRows, Loss, PartOfRows, RowStatistic, one_target
+from dboost.losses.gradient_stats import GradientStats
+from dboost.losses.terms import GradientPass, LossTerms
 
 
-class PerOutputTerms(NamedTuple):
+@dataclass(frozen=True)
+class PerOutputTerms(LossTerms):
     """The records of all outputs, and the target column of each."""
 
-    parts: tuple[Any, ...]
+    parts: tuple[LossTerms, ...]
     columns: tuple[int, ...]
-    counts_influence: bool = False
+
+    def advance(self, rows: GradientPass) -> GradientStats:
+        columns = enumerate(zip(self.parts, self.columns, strict=True))
+        return GradientStats.of_outputs([part.advance(rows.of_output(k, column)) for k, (part, column) in columns])
 
 
 def _of_output(rows: PartOfRows, output: int, column: int, part: Callable[..., Any], *arguments: Any) -> Any:
@@ -114,14 +120,9 @@ class PerOutput(Loss):
         columns = (one_target(y, column) for column in self.columns)
         return list(zip(self.parts, columns, raw, strict=True))
 
-    def terms(self) -> PerOutputTerms:
-        return PerOutputTerms(tuple(part.terms() for part in self.parts), self.columns)
-
-    def terms_after(self, statistic: Any) -> PerOutputTerms:
-        parts = (
-            part.terms() if of_part is None else part.terms_after(of_part)
-            for part, of_part in zip(self.parts, statistic, strict=True)
-        )
+    def pass_terms(self, statistic: Any = None) -> PerOutputTerms:
+        statistics = [None] * len(self.parts) if statistic is None else statistic
+        parts = (part.pass_terms(of_part) for part, of_part in zip(self.parts, statistics, strict=True))
         return PerOutputTerms(tuple(parts), self.columns)
 
     def with_statistic(self, statistic: Any) -> Loss:

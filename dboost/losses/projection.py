@@ -6,23 +6,40 @@ adds up one gradient and one Hessian per row from them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from dboost.kernels import or_empty
 from dboost.kernels.multi_output import BLOCK, project_gradients
 from dboost.losses.gradient_pass import GradientRows
+from dboost.losses.gradient_stats import GradientStats
+from dboost.losses.terms import GradientPass, LossTerms
 
 
-class ProjectedTerms(NamedTuple):
-    """A loss's record for kernels, and the direction of the next tree."""
+@dataclass(frozen=True, eq=False)
+class ProjectedTerms(LossTerms):
+    """The record of a loss, and the direction of the next tree."""
 
-    terms: tuple[Any, ...]
+    terms: LossTerms
     direction: np.ndarray  # float32[n_outputs]
     of_classes: bool  # see `Loss.has_classes`
-    #: Whether the gradients of all outputs are those of the present scores already: only the direction is new.
-    keeps_gradients: bool = False
+    has_direction: ClassVar[bool] = True
+
+    def advance(self, rows: GradientPass) -> GradientStats:
+        fields, first, last = rows.rows, rows.first, rows.last
+        if self.keeps_gradients:
+            none = np.zeros(fields.n_outputs)
+            stats = GradientStats(none, none, 0.0, 0.0)
+        else:
+            stats = self.terms.advance(rows)
+        assert fields.split_gradient is not None
+        hessian = or_empty(fields.split_hessian, "float32")
+        maxima = project(fields.for_kernel, self, fields.split_gradient, hessian, first, last)
+        if fields.split_hessian is None:
+            maxima[1] = 1.0
+        return replace(stats, max_split=maxima)
 
 
 def project(

@@ -37,6 +37,7 @@ from dboost.kernels.quantile_keys import (
 )
 from dboost.losses.base import AllRows, InitialRows, Loss, PartOfRows, RowStatistic
 from dboost.losses.gradient_pass import block_terms, overloads
+from dboost.losses.terms import KernelTerms
 
 
 class QuantileTerms(NamedTuple):
@@ -262,10 +263,10 @@ class Huber(Loss):
         return Huber(self.alpha, self.delta / unit)
 
     def terms(self) -> HuberTerms:
-        return self.terms_after(self.delta)
+        return HuberTerms(self.delta, self.delta)
 
-    def terms_after(self, statistic: float) -> HuberTerms:
-        return HuberTerms(statistic, self.delta)
+    def pass_terms(self, statistic: float | None = None) -> KernelTerms:
+        return KernelTerms(HuberTerms(self.delta if statistic is None else statistic, self.delta))
 
     def to_dict(self) -> dict[str, Any]:
         stored = {"name": self.name, "huber_alpha": self.alpha}

@@ -13,7 +13,7 @@ codes of their rows (`rows.shared_codes`), which are in another order, and a fol
 
 **Advance.** Between two iterations, `advance_rows` adds the last trees to the scores and computes gradients and Hessians. It
 returns the largest gradient and Hessian and exact sums of the loss, which merge over any division of the rows; with
-categorical features also sums by which categories are told from noise (`rows.gradient_noise`).
+categorical features also sums by which categories are told from noise (`losses.gradient_noise`).
 
 **Rows near the trimming threshold** (see `exact`). From tree to tree the threshold of influence trimming hardly
 moves: mostly the influence of the first row that is kept has the same first digit again. So the pass that computes the
@@ -24,37 +24,23 @@ elsewhere, or too many rows are near it, all rows are read again: the threshold 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from dboost.errors import DataError
-from dboost.exact import ExactSum
 from dboost.kernels import or_empty
 from dboost.kernels.bins import fill_tiles
 from dboost.kernels.histograms import BinLayout, HistogramRows
-from dboost.kernels.quantile_keys import (
-    LANES,
-    N_DIGITS,
-)
 from dboost.kernels.rows import select_rows
-from dboost.losses import Loss
-from dboost.losses.base import CustomTerms, call_custom, loss_scores, one_target
-from dboost.losses.gradient_pass import (
-    LARGEST,
-    GradientRows,
-    InfluencePass,
-    PassScratch,
-    PassTotals,
-    update_gradients,
-)
-from dboost.losses.per_output import PerOutputTerms
-from dboost.losses.projection import ProjectedTerms, project
+from dboost.losses.base import one_target
+from dboost.losses.gradient_noise import GradientNoise, noise_of
+from dboost.losses.gradient_pass import PassScratch
+from dboost.losses.gradient_stats import GradientStats
+from dboost.losses.terms import GradientPass, LossRows, LossTerms, NearRows
 from dboost.rows.bin_merge import BinMerge
-from dboost.rows.gradient_noise import GradientNoise, noise_of
-from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.row_sample import RowSubset, Sample, hash_rows
 from dboost.rows.shard_spec import NARROW_BINS, SHARED_CODES, ShardSpec, code_rows, plan_layout, tile_shape
 
@@ -309,7 +295,6 @@ class Shard:
         self.n_rows = self.raw.shape[1]
         self._ids = RowIds(np.array([[0, self.n_rows]])) if ids is None else ids
         self._first = first
-        self._of_outputs: dict[int, Shard] = {}
 
     @property
     def n_outputs(self) -> int:
@@ -435,45 +420,25 @@ class Shard:
             return self.output_arrays(output)
         return self.fields["split_gradient"], self.fields.get("split_hessian"), self.fields["leaf"][0]
 
-    def of_output(self, output: int, column: int) -> Shard:
-        """Return the rows as those of one output with one target column (views), for `advance_rows`."""
-        if output not in self._of_outputs:
-            fields = {name: self.fields[name] for name in ("weight", "repeat_count") if name in self.fields}
-            fields["target"] = one_target(self.fields["target"], column)
-            for name in ("raw", "gradient", "hessian", "loss_hessian"):
-                if name in self.fields:
-                    fields[name] = self.fields[name][output : output + 1]
-            fields["leaf"] = self.leaf[output : output + 1]
-            self._of_outputs[output] = Shard(fields, self.spec if self.spec.width == 1 else replace(self.spec, width=1))
-        return self._of_outputs[output]
-
     @cached_property
     def histogram_rows(self) -> HistogramRows:
         """What the rows add to histograms."""
         return HistogramRows(self.tiles, self.wide_bins, or_empty(self.repeat_count, "uint8"))
 
     @cached_property
-    def gradient_rows(self) -> GradientRows:
+    def loss_rows(self) -> LossRows:
         """What `advance_rows` reads and writes."""
-        hessian = self.hessian if self.loss_hessian is None else self.loss_hessian
-        if hessian is None:
-            hessian = np.empty((self.n_outputs, 0), np.float32)
-        target = self.fields["target"]
-        wide, single, in_bytes = (
-            target if target.dtype == dtype else or_empty(None, dtype) for dtype in ("float64", "float32", "uint8")
-        )
-        return GradientRows(
+        spec = self.spec
+        return LossRows(
             self.raw,
             self.leaf,
-            wide,
-            single,
-            in_bytes,
-            or_empty(self.weight, "float64"),
-            or_empty(self.repeat_count, "uint8"),
+            self.fields["target"],
+            self.weight,
+            self.repeat_count,
             self.gradient,
-            hessian,
-            self.gradient.view(np.int32),
-            hessian.view(np.int32),
+            self.hessian if self.loss_hessian is None else self.loss_hessian,
+            self.fields.get("split_gradient"),
+            None if spec.weights_as_hessian else self.fields.get("split_hessian"),
         )
 
     def fill_tiles(self, first: int, last: int) -> None:
@@ -514,15 +479,14 @@ def runs_of(row_ids: np.ndarray) -> np.ndarray:
 
 
 def advance_rows(
-    shard: Shard, loss_terms: tuple, values: np.ndarray, loss_unit: float, scratch: PassScratch, first: int, last: int
+    shard: Shard, terms: LossTerms, values: np.ndarray, loss_unit: float, scratch: PassScratch, first: int, last: int
 ) -> GradientStats:
     """Add leaf values to the scores of rows first…last-1, and compute their gradients, Hessians and loss.
 
     Parameters
     ----------
     shard : Shard
-    loss_terms : NamedTuple
-        The loss's record for kernels.
+    terms : LossTerms
     values : float64[n_outputs, n_leaves]
         Leaf values of each output's last tree.
     loss_unit : float
@@ -530,7 +494,10 @@ def advance_rows(
     scratch : PassScratch
     first, last : int
     """
-    stats = _of_all_outputs(shard, loss_terms, values, loss_unit, scratch, first, last)
+    near = None
+    if terms.counts_influence:
+        near = NearRows.nothing(shard.n_outputs) if shard.near is None else shard.near.buffer_for(first, last)
+    stats = terms.advance(GradientPass(shard.loss_rows, values, loss_unit, scratch, first, last, near))
     if not shard.layout.is_categorical.any():
         return stats
     return replace(stats, noise=tuple(_noise(shard, tree, first, last) for tree in range(shard.spec.n_trees)))
@@ -546,117 +513,8 @@ def _noise(shard: Shard, tree: int, first: int, last: int) -> GradientNoise:
     return noise_of(gradient[rows], changes, or_empty(shard.repeat_count, "uint8")[rows])
 
 
-def _of_all_outputs(
-    shard: Shard, loss_terms: tuple, values: np.ndarray, loss_unit: float, scratch: PassScratch, first: int, last: int
-) -> GradientStats:
-    """Advance all outputs, see `advance_rows`."""
-    if isinstance(loss_terms, ProjectedTerms):
-        return _projected(shard, loss_terms, values, loss_unit, scratch, first, last)
-    near = None
-    if getattr(loss_terms, "counts_influence", False):
-        near = shard.near.buffer_for(first, last) if shard.near is not None else nothing_near(shard.n_outputs)
-    if not isinstance(loss_terms, PerOutputTerms):
-        return _advance(shard, loss_terms, values, loss_unit, scratch, first, last, near)
-    found = []
-    for output, (terms, column) in enumerate(zip(loss_terms.parts, loss_terms.columns, strict=True)):
-        own_near = None if near is None else near.of_output(output)
-        terms = terms if near is None else terms._replace(counts_influence=True)
-        alone = shard.of_output(output, column)
-        found.append(_advance(alone, terms, values[output : output + 1], loss_unit, scratch, first, last, own_near))
-    return GradientStats.of_outputs(found)
-
-
-def _advance(
-    shard: Shard,
-    loss_terms: Any,
-    values: np.ndarray,
-    loss_unit: float,
-    scratch: PassScratch,
-    first: int,
-    last: int,
-    near: NearRows | None,
-) -> GradientStats:
-    """Advance the outputs that one record is for, see `advance_rows`. near : if influences are counted."""
-    if isinstance(loss_terms, CustomTerms):
-        return _by_methods(shard, loss_terms.loss, values, loss_unit, first, last)
-    influence = None
-    if near is not None:
-        sums = np.zeros((shard.n_outputs, LANES, N_DIGITS), np.int64)
-        influence = InfluencePass(sums, near.expected, near.rows, near.n)
-    totals = PassTotals(np.zeros(2), np.zeros((2, shard.n_outputs), np.int32))
-    update_gradients(loss_terms, shard.gradient_rows, values, first, last, loss_unit, scratch, totals, influence)
-    max_gradient, max_hessian = totals.maxima.view(np.float32).astype(np.float64)
-    if shard.hessian is None and shard.loss_hessian is None:
-        max_hessian = np.ones_like(max_hessian)
-    by_digit = None if influence is None else influence.sums.sum(axis=1)
-    return GradientStats(max_gradient, max_hessian, float(totals.loss[0]), float(totals.loss[1]), by_digit)
-
-
-def _projected(
-    shard: Shard, terms: ProjectedTerms, values: np.ndarray, loss_unit: float, scratch: PassScratch, first: int, last: int
-) -> GradientStats:
-    """Advance rows first…last-1 (see `advance_rows`), and compute their derivatives along the direction of the next tree."""
-    if terms.keeps_gradients:
-        none = np.zeros(shard.n_outputs)
-        stats = GradientStats(none, none, 0.0, 0.0)
-    else:
-        stats = _of_all_outputs(shard, terms.terms, values, loss_unit, scratch, first, last)
-    gradient, hessian, _ = shard.split_arrays(0)
-    changes = None if shard.spec.weights_as_hessian else hessian
-    found = project(shard.gradient_rows, terms, gradient, or_empty(changes, "float32"), first, last)
-    if changes is None:
-        found[1] = 1.0
-    return replace(stats, max_split=found)
-
-
-def _by_methods(shard: Shard, loss: Loss, values: np.ndarray, loss_unit: float, first: int, last: int) -> GradientStats:
-    """Advance rows first…last-1 (see `advance_rows`) with the methods of a custom loss, in Python."""
-    rows = slice(first, last)
-    raw, y, leaf = shard.raw[:, rows], shard.target(rows), shard.leaf[:, rows]
-    kept = shard.hessian if shard.loss_hessian is None else shard.loss_hessian
-    for scores, of_output, at in zip(raw, values, leaf, strict=True):
-        scores += of_output[at]
-    with np.errstate(all="ignore"):
-        of_rows = loss_scores(raw)
-        value, gradient, hessian = (call_custom(loss, what, y, of_rows) for what in ("value", "gradient", "hessian"))
-        if shard.weight is not None:
-            weight = shard.weight[first:last]
-            value = value * weight
-            if shard.repeat_count is None:
-                gradient, hessian = gradient * weight, hessian * weight
-        shard.gradient[:, rows] = gradient
-        if kept is not None:
-            kept[:, rows] = np.maximum(hessian, 0.0)
-        in_units = np.nan_to_num(np.clip(value * loss_unit, -LARGEST, LARGEST))
-    loss_sum = ExactSum.of(in_units, 1.0)
-    max_gradient, max_hessian = (
-        np.ones(len(raw)) if of is None else np.abs(of[:, rows]).max(axis=1, initial=0.0).astype(np.float64)
-        for of in (shard.gradient, kept)
-    )
-    return GradientStats(max_gradient, max_hessian, float(loss_sum.coarse), loss_sum.fine)
-
-
 #: Capacity: one row in this many.
 _ROWS_PER_RECORDED_ROW = 8
-
-
-@dataclass(frozen=True, eq=False)
-class NearRows:
-    """The recorded rows of one range."""
-
-    expected: np.ndarray  # int32[n_outputs]: first digits
-    n: np.ndarray  # int64[n_outputs]: number of rows that have them
-    rows: np.ndarray | None  # int32[n_outputs, capacity]
-
-    def of_output(self, output: int) -> NearRows:
-        """Return those of one output: views."""
-        one = slice(output, output + 1)
-        return NearRows(self.expected[one], self.n[one], None if self.rows is None else self.rows[one])
-
-
-def nothing_near(n_outputs: int) -> NearRows:
-    """Return what a pass needs that does not record rows."""
-    return NearRows(np.full(n_outputs, -1, np.int32), np.zeros(n_outputs, np.int64), None)
 
 
 class Near:

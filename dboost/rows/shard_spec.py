@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from dboost.kernels.histograms import COLUMN_STRIDE, TILE_COLUMNS, BinLayout
+from dboost.losses.terms import LossTerms
 from dboost.rows.block_file import BLOCK_ROWS, Field
 from dboost.rows.row_store import FieldGroup
 
@@ -136,7 +136,7 @@ class ShardSpec:
             found |= {"split_hessian": of_rows} if self.width > 1 else {"hessian": np.broadcast_to(of_rows, shape)}
         return found
 
-    def advance_fields(self, terms: Any) -> tuple[list[str], list[str]]:
+    def advance_fields(self, terms: LossTerms) -> tuple[list[str], list[str]]:
         """Return the fields of rows in files that `rows.shard.advance_rows` reads and writes. terms : of the loss."""
         reads, writes = ["target", "raw", "leaf"], ["raw", "gradient"]
         of_outputs = "loss_hessian" if self.weights_as_hessian else "hessian"
@@ -145,7 +145,7 @@ class ShardSpec:
             writes.append(of_outputs)
         if self.width > 1:
             split = ["split_gradient", *(["split_hessian"] if has_hessian and not self.weights_as_hessian else [])]
-            if getattr(terms, "keeps_gradients", False):
+            if terms.keeps_gradients:
                 reads, writes = ["target", "gradient", *([of_outputs] if has_hessian else [])], []
             writes += split
         if self.has_repeat_count:

@@ -251,7 +251,7 @@ def _output_totals(shard: Shard, first: int, last: int, subset: RowSubset, n_lea
     n, n_parts = shard.n_outputs, -(-shard.n_outputs // TOGETHER)
     sums, counts = np.zeros((2, n_parts, n_leaves, TOGETHER)), np.zeros(n_leaves, np.int64)
     rows, begin, end = shard.sampled_range(subset, first, last)
-    of_rows, repeat_count = shard.gradient_rows, or_empty(shard.repeat_count, "uint8")
+    of_rows, repeat_count = shard.loss_rows.for_kernel, or_empty(shard.repeat_count, "uint8")
     leaf, chosen, units = shard.split_arrays(0)[2], or_empty(rows, "int64"), units.T.copy()
     scratch = np.empty((TOGETHER, BLOCK))
     sum_outputs(leaf, of_rows.gradient, of_rows.hessian, repeat_count, chosen, begin, end, units, scratch, (sums, counts))

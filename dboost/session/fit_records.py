@@ -16,6 +16,7 @@ import numpy as np
 from dboost.data.columns.binning import Binning
 from dboost.errors import ParameterError
 from dboost.kernels.histograms import BinLayout
+from dboost.losses.terms import LossTerms
 from dboost.metrics.metric import LossMagnitude
 from dboost.rows.row_sample import Sample
 from dboost.rows.shard_spec import ShardSpec
@@ -167,7 +168,7 @@ class ReplayState:
     applied: int = -1  # number of the last call of `advance`, from 0; -1 before the first
     iterations: tuple[tuple[FitTree, ...], ...] = ()  # the complete iterations
     pending: tuple[FitTree, ...] = ()  # trees of the current iteration, whose values are not added to the scores yet
-    terms: tuple = ()  # the loss's current record for kernels
+    terms: LossTerms | None = None  # the loss's current record; None before the first call of `advance`
     visit: BiteVisit | None = None  # the current visit; None without arcbites
     #: The new leaf values of the complete iterations of `BuildSpec.given`, float64[n_outputs, n_leaves] each.
     given_values: tuple[np.ndarray, ...] = ()

@@ -14,8 +14,9 @@ from dboost.data import Table
 from dboost.data.columns.binning import propose_together
 from dboost.data.tables.eval_tables import EvalTable
 from dboost.kernels.threads import team_for
+from dboost.losses.gradient_stats import GradientStats
+from dboost.losses.terms import LossTerms
 from dboost.metrics.metric import MetricReduction
-from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.session.evaluation_rows import log_streamed_eval_set
@@ -129,7 +130,7 @@ class LocalSessions:
         trees = self.trees
         return self.session.eval_sets.evaluate(trees.trees, metrics, trees.mark, trees.n_cuts)
 
-    def advance(self, values: np.ndarray, terms: tuple) -> GradientStats:
+    def advance(self, values: np.ndarray, terms: LossTerms) -> GradientStats:
         self._applied += 1
         self.trees.apply()
         stats = [rows.advance(self._applied, terms, values) for rows in self.session.trained]

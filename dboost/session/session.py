@@ -33,11 +33,12 @@ from dboost.data import Table
 from dboost.data.columns.binning import Sample, propose_together
 from dboost.data.kinds.partition import ReadPlan
 from dboost.kernels.threads import Team, team_for
+from dboost.losses.gradient_stats import GradientStats
+from dboost.losses.terms import LossTerms
 from dboost.metrics.metric import LossMagnitude
 from dboost.model.ensemble import FlatEnsemble
 from dboost.rows.encode import in_ranges
 from dboost.rows.encoded_store import EncodedStore
-from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.shard import MOST_ROWS, check_rows_in_memory
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
@@ -455,7 +456,7 @@ class Session:
     # Training.
 
     @remote
-    def advance_to(self, number: int, values: np.ndarray, terms: tuple) -> tuple[GradientStats | None, float, int, int]:
+    def advance_to(self, number: int, values: np.ndarray, terms: LossTerms) -> tuple[GradientStats | None, float, int, int]:
         """Complete an iteration: add the leaf values of its trees to the scores, and recompute the gradients.
 
         number : of the call, from 0 before the first tree; terms : the loss's record for kernels.

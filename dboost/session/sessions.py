@@ -22,8 +22,9 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple
 import numpy as np
 
 from dboost.data.tables.eval_tables import EvalTable
+from dboost.losses.gradient_stats import GradientStats
+from dboost.losses.terms import LossTerms
 from dboost.metrics.metric import MetricReduction
-from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.session.fit_records import BiteVisit, BuildSpec, Chosen
@@ -104,7 +105,7 @@ class Sessions(Protocol):
     def eval_names(self) -> list[str]:
         """Names of the evaluation sets, in order."""
 
-    def advance(self, values: np.ndarray, terms: tuple) -> GradientStats:
+    def advance(self, values: np.ndarray, terms: LossTerms) -> GradientStats:
         """Add leaf values (float64[n_outputs, n_leaves]) of the last trees to the scores; compute gradients, Hessians and loss.
 
         terms : the loss's record for kernels.

@@ -15,6 +15,7 @@ has now. Both give the same sums as an uninterrupted fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +24,10 @@ import numpy as np
 
 from dboost.kernels.threads import Team, team_for
 from dboost.losses.gradient_pass import new_pass_scratch
-from dboost.losses.projection import ProjectedTerms
+from dboost.losses.gradient_stats import GradientStats
+from dboost.losses.terms import LossTerms
 from dboost.rows.block_file import FieldRef
 from dboost.rows.encoded_store import EncodedStore
-from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.row_sample import Sample
 from dboost.rows.row_store import RowStore
 from dboost.rows.shard import Near, RowIds, Shard, advance_rows, runs_of
@@ -151,7 +152,7 @@ class TrainingRows:
             return self.team.run(work)
         return self.team.map(work, range(self.n_shares))
 
-    def advance(self, number: int, terms: tuple, values: np.ndarray) -> GradientStats | None:
+    def advance(self, number: int, terms: LossTerms, values: np.ndarray) -> GradientStats | None:
         """Add leaf values to the scores and recompute the gradients, unless a call of this number has; return the statistics.
 
         The scores of a forest stay those at the start, and so do the gradients: values are added to the sums of
@@ -160,17 +161,16 @@ class TrainingRows:
         if self.applied >= number:
             return self.stats
         if self.spec.averages:
-            direction = terms if isinstance(terms, ProjectedTerms) else None
-            if self.applied >= 0 and not (direction is not None and direction.keeps_gradients):
+            if self.applied >= 0 and not terms.keeps_gradients:
                 self._add_to_means(values)
-            if self.stats is None or direction is not None:
+            if self.stats is None or terms.has_direction:
                 self.stats = self._advance(terms, np.zeros_like(values))
         else:
             self.stats = self._advance(terms, values)
         self.applied = number
         return self.stats
 
-    def _advance(self, terms: tuple, values: np.ndarray) -> GradientStats:
+    def _advance(self, terms: LossTerms, values: np.ndarray) -> GradientStats:
         unrouted, self.unrouted = self.unrouted, []
         unit, scratch = self.spec.loss_unit, self._scratch
 
@@ -262,6 +262,7 @@ class TrainingRows:
     def _replay(self, past: ReplayState) -> None:
         for iteration, values in enumerate(past.given_values):
             self.assign_leaves(iteration)
+            assert past.terms is not None
             self._advance(past.terms, values)
         if self.spec.averages:
             self._replay_forest(past)
@@ -278,9 +279,8 @@ class TrainingRows:
             self.each(work, ["tiles", "raw", "leaf"], ["raw", "leaf"])
         if past.applied >= 0:
             # Recompute the gradients after the last complete iteration; leaf values of zero change no score.
-            terms = past.terms
-            if isinstance(terms, ProjectedTerms):
-                terms = terms._replace(keeps_gradients=False)
+            assert past.terms is not None
+            terms = replace(past.terms, keeps_gradients=False)
             self.stats = self._advance(terms, np.zeros((self.spec.n_outputs, self.spec.max_leaves)))
             self.applied = past.applied
         if past.given_iteration >= 0:

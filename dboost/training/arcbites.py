@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from dboost.exact import merged_float, total
+from dboost.losses.gradient_stats import GradientStats
 from dboost.params import ADAPTIVE, CYCLIC, ArcBites
-from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.row_sample import VISITS, derive_seed
 from dboost.rows.shard import Shard
 from dboost.rows.statistics import Statistic

@@ -25,10 +25,10 @@ from dboost.data.columns.binning import Binning
 from dboost.errors import DataError, ParameterError
 from dboost.exact import unit_for
 from dboost.losses import Loss
+from dboost.losses.gradient_stats import GradientStats
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, Tree
 from dboost.params import Parameters, make_parameters
-from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.row_sample import RowSubset
 from dboost.rows.statistics import leaf_totals
 from dboost.session.fit_records import BuildSpec

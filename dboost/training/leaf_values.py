@@ -54,9 +54,10 @@ from dboost.exact import (
 )
 from dboost.losses import Loss, is_custom, register
 from dboost.losses.base import AllRows, InitialRows, PartOfRows, SumUnits, check_derivatives, loss_scores, one_target
+from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.projection import ProjectedTerms
+from dboost.losses.terms import LossTerms
 from dboost.params import Parameters
-from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.row_sample import RowSubset
 from dboost.rows.statistics import (
     Statistic,
@@ -572,15 +573,15 @@ class LeafEstimator:
         self._rank_unit = rank_unit(max_weight, n_counted)
         self._rows = AllRows(lambda part, merge, *rest: self._merged(of_parts(merge), part, *rest), n_counted, max_weight)
         self._statistic: Any = None  # `Loss.statistic` after the last trees
-        self._terms = loss.terms()
+        self._terms = loss.pass_terms()
         #: The smallest and the largest leaf quantile of each output, of its last tree that has two different ones; at first a
         #: third of the spread.
         self._reach = {output: (-spread / 3, spread / 3) for output, spread in enumerate(spreads)}
         self._max_gradient, self._max_hessian = np.zeros((2, loss.n_outputs))
         self._influence: np.ndarray | None = None
-        self._influence_terms: tuple | None = None
+        self._influence_terms: LossTerms | None = None
         if parameters.influence_trimming is not None:
-            self._influence_terms = self._terms._replace(counts_influence=True)  # type: ignore[attr-defined]
+            self._influence_terms = replace(self._terms, counts_influence=True)
 
     def use(self, parameters: Parameters) -> None:
         """Use other parameters from the next tree on; the influence trimming is the same."""
@@ -596,7 +597,7 @@ class LeafEstimator:
         stats = self._sessions.advance(values, self._along(direction, self._influence_terms or self._terms))
         if self._loss.statistic is not None:
             self._statistic = self._loss.statistic.of(self._rows, self._statistic)
-            self._terms = self._loss.terms_after(self._statistic)
+            self._terms = self._loss.pass_terms(self._statistic)
             stats = self._sessions.advance(np.zeros_like(values), self._along(direction, self._terms))
         if directions is not None and directions.is_refined(n_done + 1):
             direction = directions.refined(self._gradient_products(stats))
@@ -607,11 +608,12 @@ class LeafEstimator:
         self._max_gradient, self._max_hessian, self._influence = stats.max_gradient, stats.max_hessian, stats.influence
         return stats
 
-    def _along(self, direction: np.ndarray | None, terms: tuple) -> tuple:
+    def _along(self, direction: np.ndarray | None, terms: LossTerms) -> LossTerms:
         """Return the record of the loss, with the direction of the next tree if it has one."""
         if self._directions is None or direction is None:
             return terms
-        return ProjectedTerms(terms, direction, self._directions.of_classes)
+        of_classes, counts = self._directions.of_classes, terms.counts_influence
+        return ProjectedTerms(terms, direction, of_classes, counts_influence=counts)
 
     def _gradient_products(self, stats: GradientStats) -> np.ndarray:
         """Return Σ_i w_i g_i (g_i · c) for the direction c that the gradients are projected on: float64[n_outputs]."""

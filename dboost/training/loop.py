@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from dboost.errors import DataError
+from dboost.losses.gradient_stats import GradientStats
 from dboost.model.ensemble import Ensemble, Tree, rates_of, with_rates
-from dboost.rows.gradient_stats import GradientStats
 from dboost.session.sessions import Sessions
 from dboost.session.warm_start import WarmStart
 from dboost.training.callbacks import Callback, Iteration

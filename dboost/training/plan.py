@@ -47,7 +47,6 @@ from dboost.display import number
 from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
 from dboost.losses import Loss
-from dboost.losses.base import CustomTerms
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import ALIASES, names_of
 from dboost.model import model_file
@@ -749,7 +748,7 @@ def check_width(model: Ensemble, parameters: Parameters, loss: Loss) -> None:
 
 def _is_compiled(loss: Loss) -> bool:
     """Whether nothing but the compiled pass over the rows reads the targets of a loss in every iteration."""
-    return loss.leaf_statistic == "newton" and not isinstance(loss.terms(), CustomTerms)
+    return loss.leaf_statistic == "newton" and loss.terms() is not None
 
 
 def requested(

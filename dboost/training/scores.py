@@ -10,9 +10,9 @@ import numpy as np
 
 from dboost.errors import DataError, DBoostError, warn
 from dboost.exact import EXACT_SUM, FINE
+from dboost.losses.gradient_stats import GradientStats
 from dboost.metrics.metric import LossMagnitude
 from dboost.metrics.named import find_metrics
-from dboost.rows.gradient_stats import GradientStats
 from dboost.session.sessions import Sessions
 from dboost.session.target import Target
 from dboost.training.history import OUT_OF_BAG

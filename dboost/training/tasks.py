@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from dboost.exact import unit_for
+from dboost.losses.gradient_stats import GradientStats
 from dboost.rows.bin_merge import BinMerge
-from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.row_sample import FEATURES, Sample, derive_seed
 from dboost.rows.statistics import fine_bin_hessians
 from dboost.session.sessions import Sessions

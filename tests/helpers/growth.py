@@ -29,7 +29,7 @@ from tests.helpers.naive.grower import NaiveGrower, leaves_of, to_tree
 from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import CodedTable, tables
 
-TERMS = SquaredError().terms()
+TERMS = SquaredError().pass_terms()
 
 
 def a_tree(n_bins: np.ndarray, categorical: np.ndarray, n_leaves: int, seed: int) -> GrownTree:

@@ -14,8 +14,9 @@ import numpy as np
 
 from dboost.kernels.threads import Team, team_for
 from dboost.losses.gradient_pass import new_pass_scratch
+from dboost.losses.gradient_stats import GradientStats
+from dboost.losses.terms import LossTerms
 from dboost.rows.encoded_store import EncodedStore
-from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.row_store import RowStore
 from dboost.rows.shard import RowIds, Shard, advance_rows, merge_into_bins
 from dboost.rows.statistics import Statistic
@@ -44,14 +45,14 @@ class ShardedEngine:
     Parameters
     ----------
     shards : sequence of Shard
-    loss_terms : NamedTuple
+    loss_terms : LossTerms
     width : int
         Leaves split by the rounds that are under way at the same time.
     in_flight : int
         Most rounds that are under way at the same time.
     """
 
-    def __init__(self, shards: Sequence[Shard], loss_terms: tuple, *, width: int = 8, in_flight: int = 1) -> None:
+    def __init__(self, shards: Sequence[Shard], loss_terms: LossTerms, *, width: int = 8, in_flight: int = 1) -> None:
         self._growers = [ShardGrower(shard) for shard in shards]
         self._terms = loss_terms
         self._width, self._in_flight = width, in_flight
@@ -62,7 +63,7 @@ class ShardedEngine:
     def n_rows(self) -> int:
         return sum(shard_grower.shard.n_rows for shard_grower in self._growers)
 
-    def advance(self, values: np.ndarray, terms: tuple | None = None) -> GradientStats:
+    def advance(self, values: np.ndarray, terms: LossTerms | None = None) -> GradientStats:
         self._terms = self._terms if terms is None else terms
         return reduce(GradientStats.merge, [self._advance(grower.shard, values) for grower in self._growers])
 
@@ -112,11 +113,11 @@ class WholeEngine:
     Parameters
     ----------
     shard : Shard
-    loss_terms : NamedTuple
+    loss_terms : LossTerms
     n_threads : int, default 1
     """
 
-    def __init__(self, shard: Shard, loss_terms: tuple, *, n_threads: int = 1) -> None:
+    def __init__(self, shard: Shard, loss_terms: LossTerms, *, n_threads: int = 1) -> None:
         self.team = team_for(shard.n_rows, len(shard.bin_layout.n_bins), n_threads)
         store = RowStore(
             [g._replace(fields=[f for f in g.fields if f.name in shard.fields]) for g in shard.spec.groups(in_memory=True)],

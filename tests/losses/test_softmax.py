@@ -41,7 +41,7 @@ def passed(
         table.stored(), spec_of(table.layout, n_outputs=len(raw), weighted=weight is not None), y, weight, raw.copy()
     )
     loss = SoftmaxLogLoss(len(raw))
-    found = advance_rows(shard, loss.terms(), np.zeros((len(raw), 1)), loss_unit, new_pass_scratch(), 0, shard.n_rows)
+    found = advance_rows(shard, loss.pass_terms(), np.zeros((len(raw), 1)), loss_unit, new_pass_scratch(), 0, shard.n_rows)
     total = (found.coarse_loss + found.fine_loss / FINE) / loss_unit
     return shard, found.max_gradient, found.max_hessian, total
 
@@ -136,7 +136,7 @@ def test_shards_grow_what_one_engine_grows(cuts: list[int]) -> None:
     edges = [0, *cuts, n]
     parts = [shard(slice(*pair)) for pair in pairwise(edges)]
     whole = shard(slice(None))
-    engines = (WholeEngine(whole, loss.terms()), ShardedEngine(parts, loss.terms(), width=3))
+    engines = (WholeEngine(whole, loss.pass_terms()), ShardedEngine(parts, loss.pass_terms(), width=3))
     parameters = Parameters(l2_regularization=1.0, min_hessian=0.1, min_samples_leaf=2)
     values = [np.zeros((n_classes, 1)) for _ in engines]
     for _ in range(3):

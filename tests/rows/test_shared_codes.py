@@ -38,7 +38,7 @@ from tests.helpers.growth import a_tree
 from tests.helpers.sharded_engine import training_rows
 from tests.helpers.tables import make_table, spec_of
 
-TERMS = SquaredError().terms()
+TERMS = SquaredError().pass_terms()
 N = 200
 TABLE = make_table([5, 300, 2, 2, 255], N, missing=0.0)
 SPEC = spec_of(TABLE.layout, weighted=True)

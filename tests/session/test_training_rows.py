@@ -20,6 +20,7 @@ from dboost.kernels.threads import Team
 from dboost.losses import SquaredError
 from dboost.losses.classification import LogLossTerms, SoftmaxTerms
 from dboost.losses.projection import ProjectedTerms
+from dboost.losses.terms import KernelTerms
 from dboost.params import Parameters
 from dboost.rows.block_file import FieldRef
 from dboost.rows.encoded_store import EncodedStore, rows_in_memory
@@ -38,7 +39,7 @@ from tests.helpers.growth import Problem
 from tests.helpers.sharded_engine import training_rows
 from tests.helpers.tables import make_table, spec_of
 
-TERMS = SquaredError().terms()
+TERMS = SquaredError().pass_terms()
 N = 100
 #: Rows of the first partition.
 N_KEPT = 40
@@ -158,12 +159,15 @@ def test_some_rows_are_those_of_memory(
 @pytest.mark.parametrize(
     ("terms", "changes"),
     [
-        (SquaredError().terms(), {"constant_hessian": True, "integer_weights": True}),
-        (LogLossTerms(), {}),
-        (LogLossTerms(counts_influence=True), {"integer_weights": True, "constant_hessian": True, "weights_as_hessian": True}),
-        (LogLossTerms(counts_influence=True), {"weights_as_hessian": True}),
+        (SquaredError().pass_terms(), {"constant_hessian": True, "integer_weights": True}),
+        (KernelTerms(LogLossTerms()), {}),
         (
-            ProjectedTerms(SoftmaxTerms(), np.array([1, -1], "f4"), True),
+            KernelTerms(LogLossTerms(), counts_influence=True),
+            {"integer_weights": True, "constant_hessian": True, "weights_as_hessian": True},
+        ),
+        (KernelTerms(LogLossTerms(), counts_influence=True), {"weights_as_hessian": True}),
+        (
+            ProjectedTerms(KernelTerms(SoftmaxTerms()), np.array([1, -1], "f4"), True),
             {"n_outputs": 2, "width": 2, "weights_as_hessian": True},
         ),
     ],

@@ -80,7 +80,7 @@ def test_an_engine_asks_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
             codes, spec_of(table.layout, constant_hessian=True, n_channels=2), y[rows], None, np.zeros((1, len(y[rows])))
         )
 
-    terms = SquaredError().terms()
+    terms = SquaredError().pass_terms()
     alone = WholeEngine(shard(slice(None)), terms, n_threads=3)
     cut = ShardedEngine([shard(slice(0, 40)), shard(slice(40, 101))], terms)
     for engine, n_results in ((alone, 3), (cut, 2)):

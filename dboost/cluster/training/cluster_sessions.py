@@ -34,8 +34,9 @@ from dboost.data.kinds.partition import is_stream
 from dboost.data.tables.eval_tables import EvalTable, named_in_messages
 from dboost.errors import DBoostError, ParameterError
 from dboost.kernels.threads import Team, is_small
+from dboost.losses.gradient_stats import GradientStats
+from dboost.losses.terms import LossTerms
 from dboost.metrics.metric import MetricReduction
-from dboost.rows.gradient_stats import GradientStats
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.session.evaluation_rows import SessionEvalSets, log_streamed_eval_set
@@ -101,7 +102,7 @@ class ClusterSessions:
         self._eval_rows: dict[str, int] = {}  # of the evaluation sets on the workers
         self._n_sent = 0  # trees that the evaluation sets on the workers have received
         #: What rows that are read again have to replay, beside the trees.
-        self._terms: tuple = ()
+        self._terms: LossTerms | None = None
         self._given_values: list[np.ndarray] = []
         self._given_iteration = -1
         self._applied = -1
@@ -265,7 +266,7 @@ class ClusterSessions:
 
         self._with_recovery("visit", ask)
 
-    def advance(self, values: np.ndarray, terms: tuple) -> GradientStats:
+    def advance(self, values: np.ndarray, terms: LossTerms) -> GradientStats:
         """Workers that have joined receive rows after it."""
         number = self._applied + 1
         began = time.perf_counter()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dboost.rows.gradient_noise import GradientNoise
+from dboost.losses.gradient_noise import GradientNoise
 
 
 @dataclass(frozen=True, eq=False)

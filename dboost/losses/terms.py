@@ -1,0 +1,158 @@
+"""What the pass over rows between two iterations computes: the records that stand for a loss in it.
+
+A fit sends every session a record of its loss, `LossTerms`, and the values of the last trees. The record adds the values to the
+scores of some rows and computes their gradients, Hessians and loss: `LossTerms.advance`. There are four kinds:
+
+* `KernelTerms`, of a loss with a compiled function (`losses.gradient_pass`);
+* `CustomTerms` (`losses.custom`), whose functions are in NumPy;
+* `PerOutputTerms` (`losses.per_output`), one record for each output;
+* `ProjectedTerms` (`losses.projection`), which also computes the derivatives along the direction of a tree of all outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from dboost.kernels import or_empty
+from dboost.kernels.quantile_keys import LANES, N_DIGITS
+from dboost.losses.gradient_pass import GradientRows, InfluencePass, PassScratch, PassTotals, update_gradients
+from dboost.losses.gradient_stats import GradientStats
+
+
+@dataclass(frozen=True, eq=False)
+class LossRows:
+    """What a loss reads and writes of the rows of a shard."""
+
+    raw: np.ndarray  # float64[n_outputs, n], updated
+    leaf: np.ndarray  # uint8 or int32[n_outputs, n]: leaf of the last tree
+    target: np.ndarray  # float64, float32 or uint8[n], or [n_columns, n]
+    weight: np.ndarray | None  # float64[n]; None for 1
+    repeat_count: np.ndarray | None  # uint8[n]: how often each row counts; None: gradients are multiplied by the weights
+    gradient: np.ndarray  # float32[n_outputs, n], written
+    hessian: np.ndarray | None  # float32[n_outputs, n], written: second derivatives of the loss; None if they are 1
+    split_gradient: np.ndarray | None = None  # float32[n], written: along the direction of a tree of all outputs
+    split_hessian: np.ndarray | None = None  # float32[n], written; None if it is constant
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.raw)
+
+    def targets(self, first: int, last: int) -> np.ndarray:
+        """Return the targets of rows first…last-1: float64[n], or [n_columns, n]."""
+        return self.target[..., first:last].astype(np.float64, copy=False)
+
+    @cached_property
+    def for_kernel(self) -> GradientRows:
+        """The rows as `gradient_pass.update_gradients` takes them."""
+        hessian = np.empty((self.n_outputs, 0), np.float32) if self.hessian is None else self.hessian
+        wide, single, in_bytes = (
+            self.target if self.target.dtype == dtype else or_empty(None, dtype) for dtype in ("float64", "float32", "uint8")
+        )
+        return GradientRows(
+            self.raw,
+            self.leaf,
+            wide,
+            single,
+            in_bytes,
+            or_empty(self.weight, "float64"),
+            or_empty(self.repeat_count, "uint8"),
+            self.gradient,
+            hessian,
+            self.gradient.view(np.int32),
+            hessian.view(np.int32),
+        )
+
+    def of_output(self, output: int, column: int) -> LossRows:
+        """Return the rows as those of one output with one target column: views."""
+        known = self._of_outputs.get(output)
+        if known is None:
+            part = slice(output, output + 1)
+            known = self._of_outputs[output] = replace(
+                self,
+                raw=self.raw[part],
+                leaf=self.leaf[part],
+                target=self.target if self.target.ndim == 1 else self.target[column],
+                gradient=self.gradient[part],
+                hessian=None if self.hessian is None else self.hessian[part],
+            )
+        return known
+
+    @cached_property
+    def _of_outputs(self) -> dict[int, LossRows]:
+        return {}
+
+
+@dataclass(frozen=True, eq=False)
+class NearRows:
+    """The recorded rows of one range, see `rows.shard`."""
+
+    expected: np.ndarray  # int32[n_outputs]: first digits
+    n: np.ndarray  # int64[n_outputs]: number of rows that have them
+    rows: np.ndarray | None  # int32[n_outputs, capacity]; None if no rows are recorded
+
+    @classmethod
+    def nothing(cls, n_outputs: int) -> NearRows:
+        """Return what a pass needs that does not record rows."""
+        return cls(np.full(n_outputs, -1, np.int32), np.zeros(n_outputs, np.int64), None)
+
+    def of_output(self, output: int) -> NearRows:
+        """Return those of one output: views."""
+        part = slice(output, output + 1)
+        return NearRows(self.expected[part], self.n[part], None if self.rows is None else self.rows[part])
+
+
+class GradientPass(NamedTuple):
+    """A pass over rows first…last-1."""
+
+    rows: LossRows
+    values: np.ndarray  # float64[n_outputs, n_leaves]: leaf values of each output's last tree, which are added to the scores
+    loss_unit: float  # unit of the exact sums of the loss
+    scratch: PassScratch
+    first: int
+    last: int
+    near: NearRows | None  # if the influences of rows are counted
+
+    def of_output(self, output: int, column: int) -> GradientPass:
+        """Return the pass over the rows as those of one output with one target column."""
+        near = None if self.near is None else self.near.of_output(output)
+        return self._replace(rows=self.rows.of_output(output, column), values=self.values[output : output + 1], near=near)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTerms:
+    """The record of a loss for passes over rows. It is sent to sessions with every pass, so it is small."""
+
+    counts_influence: bool = False  # whether the pass adds up the influences of rows, see `GradientStats.influence`
+    #: Whether the gradients of all outputs are those of the present scores already: only the direction of a tree is new.
+    keeps_gradients: bool = False
+    #: Whether derivatives along the direction of the next tree are computed, too.
+    has_direction: ClassVar[bool] = False
+
+    def advance(self, rows: GradientPass) -> GradientStats:
+        """Add leaf values to the scores of rows, and compute their gradients, Hessians and loss."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class KernelTerms(LossTerms):
+    """The record of a loss with a compiled function."""
+
+    record: Any  # the `NamedTuple` for which the loss overloads `block_terms` or `output_terms`
+
+    def advance(self, rows: GradientPass) -> GradientStats:
+        fields, values, loss_unit, scratch, first, last, near = rows
+        influence = None
+        if near is not None:
+            sums = np.zeros((fields.n_outputs, LANES, N_DIGITS), np.int64)
+            influence = InfluencePass(sums, near.expected, near.rows, near.n)
+        totals = PassTotals(np.zeros(2), np.zeros((2, fields.n_outputs), np.int32))
+        update_gradients(self.record, fields.for_kernel, values, first, last, loss_unit, scratch, totals, influence)
+        max_gradient, max_hessian = totals.maxima.view(np.float32).astype(np.float64)
+        if fields.hessian is None:
+            max_hessian = np.ones_like(max_hessian)
+        by_digit = None if influence is None else influence.sums.sum(axis=1)
+        return GradientStats(max_gradient, max_hessian, float(totals.loss[0]), float(totals.loss[1]), by_digit)
