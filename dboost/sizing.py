@@ -27,19 +27,18 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data.columns.binning import SAMPLE_ROWS
 from dboost.display import html_card, number
 from dboost.errors import ParameterError
-from dboost.kernels.threads import SMALL
+from dboost.kernels.threads import is_small
 from dboost.losses.deviance import SquaredError
 from dboost.params import Parameters
-from dboost.rows.shard import MOST_ROWS
 from dboost.rows.shard_spec import ShardSpec, plan_layout
 from dboost.session.encoded_rows import row_bytes
 from dboost.session.memory import TRIM_BYTES, Budget, format_bytes, histogram_bytes, parse_memory_limit, resident_bytes
 from dboost.session.partition_batch import RETAIN_BYTES
 from dboost.training.plan import growth_policy_of, precision_of
 from dboost.trees.tree_task import ANY_ORDER
+from dboost.tuning import tuning
 
 #: A worker's process that has imported and compiled everything: 284 to 400 MiB (docs/scaling.md, docs/out_of_core.md).
 PROCESS_BYTES = 400 * 2**20
@@ -312,7 +311,7 @@ class _Fit:
         single = self._single_host()
         if single is not None:
             worker, host = single
-            hands_over = session_per_host() and self.rows * self.n_columns >= SMALL
+            hands_over = session_per_host() and not is_small(self.rows, self.n_columns)
             n_threads = _threads_of_trainer(host, worker) if hands_over else worker.n_threads
             return Counter({_Load(worker, self.rows, self.rows, 0, n_threads): 1})
         found: Counter[_Load] = Counter()
@@ -320,7 +319,7 @@ class _Fit:
         for host, n in self.hosts.items():
             n_rows = -(-self.rows * host.n_threads // together)
             read = [-(-n_rows * worker.n_threads // host.n_threads) for worker in host.workers]
-            most = [min(worker.spare.most_rows(self.spec, host.n_processors), MOST_ROWS) for worker in host.workers]
+            most = [min(worker.spare.most_rows(self.spec, host.n_processors), tuning().session_rows) for worker in host.workers]
             trainers = [k for k, room in enumerate(most) if room >= n_rows]
             hands_over = bool(trainers) and all(room >= own for room, own in zip(most, read, strict=True))
             for k, worker in enumerate(host.workers):
@@ -374,7 +373,8 @@ class _Fit:
     @property
     def sample_bytes(self) -> int:
         """The sample from which split points are proposed; the values exist twice."""
-        return 2 * 8 * min(self.rows, SAMPLE_ROWS + SAMPLE_ROWS // 8) * self.n_columns
+        sample = tuning().bin_sample_rows
+        return 2 * 8 * min(self.rows, sample + sample // 8) * self.n_columns
 
     def needed(self, load: _Load) -> int:
         """Return the memory limit with which a worker keeps its rows in memory, and is not paused."""

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.helpers.tune import Tune
 
 # The tables of tests are small, and all workers are on one host: with the defaults, one worker would have all rows, and no
 # test would see rounds of messages. `test_cluster_single_worker` and `test_host_sessions` test the defaults. Dask reads the
@@ -35,6 +41,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     mark_slow_cells(items)
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.fixture
+def tune() -> Iterator[Tune]:
+    """Change fields of `dboost.tuning` until the end of a test: ``tune(block_rows=64)``."""
+    from tests.helpers.tune import Tune
+
+    with ExitStack() as contexts:
+        yield Tune(contexts)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

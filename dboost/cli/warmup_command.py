@@ -19,10 +19,11 @@ import pandas as pd
 
 import dboost
 from dboost.cluster.client.connection import inside
-from dboost.data.columns.binning import SAMPLE_ROWS, sample_rows
+from dboost.data.columns.binning import sample_rows
 from dboost.errors import DBoostError
 from dboost.kernels import why_not_kept
 from dboost.kernels.checksum import checksum
+from dboost.tuning import tuning
 
 ROWS = 1_000
 #: Weights that are multiplied with the gradients, and integer weights, which repeat rows.
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise DBoostError(f"there is nothing to do, since compiled kernels are not kept for later processes: {why}")
     start = time.perf_counter()
     # Kernels for many rows, and samples of large tables.
-    sample_rows(SAMPLE_ROWS + 1, 0)
+    sample_rows(tuning().bin_sample_rows + 1, 0)
     many = np.random.default_rng(0).standard_normal((MANY_ROWS, 2))
     dboost.fit(many, many[:, 0], eval_set=(many, many[:, 0]), **FEW)
     dboost.fit(many, np.arange(MANY_ROWS) % 3, loss="log_loss", **FEW)

@@ -35,10 +35,9 @@ from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.schema import Feature
 from dboost.session.target import Target, check_order_of_targets, encode_like
 from dboost.session.warm_start import row_matrices
+from dboost.tuning import tuning
 
 T = TypeVar("T")
-#: Bytes of a batch of a stream.
-_BATCH_BYTES = 32 * 2**20
 #: Number of a partition, and of the first row of a block in it.
 Key = tuple[int, int]
 
@@ -300,7 +299,7 @@ def on_partitions(task: Callable[[Any, int], T], data: Any, ensemble: Ensemble, 
 
 def _on_batches(task: Callable[[Any, int], T], data: Any, ensemble: Ensemble, others: Sequence[str]) -> Iterator[T]:
     """Yield ``task(table, i)`` of each batch i of a stream, of which one is in memory at a time."""
-    source = stream_of(data, _BATCH_BYTES)
+    source = stream_of(data, tuning().batch_bytes)
     for i, batch in enumerate(source.partitions(_columns_of(source.names, ensemble, others))):
         result = task(batch, i)
         del batch

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dboost.kernels.simd import ABORT, CONTROL_SIZE
+from dboost.tuning import tuning
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -107,14 +108,13 @@ class Team:
         self.close()
 
 
-#: Below this many cells (rows times features) one thread is faster than two.
-SMALL = 400_000
 #: Below this many cells a pass over all of them takes less than a tenth of a second.
 QUICK = 50_000_000
 
 
 def is_small(n_rows: int, n_features: int) -> bool:
-    return n_rows * n_features < SMALL
+    """Return whether one thread is faster than two."""
+    return n_rows * n_features < tuning().small_cells
 
 
 def team_for(n_rows: int, n_features: int, n_threads: int) -> Team:

@@ -56,11 +56,9 @@ from dboost.model.margins import Calibration
 from dboost.model.outputs import Outputs, outputs_of
 from dboost.params import available_threads
 from dboost.schema import Feature, Level
+from dboost.tuning import tuning
 
 Range = tuple[int, int]
-
-#: Bytes of the scores after some iterations, which are computed from one block of a sparse table.
-_STAGED_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -475,10 +473,6 @@ def averaged(start: np.ndarray, sums: np.ndarray, n_trees: int | np.ndarray) -> 
     return start + sums / np.maximum(n_trees, 1)
 
 
-#: Number of rows × trees per thread from which on a thread saves time.
-WORTH_A_THREAD = 100_000
-
-
 class FlatEnsemble:
     """Predicts with the trees of an ensemble; may be used by several threads at once.
 
@@ -533,7 +527,7 @@ class FlatEnsemble:
         """
         n_iterations = self._ensemble.n_iterations
         scores = self._start_scores(len(blocks))
-        together = max(1, _STAGED_BYTES // max(scores.nbytes, 1)) if blocks.are_of_sparse else 1
+        together = max(1, tuning().staged_bytes // max(scores.nbytes, 1)) if blocks.are_of_sparse else 1
         for first in range(0, n_iterations, together):
             iterations = range(first, min(first + together, n_iterations))
             stages = np.empty((len(iterations), *scores.shape))
@@ -594,7 +588,7 @@ class FlatEnsemble:
 
 def share_out(work: Callable[[int, int], None], n_rows: int, n_trees: int, n_threads: int | None) -> None:
     """Call ``work(start, stop)`` for ranges of rows, on several threads if that saves time."""
-    n_threads = min(available_threads(n_threads), n_rows * n_trees // WORTH_A_THREAD)
+    n_threads = min(available_threads(n_threads), n_rows * n_trees // tuning().row_trees_per_thread)
     if n_threads <= 1:
         return work(0, n_rows)
     # Whole blocks, and more ranges than threads, so that a slow thread does not delay the others.
@@ -608,9 +602,6 @@ def share_out(work: Callable[[int, int], None], n_rows: int, n_trees: int, n_thr
 #: Number of numeric conditions, and of categorical lookups, that take as long as one step of a traversal.
 CONDITIONS_PER_STEP = 20
 LOOKUPS_PER_STEP = 4
-#: Trees with more leaves are traversed, and so are forests whose lookup tables would have more words.
-MAX_LEAVES = 4_096
-MAX_TABLE_WORDS = 1 << 24
 
 _PAGE = 32
 _ALL = (1 << _PAGE) - 1
@@ -621,12 +612,12 @@ def lay_out_forest(
 ) -> QuickScorerForest | TraversalForest:
     """Return the faster layout of the trees, for matrices of the given float dtype."""
     forest = _Forest(trees, features)
-    if (forest.n_leaves > MAX_LEAVES).any():
+    if (forest.n_leaves > tuning().mask_leaves).any():
         return _walked(forest, precision)
     conditions = _PageConditions(forest)
     steps = conditions.is_numeric.sum() / CONDITIONS_PER_STEP + len(conditions.looked_up) / LOOKUPS_PER_STEP
     n_words = int((forest.n_levels[conditions.looked_up] + np.int64(1)).sum())
-    if steps > forest.depth.sum() or n_words > MAX_TABLE_WORDS:
+    if steps > forest.depth.sum() or n_words > tuning().mask_words:
         return _walked(forest, precision)
     return _paged(forest, conditions, precision)
 

@@ -70,7 +70,7 @@ from dboost.prepared.dataset_checks import (
     stored_roles,
 )
 from dboost.prepared.prepared_codes import codes_in_memory
-from dboost.rows.block_file import BLOCK_ROWS, BlockFile, Field, StorageError
+from dboost.rows.block_file import BlockFile, Field, StorageError
 from dboost.rows.encode import encoded_pieces
 from dboost.rows.encoded_store import EncodedStore, rows_in_memory
 from dboost.rows.row_store import FieldGroup, InFiles, RowStore
@@ -86,6 +86,7 @@ from dboost.session.warm_start import COLD_START, WarmStart, add_block, matrix_o
 from dboost.training.binned_data import DatasetDescription
 from dboost.training.plan import FitRequest, ValidationPlan, needs_test_set
 from dboost.trees.fit_trees import TreesSoFar
+from dboost.tuning import Tuning
 
 
 @dataclass(eq=False)
@@ -127,7 +128,7 @@ class PreparedDataset:
         target = self.as_given(np.array(sample.target))
         return DatasetDescription(self.binning, self.named, np.array(sample.values), target, has_scores=True)
 
-    def partitions(self, most_rows: int = BLOCK_ROWS) -> Iterator[BinnedPartition]:
+    def partitions(self, most_rows: int = Tuning.block_rows) -> Iterator[BinnedPartition]:
         """Read the rows one block at a time, and yield those of a block in partitions of at most `most_rows` rows."""
         for block, rows in self.blocks_of_rows():
             others = {name: rows[name].copy() for name in STORED if name in rows}
@@ -623,7 +624,7 @@ def _opened(folder: Path, content: dict[str, Any]) -> PreparedDataset:
         raise StorageError(f"{folder} was written on a machine whose bytes have another order ({content['byte_order']}-endian)")
     binning, settings = parse_binning(content), parse_settings(content["settings"])
     target, categories = parse_target(content["target"], content["target_levels"])
-    n_rows, block_rows = count(content["n_rows"], "n_rows", 1), count(content["block_rows"], "block_rows", 1, BLOCK_ROWS)
+    n_rows, block_rows = count(content["n_rows"], "n_rows", 1), count(content["block_rows"], "block_rows", 1, Tuning.block_rows)
     stored = content["files"]
     refuse(set(stored) not in ({"codes", "rows"}, {"codes", "rows", "portrait"}), "it has other files than those of a data set")
     fields = {

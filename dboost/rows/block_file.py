@@ -41,8 +41,6 @@ import numpy as np
 from dboost.errors import MORE_ROOM, DBoostError, is_full, reason
 from dboost.kernels.checksum import checksum
 
-#: Rows of a block: enough that Python's overhead is negligible, few enough that its codes stay in cache.
-BLOCK_ROWS = 65_536
 _ALIGNMENT = 64
 
 
@@ -116,7 +114,7 @@ class BlockFile:
     n_rows : int
     sealed : bool
         Blocks are written once, whole, and have checksums.
-    block_rows : int, default BLOCK_ROWS
+    block_rows : int
     checksums : uint64[n_blocks], optional
         Of an existing sealed file, which is opened for reading.
     check : callable, optional
@@ -137,7 +135,7 @@ class BlockFile:
         n_rows: int,
         *,
         sealed: bool,
-        block_rows: int = BLOCK_ROWS,
+        block_rows: int,
         checksums: np.ndarray | None = None,
         check: Callable[[int, dict[str, np.ndarray]], str | None] | None = None,
     ) -> None:

@@ -43,6 +43,7 @@ from dboost.losses.terms import GradientPass, LossRows, LossTerms, NearRows
 from dboost.rows.bin_merge import BinMerge
 from dboost.rows.row_sample import RowSubset, Sample, hash_rows
 from dboost.rows.shard_spec import NARROW_BINS, SHARED_CODES, ShardSpec, code_rows, plan_layout, tile_shape
+from dboost.tuning import tuning
 
 
 class BinnedColumns(NamedTuple):
@@ -109,15 +110,14 @@ def codes_of(tiles: np.ndarray, wide: np.ndarray | None, layout: BinLayout) -> B
 
 #: Rows that are reordered at a time.
 _PIECE_ROWS = 1 << 16
-#: Maximal number of rows of a shard in memory: row numbers have 32 bits while a tree grows (`kernels.histograms`).
-MOST_ROWS = 2**32
 
 
 def check_rows_in_memory(n_rows: int) -> None:
     """Raise DataError if one shard cannot number that many rows."""
-    if n_rows > MOST_ROWS:
+    most = tuning().session_rows
+    if n_rows > most:
         raise DataError(
-            f"{n_rows:,} rows in one part of the memory are more than the {MOST_ROWS:,} whose numbers fit 32 bits: set "
+            f"{n_rows:,} rows in one part of the memory are more than the {most:,} whose numbers fit 32 bits: set "
             "a memory_limit that they do not fit, so that they are streamed from files, or train on more workers"
         )
 

@@ -18,8 +18,9 @@ import numpy as np
 
 from dboost.kernels.histograms import COLUMN_STRIDE, TILE_COLUMNS, BinLayout
 from dboost.losses.terms import LossTerms
-from dboost.rows.block_file import BLOCK_ROWS, Field
+from dboost.rows.block_file import Field
 from dboost.rows.row_store import FieldGroup
+from dboost.tuning import tuning
 
 #: A block of a wide table has fewer rows, so that it does not exceed this size.
 _BLOCK_BYTES = 4 * 2**20
@@ -187,7 +188,7 @@ def code_fields(layout: BinLayout) -> list[Field]:
 
 def rows_that_fit(codes: Sequence[Field], n_rows: int) -> int:
     """Return the rows of a block with these codes, a power of two: fewer for wide tables, and for tables of few rows."""
-    rows, width = BLOCK_ROWS, sum(field.n_bytes(1) for field in codes)
+    rows, width = tuning().block_rows, sum(field.n_bytes(1) for field in codes)
     while rows > _LEAST_ROWS and (rows * width > _BLOCK_BYTES or rows * _LEAST_BLOCKS > n_rows):
         rows //= 2
     return rows

@@ -25,7 +25,7 @@ import numpy as np
 
 from dboost.data import RowRoles
 from dboost.kernels.histograms import BinLayout
-from dboost.rows.block_file import BLOCK_ROWS, Field
+from dboost.rows.block_file import Field
 from dboost.rows.encoded_store import EncodedStore, rows_in_memory
 from dboost.rows.row_sample import BITES, derive_seed, hash_rows
 from dboost.rows.row_store import FieldGroup, RowStore
@@ -33,6 +33,7 @@ from dboost.rows.shard import columns_among
 from dboost.rows.shard_spec import ShardSpec
 from dboost.trees.apply_trees import add_iterations
 from dboost.trees.fit_trees import FitTree
+from dboost.tuning import tuning
 
 #: Number of rows that are hashed at a time.
 _ROWS_AT_A_TIME = 1 << 20
@@ -76,14 +77,11 @@ def bite_fields(spec: ShardSpec) -> tuple[FieldGroup, FieldGroup]:
     return rows._replace(name="bites", fields=[*rows.fields, Field("row_ids", "<i8")]), scores
 
 
-#: Smallest number of rows of a block.
-_LEAST_BLOCK_ROWS = 256
-
-
 def block_rows_of(groups: Sequence[FieldGroup], n_sections: int, n_bytes: int) -> int:
     """Return the rows of a block, so that a block of every section takes `n_bytes` of memory."""
-    per_row, rows = sum(field.n_bytes(1) for group in groups for field in group.fields), _LEAST_BLOCK_ROWS
-    while 2 * rows <= BLOCK_ROWS and 2 * rows * per_row * n_sections <= n_bytes:
+    limits = tuning()
+    per_row, rows = sum(field.n_bytes(1) for group in groups for field in group.fields), limits.least_bite_block_rows
+    while 2 * rows <= limits.block_rows and 2 * rows * per_row * n_sections <= n_bytes:
         rows *= 2
     return rows
 

@@ -49,6 +49,7 @@ from dboost.params import Parameters
 from dboost.rows.row_store import RowStore
 from dboost.rows.shard_spec import NARROW_BINS, ShardSpec, plan_layout
 from dboost.trees.grower import MOST_OPENED
+from dboost.tuning import tuning
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -168,12 +169,12 @@ class Budget:
     @property
     def retained(self) -> int:
         """Bytes of chunks that may stay in memory; later, of evaluation sets in memory."""
-        return self.limit // 8
+        return min(self.limit // 8, tuning().retained_bytes)
 
     @property
     def chunk(self) -> int:
         """Largest chunk in bytes: it may exist twice, and half of the limit is for other objects."""
-        return max(self.limit // _CHUNKS, _LEAST_CHUNK)
+        return min(max(self.limit // _CHUNKS, _LEAST_CHUNK), tuning().chunk_bytes)
 
     @property
     def reserve(self) -> int:
@@ -187,7 +188,7 @@ class Budget:
 
     def holds_rows(self, spec: ShardSpec, n_rows: int, n_threads: int) -> bool:
         """Return whether the rows may stay in memory; see `most_rows`."""
-        return n_rows <= self.most_rows(spec, n_threads)
+        return n_rows <= min(self.most_rows(spec, n_threads), tuning().resident_rows)
 
     def most_rows(self, spec: ShardSpec, n_threads: int) -> int:
         """Return how many rows may stay in memory, beside the chunks from which they are encoded."""
@@ -317,10 +318,6 @@ class TrimCounter:
             trim_memory()
 
 
-#: Files smaller than this (bytes) are not cached here: the page cache of the operating system has them.
-WORTH_KEEPING = 32 * 2**20
-
-
 def nodes_per_pass(spec: ShardSpec, n_bytes: int, n_threads: int) -> int:
     """Return how many nodes may be opened in one pass, with `n_bytes` of memory for histograms.
 
@@ -345,12 +342,13 @@ def tree_bytes(spec: ShardSpec, width: int, n_threads: int) -> int:
 
 def trees_per_pass(spec: ShardSpec, n_bytes: int, width: int, n_threads: int) -> int:
     """Return how many trees of an iteration may grow in the same passes, with `n_bytes` of memory for histograms."""
-    return min(max(n_bytes // tree_bytes(spec, width, n_threads), 1), spec.n_trees)
+    return min(max(n_bytes // tree_bytes(spec, width, n_threads), 1), spec.n_trees, tuning().trees_per_pass)
 
 
 def blocks_that_stay(store: RowStore, spec: ShardSpec, n_bytes: int, width: int, n_threads: int) -> int:
     """Return how many blocks of each thread may stay in memory, in addition to the histograms of `width` nodes."""
-    if sum(file.stride * file.n_blocks for file in store.files) < WORTH_KEEPING:
+    limits = tuning()
+    if sum(file.stride * file.n_blocks for file in store.files) < limits.cached_file_bytes:
         return 0
     spare = n_bytes - tree_bytes(spec, width, n_threads)
-    return max(spare, 0) // (n_threads * sum(file.stride for file in store.files))
+    return min(max(spare, 0) // (n_threads * sum(file.stride for file in store.files)), limits.cached_blocks)

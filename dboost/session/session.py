@@ -39,7 +39,7 @@ from dboost.metrics.metric import LossMagnitude
 from dboost.model.ensemble import FlatEnsemble
 from dboost.rows.encode import in_ranges
 from dboost.rows.encoded_store import EncodedStore
-from dboost.rows.shard import MOST_ROWS, check_rows_in_memory
+from dboost.rows.shard import check_rows_in_memory
 from dboost.rows.statistics import Statistic
 from dboost.schema import Feature
 from dboost.session.arcbite_rows import Bite, rows_of_bites
@@ -69,6 +69,7 @@ from dboost.trees.fit_trees import FitTree
 from dboost.trees.grower import RoundHistograms, RoundRequest
 from dboost.trees.split_finder import PackedSplits, SplitFinder, pack_splits
 from dboost.trees.tree_task import GrownTree, TreeTask
+from dboost.tuning import tuning
 
 Result = TypeVar("Result")
 #: Names of the methods of a session that messages may call.
@@ -385,7 +386,7 @@ class Session:
         in_files = sum(rows.n_rows for rows in self.trained if rows.batch == batch and rows.in_files)
         if self._bites is not None:
             in_files += self._bites.rows_in_files(batch)
-        spec, most = self._spec, MOST_ROWS
+        spec, most = self._spec, tuning().session_rows
         budget = None if spec is None else spec.budget or self._spare
         if spec is not None and budget is not None:
             most = budget.most_rows(spec.shard, self._n_threads)

@@ -32,6 +32,7 @@ from dboost.model.ensemble import Ensemble, FlatEnsemble, Range, widen
 from dboost.params import FOREST
 from dboost.schema import Feature
 from dboost.session.target import Target
+from dboost.tuning import tuning
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,17 +190,13 @@ def chunk_matrices(table: Table, i: int, rows: np.ndarray | None) -> Iterator[np
         yield from _matrices_of(chunk, some)
 
 
-#: Bytes of a matrix of rows of sparse columns.
-_SPARSE_BYTES = 8 * 2**20
-
-
 def _matrices_of(chunk: Chunk, rows: np.ndarray | None) -> Iterator[np.ndarray]:
     """Yield all or some rows of a chunk as one matrix, or in blocks if columns are sparse."""
     if chunk.matrix is not None or not has_sparse(chunk.columns):
         yield matrix_of(chunk) if rows is None else matrix_of(chunk)[rows]
         return
     n = chunk.n_rows if rows is None else len(rows)
-    block = max(_SPARSE_BYTES // (8 * len(chunk.columns)), 1)
+    block = max(tuning().dense_block_bytes // (8 * len(chunk.columns)), 1)
     for first in range(0, n, block):
         last = min(first + block, n)
         some = slice(first, last) if rows is None else rows[first:last]

@@ -5,10 +5,10 @@ So the fit of a fold differs from a fit on the same rows of the data set in noth
 Folds that are in memory in one process share the bin codes of all rows (`rows.shared_codes`), and one table with the roles.
 
 Each fold is fitted in a thread of its own. After every iteration all folds wait for each other (`FoldScores`), because early
-stopping, callbacks, the time limit and the progress display use the means of their scores. If there are more than `AT_ONCE`
-folds and nothing but the display uses the means, they do not wait, `AT_ONCE` of them are fitted at the same time, and the
-display counts folds. Folds of a data set on a cluster are on different workers (`cluster.partitions.rebalance`), or grow their
-trees on all workers: while the messages of one fold travel, the workers compute for another.
+stopping, callbacks, the time limit and the progress display use the means of their scores. If there are more folds than
+`Tuning.folds_at_once` and nothing but the display uses the means, they do not wait, so many of them are fitted at the same
+time, and the display counts folds. Folds of a data set on a cluster are on different workers (`cluster.partitions.rebalance`),
+or grow their trees on all workers: while the messages of one fold travel, the workers compute for another.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ from dboost.session.warm_start import COLD_START
 from dboost.training.callbacks import Callback, Iteration, Progress
 from dboost.training.fit_result import FitResult
 from dboost.training.plan import FitRequest, Fold
+from dboost.tuning import tuning
 
-#: Folds that are fitted at the same time if they do not wait for each other. Each has several threads.
-AT_ONCE = 32
 _NO_THREAD = "can't start new thread"
 #: Purpose of the hashes that assign rows to folds, see `rows.row_sample.derive_seed`.
 _FOLDS = 7
@@ -301,7 +300,7 @@ def _plain(column: Column) -> np.ndarray:
 
 def folds_at_once(n_folds: int, needs_means: bool) -> int:
     """Return how many folds are fitted at the same time. needs_means : whether something depends on means while they are."""
-    return n_folds if needs_means else min(n_folds, AT_ONCE)
+    return n_folds if needs_means else min(n_folds, tuning().folds_at_once)
 
 
 class FoldScores:
@@ -572,7 +571,7 @@ def _too_many(n_folds: int) -> DBoostError:
     return DBoostError(
         f"{n_folds} folds are fitted at the same time, and the system starts no more threads for them: use fewer folds, or "
         "raise the limit of threads (`ulimit -u`, or that of the container); without early stopping, callbacks and time_limit "
-        f"{AT_ONCE} folds are fitted at the same time"
+        f"{tuning().folds_at_once} folds are fitted at the same time"
     )
 
 

@@ -39,15 +39,12 @@ from dboost.trees.fused_grower import (
 )
 from dboost.trees.split_finder import FeaturePaths, new_feature_paths
 from dboost.trees.tree_task import ANY_ORDER, GrownTree, GrowthPolicy, NodeArrays, TreeTask, new_node_arrays
+from dboost.tuning import tuning
 
 #: With ANY_ORDER the number of open leaves is at most the logarithm of the sum of the Hessians.
 _SLOTS_ANY_ORDER = 64
 #: Of more rows the sums never fit in packed histograms, unless nearly all gradients are tiny.
 _MOST_ROWS_PACKED = 1 << 20
-#: Of fewer rows, the root histograms of several trees take less time one by one.
-_LEAST_ROWS_TOGETHER = 1 << 14
-#: Of fewer rows times columns, a root histogram takes less time than what changes in it.
-_LEAST_STEADY = 1 << 20
 
 
 class WholeTreeGrower:
@@ -91,7 +88,7 @@ class WholeTreeGrower:
             and shard.repeat_count is None
             and not self._by_unit
             and layout.n_tiled == n_columns >= 0.8 * len(layout.n_bins)
-            and shard.n_rows >= _LEAST_ROWS_TOGETHER
+            and shard.n_rows >= tuning().joint_root_rows
             and all(map(self._has_all_rows, tasks))
             and not any(map(self._is_steady, tasks))
         )
@@ -104,7 +101,7 @@ class WholeTreeGrower:
     def _is_steady(self, task: TreeTask) -> bool:
         """Return whether the root histogram of a tree follows from that of the tree before in less time."""
         spec, n_cells = self.shard.spec, self.shard.n_rows * (len(self.shard.bin_layout.first) - 1)
-        return spec.steady_gradients and spec.width == 1 and n_cells >= _LEAST_STEADY and self._has_all_rows(task)
+        return spec.steady_gradients and spec.width == 1 and n_cells >= tuning().steady_values and self._has_all_rows(task)
 
     def _roots(self, tasks: Sequence[TreeTask]) -> list[np.ndarray]:
         """Return the root histograms of trees of consecutive outputs: float64[n_channels, n_buckets] of each."""

@@ -19,10 +19,10 @@ from distributed import Client
 import dboost
 from dboost import ArcBites, DBoostRegressor
 from dboost.kernels import threads
-from dboost.session import arcbite_rows
-from dboost.session.memory import Budget
+from dboost.tuning import tuned
 from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
 from tests.helpers.fits import cut
+from tests.helpers.tune import Tune
 
 FRAME = a_table(1500)
 SETTINGS: dict[str, Any] = {"max_iter": 14, "max_leaf_nodes": 7, "progress": False, "learning_rate": 0.4}
@@ -35,11 +35,9 @@ def client() -> Iterator[Client]:
 
 
 @pytest.fixture
-def filing(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def filing(client: Client, monkeypatch: pytest.MonkeyPatch, tune: Tune) -> Iterator[None]:
     """No rows fit the limit, blocks are short, threads share every bite; at the end no file is left."""
-    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(arcbite_rows, "_LEAST_BLOCK_ROWS", 32)
-    monkeypatch.setattr(arcbite_rows, "BLOCK_ROWS", 32)
+    tune(resident_rows=0, least_bite_block_rows=32, block_rows=32)
     monkeypatch.setattr(threads, "is_small", lambda *_: False)
     yield
     for _ in range(6000):  # a thread of the worker removes them after the fit
@@ -114,8 +112,7 @@ def test_files_go_with_the_fit(client: Client, filing: None) -> None:
     }  # fmt: skip
     sets = {"one": cut(held, [100]), "two": cut(held[:400], [300])}
     expected = fit(frame, "z", **options | {"eval_set": {"one": held, "two": held[:400]}, "memory_limit": None})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Budget, "retained", 0)
+    with tuned(retained_bytes=0):
         found = fit(cut(frame, [500]), "z", client=client, eval_set=sets, **options)
     assert found.sha256 == expected.sha256
     columns = ["one_log_loss", "two_log_loss"]

@@ -17,6 +17,7 @@ import dboost
 from dboost.cluster.training import cluster_sessions
 from tests.helpers.clusters import a_table, lines_cluster
 from tests.helpers.examples import examples
+from tests.helpers.tune import Tune
 
 FRAME = a_table(3000)[["a", "b", "c", "d", "e", "w"]].assign(
     grade=lambda frame: (np.abs(np.nan_to_num(frame["a"]) * 2 + frame["c"].fillna(0)) * 1.3).clip(0, 4).astype(int)
@@ -70,13 +71,13 @@ def test_any_number_of_trees_may_grow_together(
     assert sum(n > 0 for n in rounds) == 3 * -(-N_CLASSES // together)
 
 
-def test_trees_grow_one_after_the_other_where_the_memory_is_short(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_sessions, "_TREE_BYTES", 1)
+def test_trees_grow_one_after_the_other_where_the_memory_is_short(client: Client, tune: Tune) -> None:
+    tune(tree_bytes=1)
     found, rounds = on_cluster(client)
     assert found == in_process() and all(rounds)
     # Groups have similar numbers of trees: 5 trees of at most 4 at a time are 3 and 2.
     n_rows = (FRAME["w"] > 0).sum() / 3  # of each worker, about
-    monkeypatch.setattr(cluster_sessions, "_TREE_BYTES", int(4.5 * cluster_sessions.BYTES_PER_ROW * n_rows))
+    tune(tree_bytes=int(4.5 * cluster_sessions.BYTES_PER_ROW * n_rows))
     found, rounds = on_cluster(client, max_iter=1, max_bins=8)
     assert found == in_process(max_iter=1, max_bins=8)
     assert [n > 0 for n in rounds] == [True, False, False, True, False]

@@ -27,11 +27,11 @@ from distributed import Client
 import dboost
 from dboost import DataError, InputTypeError, ParameterError
 from dboost.rows.block_file import StorageError
-from dboost.session.memory import Budget
 from tests.helpers.clusters import ROOT, Processes, a_table, at, held_fits, threads_cluster, until, wait_for_file
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame
 from tests.helpers.forged import Parts
 from tests.helpers.object_store import served
+from tests.helpers.tune import Tune
 
 FRAME = mixed_frame(900)
 #: So small that rows are streamed.
@@ -303,9 +303,7 @@ def test_nothing_is_left_when_a_data_set_is_closed(client: Client) -> None:
 @pytest.mark.fast_cells(3)
 @pytest.mark.parametrize("change", ["values", "target", "rows", "nothing"])
 @pytest.mark.parametrize("how", ["a column", "an array", "slices"])
-def test_a_source_that_has_changed_when_a_worker_is_lost_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: str, how: str
-) -> None:
+def test_a_source_that_has_changed_when_a_worker_is_lost_is_named(tune: Tune, tmp_path: Path, change: str, how: str) -> None:
     frame = mixed_frame(90)[[*FEATURES, "y", "w"]]
 
     def write(rows: pd.DataFrame) -> None:
@@ -315,7 +313,7 @@ def test_a_source_that_has_changed_when_a_worker_is_lost_is_named(
     write(frame)
     options: dict[str, Any] = {"sample_weight": "w"} if how == "a column" else {"sample_weight": np.array(frame["w"])}
     if how == "slices":
-        monkeypatch.setattr(Budget, "chunk", 8 * 12 * len(FEATURES))
+        tune(chunk_bytes=8 * 12 * len(FEATURES))
         options["memory_limit"] = "1GiB"
     else:
         options["memory_limit"] = None

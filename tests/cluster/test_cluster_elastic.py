@@ -16,7 +16,6 @@ from distributed import Client, LocalCluster
 
 import dboost
 from dboost.cluster.transport.messages import READING, pack
-from dboost.session import memory
 from tests.helpers.clusters import (
     Processes,
     a_table,
@@ -27,6 +26,7 @@ from tests.helpers.clusters import (
     until,
     wait_for_file,
 )
+from tests.helpers.tune import Tune
 
 FRAME = a_table(3000)[["a", "b", "e", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 8, "max_leaf_nodes": 6, "progress": False}
@@ -169,8 +169,8 @@ def test_a_cluster_without_workers_gets_one_for_a_fit(adaptive: Client, expected
 
 
 @pytest.mark.slow
-def test_a_cluster_grows_until_all_rows_are_in_memory(adaptive: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "WORTH_KEEPING", 0)
+def test_a_cluster_grows_until_all_rows_are_in_memory(adaptive: Client, tune: Tune) -> None:
+    tune(cached_file_bytes=0)
     rows = a_table(60_000)[["a", "b", "e", "z"]]
     lazy = adaptive.persist(dd.from_pandas(rows, npartitions=24))  # nothing is left to do for Dask
     adaptive.cluster.adapt(minimum=1, maximum=8, target_duration="1h")  # tasks want no further worker

@@ -30,7 +30,6 @@ from distributed import Client, Future
 from distributed.core import Status
 
 import dboost
-from dboost.cluster.client import connection as attempts
 from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions import read_tasks
 from dboost.cluster.scheduler.reducer import Reducer
@@ -51,6 +50,7 @@ from tests.helpers.clusters import (
     threads_cluster,
 )
 from tests.helpers.faults import nothing_is_held
+from tests.helpers.tune import Tune
 
 FRAME = a_table(4000, seed=1)[["a", "b", "c", "e", "w", "z"]]
 OPTIONS: dict[str, Any] = {"max_iter": 15, "progress": False, "max_leaf_nodes": 8}
@@ -458,7 +458,7 @@ def test_a_message_calls_only_methods_of_the_protocol() -> None:
 
 
 @pytest.mark.slow
-def test_a_step_that_ends_its_workers_every_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_ends_its_workers_every_time_is_given_up(tune: Tune) -> None:
     class Deadly(dboost.losses.Loss):
         """Ends the process of the worker that computes its gradients, once the raw scores of the rows differ."""
 
@@ -473,7 +473,7 @@ def test_a_step_that_ends_its_workers_every_time_is_given_up(monkeypatch: pytest
         def hessian(self, y: np.ndarray, raw: np.ndarray) -> np.ndarray:
             return np.full(len(y), 2.0)
 
-    monkeypatch.setattr(attempts, "MAX_ATTEMPTS", 2)
+    tune(losses_without_progress=2)
     with Processes(2, nanny=True, environment={"DEADLY": "yes"}) as processes:
         with pytest.raises(dboost.DBoostError, match=r"workers were lost 2 times .*tcp://127.* in 'map_rows'"):
             table = dd.from_pandas(a_table(4000)[["b", "c", "y"]], npartitions=6)
@@ -483,9 +483,9 @@ def test_a_step_that_ends_its_workers_every_time_is_given_up(monkeypatch: pytest
 
 @pytest.mark.slow
 def test_any_number_of_losses_is_survived_as_long_as_iterations_are_completed(
-    cluster: Processes, expected: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Processes, expected: str, tune: Tune
 ) -> None:
-    monkeypatch.setattr(attempts, "MAX_ATTEMPTS", 2)
+    tune(losses_without_progress=2)
     restart = at({3, 6, 9}, lambda: cluster.restart_worker(next(iter(cluster.pids()))))
     assert dboost.fit(lazily(), "z", client=cluster.client, callbacks=restart, **OPTIONS).sha256 == expected
 

@@ -20,6 +20,7 @@ import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.cli import main
 from tests.helpers.clusters import a_table, threads_cluster
+from tests.helpers.tune import Tune
 
 FRAME = a_table(2500)
 X = FRAME[["a", "b", "c", "e"]]
@@ -94,8 +95,8 @@ def test_train_and_predict_by_a_scheduler(client: Client, data: Path, capsys: py
     capsys.readouterr()
 
 
-def test_a_scheduler_that_is_not_there(data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dboost.cluster.client.connection.CONNECT_TIMEOUT", "500ms")
+def test_a_scheduler_that_is_not_there(data: Path, capsys: pytest.CaptureFixture[str], tune: Tune) -> None:
+    tune(connect_timeout="500ms")
     options = ["--target", "z", "--output", str(data / "model.json"), "--scheduler", "tcp://127.0.0.1:9"]
     assert main(["train", str(data / "data"), *options]) == 1
     assert "scheduler at tcp://127.0.0.1:9 cannot be reached" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,13 @@ from hypothesis import strategies as st
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.data import open_table
-from dboost.rows import shard_spec
 from dboost.session.fit_records import RowNumbers
-from dboost.session.memory import Budget
 from dboost.session.row_assignment import class_counts
 from dboost.session.table_rows import BatchRows
+from dboost.tuning import tuned
 from tests.helpers.clusters import a_table, at, threads_cluster
 from tests.helpers.examples import examples
+from tests.helpers.tune import Tune
 
 FRAME = a_table(700)
 COLUMNS = ["a", "b", "e"]
@@ -69,12 +70,9 @@ def test_however_the_rows_are_divided(
     lazy = divided(frame, cuts)
     if weighted:
         given_weight = {"sample_weight": lazy["w"]}
-    with pytest.MonkeyPatch.context() as patch:
-        if streams:
-            patch.setattr(Budget, "holds_rows", lambda *_: False)
-            patch.setattr(Budget, "retained", 0)
-            patch.setattr(shard_spec, "BLOCK_ROWS", 128)
-            options["memory_limit"] = "64MiB"
+    if streams:
+        options["memory_limit"] = "64MiB"
+    with tuned(resident_rows=0, retained_bytes=0, block_rows=128) if streams else nullcontext():
         together = kind(client=client, **options).fit(lazy[COLUMNS], lazy[target], **given_weight)
         with dask.config.set(scheduler="synchronous"):
             in_files = kind(**options).fit(lazy[COLUMNS], lazy[target], **given_weight)
@@ -137,12 +135,12 @@ def test_a_partition_with_another_number_of_rows_is_named() -> None:
             class_counts(rows, None)
 
 
-def test_later_data_may_lack_classes_also_with_a_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_data_may_lack_classes_also_with_a_memory_limit(tune: Tune) -> None:
     """The classes of held-out rows in files must have the same numbers as the model's classes."""
     some = FRAME[FRAME["t"] != "low"]
     options: dict[str, Any] = {"max_iter": 3, "early_stopping": True, "random_state": 0}
     expected = DBoostClassifier(**options).fit(FRAME[COLUMNS], FRAME["t"]).partial_fit(some[COLUMNS], some["t"])
-    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
+    tune(resident_rows=0)
     streamed = DBoostClassifier(memory_limit="64MiB", **options).fit(FRAME[COLUMNS], FRAME["t"])
     streamed.partial_fit(some[COLUMNS], some["t"])
     assert streamed.booster_.sha256 == expected.booster_.sha256

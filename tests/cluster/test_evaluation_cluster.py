@@ -15,10 +15,9 @@ from distributed import Client
 
 import dboost
 from dboost.cluster.worker import worker_plugin
-from dboost.rows import shard_spec
-from dboost.session.memory import Budget
 from tests.helpers.clusters import held_fits, threads_cluster
 from tests.helpers.fits import NUMERIC, cut, mixed_frame
+from tests.helpers.tune import Tune
 
 FEATURES = [*NUMERIC, "town"]
 FRAME, OTHER = mixed_frame(400), mixed_frame(300, seed=1)
@@ -32,10 +31,9 @@ def client() -> Iterator[Client]:
 
 
 @pytest.fixture
-def filing(client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def filing(client: Client, tune: Tune, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Evaluation sets go to files with short blocks; at the end no file is left. Asserts that the log mentions the files."""
-    monkeypatch.setattr(Budget, "retained", 0)
-    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
+    tune(retained_bytes=0, block_rows=64)
     caplog.set_level(logging.INFO, "dboost")
     yield
     assert any("rows of evaluation set" in record.getMessage() for record in caplog.get_records("call"))
@@ -106,11 +104,10 @@ def test_without_a_limit_it_is_dasks(client: Client, filing: None) -> None:
     assert counts[-1] == 0
 
 
-def test_sets_share_the_room_that_there_is_in_memory(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_share_the_room_that_there_is_in_memory(client: Client, tune: Tune) -> None:
     """A worker has memory for about a set and a half of them: the second one goes to files."""
     row_bytes = len(FEATURES) + 32
-    monkeypatch.setattr(Budget, "retained", 160 * row_bytes)
-    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
+    tune(retained_bytes=160 * row_bytes, block_rows=64)
     lazy = dd.from_pandas(OTHER[:200], npartitions=2)
     same(client, "late", {"first": lazy, "second": lazy}, 200)
     assert left(client) == []

@@ -32,8 +32,10 @@ from dboost.rows.shared_codes import SharedCodes
 from dboost.session import table_rows
 from dboost.session.fit_records import SessionRef
 from dboost.session.memory import Budget
+from dboost.tuning import tuned
 from tests.helpers.clusters import Processes, a_table, at, held_rows, lines_cluster, threads_cluster
 from tests.helpers.examples import examples
+from tests.helpers.tune import Tune
 
 #: In fast tests rounds travel on lines only.
 pytestmark = pytest.mark.fast_cells(1)
@@ -135,8 +137,8 @@ def test_threads_of_a_trainer() -> None:
     assert orders_of(alone, more=1) == {WORKERS[0]: HandOver(WORKERS[0], 1, 2)}
 
 
-def test_messages_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_sessions, "PART_BYTES", 440)
+def test_messages_of_many_rows(tune: Tune) -> None:
+    tune(hand_over_bytes=440)
     members = {ref: member(n) for ref, n in zip(WORKERS, (5, 10, 21, 0, 11), strict=True)}
     orders = orders_of(members)
     assert [orders[ref].n_parts for ref in WORKERS] == [1, 1, 3, 1, 2]
@@ -194,8 +196,7 @@ def test_however_the_rows_are_divided(
     frame.loc[frame.index < 500, "w"] = 0.0
     options: dict[str, Any] = {"random_state": seed, "subsample": 0.7, "sample_weight": "w" if weighted else None}
     options["loss"] = loss if target == "y" else "auto"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_sessions, "PART_BYTES", part_bytes)
+    with tuned(hand_over_bytes=part_bytes):
         assert_one_session(fitted(divided(frame, cuts), target, client=client, **options), fitted(frame, target, **options))
 
 
@@ -410,8 +411,8 @@ def test_without_the_key(client: Client) -> None:
         assert set(fitted(divided(FRAME, [800, 1600]), client=client).history["workers"]) == {3}
 
 
-def test_a_worker_without_room_for_the_rows_of_the_others(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_sessions, "MOST_ROWS", len(FRAME) - 1)
+def test_a_worker_without_room_for_the_rows_of_the_others(client: Client, tune: Tune) -> None:
+    tune(session_rows=len(FRAME) - 1)
     there = fitted(divided(FRAME, [800, 1600]), client=client)
     assert there.sha256 == fitted(FRAME).sha256
     assert set(there.history["workers"]) == {3}
@@ -545,10 +546,10 @@ def test_hosts_keep_their_trainers_when_another_host_loses_one(
 
 
 def test_the_rows_of_a_trainer_count_when_it_gets_more(
-    processes: Processes, two_hosts: Callable[[Client], list[str]], monkeypatch: pytest.MonkeyPatch
+    processes: Processes, two_hosts: Callable[[Client], list[str]], tune: Tune
 ) -> None:
     """All workers of one host are killed; the trainer of the other has no room for their rows beside its own."""
-    monkeypatch.setattr(host_sessions, "MOST_ROWS", 2000)
+    tune(session_rows=2000)
     processes.ensure_workers(4)
     client = processes.client
     two_hosts(client)

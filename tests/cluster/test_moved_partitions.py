@@ -20,7 +20,6 @@ import dboost
 from dboost.cluster.transport.messages import pack
 from dboost.data import CategoryColumn
 from dboost.data.kinds.partition import ReadPlan, make_read_plan
-from dboost.rows import shard_spec
 from dboost.schema import Feature
 from dboost.session import session
 from dboost.session.bites import BiteStore
@@ -30,22 +29,21 @@ from dboost.session.memory import Budget
 from dboost.session.partition_batch import PartitionBatch
 from dboost.session.table_rows import StartingRows
 from tests.helpers.fits import NUMERIC, cut, mixed_frame
+from tests.helpers.tune import Tune
 
 FRAME, OTHER = mixed_frame(400), mixed_frame(300, seed=1)
 OPTIONS: dict[str, Any] = {"features": NUMERIC, "max_iter": 4, "random_state": 1, "progress": False, "memory_limit": "64MiB"}
 
 
 @pytest.fixture(autouse=True)
-def in_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Budget, "retained", 0)
-    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
+def in_files(tune: Tune) -> None:
+    tune(retained_bytes=0, resident_rows=0, block_rows=64)
 
 
 @pytest.mark.parametrize("filed", [True, False])
-def test_bites_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch, filed: bool) -> None:
+def test_bites_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch, tune: Tune, filed: bool) -> None:
     kept, n_compared = (0, 2), []
-    monkeypatch.setattr(Budget, "holds_rows", lambda *_: not filed)
+    tune(resident_rows=0 if filed else len(FRAME))
 
     def rows_of(store: BiteStore, bite: int, spec: BuildSpec) -> dict[str, np.ndarray]:
         parts = [one.current_rows(spec.shard.layout, (), lambda *_: None) for one in store.of(bite)]
@@ -75,8 +73,8 @@ def test_bites_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("retained", [0, 2**20])
-def test_evaluation_sets_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch, retained: int) -> None:
-    monkeypatch.setattr(Budget, "retained", retained)
+def test_evaluation_sets_keep_the_rows_of_some_partitions(monkeypatch: pytest.MonkeyPatch, tune: Tune, retained: int) -> None:
+    tune(retained_bytes=retained)
     opened: list[SessionEvalSets] = []
     add_rows = SessionEvalSets.add
 

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.cluster.transport.sample_exchange import choose_owners
-from dboost.cluster.worker import worker_plugin
 from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
 from dboost.session.fit_records import SessionRef
 from dboost.session.session import Session
 from tests.helpers.clusters import Processes, a_table
+from tests.helpers.tune import Tune
 
 FRAME = a_table(1500)
 OPTIONS: dict[str, Any] = {"max_iter": 3, "max_leaf_nodes": 7, "progress": False, "max_bins": 40}
@@ -87,17 +87,17 @@ def test_candidates_do_not_depend_on_who_proposes_them(client: Client, proposals
     assert proposals[n_columns] == 1
 
 
-def test_a_range_of_columns_at_a_time(client: Client, proposals: Counter[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dboost.training.fit.columns_at_once", lambda *_: 4)
+def test_a_range_of_columns_at_a_time(client: Client, proposals: Counter[int], tune: Tune) -> None:
+    tune(sampled_bytes=4 * 16 * len(FRAME))
     booster = dboost.fit(dd.from_pandas(FRAME, npartitions=5), "y", client=client, **OPTIONS)
     assert proposals == {1: 4, 2: 1}  # four columns of three owners, then the other two
     assert booster.sha256 == dboost.fit(FRAME, "y", **OPTIONS).sha256
 
 
-def test_fits_at_the_same_time_do_not_wait_for_each_others_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fits_at_the_same_time_do_not_wait_for_each_others_threads(monkeypatch: pytest.MonkeyPatch, tune: Tune) -> None:
     """A worker has one thread for calls, both workers are owners in all fits, and the calls of the fits reach one of them in an
     order of their own."""
-    monkeypatch.setattr(worker_plugin, "_FITS_AT_A_TIME", 1)
+    tune(worker_threads=1)
     call = DBoostWorkerPlugin.call
 
     async def delayed(self: DBoostWorkerPlugin, fit: str, session: str, number: int, method: str, arguments: bytes) -> Any:

@@ -15,7 +15,6 @@ from distributed import Client
 
 import dboost
 from dboost.cluster.worker import worker_plugin
-from dboost.rows import shard_spec
 from dboost.session import memory, training_rows
 from dboost.session.memory import Budget
 from dboost.session.partition_batch import PartitionBatch
@@ -23,12 +22,11 @@ from tests.helpers.clusters import (
     Processes,
     a_table,
     held_rows,
-    keep_blocks,
     rows_in_files,
-    stream_everything,
     threads_cluster,
     until,
 )
+from tests.helpers.tune import Tune
 
 FRAME = a_table(3000)
 OPTIONS: dict[str, Any] = {"max_iter": 3, "progress": False, "max_leaf_nodes": 8, "features": ["a", "b", "c", "e"]}
@@ -41,10 +39,9 @@ def client() -> Iterator[Client]:
 
 
 @pytest.fixture
-def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
+def streaming(tune: Tune) -> None:
     """Stream everything in this process, until the end of the test."""
-    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 128)
+    tune(resident_rows=0, block_rows=128)
 
 
 def lazily(n_partitions: int = 5) -> dd.DataFrame:
@@ -54,11 +51,11 @@ def lazily(n_partitions: int = 5) -> dd.DataFrame:
 @pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("n_staying", [None, 1])
 def test_blocks_that_stay_on_workers(
-    client: Client, streaming: None, monkeypatch: pytest.MonkeyPatch, n_staying: int | None
+    client: Client, streaming: None, monkeypatch: pytest.MonkeyPatch, tune: Tune, n_staying: int | None
 ) -> None:
     """Blocks for which a worker has memory are read once: here all, or one for each thread."""
     allowed = memory.blocks_that_stay
-    monkeypatch.setattr(memory, "WORTH_KEEPING", 0)
+    tune(cached_file_bytes=0)
     monkeypatch.setattr(training_rows, "blocks_that_stay", lambda *given: n_staying or allowed(*given))
     settings = OPTIONS | {"sample_weight": "w", "subsample": 0.7}
     booster = dboost.fit(lazily(), "y", client=client, memory_limit="64MiB", **settings)
@@ -74,7 +71,7 @@ def test_rows_that_fit_stay_in_memory(client: Client) -> None:
 
 
 def test_without_a_limit_rows_keep_to_what_dask_lets_workers_have(
-    client: Client, streaming: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    client: Client, streaming: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tune: Tune
 ) -> None:
     """A worker with a memory limit streams its rows; without a limit they stay in memory."""
     expected = dboost.fit(FRAME, "y", **OPTIONS).sha256
@@ -89,7 +86,7 @@ def test_without_a_limit_rows_keep_to_what_dask_lets_workers_have(
         assert booster.sha256 == expected
         assert (booster.history["bytes_read"] == 0).all()
     monkeypatch.undo()
-    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
+    tune(resident_rows=0)
     booster = dboost.fit(lazily(), "y", client=client, split_proposal="tree", **OPTIONS)
     assert (booster.history["bytes_read"] == 0).all()
 
@@ -124,10 +121,10 @@ def test_what_lies_on_one_worker_moves_with_all_that_belongs_to_it(client: Clien
 @pytest.mark.fast_cells(1)
 @pytest.mark.parametrize(("target", "options"), [("t", {"sample_weight": "w"}), ("y", {"offset": "d"})])
 def test_partitions_larger_than_their_share(
-    client: Client, streaming: None, monkeypatch: pytest.MonkeyPatch, target: str, options: dict[str, Any]
+    client: Client, streaming: None, monkeypatch: pytest.MonkeyPatch, tune: Tune, target: str, options: dict[str, Any]
 ) -> None:
     """They are read in slices, also those that move to another worker; a warm start reads slices too."""
-    monkeypatch.setattr(Budget, "chunk", property(lambda _: 4096))
+    tune(chunk_bytes=4096)
     frame = FRAME.fillna({"d": 0.0})
     one = min(client.nthreads())
     persisted = client.persist(dd.from_pandas(frame, npartitions=6), workers=[one])
@@ -179,13 +176,12 @@ def dying() -> Iterator[Processes]:
 
 
 @pytest.mark.slow
-def test_blocks_that_stay_are_written_when_a_worker_is_lost(dying: Processes) -> None:
+def test_blocks_that_stay_are_written_when_a_worker_is_lost(dying: Processes, tune: Tune) -> None:
     """Their memory is needed for the rows of the other one."""
     client, options, held = dying.client, OPTIONS | {"max_iter": 12}, FRAME[:900]
     expected = dboost.fit(FRAME, "z", eval_set=held, **options)
     until(lambda: len(dying.pids()) == 2)  # the one that came in an earlier test, too
-    client.run(stream_everything)
-    client.run(keep_blocks, True)
+    tune(resident_rows=0, retained_bytes=0, block_rows=256, cached_file_bytes=0)
     dboost.fit(lazily(), "z", client=client, memory_limit="64MiB", **OPTIONS | {"max_iter": 1})
     victim = next(iter(dying.pids().values()))
 
@@ -207,14 +203,14 @@ def test_blocks_that_stay_are_written_when_a_worker_is_lost(dying: Processes) ->
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no eval_set was given")
-def test_workers_with_bites_in_files_die_and_come(dying: Processes) -> None:
+def test_workers_with_bites_in_files_die_and_come(dying: Processes, tune: Tune) -> None:
     """The same in the middle of visits: bites are divided again and brought up to date; the sender rewrites the rest.
 
     Held-out rows of the training data are moved too: none is evaluated twice.
     """
     client, arcbites = dying.client, {"arcbites": dboost.ArcBites(3, 7, visits=4, early_stopping_rounds=99), "max_iter": 84}
     expected = dboost.fit(FRAME, "z", **OPTIONS | arcbites)
-    client.run(stream_everything)
+    tune(resident_rows=0, retained_bytes=0, block_rows=256)
     options = OPTIONS | {"client": client, "memory_limit": "64MiB"}
     dboost.fit(lazily(), "z", **options | {"arcbites": dboost.ArcBites(3, 1, early_stopping_rounds=9), "max_iter": 2})
     address, victim = next(iter(dying.pids().items()))
@@ -229,7 +225,6 @@ def test_workers_with_bites_in_files_die_and_come(dying: Processes) -> None:
                 time.sleep(0.05)
             dying.add_worker()
             client.wait_for_workers(2, timeout=60)
-            client.run(stream_everything)
         if now.iteration > 10 and (not rows or not rows[-1][0]):
             time.sleep(0.25)  # while the new worker reads its partitions
             rows.append(sorted(client.run(rows_in_files).values()))

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.data import open_table
-from dboost.data.columns import binning
-from dboost.data.columns.binning import SAMPLE_ROWS, Binning, between, propose, propose_all, sample_rows
+from dboost.data.columns.binning import Binning, between, propose, propose_all, sample_rows
 from dboost.data.tables.table import kept_rows
 from dboost.interop.export import nearest_float32
 from dboost.rows.encode import encode_table, sampled
 from dboost.rows.shard_spec import plan_layout
 from dboost.schema import Feature
+from dboost.tuning import Tuning, tuned
 from tests.helpers.naive import bins as naive
+from tests.helpers.tune import Tune
 
 COUNTS = st.lists(st.integers(1, 50), min_size=1, max_size=60)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -228,14 +229,14 @@ def test_rounded_features_have_the_same_predictions(kind: str, options: dict) ->
         np.testing.assert_array_equal(booster.predict(other.astype(np.float32)), booster.predict(other))
 
 
-def test_thresholds_are_between_values_wherever_they_are_proposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thresholds_are_between_values_wherever_they_are_proposed(tmp_path: Path, tune: Tune) -> None:
     """From a sample, from prepared rows, from partitions, from a range of columns at a time: the same thresholds."""
     import dask.dataframe as dd
 
     rng = np.random.default_rng(2)
     data = pd.DataFrame(np.round(rng.normal(size=(3000, 3)) * 5, 2), columns=list("abc"))
     data["y"] = np.sin(data["a"]) + data["b"] * data["c"]
-    monkeypatch.setattr(binning, "SAMPLE_ROWS", 1000)
+    tune(bin_sample_rows=1000)
     options: dict = {"max_iter": 20, "max_bins": 100}
     booster = dboost.fit(data, "y", **options)
     expected = booster.predict(data)
@@ -244,7 +245,7 @@ def test_thresholds_are_between_values_wherever_they_are_proposed(tmp_path: Path
     assert dboost.fit(dd.from_pandas(data, npartitions=4), "y", **options) == booster
     dboost.prepare(data, "y", tmp_path / "data", max_bins=100)
     assert dboost.fit(tmp_path / "data", "y", **options) == booster
-    monkeypatch.setattr(binning, "SAMPLED_BYTES", 1)
+    tune(sampled_bytes=1)
     assert dboost.fit(data, "y", **options) == booster
     continued = dboost.fit(data, "y", start_from=booster, **options)
     np.testing.assert_array_equal(continued.predict(data.astype(np.float32)), continued.predict(data))
@@ -266,13 +267,13 @@ def test_signed_zeros_are_one_value() -> None:
 
 
 def test_small_tables_are_their_own_sample() -> None:
-    assert np.array_equal(sample_rows(SAMPLE_ROWS, 5), np.arange(SAMPLE_ROWS))
+    assert np.array_equal(sample_rows(Tuning.bin_sample_rows, 5), np.arange(Tuning.bin_sample_rows))
     assert np.array_equal(sample_rows(1, 0), [0])
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**62])
-def test_the_sample_is_a_function_of_seed_and_row_number(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binning, "SAMPLE_ROWS", 400)
+def test_the_sample_is_a_function_of_seed_and_row_number(seed: int, tune: Tune) -> None:
+    tune(bin_sample_rows=400)
     from tests.helpers.naive.rows import splitmix
 
     rows = sample_rows(2000, seed)
@@ -283,9 +284,9 @@ def test_the_sample_is_a_function_of_seed_and_row_number(seed: int, monkeypatch:
 
 
 def test_the_sample_of_a_large_table_has_the_size_it_should() -> None:
-    for n in (SAMPLE_ROWS + 1, 3_000_000):
+    for n in (Tuning.bin_sample_rows + 1, 3_000_000):
         rows = sample_rows(n, 0)
-        assert abs(len(rows) - SAMPLE_ROWS) < 5 * np.sqrt(SAMPLE_ROWS)
+        assert abs(len(rows) - Tuning.bin_sample_rows) < 5 * np.sqrt(Tuning.bin_sample_rows)
         assert (np.diff(rows) > 0).all()
         assert rows[-1] < n
         # Evenly spread.
@@ -320,23 +321,18 @@ def test_binning_and_codes_do_not_depend_on_partitions(cuts: list[int], seed: in
     pieces = [data.iloc[a:b] for a, b in pairwise(borders)]
     cut = dd.from_map(lambda piece: piece, pieces, meta=data.iloc[:0])
     found = []
-    old = binning.SAMPLE_ROWS
-    binning.SAMPLE_ROWS = 200
-    try:
-        for source in (data, cut):
-            with open_table(source, "y", sample_weight=weight) as table:
-                kept = kept_rows(table.weight)
-                rows = sample_rows(table.n_rows if kept is None else len(kept), seed)
-                rows = rows if kept is None else kept[rows]
-                samples = zip(*(columns for _, columns in sampled(table, rows, n_threads=2)), strict=True)
-                columns = [np.concatenate(column) for column in samples] + [None]
-                weights = None if table.weight is None else table.weight[rows]
-                proposed = Binning(table.features, propose_all(columns, weights, 20, 2))
-                layout = plan_layout(proposed.n_bins, proposed.is_categorical)
-                codes = encode_table(table, proposed, layout, kept, 2)
-                found.append((proposed, codes))
-    finally:
-        binning.SAMPLE_ROWS = old
+    for source in (data, cut):
+        with tuned(bin_sample_rows=200), open_table(source, "y", sample_weight=weight) as table:
+            kept = kept_rows(table.weight)
+            rows = sample_rows(table.n_rows if kept is None else len(kept), seed)
+            rows = rows if kept is None else kept[rows]
+            samples = zip(*(columns for _, columns in sampled(table, rows, n_threads=2)), strict=True)
+            columns = [np.concatenate(column) for column in samples] + [None]
+            weights = None if table.weight is None else table.weight[rows]
+            proposed = Binning(table.features, propose_all(columns, weights, 20, 2))
+            layout = plan_layout(proposed.n_bins, proposed.is_categorical)
+            codes = encode_table(table, proposed, layout, kept, 2)
+            found.append((proposed, codes))
     (whole, whole_codes), (parts, parts_codes) = found
     for a, b in zip(whole.edges, parts.edges, strict=True):
         assert (a is None and b is None) or a.tobytes() == b.tobytes()

@@ -28,12 +28,14 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.data import ReadOptions, open_table
-from dboost.data.sources import csv_files, paths
+from dboost.data.sources import paths
 from dboost.errors import DataError
 from dboost.schema import Feature
+from dboost.tuning import tuned
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.examples import examples
 from tests.helpers.table_content import content
+from tests.helpers.tune import Tune
 
 N = 40
 
@@ -171,14 +173,14 @@ def test_hidden_and_unfinished_files_are_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["one\ntwo", "one\n1,2,3,4", 'a ""quoted""\n"'])
-def test_line_breaks_in_quotes_on_the_boundary_of_blocks(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_breaks_in_quotes_on_the_boundary_of_blocks(text: str, tmp_path: Path, tune: Tune) -> None:
     file = tmp_path / "a.csv"
     frame = rows().assign(c=text)
     frame.to_csv(file, index=False)
     whole = content(open_table(file, "y", features=["a", "b"]))
     n_refused = 0
     for block_bytes in range(100, 160):  # no rows are lost or changed: they are all read, or there is an error
-        monkeypatch.setattr(csv_files, "BLOCK_BYTES", block_bytes)
+        tune(csv_block_bytes=block_bytes)
         try:
             found = content(open_table(file, "y", features=["a", "b"]))
         except DataError as error:
@@ -190,14 +192,14 @@ def test_line_breaks_in_quotes_on_the_boundary_of_blocks(text: str, tmp_path: Pa
     assert n_refused
 
 
-def test_rows_with_more_fields_than_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_more_fields_than_the_header(tmp_path: Path, tune: Tune) -> None:
     header, *lines = rows().to_csv(index=False).splitlines()
     file = tmp_path / "a.csv"
     file.write_text("\n".join([header, *(f"{line}," for line in lines)]))
     with pytest.raises(DataError, match=r"a\.csv: .*more fields than the header \(a comma at the end"):
         open_table(file, "y")
     for block_bytes in (2**20, 200):
-        monkeypatch.setattr(csv_files, "BLOCK_BYTES", block_bytes)
+        tune(csv_block_bytes=block_bytes)
         for k in (0, 1, 30):
             file.write_text("\n".join([header, *lines[:k], f"{lines[k]},7", *lines[k + 1 :]]))
             for features in (None, ["a"]):
@@ -205,8 +207,8 @@ def test_rows_with_more_fields_than_the_header(tmp_path: Path, monkeypatch: pyte
                     open_table(file, "y", features=features)
 
 
-def test_headers_of_several_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 200)
+def test_headers_of_several_lines(tmp_path: Path, tune: Tune) -> None:
+    tune(csv_block_bytes=200)
     body = rows().to_csv(index=False)
     for start, name in (("\n\n", "a"), ("\ufeff", "a"), ("", '"first\nname"')):
         (tmp_path / "a.csv").write_text(start + body.replace("a,b,c,y", f"{name},b,c,y"), encoding="utf-8")
@@ -222,7 +224,7 @@ def test_headers_that_repeat_a_name(tmp_path: Path) -> None:
             open_table(tmp_path / "a.csv", "y")
 
 
-def test_integers_of_any_size_are_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integers_of_any_size_are_numbers(tmp_path: Path, tune: Tune) -> None:
     big = np.where(np.arange(N) < N // 2, "99999999999999999999999", np.arange(N).astype(str))
     for values in (
         big,
@@ -233,7 +235,7 @@ def test_integers_of_any_size_are_numbers(tmp_path: Path, monkeypatch: pytest.Mo
         rows().assign(a=values).to_csv(tmp_path / "a.csv", index=False)
         expected = pd.to_numeric(pd.Series(values), errors="coerce").astype(float)
         for block_bytes in (2**20, 200):
-            monkeypatch.setattr(csv_files, "BLOCK_BYTES", block_bytes)
+            tune(csv_block_bytes=block_bytes)
             np.testing.assert_array_equal(content(open_table(tmp_path / "a.csv", "y"))["a"], expected)
 
 
@@ -287,8 +289,8 @@ def test_names_that_look_like_globs(tmp_path: Path) -> None:
     assert sorted(set(content(open_table(tmp_path, "y"))["a"])) == list(range(len(names)))
 
 
-def test_files_of_carriage_returns_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 200)
+def test_files_of_carriage_returns_are_read_whole(tmp_path: Path, tune: Tune) -> None:
+    tune(csv_block_bytes=200)
     for end in ("\r", "\n", "\r\n"):
         (tmp_path / "a.csv").write_bytes(rows().to_csv(index=False).replace("\n", end).encode())
         got = content(open_table(tmp_path / "a.csv", "y"))
@@ -328,9 +330,9 @@ def test_object_stores_come_through_fsspec(folder: Path) -> None:
 
 @pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("size", [11, 25, 64, 200, 10_000])
-def test_csv_is_cut_at_any_size(folder: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_csv_is_cut_at_any_size(folder: Path, tune: Tune, size: int) -> None:
     rows().to_csv(folder / "whole.csv", index=False)
-    monkeypatch.setattr(csv_files, "BLOCK_BYTES", size)
+    tune(csv_block_bytes=size)
     with dask.config.set(scheduler="synchronous"):
         whole = open_table(folder / "whole.csv", "y")
         several = open_table(folder / "csv", "y", features=["c", "a"])
@@ -340,12 +342,11 @@ def test_csv_is_cut_at_any_size(folder: Path, monkeypatch: pytest.MonkeyPatch, s
     assert (whole.n_chunks > 10) == (size <= 64)
 
 
-def test_csv_types_are_judged_by_all_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_types_are_judged_by_all_blocks(tmp_path: Path, tune: Tune) -> None:
     """In the first block the columns are integers, text and empty. Later blocks contain floats, digits as text, and words."""
     lines = ["n,code,late,y"] + ["1,a7,,0"] * 20 + ["2.5,007,,1"] * 20 + [",,word,0"] * 20
     (tmp_path / "a.csv").write_text("\n".join(lines))
-    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 40)
-    monkeypatch.setattr(csv_files, "SAMPLE_ROWS", 5)
+    tune(csv_block_bytes=40, csv_sample_rows=5)
     table = open_table(tmp_path / "a.csv", "y")
     assert table.features == (Feature("n"), Feature("code", ("007", "a7")), Feature("late", ("word",)))
     got = content(table)
@@ -354,11 +355,11 @@ def test_csv_types_are_judged_by_all_blocks(tmp_path: Path, monkeypatch: pytest.
     assert table.target_dtype == "int64"
 
 
-def test_csv_files_with_columns_in_another_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_files_with_columns_in_another_order(tmp_path: Path, tune: Tune) -> None:
     frame = rows()
     frame[:20].to_csv(tmp_path / "0.csv", index=False)
     frame[20:][["y", "c", "b", "a"]].to_csv(tmp_path / "1.csv", index=False)
-    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 50)
+    tune(csv_block_bytes=50)
     got = content(open_table(tmp_path, "y"))
     assert got["a"].tolist() == list(range(N))
     np.testing.assert_array_equal(got["b"], frame["b"])
@@ -433,12 +434,11 @@ def test_kinds_of_csv_columns_do_not_depend_on_the_blocks(columns: list[list[str
     names = [f"c{j}" for j in range(len(columns))]
     lines = [",".join([*names, "y"])] + [",".join([*cells, str(i % 2)]) for i, cells in enumerate(zip(*columns, strict=True))]
     found = []
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+    with tempfile.TemporaryDirectory() as folder:
         Path(folder, "a.csv").write_text("\n".join(lines))
         for k, size in enumerate([10**6, *sizes]):
-            patch.setattr(csv_files, "BLOCK_BYTES", size)
-            patch.setattr(csv_files, "SAMPLE_ROWS", 1000 if k == 0 else sample)
-            with open_table(Path(folder, "a.csv"), "y") as table:
+            sizes_of_blocks = tuned(csv_block_bytes=size, csv_sample_rows=1000 if k == 0 else sample)
+            with sizes_of_blocks, open_table(Path(folder, "a.csv"), "y") as table:
                 found.append((table.features, {name: list(values) for name, values in content(table).items()}))
     for feature, cells in zip(found[0][0], columns, strict=True):
         assert feature.is_categorical == any(cell in CELLS["text"] for cell in cells)
@@ -461,19 +461,17 @@ def mixed_csv(path: Path, n: int = 300) -> None:
 
 @pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("declared", ["from_dtype", ["kind"]])
-def test_late_text_gives_the_same_model_for_every_division(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declared: Any
-) -> None:
+def test_late_text_gives_the_same_model_for_every_division(tmp_path: Path, tune: Tune, declared: Any) -> None:
     mixed_csv(tmp_path / "a.csv")
     options = {"max_iter": 3, "min_samples_leaf": 5, "categorical_features": declared}
-    monkeypatch.setattr(csv_files, "SAMPLE_ROWS", 20)
+    tune(csv_sample_rows=20)
     if declared != "from_dtype":
         options["features"] = ["x", "kind"]
     whole = dboost.fit(tmp_path / "a.csv", "y", **options)
     assert whole.classes_.tolist() == ["0", "1", "maybe"]
-    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 900)
+    tune(csv_block_bytes=900)
     assert dboost.fit(tmp_path / "a.csv", "y", **options) == whole
-    monkeypatch.setattr(csv_files, "LEAST_BLOCK_BYTES", 500)
+    tune(least_csv_block_bytes=500)
     assert dboost.fit(tmp_path / "a.csv", "y", memory_limit="200MiB", **options) == whole
     with threads_cluster(2) as client:
         assert dboost.fit(tmp_path / "a.csv", "y", client=client, **options) == whole

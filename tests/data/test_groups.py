@@ -25,12 +25,11 @@ from dboost.cli import main
 from dboost.data import open_table
 from dboost.data.kinds.partition import role_column
 from dboost.prepared.dataset_rows import joined_role
-from dboost.rows import shard_spec
-from dboost.session.memory import Budget
 from dboost.session.row_samples import TEST
 from tests.helpers.clusters import Processes, at, threads_cluster
 from tests.helpers.examples import examples
 from tests.helpers.fits import cut
+from tests.helpers.tune import Tune
 
 RNG = np.random.default_rng(0)
 N = 1_200
@@ -136,9 +135,8 @@ def test_files(tmp_path: Path, kind: str, group: str) -> None:
     assert fitted(path, group=group) == fitted(group=group)
 
 
-def test_rows_in_files(monkeypatch: pytest.MonkeyPatch, expected: str) -> None:
-    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
+def test_rows_in_files(tune: Tune, expected: str) -> None:
+    tune(resident_rows=0, block_rows=64)
     assert fitted(cut(FRAME, [100, 700]), group="g", sample_weight="w", memory_limit="64MiB") == expected
 
 
@@ -152,7 +150,7 @@ BITES = [
 @pytest.mark.fast_cells(1)
 @pytest.mark.filterwarnings("ignore:no eval_set was given")
 @pytest.mark.parametrize("options", BITES)
-def test_bites_have_whole_groups(options: dict[str, Any], client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bites_have_whole_groups(options: dict[str, Any], client: Client, tune: Tune) -> None:
     holds_out = options["arcbites"].trees_per_visit is None
     assert (fitted(group=np.arange(N), **options) == fitted(**options)) != holds_out  # then rows are numbered anew
     roles = {"group": "g", "sample_weight": "w"}
@@ -163,7 +161,7 @@ def test_bites_have_whole_groups(options: dict[str, Any], client: Client, monkey
     if not holds_out:  # a prepared data set needs an evaluation set
         with dboost.prepare(FRAME, "y", features=FEATURES, **roles) as data:
             assert dboost.fit(data, **OPTIONS | options).sha256 == expected
-    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
+    tune(resident_rows=0)
     assert fitted(frame, memory_limit="64MiB", **roles, **options) == expected
 
 
@@ -174,13 +172,13 @@ def test_bites_without_groups_are_skipped() -> None:
     assert fitted(group=group, **options) == fitted(cut(FRAME, [500]), group=group, **options)
 
 
-def test_prepared_data_keep_their_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: str) -> None:
+def test_prepared_data_keep_their_groups(tmp_path: Path, tune: Tune, expected: str) -> None:
     data = dboost.prepare(FRAME, "y", tmp_path / "data", features=FEATURES, group="g", sample_weight="w")
     assert data.settings["group"] == "g"
     assert dboost.fit(data, **OPTIONS).sha256 == dboost.fit(data, group="g", **OPTIONS).sha256 == expected
     with pytest.raises(ParameterError, match=r"group='text' does not fit the data: .* was prepared with group='g'"):
         dboost.fit(data, group="text", **OPTIONS)
-    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
+    tune(resident_rows=0)
     assert dboost.fit(data, memory_limit="64MiB", **OPTIONS).sha256 == expected
     without = dboost.prepare(FRAME, "y", features=FEATURES, sample_weight="w")
     with pytest.raises(ParameterError, match="was prepared without group"):

@@ -17,22 +17,18 @@ import pytest
 import dboost
 from dboost.data import ReadOptions, open_table
 from dboost.data.kinds.partition import as_frame
-from dboost.data.sources import csv_files
 from dboost.data.sources.paths import open_path, open_source
-from dboost.rows import shard_spec
-from dboost.session.memory import Budget
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
+from tests.helpers.tune import Tune
 
 SHARE = 4096
 COMMON: dict[str, Any] = {"max_iter": 3, "max_leaf_nodes": 6, "min_samples_leaf": 3, "progress": False}
 
 
 @pytest.fixture
-def sliced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def sliced(tmp_path: Path, tune: Tune) -> Iterator[None]:
     """The columns of a partition may take 4 KiB, and rows go to files."""
-    monkeypatch.setattr(Budget, "chunk", property(lambda _: SHARE))
-    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
+    tune(chunk_bytes=SHARE, resident_rows=0, block_rows=64)
     with dask.config.set({"temporary-directory": str(tmp_path / "temporary")}):
         yield
     assert not (tmp_path / "temporary").exists() or not list((tmp_path / "temporary").iterdir())
@@ -57,11 +53,9 @@ def weighted_frame(n: int = 700) -> pd.DataFrame:
     ],
 )
 @pytest.mark.parametrize("in_memory", [False, True], ids=["in files", "in memory"])
-def test_the_model_does_not_change(
-    sliced: None, monkeypatch: pytest.MonkeyPatch, in_memory: bool, target: str, options: dict[str, Any]
-) -> None:
+def test_the_model_does_not_change(sliced: None, tune: Tune, in_memory: bool, target: str, options: dict[str, Any]) -> None:
     if in_memory:
-        monkeypatch.setattr(Budget, "holds_rows", lambda *_: True)
+        tune(resident_rows=700)
     frame, settings = weighted_frame(), {"features": FEATURES} | COMMON | options
     whole = dboost.fit(frame, target, eval_set=frame, **settings)
     lazy = cut(frame, [0, 10])
@@ -150,9 +144,9 @@ def test_a_row_that_is_larger_than_its_share(sliced: None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_files_are_read_in_parts(sliced: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_files_are_read_in_parts(sliced: None, tmp_path: Path, tune: Tune, kind: str) -> None:
     """As many partitions as the limit requires, in the order of the rows, whether a path is a file or a folder."""
-    monkeypatch.setattr(csv_files, "LEAST_BLOCK_BYTES", 1000)
+    tune(least_csv_block_bytes=1000)
     frame = mixed_frame(800)[[*NUMERIC, "town", "y"]]
     (tmp_path / "rows").mkdir()
     for k, part in enumerate((frame[:500], frame[500:])):

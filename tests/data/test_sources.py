@@ -27,13 +27,13 @@ from dboost.cluster.partitions import read_tasks
 from dboost.cluster.training import cluster_dataset
 from dboost.data.kinds.partition import is_stream, slice_rows
 from dboost.data.kinds.predictor import Predictor
-from dboost.data.output import predict_stream
-from dboost.data.sources import Parts, Stream, parquet, stored_stream, stream_of
+from dboost.data.sources import Parts, Stream, parquet, stream_of
 from dboost.data.sources.paths import open_source
 from dboost.data.sources.row_filter import RowFilter
-from dboost.inspection import drift, row_functions
+from dboost.inspection import drift
 from dboost.session.partition_batch import PartitionBatch
 from tests.helpers.clusters import Processes, at, threads_cluster
+from tests.helpers.tune import Tune
 
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "min_samples_leaf": 3, "progress": False}
 N_ROWS = 4000
@@ -563,14 +563,12 @@ def test_sources_on_a_cluster(kind: str, tmp_path: Path, client: Client) -> None
 @pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("kind", ["RecordBatchReader", "__arrow_c_stream__", "polars scan_parquet", "DuckDB relation"])
 def test_large_streams_are_sent_to_workers_in_waves(
-    kind: str, tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch, tune: Tune
 ) -> None:
     frame = frame_of()
     sets = {"eval_set": {"same": frame}, "features": ["x0", "x1", "town"]}
     expected = dboost.fit(frame[is_kept(frame)], "y", **sets, **OPTIONS)
-    for name, size in (("PARTITION_BYTES", 10_000), ("WAVE_BYTES", 30_000), ("SMALL_BYTES", 20_000)):
-        monkeypatch.setattr(stored_stream, name, size)
-        monkeypatch.setattr(read_tasks, name, size, raising=False)
+    tune(stored_partition_bytes=10_000, wave_bytes=30_000, stream_in_memory_bytes=20_000)
     sent = []
     submit = read_tasks.submit
     monkeypatch.setattr(
@@ -586,12 +584,10 @@ def test_large_streams_are_sent_to_workers_in_waves(
 
 
 @pytest.mark.slow
-def test_a_stream_is_sent_again_after_a_worker_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_is_sent_again_after_a_worker_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tune: Tune) -> None:
     frame = frame_of(20_000)
     expected = dboost.fit(frame, "y", **OPTIONS | {"max_iter": 8})
-    monkeypatch.setattr(read_tasks, "PARTITION_BYTES", 100_000)
-    monkeypatch.setattr(stored_stream, "SMALL_BYTES", 200_000)
-    monkeypatch.setattr(stored_stream, "WAVE_BYTES", 300_000)
+    tune(stored_partition_bytes=100_000, stream_in_memory_bytes=200_000, wave_bytes=300_000)
     monkeypatch.setattr("dboost.cluster.partitions.partitioned_table.is_for_one_worker", lambda *_: False)
     with Processes(3) as cluster, cluster.impatient():
         kill = at(3, lambda: os.kill(cluster.any_pid(), signal.SIGKILL))
@@ -697,12 +693,11 @@ def test_prepared_ranges_of_a_row_group_are_read_again_after_a_worker_was_killed
 
 @pytest.mark.parametrize("kind", ["RecordBatchReader", "polars LazyFrame"])
 def test_prepared_streams_are_sent_to_workers_in_waves(
-    kind: str, tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch, tune: Tune
 ) -> None:
     frame = frame_of().assign(w=np.arange(N_ROWS) % 3.0, c=np.where(np.arange(N_ROWS) % 5 < 2, "no", "yes"))
     how = {"sample_weight": "w", "features": ["x0", "x1", "town"], "filter": FILTERS["arrow"]()}
-    monkeypatch.setattr(cluster_dataset, "WAVE_BYTES", 4_000)
-    monkeypatch.setattr(cluster_dataset, "MIN_ROWS", 100)
+    tune(wave_bytes=4_000, least_partition_rows=100)
     monkeypatch.setattr(cluster_dataset, "n_parts_of", lambda _: 12)
     sent: list[int] = []
     submit = cluster_dataset.submit
@@ -737,8 +732,8 @@ def booster_of(frame: pd.DataFrame, target: str = "y", **options: Any) -> dboost
 
 
 @pytest.fixture
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predict_stream, "_BATCH_BYTES", 10_000)
+def small_batches(tune: Tune) -> None:
+    tune(batch_bytes=10_000)
 
 
 @pytest.mark.fast_cells(3)
@@ -841,8 +836,8 @@ def test_offsets_positions_and_no_rows_in_streams(small_batches: None) -> None:
 
 @pytest.mark.fast_cells(2)
 @pytest.mark.parametrize("kind", STREAMS)
-def test_drift_of_a_stream(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_functions, "_BATCH_BYTES", 10_000)
+def test_drift_of_a_stream(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tune: Tune) -> None:
+    tune(batch_bytes=10_000)
     frame = frame_of()
     booster, other = booster_of(frame), frame.assign(x0=frame["x0"] + 1, town=frame["town"].replace("Ulm", "Bonn"))
     expected = booster.drift(other, "y")

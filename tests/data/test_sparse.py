@@ -24,9 +24,8 @@ import dboost
 from dboost import DataError, DBoostClassifier, DBoostRegressor
 from dboost.data.columns import sparse
 from dboost.data.columns.sparse import SparseColumn, columns_of_matrix, packed, unpacked
-from dboost.data.kinds import predictor
-from dboost.model import ensemble
 from tests.helpers.clusters import Processes, at, held_rows, threads_cluster
+from tests.helpers.tune import Tune
 
 RNG = np.random.default_rng(0)
 N = 500
@@ -75,9 +74,9 @@ def test_all_functions_that_take_a_table(dense: dboost.Booster) -> None:
         assert dboost.fit(of_sparse, **OPTIONS).sha256 == dboost.fit(of_dense, **OPTIONS).sha256
 
 
-def test_interpretation(dense: dboost.Booster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor, "_SPARSE_BYTES", 70 * 8 * 12)  # blocks of 70 rows
-    monkeypatch.setattr(ensemble, "_STAGED_BYTES", 2 * 8 * N)  # two iterations at a time
+def test_interpretation(dense: dboost.Booster, tune: Tune) -> None:
+    tune(dense_block_bytes=70 * 8 * 12)  # blocks of 70 rows
+    tune(staged_bytes=2 * 8 * N)  # two iterations at a time
     classes = dboost.fit(DENSE, np.digitize(Y, [-1, 1]), loss="log_loss", **OPTIONS)
     matrix, weight = sp.csr_matrix(DENSE), np.arange(N) % 3
     parts = da.from_array(DENSE, chunks=(120, 12)).map_blocks(sp.csr_matrix)

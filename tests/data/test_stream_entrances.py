@@ -22,14 +22,10 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.cluster.partitions import read_tasks
-from dboost.data import sources
-from dboost.data.output import predict_stream
-from dboost.data.sources import stored_stream
 from dboost.data.tables import table
 from dboost.files import spool
-from dboost.inspection import row_functions
 from tests.helpers.clusters import threads_cluster
+from tests.helpers.tune import Tune
 
 #: Batches of 1000 rows of 8 bytes × 6 columns.
 N_ROWS, BATCH_ROWS, BATCH_BYTES = 40_000, 1000, 48_000
@@ -95,17 +91,9 @@ def client() -> Iterator[Client]:
 
 
 @pytest.fixture(autouse=True)
-def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_sizes(monkeypatch: pytest.MonkeyPatch, tune: Tune) -> None:
     size = 2 * BATCH_BYTES
-    for module, names in (
-        (predict_stream, ["_BATCH_BYTES"]),
-        (row_functions, ["_BATCH_BYTES"]),
-        (read_tasks, ["PARTITION_BYTES"]),
-        (sources, ["PARTITION_BYTES"]),
-        (stored_stream, ["PARTITION_BYTES", "SMALL_BYTES", "WAVE_BYTES"]),
-    ):
-        for name in names:
-            monkeypatch.setattr(module, name, size)
+    tune(batch_bytes=size, partition_bytes=size, stored_partition_bytes=size, stream_in_memory_bytes=size, wave_bytes=size)
     spool = table.Spool
     monkeypatch.setattr(table, "Spool", lambda retained, most=None: spool(min(retained, size), most))
 
@@ -277,10 +265,8 @@ def test_a_second_fit_on_all_rows_of_a_stream(roles: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("small_bytes", [0, 2**40])
-def test_weights_are_columns_whatever_the_size(
-    model: dboost.Booster, small_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stored_stream, "SMALL_BYTES", small_bytes)
+def test_weights_are_columns_whatever_the_size(model: dboost.Booster, small_bytes: int, tune: Tune) -> None:
+    tune(stream_in_memory_bytes=small_bytes)
     weight = np.ones(N_ROWS)
     calls: list[Call] = [
         lambda X: model.partial_dependence(X, "a", sample_weight=weight),
@@ -298,8 +284,8 @@ def test_weights_are_columns_whatever_the_size(
 @pytest.mark.parametrize(
     "columns", [{"groups": "k"}, {"time": "c"}, {"groups": "k", "sample_weight": "w", "filter": pc.field("a") > 0}]
 )
-def test_columns_of_a_cross_validation(small_bytes: int, columns: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_stream, "SMALL_BYTES", small_bytes)
+def test_columns_of_a_cross_validation(small_bytes: int, columns: dict[str, Any], tune: Tune) -> None:
+    tune(stream_in_memory_bytes=small_bytes)
     for features in ({}, FEATURES):
         options = {"folds": 2, **features, **columns, **OPTIONS}
         found, expected = dboost.cv(Watched(), "y", **options), dboost.cv(FRAME, "y", **options)
@@ -362,9 +348,8 @@ def _of_own_dictionaries() -> pa.Table:
     return pa.Table.from_batches(batches)
 
 
-def test_dictionaries_of_batches_in_files(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_stream, "SMALL_BYTES", 0)
-    monkeypatch.setattr(stored_stream, "PARTITION_BYTES", 6000)
+def test_dictionaries_of_batches_in_files(client: Client, tune: Tune) -> None:
+    tune(stream_in_memory_bytes=0, stored_partition_bytes=6000)
     rows = _of_own_dictionaries()
     expected = dboost.fit(rows, "y", **OPTIONS)
     assert dboost.fit(rows.to_reader(), "y", client=client, **OPTIONS) == expected
@@ -373,8 +358,10 @@ def test_dictionaries_of_batches_in_files(client: Client, monkeypatch: pytest.Mo
     assert found.boosters == in_memory.boosters
 
 
-def test_an_error_in_the_middle_leaves_no_files(model: dboost.Booster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_stream, "SMALL_BYTES", 0)
+def test_an_error_in_the_middle_leaves_no_files(
+    model: dboost.Booster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tune: Tune
+) -> None:
+    tune(stream_in_memory_bytes=0)
     monkeypatch.setattr(spool, "temporary_root", lambda: tmp_path)
     table = pa.Table.from_pandas(FRAME, preserve_index=False)
 

@@ -24,6 +24,7 @@ from dboost.data.sources.paths import open_path, open_source
 from dboost.data.sources.row_filter import RowFilter
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.object_store import served
+from tests.helpers.tune import Tune
 
 OPTIONS: dict[str, Any] = {"max_iter": 4, "max_leaf_nodes": 7, "min_samples_leaf": 3, "progress": False}
 
@@ -121,15 +122,14 @@ def test_an_old_version_of_a_delta_table(delta: Path, tmp_path: Path) -> None:
     assert len(open_path(str(delta))) == n_rows + 50
 
 
-def test_large_files_are_read_by_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_read_by_row_groups(tmp_path: Path, tune: Tune) -> None:
     deltalake = pytest.importorskip("deltalake")
     frame = rows(1000).drop(columns="flag")
     properties = deltalake.WriterProperties(max_row_group_size=100)
     deltalake.write_deltalake(tmp_path / "t", frame, writer_properties=properties)
     assert open_path(tmp_path / "t").npartitions == 1
     delete(tmp_path / "t", [0, 99, 100, 555, 999])
-    monkeypatch.setattr(table_formats, "SMALL_BYTES", 0)
-    monkeypatch.setattr(parquet, "PARTITION_BYTES", 10_000)
+    tune(small_file_bytes=0, partition_bytes=10_000)
     lazy = open_path(tmp_path / "t")
     assert 3 <= lazy.npartitions <= 10
     kept = frame.drop(index=[0, 99, 100, 555, 999])
@@ -345,7 +345,9 @@ def texts(frame: pd.DataFrame) -> list[list[str]]:
     return [list(map(str, row)) for row in frame.itertuples(index=False)]
 
 
-def test_large_files_of_an_iceberg_table_are_read_by_row_groups(catalog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_of_an_iceberg_table_are_read_by_row_groups(
+    catalog: Any, monkeypatch: pytest.MonkeyPatch, tune: Tune
+) -> None:
     from pyiceberg import types as pyiceberg_types
 
     arrow = pa.Table.from_pandas(rows(900).drop(columns="flag"), preserve_index=False)
@@ -354,8 +356,7 @@ def test_large_files_of_an_iceberg_table_are_read_by_row_groups(catalog: Any, mo
     table.append(arrow[450:])
     expected = open_path(table).compute()
     assert len(open_source(table).parts) == 2
-    monkeypatch.setattr(table_formats, "SMALL_BYTES", 0)
-    monkeypatch.setattr(parquet, "PARTITION_BYTES", 12_000)
+    tune(small_file_bytes=0, partition_bytes=12_000)
     monkeypatch.setattr(parquet.fsspec, "url_to_fs", lambda url, **_: pytest.fail(f"{url}: the catalog has the credentials"))
     by_groups, divided = open_source(table), open_source(table, most_bytes=1000)
     assert 4 <= len(by_groups.parts) <= 10 and len(divided.parts) > 30

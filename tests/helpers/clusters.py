@@ -24,10 +24,6 @@ import pandas as pd
 from distributed import Client, LocalCluster, Scheduler
 from distributed.security import Security
 
-from dboost.rows import shard_spec
-from dboost.session import memory
-from dboost.session.memory import Budget
-
 ROOT = Path(__file__).parent.parent.parent
 #: On a busy machine a worker that imports or compiles looks as if it were stopped. Tests that stop workers set a shorter
 #: timeout once theirs have imported and compiled (`Processes.impatient`). PYTHONPATH lets workers import the tests' functions.
@@ -199,18 +195,6 @@ def impatient(client: Client, patience: str = "1500ms") -> Iterator[None]:
     finally:
         client.run_on_scheduler(change, ENVIRONMENT["DASK_DBOOST__PATIENCE"])
         client.run(change, ENVIRONMENT["DASK_DBOOST__PATIENCE"], on_error="ignore")
-
-
-def stream_everything() -> None:
-    """Run on workers: every memory limit is too small for their rows, also those of evaluation sets, and blocks are short."""
-    Budget.holds_rows = lambda *_: False  # type: ignore[method-assign, assignment]
-    Budget.retained = 0  # type: ignore[method-assign, assignment]
-    shard_spec.BLOCK_ROWS = 256
-
-
-def keep_blocks(stay: bool) -> None:
-    """Run on workers: blocks of streamed rows stay in memory however small the table, or not at all."""
-    memory.WORTH_KEEPING = 0 if stay else 2**60
 
 
 def at(iterations: int | set[int], action: Callable[[], Any]) -> Callable[[Any], None]:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +22,11 @@ import pytest
 from distributed.core import Status
 
 from dboost.cluster.client.connection import Connection
-from dboost.cluster.partitions import read_tasks
-from tests.helpers.clusters import Processes, held_fits, held_rows, scheduler_plugin, stream_everything
+from dboost.tuning import tuned
+from tests.helpers.clusters import Processes, held_fits, held_rows, scheduler_plugin
 from tests.helpers.fits import cut
 from tests.helpers.fixed_calls import CASES, FixedCall, Result, result_of
+from tests.helpers.places import rows_in_files
 
 #: Configurations of clusters: the number of workers, and keys of the configuration.
 SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -81,10 +83,12 @@ class Faults:
         self._patch = pytest.MonkeyPatch()
         self._patch.setattr(Connection, "_call", calling)
         self._patch.setattr(Connection, "record_event", recording)
-        self._patch.setattr(read_tasks, "_EVENT_INTERVAL", 0.0)
+        self._tuned = tuned(event_seconds=0.0)
+        self._tuned.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._tuned.__exit__(None, None, None)
         self._patch.undo()
         for thread in self._threads:
             thread.join()
@@ -243,15 +247,14 @@ class Struck:
             more["memory_limit"] = "64MiB"
         if seconds and not fixed.refits:
             more["callbacks"] = [lambda now: time.sleep(seconds)]
-        return result_of(StruckCall(fixed.earlier, folder, fixed=fixed, is_lazy=True).train(**more), fixed)
+        with rows_in_files(256) if self.setting == "files" else nullcontext():
+            return result_of(StruckCall(fixed.earlier, folder, fixed=fixed, is_lazy=True).train(**more), fixed)
 
     def warm(self, case: str, folder: Path) -> Counter[str]:
         """Have all workers again, train a case on them, and return its calls: a worker that compiles does not answer."""
         self.cluster.ensure_workers(self.n_workers)
         workers = self.cluster.addresses()
         if case not in self._warm or self._warm[case][0] != workers:
-            if self.setting == "files":
-                self.cluster.client.run(stream_everything)
             with Faults(self.cluster) as calm:
                 self.fit(case, folder)
             self._warm[case] = workers, calm.calls

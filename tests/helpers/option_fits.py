@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pytest
 
 import dboost
-from dboost.rows import shard_spec
-from dboost.session.memory import Budget
+from dboost.tuning import tuned
 
 N_ROWS = 300
 FITS: dict[str, dict[str, Any]] = {
@@ -68,10 +66,7 @@ def train(name: str, folder: Path) -> None:
     if "sample_weight" in options:
         weight = rng.integers(1, 4, N_ROWS).astype(float)
         options["sample_weight"] = weight if options["sample_weight"] == "whole" else weight * 0.37
-    with pytest.MonkeyPatch.context() as patch:
-        if "memory_limit" in options:  # the limit is too small for the rows, and blocks are short
-            patch.setattr(Budget, "holds_rows", lambda *_: False)
-            patch.setattr(shard_spec, "BLOCK_ROWS", 64)
+    with tuned(resident_rows=0, block_rows=64):  # memory limits are too small for the rows, and blocks are short
         model = dboost.fit(data, target, **({"max_iter": 3, "max_leaf_nodes": 6} | options))
     assert (model.history["bytes_read"] > 0).all() == ("memory_limit" in options)
     model.save(folder / f"{name}.dboost")

@@ -9,23 +9,19 @@ import os
 import signal
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import dask
-import pytest
 from distributed import Client
 
 import dboost
 from dboost import Booster
-from dboost.kernels import threads
-from dboost.rows import shard_spec
-from dboost.session import arcbite_rows
-from dboost.session.memory import Budget
+from dboost.tuning import Tuning, tuned
 from tests.helpers.clusters import impatient, lines_cluster
 
 
@@ -72,24 +68,14 @@ def _threads(case: Call) -> Booster:
     return case.train(n_threads=1 + case.keywords().get("n_threads", 2) % 3)
 
 
-@contextmanager
-def rows_in_files() -> Iterator[None]:
+def rows_in_files(block_rows: int | None = None) -> AbstractContextManager[Tuning]:
     """Make every memory limit too small for the rows, also for those of evaluation sets."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Budget, "holds_rows", lambda *_: False)
-        patch.setattr(Budget, "retained", 0)
-        yield
+    return tuned(resident_rows=0, retained_bytes=0, **{} if block_rows is None else {"block_rows": block_rows})
 
 
-@contextmanager
-def small_things(block_rows: int = 32) -> Iterator[None]:
+def small_things(block_rows: int = 32) -> AbstractContextManager[Tuning]:
     """Use several threads for small tables, and short blocks in files."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threads, "SMALL", 0)
-        patch.setattr(shard_spec, "BLOCK_ROWS", block_rows)
-        patch.setattr(arcbite_rows, "_LEAST_BLOCK_ROWS", block_rows)
-        patch.setattr(arcbite_rows, "BLOCK_ROWS", block_rows)
-        yield
+    return tuned(small_cells=0, block_rows=block_rows, least_bite_block_rows=block_rows)
 
 
 def _streamed(case: Call, **more: Any) -> Booster:

@@ -24,6 +24,7 @@ from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame
 from tests.helpers.forests import random_ensemble, random_rows, random_tree
 from tests.helpers.naive import shapley as naive
+from tests.helpers.tune import Tune
 
 seeds = st.integers(0, 2**32)
 
@@ -121,8 +122,8 @@ def test_shares_that_vanish() -> None:
 
 
 @pytest.mark.parametrize("n_rows", [0, 1, 63, 65, 500])
-def test_neither_threads_nor_neighbours_change_a_bit(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dboost.model.ensemble.WORTH_A_THREAD", 10)
+def test_neither_threads_nor_neighbours_change_a_bit(n_rows: int, tune: Tune) -> None:
+    tune(row_trees_per_thread=10)
     ensemble = random_ensemble(1, n_iterations=4, n_leaves=15, n_outputs=2)
     rows = random_rows(2, ensemble, n_rows)
     for interactions in (False, True):

@@ -30,6 +30,7 @@ from dboost.model.ensemble import (
 from dboost.schema import Feature
 from tests.helpers.forests import random_ensemble, random_rows, random_tree
 from tests.helpers.naive import trees as naive
+from tests.helpers.tune import Tune
 
 PRECISIONS = [np.float32, np.float64]
 
@@ -104,8 +105,8 @@ def test_single_precision_reaches_the_leaves_of_double(seed: int, rows_seed: int
 
 
 @pytest.mark.parametrize("n_rows", [0, 1, 63, 64, 65, 1000])
-def test_neither_threads_nor_neighbours_change_a_bit(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dboost.model.ensemble.WORTH_A_THREAD", 10)
+def test_neither_threads_nor_neighbours_change_a_bit(n_rows: int, tune: Tune) -> None:
+    tune(row_trees_per_thread=10)
     ensemble = random_ensemble(1, n_iterations=10, n_leaves=31, n_outputs=2)
     rows = random_rows(2, ensemble, n_rows)
     flat = FlatEnsemble(ensemble)
@@ -158,7 +159,7 @@ def test_integers_and_halves() -> None:
     assert np.array_equal(flat.raw_scores(rows.astype(np.float16)), expected)
 
 
-def test_the_cheaper_layout_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cheaper_layout_is_taken(tune: Tune) -> None:
     def kind(ensemble: Ensemble) -> type:
         return type(lay_out_forest(ensemble.trees, ensemble.features, np.dtype(np.float64)))
 
@@ -167,9 +168,9 @@ def test_the_cheaper_layout_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kind(small) is QuickScorerForest
     assert kind(random_ensemble(1, n_leaves=3000)) is TraversalForest
     assert kind(random_ensemble(1, n_leaves=300, lean=1.0)) is QuickScorerForest
-    monkeypatch.setattr("dboost.model.ensemble.MAX_LEAVES", 299)
+    tune(mask_leaves=299)
     assert kind(random_ensemble(1, n_leaves=300, lean=1.0)) is TraversalForest
-    monkeypatch.setattr("dboost.model.ensemble.MAX_TABLE_WORDS", 10)
+    tune(mask_words=10)
     assert kind(small) is TraversalForest
     assert kind(random_ensemble(1, n_leaves=31, with_categories=False)) is QuickScorerForest
 

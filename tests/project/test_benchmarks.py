@@ -45,9 +45,9 @@ from benchmarks import (
 from benchmarks.__main__ import main
 from benchmarks.engines import ENGINES, USUAL, Settings
 from benchmarks.workloads import WORKLOADS
-from dboost.session.memory import Budget
 from dboost.trees.tree_task import TreeTask
 from tests.helpers import real_data
+from tests.helpers.tune import Tune
 from tests.project.test_docs import cell
 
 
@@ -392,9 +392,9 @@ def test_what_is_grown_again_by_pieces_is_the_same_tree(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_arcbites(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arcbites(folder: Path, capsys: pytest.CaptureFixture[str], tune: Tune) -> None:
     """Each way in this process; a limit is one that the rows do not fit."""
-    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
+    tune(resident_rows=0)
     output = folder / "found.json"
     options = ["--quick", "--tables", "synthetic", "--rows", "4000", "--trees", "4", "--set", "max_leaf_nodes=8"]
     arcbites.main([*options, "--output", str(output), "--pictures", str(folder)])

@@ -7,11 +7,10 @@ import pytest
 
 import dboost
 from dboost.errors import DataError
-from dboost.rows import shard, shard_spec
 from dboost.rows.shard import check_rows_in_memory
-from dboost.session.memory import Budget
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.fits import NUMERIC, cut, mixed_frame, saved
+from tests.helpers.tune import Tune
 
 FRAME = mixed_frame(300)
 OPTIONS = {"features": NUMERIC, "max_iter": 2, "progress": False}
@@ -23,23 +22,22 @@ def test_the_numbers_of_rows_have_32_bits() -> None:
         check_rows_in_memory(2**32 + 1)
 
 
-def test_in_one_process_they_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_one_process_they_are_streamed(tune: Tune) -> None:
     expected = saved(dboost.fit(FRAME, "y", **OPTIONS))
-    monkeypatch.setattr(shard, "MOST_ROWS", 299)
+    tune(session_rows=299)
     with pytest.raises(DataError, match="300 rows"):
         dboost.fit(FRAME, "y", **OPTIONS)
     with pytest.raises(DataError, match="300 rows"):
         dboost.fit(cut(FRAME, [100]), "y", memory_limit="1GiB", **OPTIONS)
-    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
+    tune(resident_rows=0, block_rows=64)
     assert saved(dboost.fit(FRAME, "y", memory_limit="64MiB", **OPTIONS)) == expected
     light = FRAME.assign(w=(FRAME.index < 299) * 1.0)
     dboost.fit(light, "y", sample_weight="w", **OPTIONS)  # rows of weight zero have no number
 
 
-def test_on_a_cluster_more_workers_number_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cluster_more_workers_number_them(tune: Tune) -> None:
     expected = saved(dboost.fit(FRAME, "y", **OPTIONS))
-    monkeypatch.setattr(shard, "MOST_ROWS", 160)
+    tune(session_rows=160)
     lazy = dd.from_pandas(FRAME, npartitions=2)
     with threads_cluster(1, 1) as client, pytest.raises(DataError, match="300 rows"):
         dboost.fit(lazy, "y", client=client, **OPTIONS)

@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.errors import ParameterError
-from dboost.kernels import threads
 from dboost.params import Parameters
 from dboost.rows.row_sample import Sample
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, mixed_frame, saved
 from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
 from tests.helpers.tables import CodedTable, make_table
+from tests.helpers.tune import Tune
 
 FRAME = mixed_frame()
 SETTINGS: dict[str, Any] = {"features": FEATURES, "max_iter": 6, "max_leaf_nodes": 8, "min_samples_leaf": 5}
 
 
 @pytest.fixture(autouse=True)
-def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "SMALL", 0)
+def several_threads_for_small_tables(tune: Tune) -> None:
+    tune(small_cells=0)
 
 
 @EVERY_KERNEL

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import dboost
 from dboost import ArcBites, DBoostClassifier, DBoostRegressor, ParameterError
 from dboost.data import ReadOptions, open_table
-from dboost.kernels import threads
 from dboost.kernels.rows import select_rows
 from dboost.model.ensemble import Ensemble
 from dboost.params import make_parameters, read_arcbites
@@ -30,14 +29,15 @@ from dboost.training.fit import train
 from dboost.training.plan import FitRequest, held_out_rows_of
 from dboost.trees.tree_task import VISITS
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
+from tests.helpers.tune import Tune
 
 FRAME, HELD_OUT = mixed_frame(900), mixed_frame(300, seed=1)
 SETTINGS: dict[str, Any] = {"max_iter": 12, "max_leaf_nodes": 6, "min_samples_leaf": 5, "progress": False}
 
 
 @pytest.fixture(autouse=True)
-def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "SMALL", 0)
+def several_threads_for_small_tables(tune: Tune) -> None:
+    tune(small_cells=0)
 
 
 def fit(data: Any = FRAME, target: Any = "y", **changed: Any) -> dboost.Booster:

@@ -27,14 +27,13 @@ from distributed import Client
 import dboost
 from dboost import DataError, ModelFileError, ParameterError
 from dboost.files.lease import BusyError
-from dboost.rows import shard_spec
 from dboost.rows.statistics import random_numbers, row_fingerprint
-from dboost.session.memory import Budget
 from dboost.training import checkpoint
 from dboost.trees.whole_tree_grower import WholeTreeGrower
 from tests.helpers.clusters import Processes, threads_cluster
 from tests.helpers.fits import FEATURES, cut, mixed_frame, saved
 from tests.helpers.tables import make_table
+from tests.helpers.tune import Tune
 
 ROOT = Path(__file__).parents[2]
 FRAME = mixed_frame(400)
@@ -97,12 +96,12 @@ def test_a_continued_fit_resumes(tmp_path: Path) -> None:
         fit(target, strange, checkpoint=tmp_path, **options | {"start_from": old.truncate(11)})
 
 
-def test_rows_in_files_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_in_files_resume(tmp_path: Path, tune: Tune) -> None:
     frame = mixed_frame(3000)
     booster = None
-    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 256)
+    tune(block_rows=256)
     for n, limit, streams in ((5, None, False), (9, "64MB", True), (12, 10**10, False)):
-        monkeypatch.setattr(Budget, "holds_rows", lambda *_, fits=not streams: fits)
+        tune(resident_rows=0 if streams else len(frame))
         booster = fit("y", frame, max_iter=n, checkpoint=tmp_path, checkpoint_every=2, memory_limit=limit)
         assert (booster.history["bytes_read"].iloc[-1] > 0) == streams
     assert booster is not None and saved(booster) == saved(fit("y", frame))

@@ -16,10 +16,9 @@ import dboost
 from dboost.data import RowRoles
 from dboost.losses import by_name
 from dboost.params import Parameters
-from dboost.rows import shard_spec
-from dboost.session.memory import Budget
 from dboost.training.leaf_values import in_units_of, target_stats
 from tests.helpers.clusters import threads_cluster
+from tests.helpers.tune import Tune
 
 RNG = np.random.default_rng(0)
 N = 600
@@ -200,13 +199,12 @@ def test_targets_of_every_scale_give_the_same_model_everywhere(client: Client) -
 
 @pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("options", [{}, {"arcbites": {"n_bites": 2, "trees_per_visit": 2}}], ids=["all rows", "arcbites"])
-def test_targets_of_every_scale_are_streamed(options: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_of_every_scale_are_streamed(options: dict[str, Any], tmp_path: Any, tune: Tune) -> None:
     table = FRAME.assign(y=Y * 1e-200)
     settings: dict[str, Any] = FEW | {"loss": "huber"} | options
     here = dboost.fit(table, "y", **settings)
     dboost.prepare(table, "y", path=tmp_path / "set")
-    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
+    tune(resident_rows=0, block_rows=64)
     for data in ({"data": table, "target": "y"}, {"data": dboost.Dataset(tmp_path / "set")}):
         assert dboost.fit(**data, memory_limit="64MiB", **settings).sha256 == here.sha256
 

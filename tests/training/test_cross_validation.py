@@ -26,6 +26,7 @@ from dboost.session.row_samples import TEST, TRAIN
 from dboost.training import folds as training_folds
 from dboost.training.folds import split_rows
 from tests.helpers.clusters import ROOT
+from tests.helpers.tune import Tune
 
 RNG = np.random.default_rng(0)
 N = 2_000
@@ -648,9 +649,11 @@ except KeyboardInterrupt as error:
 
 
 @pytest.mark.slow
-def test_many_folds_in_a_bounded_number_of_threads(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_many_folds_in_a_bounded_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, tune: Tune, capfd: pytest.CaptureFixture[str]
+) -> None:
     together = dboost.cv(FRAME, "z", folds=7, **OPTIONS)
-    monkeypatch.setattr(training_folds, "AT_ONCE", 2)
+    tune(folds_at_once=2)
     most, fit = [0], training_folds.Fold
 
     def counting(*arguments: Any, **options: Any) -> Any:
@@ -666,16 +669,16 @@ def test_many_folds_in_a_bounded_number_of_threads(monkeypatch: pytest.MonkeyPat
         assert [one.sha256 for one in found.boosters] == [one.sha256 for one in together.boosters]
     assert "fold 7/7: " in capfd.readouterr().err
     more = dboost.cv(FRAME, "z", start_from=found, **OPTIONS)
-    monkeypatch.setattr(training_folds, "AT_ONCE", 32)
+    tune(folds_at_once=32)
     assert more.scores.equals(dboost.cv(FRAME, "z", start_from=together, **OPTIONS).scores)
     stopped = dboost.cv(FRAME, "z", folds=7, early_stopping_rounds=1, **OPTIONS)
-    monkeypatch.setattr(training_folds, "AT_ONCE", 2)
+    tune(folds_at_once=2)
     assert dboost.cv(FRAME, "z", folds=7, early_stopping_rounds=1, **OPTIONS).scores.equals(stopped.scores)
     assert max(most) == 7  # they wait for each other
 
 
-def test_an_error_in_one_of_many_folds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_folds, "AT_ONCE", 2)
+def test_an_error_in_one_of_many_folds(monkeypatch: pytest.MonkeyPatch, tune: Tune) -> None:
+    tune(folds_at_once=2)
     begun, fit = [], training_folds.Fold
 
     def failing(*arguments: Any, **_: Any) -> Any:

@@ -15,10 +15,9 @@ import pytest
 import dboost
 from benchmarks.fixed_fits import wide_frame
 from dboost.metrics import Metric
-from dboost.rows import shard_spec
 from dboost.session.evaluation_rows import SessionEvalSets
-from dboost.session.memory import Budget
 from tests.helpers.fits import NUMERIC, cut, mixed_frame, saved
+from tests.helpers.tune import Tune
 
 FEATURES = [*NUMERIC, "town"]
 FRAME, OTHER = mixed_frame(400), mixed_frame(300, seed=1)
@@ -40,10 +39,9 @@ def in_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def made(in_files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def made(in_files: list[str], tmp_path: Path, tune: Tune) -> Iterator[list[str]]:
     """Evaluation sets go to files, blocks are short, and temporary files go to a folder that is empty at the end."""
-    monkeypatch.setattr(Budget, "retained", 0)
-    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
+    tune(retained_bytes=0, block_rows=64)
     with dask.config.set({"temporary-directory": str(tmp_path / "temporary")}):
         yield in_files
     assert list((tmp_path / "temporary").iterdir()) == []

@@ -11,20 +11,20 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import dboost
-from dboost.kernels import threads
 from dboost.rows.shard import Shard
 from dboost.session import training_rows
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, TARGETS, cut, mixed_frame, saved
 from tests.helpers.growth import EVERY_KERNEL
+from tests.helpers.tune import Tune
 
 FRAME, HELD_OUT = mixed_frame(), mixed_frame(250, seed=1)
 SETTINGS: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 8, "min_samples_leaf": 5}
 
 
 @pytest.fixture(autouse=True)
-def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "SMALL", 0)
+def several_threads_for_small_tables(tune: Tune) -> None:
+    tune(small_cells=0)
 
 
 def fit(data: Any, target: Any, **changed: Any) -> dboost.Booster:
@@ -242,13 +242,12 @@ def test_scores_of_held_out_rows_are_those_of_the_finished_model(target: str) ->
 # Random seeds.
 
 
-def test_the_seed_matters_only_where_there_is_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dboost.data.columns import binning
+def test_the_seed_matters_only_where_there_is_a_sample(tune: Tune) -> None:
 
     def learned(seed: int) -> dict[str, Any]:
         return rows_of(fit(FRAME, "y", features=FEATURES, random_state=seed, max_bins=20))
 
     assert learned(0) == learned(1)
-    monkeypatch.setattr(binning, "SAMPLE_ROWS", 300)
+    tune(bin_sample_rows=300)
     assert learned(0) == learned(0)
     assert learned(0) != learned(1)

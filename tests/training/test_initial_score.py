@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dboost.data import RowRoles
-from dboost.kernels import threads
 from dboost.losses import LogLoss, Loss, SoftmaxLogLoss, SquaredError
 from dboost.rows.shard import Shard
 from dboost.rows.statistics import Statistic
 from dboost.training.leaf_values import Ask, TargetStats, target_stats
 from tests.helpers.sharded_engine import ShardedEngine, WholeEngine
 from tests.helpers.tables import make_table, shard_of, spec_of
+from tests.helpers.tune import Tune
 
 LOSSES = [SquaredError(), LogLoss(), SoftmaxLogLoss(4)]
 
@@ -69,8 +69,8 @@ def seen(shard: Shard, first: int, last: int, factor: int) -> tuple[int, int]:
     return last - first, factor * int(shard.target(slice(first, last)).sum())
 
 
-def test_an_engine_asks_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "SMALL", 0)
+def test_an_engine_asks_every_row_once(tune: Tune) -> None:
+    tune(small_cells=0)
     table = make_table([5, 9], 101)
     y = np.arange(101.0)
 

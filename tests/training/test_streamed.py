@@ -19,23 +19,23 @@ from hypothesis import strategies as st
 import dboost
 from dboost.cli import UNUSABLE, main
 from dboost.data.tables import table
-from dboost.rows import shard_spec
 from dboost.rows.block_file import BlockFile
 from dboost.rows.row_store import RowStore
 from dboost.rows.shard_spec import ShardSpec
 from dboost.session import memory, training_rows
-from dboost.session.memory import Budget, parse_memory_limit
+from dboost.session.memory import parse_memory_limit
+from dboost.tuning import tuned
 from tests.helpers.examples import examples
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
+from tests.helpers.tune import Tune
 
 LIMIT = "64MiB"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, tune: Tune) -> Iterator[Path]:
     """Every limit is too small for the rows, blocks are short, and temporary files go here."""
-    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 64)
+    tune(resident_rows=0, block_rows=64)
     with dask.config.set({"temporary-directory": str(tmp_path / "temporary")}):
         yield tmp_path / "temporary"
 
@@ -56,15 +56,14 @@ def both(frame: Any, target: Any, **settings: Any) -> tuple[dboost.Booster, dboo
 def test_however_rows_are_divided(folder: Path, n: int, at: list[int], block: int, n_threads: int) -> None:
     frame = mixed_frame(n, seed=n)
     options = {"features": NUMERIC, "sample_weight": "w", "subsample": 0.7, "max_leaf_nodes": 6, "min_samples_leaf": 3}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_spec, "BLOCK_ROWS", block)
+    with tuned(block_rows=block):
         kept = dboost.fit(frame, "y", max_iter=2, **options)
         streamed = dboost.fit(cut(frame, at), "y", max_iter=2, n_threads=n_threads, memory_limit=LIMIT, **options)
     assert saved(kept) == saved(streamed)
 
 
 @pytest.mark.parametrize("n_staying", [None, 1])
-def test_blocks_that_stay(folder: Path, monkeypatch: pytest.MonkeyPatch, n_staying: int | None) -> None:
+def test_blocks_that_stay(folder: Path, monkeypatch: pytest.MonkeyPatch, tune: Tune, n_staying: int | None) -> None:
     """Resident blocks, as many as the limit allows, are read once, before the first tree: here all, or one for each thread."""
     found: list[tuple[int, int]] = []
 
@@ -75,7 +74,7 @@ def test_blocks_that_stay(folder: Path, monkeypatch: pytest.MonkeyPatch, n_stayi
         return n if n_staying is None else n_staying
 
     allowed = training_rows.blocks_that_stay
-    monkeypatch.setattr(memory, "WORTH_KEEPING", 0)
+    tune(cached_file_bytes=0)
     monkeypatch.setattr(training_rows, "blocks_that_stay", counted)
     kept, streamed = both(mixed_frame(500), "late", sample_weight="w", subsample=0.6, n_threads=2)
     assert saved(kept) == saved(streamed)
@@ -103,7 +102,7 @@ def _count_codes(patch: pytest.MonkeyPatch, counted: list[int]) -> None:
 @pytest.mark.fast_cells(1)
 @pytest.mark.parametrize(("n_together", "most"), [(1, 12.0), (2, 8.0), (None, 4.0)])
 def test_trees_of_an_iteration_share_passes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, n_together: int | None, most: float
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tune: Tune, n_together: int | None, most: float
 ) -> None:
     """Codes are read once for all trees that grow at the same time, as many as the limit allows."""
     rng, n_iterations, n_classes = np.random.default_rng(0), 3, 4
@@ -119,7 +118,7 @@ def test_trees_of_an_iteration_share_passes(
 
         monkeypatch.setattr(training_rows, "trees_per_pass", noted)
     else:
-        monkeypatch.setattr(training_rows, "trees_per_pass", lambda *_: n_together)
+        tune(trees_per_pass=n_together)
     counted = [0]
     with monkeypatch.context() as patch:
         _count_codes(patch, counted)
@@ -145,10 +144,7 @@ def test_however_trees_share_passes(
 ) -> None:
     frame = mixed_frame(n, seed=n)
     settings: dict[str, Any] = {"features": NUMERIC, "max_iter": 2, "max_leaf_nodes": 6, "min_samples_leaf": 3} | options
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_spec, "BLOCK_ROWS", block)
-        patch.setattr(training_rows, "trees_per_pass", lambda *_: n_together)
-        patch.setattr(training_rows, "blocks_that_stay", lambda *_: n_staying)
+    with tuned(block_rows=block, trees_per_pass=n_together, cached_blocks=n_staying, cached_file_bytes=0):
         kept = dboost.fit(frame, "grade", **settings)
         streamed = dboost.fit(frame, "grade", n_threads=n_threads, memory_limit=LIMIT, **settings)
     assert saved(kept) == saved(streamed)

@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 
 import dboost
-from dboost.rows import shard_spec
-from dboost.session.memory import Budget
 from dboost.session.session import Session
+from tests.helpers.tune import Tune
 
 ROOT = Path(__file__).parents[2]
 RNG = np.random.default_rng(0)
@@ -30,10 +29,8 @@ Y = X[:, 0] * X[:, 1]
 CHILD = """
     import resource, signal, sys, dask, numpy as np
     import dboost
-    from dboost.rows import shard_spec as blocks
-    from dboost.session.memory import Budget
-    Budget.holds_rows = lambda *_: False
-    blocks.BLOCK_ROWS = 1024
+    from dboost.tuning import tuned
+    tuned(resident_rows=0, block_rows=1024).__enter__()
     dask.config.set({"temporary-directory": sys.argv[1]})
     X = np.random.default_rng(0).normal(size=(40_000, 5)).astype(np.float32)
     Y = X[:, 0] * X[:, 1]
@@ -53,9 +50,8 @@ def child(code: str, folder: Path) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(Budget, "holds_rows", lambda *_: False)
-    monkeypatch.setattr(shard_spec, "BLOCK_ROWS", 1024)
+def folder(tmp_path: Path, tune: Tune) -> Iterator[Path]:
+    tune(resident_rows=0, block_rows=1024)
     place = tmp_path / "temporary"
     place.mkdir()
     with dask.config.set({"temporary-directory": str(place)}):

@@ -16,7 +16,6 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 import dboost
 from dboost import DBoostClassifier, DBoostRegressor
 from dboost.errors import ParameterError
-from dboost.kernels import threads
 from dboost.model.ensemble import Tree
 from dboost.params import Parameters
 from dboost.trees.split_finder import mark_children, mark_root, new_feature_paths
@@ -26,14 +25,15 @@ from tests.helpers.fits import FEATURES, mixed_frame
 from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
 from tests.helpers.naive import bounded as naive
 from tests.helpers.tables import CodedTable, make_table
+from tests.helpers.tune import Tune
 
 FRAME = mixed_frame()
 SETTINGS: dict[str, Any] = {"features": FEATURES, "max_iter": 6, "max_leaf_nodes": 8, "min_samples_leaf": 5}
 
 
 @pytest.fixture(autouse=True)
-def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "SMALL", 0)
+def several_threads_for_small_tables(tune: Tune) -> None:
+    tune(small_cells=0)
 
 
 def paths(tree: Tree) -> Iterator[tuple[int, ...]]:

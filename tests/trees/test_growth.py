@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import dboost
 from dboost.cluster.transport.line import Message, packed
 from dboost.cluster.transport.rpc import RoundSums
-from dboost.kernels import threads
 from dboost.kernels.histograms import TILE_COLUMNS, rows_in_32_bits
 from dboost.kernels.rows import STRIPE
 from dboost.params import Parameters
@@ -25,12 +24,13 @@ from tests.helpers.examples import examples
 from tests.helpers.fits import saved
 from tests.helpers.growth import EVERY_KERNEL, PLAIN, Problem, assert_equal, tree_parameters
 from tests.helpers.tables import CodedTable, make_table
+from tests.helpers.tune import Tune
 
 
 @pytest.fixture(autouse=True)
-def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def several_threads_for_small_tables(tune: Tune) -> None:
     """Without this, small tables are processed by one thread."""
-    monkeypatch.setattr(threads, "SMALL", 0)
+    tune(small_cells=0)
 
 
 @st.composite
@@ -198,7 +198,9 @@ def test_histograms_stay_packed_as_long_as_sums_fit(least: int, max_weight: int 
 
 @pytest.mark.parametrize("least", [1, 5], ids=["without counts", "with counts"])
 @pytest.mark.parametrize("n_threads", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_trees_whose_roots_are_added_up_together(least: int, n_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_whose_roots_are_added_up_together(
+    least: int, n_threads: int, monkeypatch: pytest.MonkeyPatch, tune: Tune
+) -> None:
     """Of nine classes, four and four trees have their roots together, and the last one has its own."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(900, 6))
@@ -212,7 +214,7 @@ def test_trees_whose_roots_are_added_up_together(least: int, n_threads: int, mon
     )
     models = []
     for least_rows in (0, 901):
-        monkeypatch.setattr(whole_tree_grower, "_LEAST_ROWS_TOGETHER", least_rows)
+        tune(joint_root_rows=least_rows)
         models.append(
             dboost.fit(X, y, loss="log_loss", max_iter=3, min_samples_leaf=least, n_threads=n_threads, progress=False)
         )
@@ -240,7 +242,7 @@ STEADY = {
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("case", STEADY)
 def test_root_histograms_that_follow_from_those_of_the_tree_before(
-    case: str, n_threads: int, monkeypatch: pytest.MonkeyPatch
+    case: str, n_threads: int, monkeypatch: pytest.MonkeyPatch, tune: Tune
 ) -> None:
     """Columns of two values share a byte; of the categories of a case, those of one feature have two-byte codes."""
     options, weights, n_made = STEADY[case]
@@ -261,7 +263,7 @@ def test_root_histograms_that_follow_from_those_of_the_tree_before(
     settings: dict[str, Any] = {"loss": "absolute_error", "max_iter": 6, "n_threads": n_threads} | options
     models = []
     for least in (0, 1 << 40):
-        monkeypatch.setattr(whole_tree_grower, "_LEAST_STEADY", least)
+        tune(steady_values=least)
         models.append(dboost.fit(X, y, sample_weight=weight, progress=False, **settings))
     assert models[0].sha256 == models[1].sha256
     assert sum(calls) == n_made * n_threads

@@ -18,7 +18,6 @@ from sklearn.metrics import log_loss, mean_squared_error
 import dboost
 from dboost.data.columns import binning
 from dboost.errors import DataError, ParameterError
-from dboost.kernels import threads
 from dboost.kernels.bins import quantile_fine_bins
 from dboost.rows.bin_merge import BinMerge
 from dboost.rows.row_sample import RowSubset, Sample
@@ -30,14 +29,15 @@ from tests.helpers.clusters import threads_cluster
 from tests.helpers.compiled import compiled
 from tests.helpers.fits import FEATURES, mixed_frame, saved
 from tests.helpers.tables import shard_of, spec_of
+from tests.helpers.tune import Tune
 
 PROPOSALS = ("global", "tree", "node", "exact")
 FRAME = mixed_frame(1500)
 
 
 @pytest.fixture(autouse=True)
-def several_threads_for_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "SMALL", 0)
+def several_threads_for_small_tables(tune: Tune) -> None:
+    tune(small_cells=0)
 
 
 @pytest.fixture(scope="module")
@@ -276,9 +276,9 @@ def rank_error(n_rows: int, confidence: float = 0.95) -> float:
     return math.sqrt(math.log(2.0 / (1.0 - confidence)) / (2.0 * n_rows))
 
 
-def test_the_rank_error_of_a_sample_is_what_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_error_of_a_sample_is_what_is_promised(tune: Tune) -> None:
     n, n_sample = 30_000, 1000
-    monkeypatch.setattr(binning, "SAMPLE_ROWS", n_sample)
+    tune(bin_sample_rows=n_sample)
     values = np.sort(np.random.default_rng(0).lognormal(size=n))
     bound = rank_error(n_sample)
     assert bound == pytest.approx(1.36 / np.sqrt(n_sample), rel=2e-3)

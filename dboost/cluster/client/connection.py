@@ -3,8 +3,8 @@
 **Repeated losses of workers.** A call that loses a worker is repeated once the lost partitions have been read again. With
 preemptible machines that may happen any number of times. But a call that itself kills its workers (a histogram that does not
 fit the memory, a custom loss that crashes) would be repeated until no worker is left, and with nannies forever. So `Attempts`
-counts losses, and the fit fails after `MAX_ATTEMPTS` losses without progress. Progress is a complete iteration, or more loaded
-partitions than ever before.
+counts losses, and the fit fails after `Tuning.losses_without_progress` of them. Progress is a complete iteration, or more
+loaded partitions than ever before.
 """
 
 from __future__ import annotations
@@ -55,12 +55,11 @@ from dboost.session.fit_records import SessionRef, pack_round, session_refs, unp
 from dboost.training.callbacks import Progress
 from dboost.trees.tree_rounds import GrowOrder
 from dboost.trees.tree_task import GrownTree
+from dboost.tuning import tuning
 from dboost.version import __version__
 
 #: Calls that use the line of a fit, by their number on it.
 _ON_LINES = ["dboost_ask", "dboost_grow"]
-#: Timeout of the connection to a scheduler.
-CONNECT_TIMEOUT = "20s"
 #: Seconds between two looks for a usable worker.
 _POLL = 0.25
 #: Seconds for which the records of workers are recent, see `Connection.usable`.
@@ -117,7 +116,7 @@ def connected(scheduler: str | None, n_workers: int | None) -> Iterator[Client]:
     if scheduler is not None:
         before = _default_client()
         try:
-            client = Client(scheduler, timeout=CONNECT_TIMEOUT)
+            client = Client(scheduler, timeout=tuning().connect_timeout)
         except (OSError, ValueError, TypeError, RuntimeError) as error:  # of these the last two by Dask's settings of TLS
             half_made = _default_client()  # Dask closes it after errors of the network only
             if half_made is not None and half_made is not before:
@@ -773,8 +772,6 @@ class Connection:
         return reply
 
 
-#: Number of losses without progress at which a fit fails.
-MAX_ATTEMPTS = 10
 #: Number of losses that an error message lists.
 _N_REPORTED_LOSSES = 3
 
@@ -797,10 +794,10 @@ class Attempts:
         Raises
         ------
         DBoostError
-            At the `MAX_ATTEMPTS`-th loss without progress, naming calls and workers.
+            At the `Tuning.losses_without_progress`-th loss, naming calls and workers.
         """
         self._losses.append((call, str(lost)))
-        if len(self._losses) >= MAX_ATTEMPTS:
+        if len(self._losses) >= tuning().losses_without_progress:
             raise DBoostError(
                 f"workers were lost {len(self._losses)} times since {self._milestone}{self.summary()}; giving up, "
                 "see the workers' logs (too little memory, or a crash in a loss or in code that reads data?)"

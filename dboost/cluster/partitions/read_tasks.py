@@ -45,19 +45,18 @@ from dboost.data.kinds.partition import (
 )
 from dboost.data.sources import Parts, ReadCount, stream_of
 from dboost.data.sources.row_filter import RowFilter
-from dboost.data.sources.stored_stream import PARTITION_BYTES, StoredStream
+from dboost.data.sources.stored_stream import StoredStream
 from dboost.data.tables.dask_collections import in_place, roles_in
 from dboost.data.tables.table import check_no_values, given_roles, separate_roles
 from dboost.errors import DataError, DBoostError, ParameterError, is_out_of_descriptors, out_of_descriptors
 from dboost.schema import Feature
 from dboost.session.fit_records import SessionRef, unpack
 from dboost.session.memory import Budget, format_bytes
+from dboost.tuning import adopt, for_workers, tuning
 from dboost.version import __version__
 
 #: Dask priority of read tasks, above that of the user's tasks.
 _PRIORITY = 10
-#: Smallest number of rows of a partition of data in memory.
-MIN_ROWS = 5_000
 #: Name of the table of a fit, which errors do not repeat.
 TRAINING_DATA = "training data"
 #: Largest plan, in bytes, that is part of every task; a larger one gets a task of its own.
@@ -65,8 +64,6 @@ _MAX_PLAN_BYTES = 32 * 1024
 #: How often tasks are submitted if unusable workers join.
 _MAX_SUBMISSIONS = 10
 _submissions = count()
-#: Seconds between two events with the number of partitions that have been read.
-_EVENT_INTERVAL = 0.25
 
 
 @dataclass(frozen=True)
@@ -144,7 +141,7 @@ class ReadTasks:
             self.with_text = again
         stream = None
         if is_stream(data):
-            stream = stream_of(data, PARTITION_BYTES, row_filter)
+            stream = stream_of(data, tuning().stored_partition_bytes, row_filter)
         elif not is_lazy(data):
             data = data if row_filter is None else row_filter.rows_of(data)
         frame = None if is_lazy(data) or stream is not None else as_frame(data)
@@ -262,8 +259,8 @@ class ReadTasks:
         return 0 if self._budget is None else self._budget.limit
 
     def packed(self, plan: ReadPlan) -> bytes:
-        """Pickle a plan for the workers."""
-        return pack((plan, self._budget, bool(self.whole)))
+        """Pickle a plan for the workers, with the `Tuning` of this process."""
+        return pack((plan, self._budget, bool(self.whole), for_workers()))
 
     def read(
         self,
@@ -432,7 +429,7 @@ class _ReadEvents:
         self._count.add(*run)
         self._n_read += len(run)
         now = time.monotonic()
-        if now - self._last_event >= _EVENT_INTERVAL or self._n_read == self._table["partitions"]:
+        if now - self._last_event >= tuning().event_seconds or self._n_read == self._table["partitions"]:
             self._last_event = now
             self._connection.record_event("reading", read=self._n_read, **self._table)
 
@@ -630,7 +627,8 @@ def _read_part(
         if is_out_of_descriptors(error):
             raise out_of_descriptors(f"worker {get_worker().address}", f"read partition {i}") from error
         raise
-    how, budget, whole = unpack(plan)
+    how, budget, whole, sizes = unpack(plan)
+    adopt(sizes)
     partitions = worker_session.open_batch(batch, how, budget, whole)
     n_rows = partitions.take(i, in_place(bundle, filled), is_persisted and budget is None)
     return Receipt(i, n_rows, ref)
@@ -639,7 +637,8 @@ def _read_part(
 def _read_run(session: tuple[str, str, list[str]], batch: str, first: int, plan: bytes, parts: bytes) -> list[Receipt]:
     """Run a task that reads consecutive partitions. first : number of the first one; parts : a pickled `Parts` of these."""
     worker_session, ref = here(*session)
-    how, budget, whole = unpack(plan)
+    how, budget, whole, sizes = unpack(plan)
+    adopt(sizes)
     partitions, source = worker_session.open_batch(batch, how, budget, whole), unpack(parts)
     receipts = []
     with partitions.decoding:
@@ -657,7 +656,7 @@ def _check_part(i: int, plan: bytes, bundle: tuple[Any, ...]) -> None:
 def _split_rows(data: Any, frame: Frame, n_parts: int) -> tuple[dict[Any, Any], list[Any]]:
     """Return the graph and the bundles of tasks that contain the rows of a table in memory."""
     n = frame.n_rows
-    n_parts = max(1, min(n_parts, n // MIN_ROWS))
+    n_parts = max(1, min(n_parts, n // tuning().least_partition_rows))
     bounds = [n * k // n_parts for k in range(n_parts + 1)]
     pieces = [pack(_rows(data, frame, first, last)) for first, last in pairwise(bounds)]
     return {}, [(_unpacked, packed_rows) for packed_rows in pieces]

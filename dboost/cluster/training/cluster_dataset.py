@@ -28,7 +28,7 @@ from distributed import Client, Future
 
 from dboost.cluster.client.connection import Connection, address_of, current_client, submit, usable
 from dboost.cluster.client.worker_choice import WorkerChoice
-from dboost.cluster.partitions.read_tasks import MIN_ROWS, ReadTasks, finished, rows_alone
+from dboost.cluster.partitions.read_tasks import ReadTasks, finished, rows_alone
 from dboost.cluster.training.cluster_fit import n_parts_of, train_on
 from dboost.cluster.training.cluster_sessions import ClusterSessions
 from dboost.cluster.transport.messages import pack
@@ -48,7 +48,6 @@ from dboost.data.kinds.partition import (
     slice_rows,
     some_values,
 )
-from dboost.data.sources.stored_stream import WAVE_BYTES
 from dboost.data.tables.dask_collections import in_place
 from dboost.data.tables.table import ColumnUnifier, values_of
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
@@ -83,6 +82,7 @@ from dboost.training.fit import propose_bins
 from dboost.training.fit_result import FitResult
 from dboost.training.leaf_refit import refit_leaves
 from dboost.training.plan import FitRequest
+from dboost.tuning import tuning
 
 
 class BinnedTasks(ReadTasks):
@@ -340,11 +340,11 @@ def prepare_on_cluster(client: Client, tasks: ReadTasks, request: FitRequest) ->
 def sent_to_workers(client: Client, prepared: PreparedDataset, request: FitRequest) -> ClusterRows:
     """Have workers hold the rows of a folder that this process has written.
 
-    At most `WAVE_BYTES` of them are in the memory of this process at a time. The scheduler keeps the bins, one byte a value, so
-    that Dask can send those of a lost worker again.
+    At most `Tuning.wave_bytes` of them are in the memory of this process at a time. The scheduler keeps the bins, one byte a
+    value, so that Dask can send those of a lost worker again.
     """
     n_parts = n_parts_of(client)
-    most_rows = max(-(-prepared.n_rows // n_parts), MIN_ROWS)
+    most_rows = max(-(-prepared.n_rows // n_parts), tuning().least_partition_rows)
     lengths: list[int] = []
     futures: list[Future] = []
     with Connection(client, WorkerChoice.of(request.workers)) as connection:
@@ -371,7 +371,7 @@ def _waves(partitions: Iterable[BinnedPartition]) -> Iterator[dict[Any, Any]]:
     wave: dict[Any, Any] = {}
     n_bytes, token = 0, uuid.uuid4().hex
     for i, partition in enumerate(partitions):
-        if wave and n_bytes + partition.n_bytes > WAVE_BYTES:
+        if wave and n_bytes + partition.n_bytes > tuning().wave_bytes:
             yield wave
             wave, n_bytes = {}, 0
         wave[f"dboost-binned-{token}-{i}"] = (unpack, pack(partition))

@@ -48,12 +48,11 @@ from dboost.trees.fit_trees import FitTree, TreesSoFar
 from dboost.trees.shard_grower import BYTES_PER_ROW
 from dboost.trees.tree_rounds import GrowOrder
 from dboost.trees.tree_task import GrownTree, TreeTask
+from dboost.tuning import tuning
 
 Answer = TypeVar("Answer")
 Given = TypeVarTuple("Given")
 
-#: Bytes that trees which grow at the same time may use in a process, if the fit has no `memory_limit`.
-_TREE_BYTES = 128 * 2**20
 #: Largest number of leaves that a round opens.
 _MOST_PER_ROUND = 512
 
@@ -328,7 +327,7 @@ class ClusterSessions:
         of_rows = 0 if self.streams else BYTES_PER_ROW * max(self.training.rows_of_sessions().values())
         of_histograms = 16 * int(self.spec.shard.bin_layout.offset[-1]) * 2 * tasks[0].policy.max_leaves
         budget = self.spec.budget
-        tree_bytes = _TREE_BYTES if budget is None else budget.limit // 16
+        tree_bytes = tuning().tree_bytes if budget is None else budget.limit // 16
         most = max(tree_bytes // max(of_rows, of_histograms), 1)
         if self.streams:
             most = min(most, self.trees_per_pass)

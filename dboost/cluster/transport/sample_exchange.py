@@ -16,15 +16,15 @@ from typing import Any
 from dboost.cluster.transport.line import Pieces, pieces_of, unpacked
 from dboost.cluster.transport.messages import OK, pack
 from dboost.config import fan_in, owner_bytes
-from dboost.data.columns.binning import SAMPLE_ROWS
 from dboost.session.fit_records import SessionRef, unpack
 from dboost.session.proposal import ProposalOrder
 from dboost.session.session import Session
+from dboost.tuning import tuning
 
 
 def choose_owners(refs: Sequence[SessionRef], n_rows: int, n_columns: int, max_bins: int) -> ProposalOrder:
     """Return which sessions propose the candidates of which columns. n_rows : of the table."""
-    n_bytes = 8 * min(n_rows, SAMPLE_ROWS) * n_columns
+    n_bytes = 8 * min(n_rows, tuning().bin_sample_rows) * n_columns
     return ProposalOrder.of(refs, min(-(-n_bytes // owner_bytes()), fan_in()), n_columns, max_bins)
 
 

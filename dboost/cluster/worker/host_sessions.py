@@ -33,8 +33,8 @@ has other workers, one of them becomes its trainer, and no host has two. A worke
 lose. Workers that join beside a trainer get no rows (`cluster.partitions.joined_workers`).
 
 **The exchange** is one call to the sessions. Rows travel as slices of histograms do (`cluster.transport.feature_exchange`), in
-messages of about `PART_BYTES`; a session that waits for those of a lost one gives up in the same way. What was received counts
-only once the client has said so (`Session.accept`), so a call that failed is repeated with other sessions.
+messages of about `Tuning.hand_over_bytes`; a session that waits for those of a lost one gives up in the same way. What was
+received counts only once the client has said so (`Session.accept`), so a call that failed is repeated with other sessions.
 """
 
 from __future__ import annotations
@@ -46,14 +46,11 @@ from typing import Any, NamedTuple, TypeVar
 from dboost.cluster.transport.line import Pieces, pieces_of, unpacked
 from dboost.cluster.transport.messages import OK
 from dboost.params import usable_processors
-from dboost.rows.shard import MOST_ROWS
 from dboost.rows.shard_spec import ShardSpec
 from dboost.session.fit_records import SessionRef, pack_round, unpack
 from dboost.session.memory import Budget
 from dboost.session.session import Session
-
-#: Bytes of rows in a message, about.
-PART_BYTES = 64 * 2**20
+from dboost.tuning import tuning
 
 Worker = TypeVar("Worker", bound=Hashable)
 
@@ -67,7 +64,8 @@ class SessionPlace(NamedTuple):
     @classmethod
     def of(cls, spare: Budget | None, spec: ShardSpec, n_rows: int, processors: tuple[int, ...]) -> SessionPlace:
         """Return the place of a session that has `n_rows` rows. spare : `PartitionStats.spare`."""
-        most = MOST_ROWS if spare is None else min(spare.most_rows(spec, len(processors)), MOST_ROWS)
+        most = tuning().session_rows
+        most = most if spare is None else min(spare.most_rows(spec, len(processors)), most)
         return cls(most - n_rows, processors)
 
 
@@ -195,6 +193,7 @@ def hand_overs(
     encoded row.
     """
     found: dict[SessionRef, HandOver] = {}
+    part_bytes = tuning().hand_over_bytes
     for trainer in sorted(set(trainers.values())):
         group = [ref for ref in trainers if trainers[ref] == trainer]
         host, place = members[trainer].host, members[trainer].place
@@ -204,7 +203,8 @@ def hand_overs(
         if len(group) == 1 and n == own:
             continue
         readers = [ref for ref in group if members[ref].has_read]
-        n_parts = dict.fromkeys(group, 0) | {ref: max(-(-members[ref].n_rows * row_bytes // PART_BYTES), 1) for ref in readers}
+        n_parts = dict.fromkeys(group, 0)
+        n_parts |= {ref: max(-(-members[ref].n_rows * row_bytes // part_bytes), 1) for ref in readers}
         given = [n_parts[ref] for ref in group if ref != trainer]
         n_senders = tuple(sum(many > k for many in given) for k in range(max(given, default=0)))
         found |= {ref: HandOver(trainer, n_parts[ref], n) for ref in group}

@@ -64,6 +64,7 @@ from dboost.session.memory import Budget, keep_freed_memory, trim_memory
 from dboost.session.session import SESSION_METHODS, Session
 from dboost.trees.grower import RoundHistograms
 from dboost.trees.split_finder import PackedSplits
+from dboost.tuning import adopt, tuning
 from dboost.version import __version__
 
 
@@ -177,12 +178,11 @@ def _slices(worker_session: Session, batch: str, partition: int) -> Iterator[Chu
 
 
 def _take_slice(worker_session: Session, batch: str, partition: int, plan: bytes, content: bytes, number: int) -> None:
-    how, budget, whole = unpack(plan)
+    how, budget, whole, sizes = unpack(plan)
+    adopt(sizes)
     worker_session.open_batch(batch, how, budget, whole).take_slice(partition, unpack(content), number)
 
 
-#: Number of threads, i.e. of fits whose calls may run on a worker at the same time.
-_FITS_AT_A_TIME = 16
 #: Calls that wait for other sessions: they have threads of their own, so that they never wait for each other's.
 _WAITING = frozenset(method.__name__ for method in (Session.histogram_slices, Session.draw_sample, Session.hand_over))
 #: Number of such calls at the same time.
@@ -222,7 +222,7 @@ class DBoostWorkerPlugin(WorkerPlugin):
         #: Number of running tasks that the end of a fit waits for, see `running`.
         self._running: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(_FITS_AT_A_TIME, "dboost-calls")
+        self._pool = ThreadPoolExecutor(tuning().worker_threads, "dboost-calls")
         self._waiting = ThreadPoolExecutor(_MOST_WAITING, "dboost-exchanges")
         self._inbox = Inbox()
         #: Fit and session of each line on which calls arrive.

@@ -1,10 +1,11 @@
 """Split candidates of features, and the bins between them.
 
 **Candidates.** The split candidates of a numeric feature are quantiles of a row sample. Whether a row is sampled depends only
-on a hash of (seed, global row number), not on partitions; tables of up to `SAMPLE_ROWS` rows are not sampled. With few distinct
-values every value gets a bin. With many, bins end at weighted quantiles by the inverted distribution function. Values that
-outweigh a bin get their own bin, and the remaining bins are quantiles of the other values. Rows of weight zero are ignored, and
-a row of weight two counts as two rows. A strictly monotonic transformation of a feature leaves the sampled rows in their bins.
+on a hash of (seed, global row number), not on partitions; tables of up to `Tuning.bin_sample_rows` rows are not sampled. With
+few distinct values every value gets a bin. With many, bins end at weighted quantiles by the inverted distribution function.
+Values that outweigh a bin get their own bin, and the remaining bins are quantiles of the other values. Rows of weight zero are
+ignored, and a row of weight two counts as two rows. A strictly monotonic transformation of a feature leaves the sampled rows
+in their bins.
 
 A candidate is the midpoint of the last value of its bin and the first one of the next bin, not one of these values: a value
 that is rounded, to float32 or to some decimals, stays on its side. Values between two sampled ones may occur in the other rows.
@@ -32,11 +33,8 @@ from dboost.errors import DataError
 from dboost.kernels.bins import PADDED_EDGES
 from dboost.kernels.rows import select_rows
 from dboost.schema import Feature
+from dboost.tuning import tuning
 
-#: Size of the row sample.
-SAMPLE_ROWS = 200_000
-#: Bytes of sampled values at a time without a memory limit: a pass over the rows for so many columns costs little for each.
-SAMPLED_BYTES = 256 * 2**20
 #: For fewer values, starting other threads takes longer than the work.
 FEW = 400_000
 #: Maximum number of bins with 16-bit codes, one code being "missing".
@@ -75,9 +73,9 @@ class Binning:
 def sample_rows(n_rows: int, seed: int, first: int = 0, last: int | None = None, size: int | None = None) -> np.ndarray:
     """Return the sampled rows among first…last-1, ascending int64: a function of seed and row number.
 
-    size : approximate number of sampled rows out of all `n_rows`; default `SAMPLE_ROWS`.
+    size : approximate number of sampled rows out of all `n_rows`; default `Tuning.bin_sample_rows`.
     """
-    size = SAMPLE_ROWS if size is None else size
+    size = tuning().bin_sample_rows if size is None else size
     last = n_rows if last is None else last
     if n_rows <= size:
         return np.arange(first, last)
@@ -90,8 +88,8 @@ def sample_rows(n_rows: int, seed: int, first: int = 0, last: int | None = None,
 
 def columns_at_once(n_rows: int, n_bytes: int | None) -> int:
     """Return the number of columns, at least 1, whose sampled values (which exist twice) fit in n_bytes; None: no limit."""
-    n_bytes = SAMPLED_BYTES if n_bytes is None else n_bytes
-    return max(n_bytes // (16 * min(n_rows, SAMPLE_ROWS + SAMPLE_ROWS // 8) or 1), 1)
+    n_bytes, size = tuning().sampled_bytes if n_bytes is None else n_bytes, tuning().bin_sample_rows
+    return max(n_bytes // (16 * min(n_rows, size + size // 8) or 1), 1)
 
 
 def propose(values: np.ndarray, weight: np.ndarray | None, max_bins: int) -> np.ndarray:

@@ -30,6 +30,7 @@ from dboost.data.kinds.partition import (
 )
 from dboost.errors import DBoostError
 from dboost.schema import Feature
+from dboost.tuning import tuning
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +54,6 @@ class Predictor:
         if data.shape[0]:
             return self.values(data).astype(self.dtype, copy=False)
         return np.empty(0 if self.names is None else (0, len(self.names)), self.dtype)
-
-
-#: Bytes of a block of a sparse table.
-_SPARSE_BYTES = 8 * 2**20
 
 
 def is_sparse(data: Any) -> bool:
@@ -91,7 +88,7 @@ class FeatureBlocks:
         if not self.are_of_sparse:
             yield slice(0, len(self)), self._table
             return
-        n = max(_SPARSE_BYTES // (8 * max(len(self._features), 1)), 1)
+        n = max(tuning().dense_block_bytes // (8 * max(len(self._features), 1)), 1)
         for first in range(0, max(len(self), 1), n):
             last = min(first + n, len(self))
             rows = self._table.rows(first, last)

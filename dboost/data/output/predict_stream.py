@@ -19,14 +19,12 @@ from dboost.data.kinds.predictor import NAME, Predictor, like_input
 from dboost.data.sources import Stream, stream_of
 from dboost.data.sources.row_filter import RowFilter
 from dboost.errors import DBoostError
-
-#: Bytes of the rows that are predicted at a time.
-_BATCH_BYTES = 32 * 2**20
+from dboost.tuning import tuning
 
 
 def stream_to_predict(data: Any, row_filter: RowFilter | None = None) -> Stream:
     """Return rows for which `is_stream` holds, in the batches that are predicted."""
-    return stream_of(data, _BATCH_BYTES, row_filter)
+    return stream_of(data, tuning().batch_bytes, row_filter)
 
 
 def predict_stream(source: Stream, predictor: Predictor, at_end: Callable[[], None] | None) -> Any:

@@ -1,9 +1,8 @@
 """Tables that are read in parts: paths, file formats, table formats, streams, and filters of rows."""
 
-from dboost.data.sources.sources import PARTITION_BYTES, Parts, ReadCount, Source, Stream, stream_of
+from dboost.data.sources.sources import Parts, ReadCount, Source, Stream, stream_of
 
 __all__ = [
-    "PARTITION_BYTES",
     "Parts",
     "ReadCount",
     "Source",

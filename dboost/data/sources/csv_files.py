@@ -29,21 +29,18 @@ from dboost._lazy_import import pa, pd
 from dboost.data.sources import Parts
 from dboost.data.sources.files import DataFile, unchanged
 from dboost.errors import DataError, shown
+from dboost.tuning import tuning
 
-#: Bytes of a CSV block.
-BLOCK_BYTES = 32 * 2**20
-#: Minimum bytes of a block if memory is limited; the reader converts larger partitions in slices anyway.
-LEAST_BLOCK_BYTES = 2**20
 #: Bytes that are read at once from a CSV file to find out how its lines end.
 _PIECE_BYTES = 2**16
 #: Names in an archive that are ignored, as in folders: they begin with "." or "_".
 _HIDDEN = re.compile(r"(^|/)[._]")
-#: Rows of the first file that determine which columns are text.
-SAMPLE_ROWS = 1000
 
 
 def _block_bytes(most_bytes: int | None) -> int:
-    return BLOCK_BYTES if most_bytes is None else min(BLOCK_BYTES, max(most_bytes, LEAST_BLOCK_BYTES))
+    limits = tuning()
+    n_bytes = limits.csv_block_bytes
+    return n_bytes if most_bytes is None else min(n_bytes, max(most_bytes, limits.least_csv_block_bytes))
 
 
 class CsvBlock(NamedTuple):
@@ -82,7 +79,7 @@ def read_csv(files: list[DataFile], as_text: Container[str], most_bytes: int | N
         if wrong:  # pandas would rename them
             raise DataError(f"{shown(files[0].url)} has several columns named {wrong[0]!r}")
         with _opened(files[0]) as stream:
-            sample = _parse(stream, [], n_rows=SAMPLE_ROWS)
+            sample = _parse(stream, [], n_rows=tuning().csv_sample_rows)
     sample = sample[[name for name in sample if name not in repeated and (not repeated or name in names)]]
     text = [name for name in sample if name in as_text or _is_text(sample[name])]
     sample = sample.astype(dict.fromkeys(text, "str"))

@@ -41,11 +41,12 @@ import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
 from dboost._lazy_import import pa, pd
-from dboost.data.sources import PARTITION_BYTES, Parts
+from dboost.data.sources import Parts
 from dboost.data.sources.files import DataFile, changed, folder_columns, unchanged
 from dboost.data.sources.row_filter import Extremes, RowFilter
 from dboost.errors import DataError, shown
 from dboost.schema import TEXT, Feature
+from dboost.tuning import tuning
 
 #: Bytes that are read at once: from the end of a file, and of a column if memory is limited.
 _PIECE_BYTES = 2**16
@@ -352,7 +353,7 @@ def parts_of(
     chosen = np.ones(len(footer.groups), bool) if possible is None else possible.copy()
     if part.groups is not None:
         chosen &= np.isin(np.arange(len(chosen)), part.groups)
-    limit = PARTITION_BYTES if most_bytes is None else most_bytes
+    limit = tuning().partition_bytes if most_bytes is None else most_bytes
     groups: list[int] = []
     first = n_rows = n_bytes = 0
     for k, (n, size) in enumerate(footer.groups):

@@ -58,7 +58,7 @@ def open_source(
         Features of a model. CSV columns that are text features are read as text, also if they contain only digits.
     most_bytes : int, optional
         Target size of a partition: larger row groups of Parquet files are divided, and blocks of CSV files are not longer (but
-        at least `csv_files.LEAST_BLOCK_BYTES`).
+        at least `Tuning.least_csv_block_bytes`).
     columns : collection of str, optional
         Columns that are used. Parquet files may differ in other columns. Default: those of `like`, or all.
     row_filter : RowFilter, optional

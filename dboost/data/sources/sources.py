@@ -26,13 +26,12 @@ from dboost._lazy_import import is_a, nw, pa, pd
 from dboost.data.columns.labels import Names
 from dboost.data.kinds.partition import kind_of, slice_rows
 from dboost.data.sources.row_filter import RowFilter
+from dboost.tuning import tuning
 
 if TYPE_CHECKING:
     import dask.dataframe as dd
 
 _MIB = 2**20
-#: Bytes of the columns of a partition, unless memory is limited.
-PARTITION_BYTES = 128 * 2**20
 
 
 class Source(Protocol):
@@ -195,7 +194,7 @@ class Stream:
             yield self.row_filter.rows_of(partition)
 
     def _partitions(self, columns: Sequence[str]) -> Iterator[Any]:
-        n_bytes = PARTITION_BYTES if self.most_bytes is None else self.most_bytes
+        n_bytes = tuning().partition_bytes if self.most_bytes is None else self.most_bytes
         n_rows = slice_rows(n_bytes, len(columns))
         assert n_rows is not None
         waiting: list[Any] = []

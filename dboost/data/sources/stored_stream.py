@@ -3,9 +3,9 @@
 `rereadable` is for functions that read their data twice, such as explanations: a stream may be read once only.
 
 On a cluster workers cannot read a stream, and a partition is read again after a worker was lost. The client sends the workers
-some partitions at a time: neither the client nor the scheduler has more than `WAVE_BYTES` of them in memory.
+some partitions at a time: neither the client nor the scheduler has more than `Tuning.wave_bytes` of them in memory.
 
-A stream of at most `SMALL_BYTES` is a table in memory.
+A stream of at most `Tuning.stream_in_memory_bytes` is a table in memory.
 """
 
 from __future__ import annotations
@@ -20,13 +20,7 @@ from dboost.data.sources import Stream, stream_of
 from dboost.data.sources.row_filter import RowFilter
 from dboost.errors import DataError, DBoostError, is_full, reason
 from dboost.files.spool import PrivateDirectory
-
-#: Bytes of a partition.
-PARTITION_BYTES = 16 * 2**20
-#: Bytes of partitions that are sent at the same time.
-WAVE_BYTES = 128 * 2**20
-#: Bytes of a stream that is kept as a table in memory.
-SMALL_BYTES = 64 * 2**20
+from dboost.tuning import tuning
 
 
 class StoredStream:
@@ -66,7 +60,7 @@ class StoredStream:
             self.sizes.append(table.nbytes)
             self._waiting.append(table)
             del partition, table
-            if self._folder is not None or sum(self.sizes) > SMALL_BYTES:
+            if self._folder is not None or sum(self.sizes) > tuning().stream_in_memory_bytes:
                 self._store()
 
     def _store(self) -> None:
@@ -111,7 +105,7 @@ class StoredStream:
         """Yield the numbers of partitions that are sent at the same time."""
         wave: list[int] = []
         for number in numbers:
-            if wave and sum(self.sizes[one] for one in [*wave, number]) > WAVE_BYTES:
+            if wave and sum(self.sizes[one] for one in [*wave, number]) > tuning().wave_bytes:
                 yield wave
                 wave = []
             wave.append(number)
@@ -145,7 +139,7 @@ def rereadable(data: Any, columns: Callable[[Names], Sequence[str]], what: str =
     """
     if not (isinstance(data, Stream) or is_stream(data)):
         return data
-    source = data if isinstance(data, Stream) else stream_of(data, PARTITION_BYTES)
+    source = data if isinstance(data, Stream) else stream_of(data, tuning().stored_partition_bytes)
     try:
         stored = StoredStream(source, list(dict.fromkeys(columns(source.names))))
     except DBoostError as error:

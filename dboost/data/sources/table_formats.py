@@ -41,9 +41,8 @@ from dboost.data.sources.parquet import ParquetPart, parts_of_files, read_footer
 from dboost.data.sources.row_filter import Extremes, RowFilter
 from dboost.data.sources.table_versions import AddedFiles, at_version, delta_order, iceberg_order, is_delta
 from dboost.errors import DataError, MissingExtraError, shown
+from dboost.tuning import tuning
 
-#: Files of at most this size are one partition, whose footer need not be read beforehand.
-SMALL_BYTES = 16 * 2**20
 #: Maximum size of a file of Iceberg as a multiple of the memory for the columns of a partition: the whole memory limit.
 LARGEST = 4
 #: What names of partition columns begin with in the log.
@@ -129,7 +128,7 @@ def _of_delta(data: Any, most_bytes: int | None, row_filter: RowFilter | None) -
     schema = pa.schema(table.schema().to_arrow())
     found = _added_delta_files(data, schema) if isinstance(data, AddedFiles) else _delta_files(table, schema)
     filters = [] if row_filter is None else [row_filter]
-    whole = [most_bytes is None and not filters and size <= SMALL_BYTES for _, size in found]
+    whole = [most_bytes is None and not filters and size <= tuning().small_file_bytes for _, size in found]
     cut = iter(
         parts_of_files(
             [part for (part, _), is_one in zip(found, whole, strict=True) if not is_one], schema, most_bytes, filters
@@ -294,7 +293,7 @@ def _iceberg_parts(
 
     def may_be_cut(task: Any) -> bool:
         is_plain = str(task.file.file_format).upper().endswith("PARQUET") and not task.delete_files
-        is_small = most_bytes is None and not filters and task.file.file_size_in_bytes <= SMALL_BYTES
+        is_small = most_bytes is None and not filters and task.file.file_size_in_bytes <= tuning().small_file_bytes
         return is_plain and not is_small and isinstance(scan.row_filter, AlwaysTrue)
 
     whole = {
