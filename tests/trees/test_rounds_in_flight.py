@@ -29,7 +29,7 @@ def problem(seed: int, **parameters: int) -> Problem:
 
 
 class QueueingShards:
-    """Shards that answer requests in turn, each in its own time; implements `RoundCalls`.
+    """Shards that answer requests in turn, each in its own time; see `tree_rounds.BeginRound`.
 
     Parameters
     ----------
