@@ -9,8 +9,8 @@ All writers that need more than one step follow one rule:
 
 A lease is a file. Its record names the run, its host and its process; a run holds the file while it works and removes it at the
 end. A thread rewrites the file three times in the lease's duration (`config.lease_seconds`), so the content of the file of a
-live run changes. Another run that finds the file watches it for the duration, by its own clock, so the clocks of hosts need not
-agree:
+live run changes. The record has the duration. Another run that finds the file watches it for this duration, by its own clock,
+so neither the clocks of hosts nor their configurations need agree:
 
 * The content changes: the other run is alive, and this one ends with a `BusyError`.
 * The file disappears: the other run has ended, and this one creates the file.
@@ -44,9 +44,12 @@ from typing import Any
 from dboost.display import number
 from dboost.errors import DBoostError, is_failure
 from dboost.files.atomic_write import FileMissingError, create_whole, read_whole, remove, write_whole
+from dboost.files.json_shape import ANY, OTHERS, check_shape
 
 #: How many times a file is read within a duration while it is watched.
 _WATCHES = 30
+#: Seconds of the longest duration that a file may name; a longer one is not a lease's.
+_LONGEST = 1e8
 #: Seconds after which, at most, the file names the last of the runs that take over at the same time.
 _MOMENT = 0.5
 
@@ -81,6 +84,7 @@ class Lease:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self._run = uuid.uuid4().hex
         self._holder: dict[str, Any] = {"run": self._run, "host": socket.gethostname(), "process": os.getpid(), "since": now}
+        self._holder["seconds"] = self._seconds
         if _machine() is not None:
             self._holder |= {"machine": _machine(), "started": _started(os.getpid())}
         self._renewed = 0.0
@@ -178,13 +182,23 @@ class Lease:
 
     def _watch(self, found: bytes) -> None:
         """Return when the content of the file has not changed for the duration, or when its process has ended."""
-        print(f"dboost: {self._called(found)}: waiting {number(self._seconds)} s for its next renewal", file=sys.stderr)
-        deadline = time.monotonic() + self._seconds
+        seconds = self._duration(found)
+        print(f"dboost: {self._called(found)}: waiting {number(seconds)} s for its next renewal", file=sys.stderr)
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not _is_dead(found):
-            time.sleep(self._seconds / _WATCHES)
+            time.sleep(min(seconds, self._seconds) / _WATCHES)
             now = read_whole(self.path)
             if now != found:
                 raise self._busy(now)
+
+    def _duration(self, found: bytes) -> float:
+        """Return the duration of the lease that a file is of; that of this run if the file does not name one."""
+        try:
+            check_shape(json.loads(found), {"seconds": float, OTHERS: ANY}, "it")
+        except (ValueError, RecursionError):
+            return self._seconds
+        seconds = float(json.loads(found)["seconds"])
+        return seconds if 0 < seconds <= _LONGEST else self._seconds
 
     def _read(self) -> bytes:
         """Return the content of the file; nothing if there is no file."""

@@ -72,9 +72,26 @@ def test_a_second_run_ends_as_long_as_the_first_renews(model: str, capsys: pytes
             with pytest.raises(BusyError, match=r"another run \(host .*, process \d+, since .*\) is training .*: try again"):
                 lease_of(model, LONG).__enter__()
         first.renew()
-    assert "waiting 60 s for its next renewal" in capsys.readouterr().err
+    assert f"waiting {SHORT} s for its next renewal" in capsys.readouterr().err
     with lease_of(model, SHORT):
         pass
+
+
+@pytest.mark.parametrize(
+    ("stored", "waits"),
+    [({"seconds": LONG}, LONG), ({"seconds": 7}, 7), ({}, SHORT), ({"seconds": "60"}, SHORT), ({"seconds": True}, SHORT),
+     ({"seconds": 1e300}, SHORT), ({"seconds": -1.0}, SHORT), ({"seconds": float("nan")}, SHORT)],
+)  # fmt: skip
+def test_the_duration_of_the_holder_decides(tmp_path: Path, stored: dict[str, object], waits: float) -> None:
+    content = json.dumps(stored).encode()
+    assert lease_of(str(tmp_path / "model.json"), SHORT)._duration(content) == waits
+
+
+def test_a_live_lease_is_not_taken_over_by_a_run_of_a_shorter_duration(model: str) -> None:
+    with lease_of(model, 9 * SHORT) as first:
+        with pytest.raises(BusyError, match="another run"):
+            lease_of(model, SHORT / 4).__enter__()
+        first.renew()
 
 
 def test_a_run_that_fails_after_it_lost_the_lease_says_so(model: str) -> None:
