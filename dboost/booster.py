@@ -26,6 +26,8 @@ from dboost.data.output.predict_io import filtered
 from dboost.dataset import Dataset
 from dboost.errors import InputTypeError, ParameterError
 from dboost.files.atomic_write import write_whole
+from dboost.files.filesystem import without_query
+from dboost.files.path_text import path_text
 from dboost.input_data import input_of
 from dboost.losses import Loss
 from dboost.model import model_file
@@ -605,7 +607,7 @@ class Booster:
         """
         model_file.save(self.ensemble, path)
         if history:
-            write_whole(f"{os.fspath(path)}.history.csv", self.history.to_csv(index=False).encode())
+            write_whole(f"{without_query(path_text(path))}.history.csv", self.history.to_csv(index=False).encode())
 
     def __reduce__(self) -> tuple[Callable[..., Booster], tuple[Any, ...]]:
         return _restore, (model_file.dumps(self.ensemble), self.history, self.timings, self._custom_loss)

@@ -9,7 +9,6 @@ import re
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +18,7 @@ from dboost._lazy_import import pd
 from dboost.cli import output_paths
 from dboost.display import metric_name, number
 from dboost.errors import ModelFileError, ParameterError
+from dboost.files.filesystem import filesystem_of, without_query
 from dboost.params import Parameters
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
         frames["drift"] = booster.drift(arguments.drift, arguments.target)
     if arguments.html:
         booster.report(arguments.html, arguments.data, arguments.target, arguments.weight)
-        console.print(f"report in {arguments.html}", soft_wrap=True)
+        print(f"report in {arguments.html}", file=output_paths.summary_file(arguments.html))
     if arguments.json:
         found = {name: frame.to_dict("records") for name, frame in frames.items()} or _content(booster)
         print(json.dumps(_plain(found), allow_nan=False, indent=1))
@@ -93,8 +93,8 @@ def _check(arguments: argparse.Namespace) -> None:
 def _load(path: str) -> Booster:
     """Load the model, with the history beside its file if there is one."""
     booster = dboost.load(path)
-    beside = f"{path}.history.csv"
-    files, name = fsspec.url_to_fs(beside)
+    beside = f"{without_query(path)}.history.csv"
+    files, name = filesystem_of(beside)
     if files.isfile(name):
         with files.open(name, "rb") as file:
             return dboost.Booster(booster.ensemble, history=_history(file, beside))

@@ -48,17 +48,15 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-import fsspec
-
 import dboost
 from dboost.data.sources.files import DataFiles, FilesBelow, digest_of, find_files, table_name
 from dboost.data.sources.paths import load_table
 from dboost.data.sources.table_versions import AddedFiles, ChangedRowsError, added_since, location, table_id
 from dboost.errors import DataError, ParameterError, shown
 from dboost.files.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
+from dboost.files.filesystem import filesystem_of
 from dboost.files.json_shape import ANY, OTHERS, Shape, Within, check_shape
 from dboost.files.lease import Lease
-from dboost.files.path_text import path_text
 from dboost.params import canonical
 from dboost.training.checkpoint import STATE, first_difference, remove_checkpoint
 
@@ -107,8 +105,17 @@ def model_settings(target: str | list[str], parameters: Mapping[str, Any]) -> di
     named = {"target": target} | canonical(parameters)
     ignored = _NOT_SETTINGS if named.get("arcbites") else _NOT_SETTINGS | {"memory_limit"}  # it decides the number of arcbites
     given = {name: value for name, value in named.items() if name not in ignored}
-    plain: dict[str, Any] = json.loads(json.dumps(given, default=str))
+    # Signatures of URLs are secret, and new ones are no other settings.
+    plain: dict[str, Any] = _without_secrets(json.loads(json.dumps(given, default=str)))
     return plain
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_secrets(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(item) for item in value]
+    return shown(value) if isinstance(value, str) else value
 
 
 def _defaults() -> dict[str, Any]:
@@ -457,7 +464,7 @@ _LEDGER: Shape = {
 
 def _folder(path: str) -> str:
     """Return the folder of a table that is not there any more, as `location` writes it."""
-    fs, name = fsspec.url_to_fs(path_text(path))
+    fs, name = filesystem_of(path)
     return str(fs.unstrip_protocol(name)).rstrip("/")
 
 

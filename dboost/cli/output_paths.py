@@ -1,9 +1,9 @@
 """Output paths of the commands: checked before the work starts, and written in pieces but atomically.
 
 `whole` and `whole_folder` write under a temporary name beside the final one and rename it at the end, so a failed run leaves
-the previous output. They are for outputs larger than memory; `dboost.files.atomic_write` writes bytes. Local paths and URLs
-(through fsspec) behave alike, except that a folder in an object store appears file by file, in the order of names, because
-object stores cannot rename folders.
+the previous output (`dboost.files.local_write` has the files for which that is impossible). They are for outputs larger than
+memory; `dboost.files.atomic_write` writes bytes. Local paths and URLs (through fsspec) behave alike, except that a folder in an
+object store appears file by file, in the order of names, because object stores cannot rename folders.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from __future__ import annotations
 import os
 import posixpath
 import shutil
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import IO, Any
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from dboost.data.sources.files import find_files
 from dboost.errors import DBoostError, ModelFileError, ParameterError, is_failure, is_full, missing_bucket, reason, shown
 from dboost.files.atomic_write import try_writing
+from dboost.files.filesystem import filesystem_of
 from dboost.files.lease import Lease
-from dboost.files.path_text import path_text
+from dboost.files.local_write import descriptor_of, is_special, replacing
 from dboost.rows.block_file import StorageError
 
 
@@ -36,7 +37,7 @@ def not_existing(path: str, option: str) -> str:
         If there is such a file.
     """
     with _usable(option, path):
-        files, name = fsspec.url_to_fs(path_text(path))
+        files, name = filesystem_of(path)
         if files.exists(name):
             raise ParameterError(f"{path} exists: name another file with {option}, or replace this one with --overwrite")
     return path
@@ -50,7 +51,7 @@ def check(path: str, option: str) -> None:
     if path == "-":
         raise ParameterError(f"{option} -: only predictions are written to standard output; name a file")
     with _usable(option, path):
-        files, name = fsspec.url_to_fs(path_text(path))
+        files, name = filesystem_of(path)
         _check_target(files, name, path, option)
     check_writable(path, option)
 
@@ -70,10 +71,10 @@ def check_separate(written: Mapping[str, str | None], read: Mapping[str, str | N
     """
     taken: dict[str, str] = {}
     for option, path in read.items():
-        if path is not None:
+        if path is not None and not _is_special(path):
             taken |= dict.fromkeys(_files_of(path), option)
     for option, path in written.items():
-        if path is None:
+        if path is None or _is_special(path):
             continue
         (file,) = _same_name([path])
         if file in taken:
@@ -81,6 +82,18 @@ def check_separate(written: Mapping[str, str | None], read: Mapping[str, str | N
                 f"{option} {shown(path)} is also that of {taken[file]}, which it would replace: name another file"
             )
         taken[file] = option
+
+
+def _is_special(path: str) -> bool:
+    files, name = filesystem_of(path)
+    return isinstance(files, LocalFileSystem) and is_special(name)
+
+
+def summary_file(path: str) -> IO[str]:
+    """Return where a command prints its summary: on standard error if the output itself is on standard output."""
+    files, name = filesystem_of(path)
+    is_stdout = isinstance(files, LocalFileSystem) and descriptor_of(name) == 1
+    return sys.stderr if is_stdout else sys.stdout
 
 
 def _files_of(path: str) -> list[str]:
@@ -95,7 +108,7 @@ def _same_name(paths: Sequence[str]) -> list[str]:
     """Return the one name that each file has however its path is written."""
     found = []
     for path in paths:
-        files, name = fsspec.url_to_fs(path)
+        files, name = filesystem_of(path)
         found.append(os.path.realpath(name) if isinstance(files, LocalFileSystem) else files.unstrip_protocol(name))
     return found
 
@@ -145,6 +158,10 @@ def _room_for(path: str) -> Iterator[None]:
 def whole(path: str) -> Iterator[Any]:
     """Open a binary file that replaces `path` at the end of the block; an exception removes it."""
     files, name, draft = _draft(path)
+    if isinstance(files, LocalFileSystem):
+        with _room_for(path), replacing(name) as file:
+            yield file
+        return
     with _room_for(path):
         try:
             with files.open(draft, "wb") as file:
@@ -227,7 +244,7 @@ def _remove(files: Any, name: str) -> None:
 
 def _draft(path: str) -> tuple[Any, str, str]:
     """File system, final name, and a unique temporary name beside it."""
-    files, name = fsspec.url_to_fs(path)
+    files, name = filesystem_of(path)
     name = name.rstrip("/")
     folder, base = posixpath.split(name)
     return files, name, posixpath.join(folder, f".{base}.{uuid.uuid4().hex[:8]}.part")

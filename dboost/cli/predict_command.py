@@ -18,7 +18,6 @@ from itertools import chain, repeat
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -32,6 +31,7 @@ from dboost.data.sources.files import DELTA_LOG, reading
 from dboost.data.sources.paths import load_table, open_path
 from dboost.data.sources.row_filter import RowFilter
 from dboost.errors import MORE_ROOM, DataError, MissingExtraError, ParameterError, is_full, shown
+from dboost.files.filesystem import filesystem_of, without_query
 
 if TYPE_CHECKING:
     from dboost.booster import Booster
@@ -43,7 +43,7 @@ _ENDINGS = ("", ".parquet", ".pq", ".csv")
 
 def run(arguments: argparse.Namespace) -> None:
     is_file = not (arguments.delta or arguments.output.endswith("/"))
-    if is_file and PurePath(arguments.output).suffix.lower() not in _ENDINGS:
+    if is_file and PurePath(without_query(arguments.output)).suffix.lower() not in _ENDINGS:
         raise ParameterError(
             f"--output {arguments.output}: predictions are written as Parquet or CSV, so name it …parquet or …csv"
         )
@@ -81,11 +81,12 @@ def run(arguments: argparse.Namespace) -> None:
         elif arguments.output.endswith("/"):
             rows = _write_folder(tables, arguments.output)
         else:
-            writer = pyarrow.csv.CSVWriter if arguments.output.lower().endswith(".csv") else pq.ParquetWriter
+            writer = pyarrow.csv.CSVWriter if without_query(arguments.output).lower().endswith(".csv") else pq.ParquetWriter
             with output_paths.whole(arguments.output) as file:
                 rows = _write(tables, file, writer)
     where = "on standard output" if to_stdout else f"in {arguments.output}"
-    print(f"{rows:,} predictions {where}", file=sys.stderr if to_stdout else None)
+    summary = sys.stderr if to_stdout else output_paths.summary_file(arguments.output)
+    print(f"{rows:,} predictions {where}", file=summary)
 
 
 def predictions(
@@ -170,11 +171,11 @@ def _check_delta(output: str, data: str) -> None:
     if output == "-":
         raise ParameterError("--delta appends to a table: name its folder by --output")
     with reading(output):
-        files, folder = fsspec.url_to_fs(output)
+        files, folder = filesystem_of(output)
         names = files.ls(folder, detail=False) if files.isdir(folder) else []
         if files.isfile(folder) or (names and not files.isdir(f"{folder.rstrip('/')}/{DELTA_LOG}")):
             raise ParameterError(f"--output {shown(output)}: there is no Delta table, but {'files' if names else 'a file'}")
-        if fsspec.url_to_fs(data)[1].rstrip("/") == folder.rstrip("/"):
+        if filesystem_of(data)[1].rstrip("/") == folder.rstrip("/"):
             raise ParameterError(f"--output {shown(output)} is also DATA, which predictions would be mixed with")
         if names:
             load_table(output)

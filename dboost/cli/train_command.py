@@ -86,7 +86,7 @@ def _train(
     if arguments.history:
         write_whole(arguments.history, booster.history.to_csv(index=False).encode())
     if not arguments.quiet:
-        print(_summary(booster, arguments.output))
+        print(_summary(booster, arguments.output), file=output_paths.summary_file(arguments.output))
 
 
 def _keep_features(arguments: argparse.Namespace, parameters: dict[str, Any]) -> None:

@@ -1,8 +1,7 @@
 """Atomic file writes: a file is either complete or absent.
 
-A local file is written under another name in the same folder, forced to the disk, and then renamed in one step; so readers see
-the old file or the new one, also after a power failure, and an error leaves nothing behind. Object stores make a complete
-object visible in one put.
+See `dboost.files.local_write` for local files, and for those that cannot be written so. Object stores make a complete object
+visible in one put.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
-from dboost._lazy_import import fsspec, is_a
+from dboost._lazy_import import is_a
 from dboost.errors import MissingExtraError, ModelFileError, is_failure, reason, shown
+from dboost.files.filesystem import filesystem_of
+from dboost.files.local_write import check_replacing, replacing
 from dboost.files.path_text import path_text
 
 
@@ -40,7 +40,8 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """
     with _place(path, "write") as (filesystem, target):
         if _is_local(filesystem):
-            _replace(Path(target), data)
+            with replacing(target) as file:
+                file.write(data)
         else:
             filesystem.pipe_file(target, data)
 
@@ -143,7 +144,7 @@ def try_writing(path: str | os.PathLike[str]) -> None:
     """
     with _place(path, "write") as (filesystem, target):
         if _is_local(filesystem):
-            target = Path(target).resolve().as_posix()
+            return check_replacing(target)
         folder, base = posixpath.split(target.rstrip("/"))
         trial = posixpath.join(folder, f".{base[:100]}.{uuid.uuid4().hex[:8]}.part")
         try:
@@ -165,6 +166,9 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
         Naming the file.
     """
     with _place(path, "read") as (filesystem, target):
+        if _is_local(filesystem):  # also a pipe, which has no size
+            with open(target, "rb") as file:
+                return file.read()
         try:
             found: bytes = filesystem.cat_file(target)
         except FileNotFoundError:
@@ -178,7 +182,7 @@ def _place(path: str | os.PathLike[str], verb: str) -> Iterator[tuple[Any, str]]
     """Yield the file system of a path, and the path there; turn failures into errors that name the path."""
     name = path_text(path)
     try:
-        yield fsspec.url_to_fs(name)
+        yield filesystem_of(name)
     except FileExistsError:
         raise
     except Exception as error:
@@ -187,40 +191,6 @@ def _place(path: str | os.PathLike[str], verb: str) -> Iterator[tuple[Any, str]]
 
 def _is_local(filesystem: Any) -> bool:
     return is_a(filesystem, "fsspec.implementations.local", "LocalFileSystem")
-
-
-def _replace(target: Path, data: bytes) -> None:
-    # A symbolic link is kept: its target is replaced.
-    target = target.resolve()
-    if target.is_dir():
-        raise IsADirectoryError("it is a folder")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {target.parent}")
-    draft = target.with_name(f".{target.name[:100]}.{uuid.uuid4().hex}")
-    try:
-        with open(draft, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, target)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Force the new name to the disk, where the system supports it."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
 
 
 def _file_error(verb: str, name: str, error: Exception) -> Exception:

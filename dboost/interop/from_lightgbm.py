@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.errors import ModelFileError, ParameterError
+from dboost.errors import ModelFileError, ParameterError, shown
 from dboost.files.atomic_write import read_whole
 from dboost.interop.convert_trees import (
     DAMAGES,
@@ -73,9 +73,9 @@ def from_lightgbm(model: Any, levels: Levels) -> Ensemble:
 
 def _text(model: Any) -> tuple[str, str]:
     if isinstance(model, str | os.PathLike):
-        name = os.fspath(model)
+        name = shown(model)
         try:
-            return read_whole(name).decode(), name
+            return read_whole(model).decode(), name
         except UnicodeDecodeError as error:
             raise ModelFileError(f"{name} is no text, as models of LightGBM are") from error
     booster = getattr(model, "booster_", model)

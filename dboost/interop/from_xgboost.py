@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.errors import ModelFileError, ParameterError
+from dboost.errors import ModelFileError, ParameterError, shown
 from dboost.files.atomic_write import read_whole
 from dboost.interop.convert_trees import (
     DAMAGES,
@@ -118,8 +118,7 @@ def _content(model: Any) -> tuple[dict[str, Any], str]:
         if not hasattr(booster, "save_raw"):
             raise ParameterError(f"expected a Booster or an estimator of XGBoost, or a file, got {type(model).__name__}")
         return json.loads(bytes(booster.save_raw("json"))), "the model of XGBoost"
-    name = os.fspath(model)
-    data = read_whole(name)
+    name, data = shown(model), read_whole(model)
     try:
         # A binary file (UBJSON) begins with "{" as well, followed by the type of a length.
         return (json.loads if data[1:2] in b'"} \t\r\n' else parse_ubjson)(data), name

@@ -58,8 +58,9 @@ from typing import Any
 import numpy as np
 
 from dboost.data.columns.chunk import sort_key
-from dboost.errors import DBoostError, ModelFileError
+from dboost.errors import DBoostError, ModelFileError, shown
 from dboost.files.atomic_write import read_whole, write_whole
+from dboost.files.filesystem import without_query
 from dboost.files.json_shape import OTHERS, PLAIN, Shape, ShapeError, Within, check_shape
 from dboost.files.path_text import path_text
 from dboost.model.ensemble import Ensemble, Tree
@@ -613,7 +614,7 @@ def save(ensemble: Ensemble, path: str | os.PathLike[str]) -> None:
     ModelFileError
         Naming the file that cannot be written.
     """
-    is_compact = path_text(path).endswith(SUFFIX)
+    is_compact = without_query(path_text(path)).endswith(SUFFIX)
     write_whole(path, dumps_compact(ensemble) if is_compact else dumps(ensemble))
 
 
@@ -625,7 +626,7 @@ def load(path: str | os.PathLike[str]) -> Ensemble:
     ModelFileError
         Naming the file: it does not exist, is damaged, or was written by a newer dboost.
     """
-    return loads(read_whole(path), os.fspath(path))
+    return loads(read_whole(path), shown(path))
 
 
 def _version(ensemble: Ensemble) -> int:

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost._lazy_import import fsspec, pa
+from dboost._lazy_import import pa
 from dboost.data import CategoryColumn, Chunk, Column, ReadOptions, Table
 from dboost.data.columns.binning import Binning
 from dboost.data.columns.chunk import BinnedPartition, CategoryIndex, DecodedColumns
@@ -39,6 +39,7 @@ from dboost.data.columns.roles import ROLES, RowRoles, joined, length_of, n_colu
 from dboost.data.tables.table import open_binned
 from dboost.errors import DataError, DBoostError, shown
 from dboost.files.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
+from dboost.files.filesystem import filesystem_of, has_query
 from dboost.files.lease import Lease
 from dboost.files.path_text import path_text
 from dboost.model.ensemble import Ensemble, FlatEnsemble
@@ -265,7 +266,7 @@ def lease_of(root: str) -> Lease:
     """
     if not is_stored(root) and not all(_OWN.fullmatch(name) for name in names_in(root)):
         raise DataError(f"{shown(root)} is there already and holds no data set: choose another path, or remove it")
-    filesystem, folder = fsspec.url_to_fs(root)
+    filesystem, folder = filesystem_of(root)
     filesystem.makedirs(folder, exist_ok=True)
     return Lease(f"{root.rstrip('/')}/{_LEASE}", f"is preparing {shown(root)}")
 
@@ -328,9 +329,9 @@ def write_description(
 
 def is_stored(path: Any) -> bool:
     """Whether a folder or URL has a data set of this kind."""
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike) or has_query(path_text(path)):
         return False
-    filesystem, name = fsspec.url_to_fs(f"{path_text(path)}/{NAME}")
+    filesystem, name = filesystem_of(f"{path_text(path)}/{NAME}")
     return bool(filesystem.exists(name))
 
 

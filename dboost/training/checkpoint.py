@@ -35,10 +35,10 @@ from typing import Any
 
 import numpy as np
 
-from dboost._lazy_import import fsspec
 from dboost.data.columns.binning import Binning
 from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, reason, shown
 from dboost.files.atomic_write import FileMissingError, names_in, read_whole, remove, remove_own, try_writing, write_whole
+from dboost.files.filesystem import filesystem_of
 from dboost.files.json_shape import ANY, OTHERS, PLAIN, Shape, Within, check_shape
 from dboost.files.lease import Lease
 from dboost.files.path_text import path_text
@@ -330,7 +330,7 @@ class Checkpoint:
 
     def _make_folder(self) -> None:
         try:
-            filesystem, folder = fsspec.url_to_fs(self.path)
+            filesystem, folder = filesystem_of(self.path)
             filesystem.makedirs(folder, exist_ok=True)
             try_writing(f"{self.path}/{STATE}")
         except (OSError, ValueError, ImportError) as error:

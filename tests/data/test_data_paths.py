@@ -317,6 +317,14 @@ def test_numbered_files_are_in_the_order_of_their_numbers(tmp_path: Path) -> Non
             assert content(open_table(path, "y"))["a"].tolist() == [1, 2, 10]
 
 
+@pytest.mark.parametrize("names", [["1²2", "1²3"], ["²", "³"], ["a①1", "a①2"], ["x٢", "x٣", "x١٠"], ["a²/1", "a²/10"]])
+def test_digits_of_any_script_in_names(names: list[str], tmp_path: Path) -> None:
+    for i, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        pd.DataFrame({"a": [float(i)], "y": [0]}).to_parquet(tmp_path / f"{name}.parquet")
+    assert content(open_table(tmp_path, "y"))["a"].tolist() == [*range(len(names))]
+
+
 def test_object_stores_come_through_fsspec(folder: Path) -> None:
     memory = fsspec.filesystem("memory")
     memory.put(str(folder / "csv"), "/bucket/csv", recursive=True)

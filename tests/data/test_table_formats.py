@@ -357,7 +357,7 @@ def test_large_files_of_an_iceberg_table_are_read_by_row_groups(
     expected = open_path(table).compute()
     assert len(open_source(table).parts) == 2
     tune(small_file_bytes=0, partition_bytes=12_000)
-    monkeypatch.setattr(parquet.fsspec, "url_to_fs", lambda url, **_: pytest.fail(f"{url}: the catalog has the credentials"))
+    monkeypatch.setattr(parquet, "filesystem_of", lambda url: pytest.fail(f"{url}: the catalog has the credentials"))
     by_groups, divided = open_source(table), open_source(table, most_bytes=1000)
     assert 4 <= len(by_groups.parts) <= 10 and len(divided.parts) > 30
     for source in (by_groups, divided):

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost import Booster
 from dboost.errors import DBoostError, ModelFileError
-from dboost.files import atomic_write
+from dboost.files import local_write
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble
 from dboost.schema import Feature
@@ -454,7 +454,7 @@ def test_a_failed_save_changes_nothing(
         raise error
 
     if call == "write":
-        monkeypatch.setattr(atomic_write, "open", lambda *arguments: FailsHalfway(arguments, fail), raising=False)
+        monkeypatch.setattr(local_write, "open", lambda *arguments: FailsHalfway(arguments, fail), raising=False)
     else:
         monkeypatch.setattr(os, call, fail)
     with pytest.raises(ModelFileError if isinstance(error, OSError) else KeyboardInterrupt) as caught:

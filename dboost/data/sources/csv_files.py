@@ -21,14 +21,15 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-import fsspec
 import numpy as np
-from fsspec.utils import read_block
+from fsspec.core import OpenFile
+from fsspec.utils import infer_compression, read_block
 
 from dboost._lazy_import import pa, pd
 from dboost.data.sources import Parts
 from dboost.data.sources.files import DataFile, unchanged
 from dboost.errors import DataError, shown
+from dboost.files.filesystem import filesystem_of
 from dboost.tuning import tuning
 
 #: Bytes that are read at once from a CSV file to find out how its lines end.
@@ -110,11 +111,11 @@ def _is_text(column: pd.Series) -> bool:
 
 def _cut(file: DataFile, block_bytes: int) -> list[tuple[int, int | None]]:
     """Return start and length of each block of a file; one block if it is compressed or has no line feeds in the first one."""
-    if not file.url.lower().endswith(".csv"):
+    if not file.ending.endswith(".csv"):
         return [(0, None)]
     size = file.size or 0
     if size > block_bytes:
-        fs, name = fsspec.url_to_fs(file.url)
+        fs, name = filesystem_of(file.url)
         with fs.open(name, "rb") as stream:
             if not any(b"\n" in stream.read(_PIECE_BYTES) for _ in range(0, block_bytes, _PIECE_BYTES)):
                 return [(0, None)]
@@ -157,9 +158,10 @@ def _check_first_row(content: io.BytesIO) -> None:
 @contextmanager
 def _opened(file: DataFile) -> Iterator[Any]:
     """Open a file; the content of a compressed one is decompressed as it is read."""
-    name = file.url.lower()
-    with fsspec.open(file.url, "rb", compression=None if name.endswith((".zip", ".zst")) else "infer") as stored:
-        if name.endswith(".zip"):
+    fs, name = filesystem_of(file.url)
+    compression = None if file.ending.endswith((".zip", ".zst")) else infer_compression(file.ending)
+    with OpenFile(fs, name, compression=compression) as stored:
+        if file.ending.endswith(".zip"):
             with zipfile.ZipFile(stored) as archive:
                 inside = [one for one in archive.namelist() if not (one.endswith("/") or _HIDDEN.search(one))]
                 if len(inside) != 1:
@@ -169,7 +171,7 @@ def _opened(file: DataFile) -> Iterator[Any]:
                     )
                 with archive.open(inside[0]) as stream:
                     yield stream
-        elif name.endswith(".zst"):  # fsspec reads the first of several frames only
+        elif file.ending.endswith(".zst"):  # fsspec reads the first of several frames only
             with pa.CompressedInputStream(stored, "zstd") as raw, io.BufferedReader(raw) as stream:
                 yield stream
         else:

@@ -32,13 +32,12 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-import fsspec
-from dask.utils import natural_sort_key
 from fsspec.implementations.local import LocalFileSystem
 
 from dboost._lazy_import import is_a, pa
 from dboost.data.kinds.partition import is_stored_table
 from dboost.errors import DataError, DataFileMissingError, DBoostError, MissingExtraError, is_failure, reason, shown
+from dboost.files.filesystem import filesystem_of, has_query, without_query
 from dboost.files.path_text import PREPARED, path_text
 
 #: Characters of a glob.
@@ -59,6 +58,7 @@ _MISSING = "__HIVE_DEFAULT_PARTITION__"
 class DataFile:
     """A file, as it was when the files were listed."""
 
+    #: With the query, which may be secret.
     url: str
     #: Bytes; None if unknown.
     size: int | None
@@ -68,6 +68,15 @@ class DataFile:
     host: str = ""
     #: When the files were listed, in nanoseconds since 1970.
     listed: int = field(default=0, compare=False)
+
+    def __repr__(self) -> str:  # logs of Dask have the arguments of a task that failed
+        return f"{type(self).__name__}({shown(self.url)!r}, {self.size}, {self.stamp!r})"
+
+    @property
+    def ending(self) -> str:
+        """The text whose end is the kind of the file, in lower case: the URL up to its query, unless only the query has one."""
+        path = without_query(self.url).lower()
+        return path if path.endswith(PARQUET + CSV) else self.url.lower()
 
     @property
     def has_tag(self) -> bool:
@@ -110,7 +119,7 @@ def check_unchanged(file: DataFile) -> None:
     """Raise a DataError if a file is not the listed one any more."""
     if file.size is None and not file.stamp:
         return
-    fs, name = fsspec.url_to_fs(file.url)
+    fs, name = filesystem_of(file.url)
     fs.invalidate_cache(fs._parent(name))
     if not _is_same(file, stat_file(fs, name, fs.info(name))):
         raise changed(file)
@@ -119,7 +128,8 @@ def check_unchanged(file: DataFile) -> None:
 def digest_of(file: DataFile) -> str:
     """Return the SHA-256 of a file's content in hexadecimal; DataError if it cannot be read, or changes meanwhile."""
     found = sha256()
-    with unchanged(file), fsspec.open(file.url, "rb") as content:
+    fs, name = filesystem_of(file.url)
+    with unchanged(file), fs.open(name, "rb") as content:
         while block := content.read(1 << 20):
             found.update(block)
     return found.hexdigest()
@@ -206,7 +216,9 @@ def find_files(path: Any) -> DataFiles:
     """
     path = path_text(path)
     with reading(path):
-        fs, name = fsspec.url_to_fs(path)
+        fs, name = filesystem_of(path)
+        if has_query(path):
+            return _signed_file(fs, name)
         fs = _FollowingLinks() if isinstance(fs, LocalFileSystem) else fs
         fs.invalidate_cache()
         if fs.exists(name) and not fs.isdir(name):
@@ -222,10 +234,21 @@ def find_files(path: Any) -> DataFiles:
             literal = MAGIC.sub(r"[\g<0>]", root.rstrip("/"))
             glob = "/".join([literal, *name.split("/")[n_fixed:]]) if n_fixed else name
             found = _without_hidden(name, n_fixed, _matches(fs, glob))
-        files = {
-            posixpath.relpath(file, root): stat_file(fs, file, found[file]) for file in sorted(found, key=natural_sort_key)
-        }
+        files = {posixpath.relpath(file, root): stat_file(fs, file, found[file]) for file in sorted(found, key=natural_key)}
         return DataFiles(fs.unstrip_protocol(root), files)
+
+
+def _signed_file(fs: Any, url: str) -> DataFiles:
+    """Return the one file of an HTTP URL with a query. Its name and root lack the query, which may be secret."""
+    root, name = posixpath.split(without_query(url))
+    refused = None
+    try:
+        files = {name: stat_file(fs, url, fs.info(url))}
+    except FileNotFoundError as error:  # fsspec raises it for every status
+        files, refused = {}, error.__cause__
+    if getattr(refused, "status", 404) != 404:
+        raise refused or FileNotFoundError(url)
+    return DataFiles(root, files)
 
 
 def existing_files(path: Any) -> tuple[str, list[DataFile]]:
@@ -257,7 +280,7 @@ def folder_columns(root: str, files: Sequence[DataFile]) -> list[dict[str, str |
     """Return for each file the columns in the names of its folders below `root`, as text; None for a missing value."""
     found = []
     for file in files:
-        inside = file.url.removeprefix(root.rstrip("/") + "/") if root else ""
+        inside = without_query(file.url).removeprefix(root.rstrip("/") + "/") if root else ""
         pairs = [folder.partition("=") for folder in inside.split("/")[:-1]]
         found.append(
             {unquote(key): None if value == _MISSING else unquote(value) for key, equals, value in pairs if key and equals}
@@ -268,6 +291,11 @@ def folder_columns(root: str, files: Sequence[DataFile]) -> list[dict[str, str |
 def items_of(path: Any) -> list[str]:
     """Return the paths of a list, or the only one."""
     return [path_text(item) for item in path] if isinstance(path, (list, tuple)) else [path_text(path)]
+
+
+def natural_key(name: str) -> list[int | str]:
+    """Return the key that orders names as people do: part-2 before part-10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 @contextmanager
@@ -309,8 +337,8 @@ def table_name(data: Any) -> str:
 
 def no_files_error(path: str) -> DataError:
     """Return the error of a path, folder, glob or URL without data files: whether nothing is there, or nothing to read."""
-    fs, root = fsspec.url_to_fs(path)
-    if not fs.isdir(root):
+    fs, root = filesystem_of(path)
+    if has_query(path) or not fs.isdir(root):
         return DataFileMissingError(f"there is no file at {shown(path)}")
     if fs.exists(f"{root.rstrip('/')}/{PREPARED}"):
         return DataError(f"{shown(path)} is a data set of dboost.prepare, which has the bins of its rows: give the table")

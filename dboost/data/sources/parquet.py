@@ -36,7 +36,6 @@ from functools import cached_property, partial
 from itertools import groupby, pairwise
 from typing import Any
 
-import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
@@ -45,6 +44,7 @@ from dboost.data.sources import Parts
 from dboost.data.sources.files import DataFile, changed, folder_columns, unchanged
 from dboost.data.sources.row_filter import Extremes, RowFilter
 from dboost.errors import DataError, shown
+from dboost.files.filesystem import filesystem_of
 from dboost.schema import TEXT, Feature
 from dboost.tuning import tuning
 
@@ -614,7 +614,7 @@ def _opened(file: DataFile, piece_bytes: int | None = None, filesystem: Any = No
         with filesystem.open_input_file(file.url) as stream:
             yield stream
         return
-    fs, name = fsspec.url_to_fs(file.url)
+    fs, name = filesystem_of(file.url)
     local = isinstance(fs, LocalFileSystem)
     options = {} if piece_bytes is None else {"block_size": piece_bytes}
     with pa.OSFile(name) if local else fs.open(name, "rb", **options) as stream:

@@ -10,8 +10,6 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-import fsspec
-
 from dboost._lazy_import import is_a
 from dboost.data.kinds.partition import is_stored_table
 from dboost.data.sources import Parts
@@ -22,6 +20,7 @@ from dboost.data.sources.parquet import open_parquet
 from dboost.data.sources.row_filter import RowFilter
 from dboost.data.sources.table_formats import load_delta_folder, load_iceberg_metadata, open_table_format
 from dboost.errors import DataError
+from dboost.files.filesystem import filesystem_of, has_query
 from dboost.schema import TEXT, Feature
 
 if TYPE_CHECKING:
@@ -150,17 +149,17 @@ def load_table(path: Any) -> Any:
 def _table_path(path: Any) -> str | None:
     """Return a path that is the folder of a Delta table, or the metadata file of an Iceberg table; else None."""
     items = items_of(path)
-    if len(items) != 1:
+    if len(items) != 1 or has_query(items[0]):  # a URL with a query is that of one file
         return None
-    fs, root = fsspec.url_to_fs(items[0])
+    fs, root = filesystem_of(items[0])
     return items[0] if root.endswith(ICEBERG) or fs.isdir(f"{root.rstrip('/')}/{DELTA_LOG}") else None
 
 
 def _classified(path: Any) -> tuple[str, list[DataFile], list[DataFile]]:
     """Return the root (see `existing_files`), the Parquet and the CSV files of a path; one of the two lists is empty."""
     root, found = existing_files(path)
-    parquet = [file for file in found if file.url.lower().endswith(PARQUET)]
-    text = [file for file in found if file.url.lower().endswith(CSV)]
+    parquet = [file for file in found if file.ending.endswith(PARQUET)]
+    text = [file for file in found if file.ending.endswith(CSV)]
     if parquet and text:
         raise DataError(f"{shown_path(path)} holds both Parquet and CSV files: name one kind")
     if not (parquet or text):

@@ -22,12 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-import fsspec
-from dask.utils import natural_sort_key
-
 from dboost._lazy_import import is_a, pa
-from dboost.data.sources.files import DELTA_LOG, reading, table_name
+from dboost.data.sources.files import DELTA_LOG, natural_key, reading, table_name
 from dboost.errors import DataError, shown
+from dboost.files.filesystem import filesystem_of
 
 #: The log of a version of a Delta table, and how many are read at the same time.
 _VERSION = re.compile(r"/(\d{20})\.json$")
@@ -173,7 +171,7 @@ def added_since(table: Any, since: int | None, until: int | None = None) -> Adde
 def _exists(table: Any, name: str) -> bool:
     if not is_delta(table):
         return bool(table.io.new_input(name).exists())
-    fs, path = fsspec.url_to_fs(name if "://" in name else f"{location(table)}/{name}")
+    fs, path = filesystem_of(name if "://" in name else f"{location(table)}/{name}")
     return bool(fs.exists(path))
 
 
@@ -207,7 +205,7 @@ def delta_order(table: Any) -> dict[str, tuple[Any, ...]]:
                 added.setdefault(unquote(add["path"]), (version, k))
     actions = pa.table(table.get_add_actions())
     names, times = map(unquote, actions["path"].to_pylist()), actions["modification_time"].to_pylist()
-    return {name: added.get(name) or (-1, time, natural_sort_key(name)) for name, time in zip(names, times, strict=True)}
+    return {name: added.get(name) or (-1, time, natural_key(name)) for name, time in zip(names, times, strict=True)}
 
 
 def iceberg_order(scan: Any) -> dict[str, tuple[int, int, int, int]]:
@@ -223,7 +221,7 @@ def iceberg_order(scan: Any) -> dict[str, tuple[int, int, int, int]]:
 
 def _delta_logs(table: Any, after: int = -1) -> Iterator[tuple[int, list[bytes]]]:
     """Yield the versions of a Delta table after one, and up to that of the table, that have a log, with the lines of it."""
-    fs, folder = fsspec.url_to_fs(f"{unquote(table.table_uri).rstrip('/')}/{DELTA_LOG}")
+    fs, folder = filesystem_of(f"{unquote(table.table_uri).rstrip('/')}/{DELTA_LOG}")
     fs.invalidate_cache()
     logs = {int(match[1]): path for path in fs.ls(folder, detail=False) if (match := _VERSION.search(path))}
     wanted = sorted(version for version in logs if after < version <= table.version())
