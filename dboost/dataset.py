@@ -225,7 +225,14 @@ class Dataset:
         """Yield the rows for fits that share codes: in this process those of the data set are in files; see `_rows`."""
         self._check_open()
         if not self.is_in_one_process:
-            yield self._rows(client)
+            rows = self._rows(client)
+            if isinstance(rows, LocalRows):
+                yield rows
+                return
+            from dboost.cluster.client.connection import seceded
+
+            with seceded():  # the threads of the folds wait for workers, and the caller for them
+                yield rows
             return
         described, roles = self._description(), list[RowRoles]()
 

@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import count
 from types import TracebackType
 from typing import Any
@@ -172,6 +172,15 @@ def checked(client: Any) -> Client:
             "Client(address)"
         )
     return client
+
+
+def seceded() -> AbstractContextManager[Any]:
+    """Return a context in which the Dask task that calls frees its thread of the worker; it does nothing outside a task.
+
+    For every wait for other tasks, such as those that read partitions: else tasks that wait may occupy all threads. May be
+    nested.
+    """
+    return worker_client() if _in_task() and hasattr(thread_state, "start_time") else nullcontext()
 
 
 def _in_task() -> bool:
@@ -702,9 +711,7 @@ class Connection:
 
     def __enter__(self) -> Connection:
         self._released.enter_context(usable(self.client))
-        if _in_task() and hasattr(thread_state, "start_time"):
-            # Free the worker's thread for other tasks, including those that read partitions, also if the caller gave a client.
-            self._released.enter_context(worker_client())
+        self._released.enter_context(seceded())  # also if the caller gave a client
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:

@@ -269,7 +269,7 @@ def published_rows(name: str, client: Client | None) -> tuple[ClusterRows, dict[
         if found is None:
             raise InputTypeError(f"the published data set {name!r} is on a cluster: give its client")
         try:
-            stored = found.get_dataset(_PREFIX + name)
+            stored = dict(found.get_dataset(_PREFIX + name))  # the scheduler's own record if it is in this process
         except KeyError:
             names = [one.removeprefix(_PREFIX) for one in found.list_datasets() if str(one).startswith(_PREFIX)]
             known = f"there are {', '.join(map(repr, names))}" if names else "nothing is published"
