@@ -137,7 +137,9 @@ def fit(
         ``{"GPU": 1}``. A worker that has no dboost, or another version, is left out with a warning, or is an error if it was
         named here. Default: all workers.
     n_threads : int, optional
-        Threads of this process. Default: all processors that it may use. Workers use their own number of threads.
+        Threads of this process. Default: all processors that it may use by its affinity and the quota of its container, at most
+        OMP_NUM_THREADS, OMP_THREAD_LIMIT, NUMBA_NUM_THREADS or LOKY_MAX_CPU_COUNT of the environment. Workers use their own
+        number of threads.
     callbacks : sequence of callable, default ()
         Called with an `Iteration` after every iteration; the result True stops the fit.
     progress : bool, optional

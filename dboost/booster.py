@@ -29,13 +29,14 @@ from dboost.files.atomic_write import write_whole
 from dboost.files.filesystem import without_query
 from dboost.files.path_text import path_text
 from dboost.input_data import input_of
+from dboost.kernels.threads import available_threads
 from dboost.losses import Loss
 from dboost.model import model_file
 from dboost.model.ensemble import Ensemble, FlatEnsemble, drop_source, to_frame, truncate
 from dboost.model.margins import COLUMNS, Calibration, LevelColumn
 from dboost.model.outputs import IntervalBase, OutputForm, Outputs
 from dboost.model.row_predictor import RowPredictor
-from dboost.params import Parameters, accepts_names_of_intervals, accepts_names_of_predictions, available_threads
+from dboost.params import Parameters, accepts_names_of_intervals, accepts_names_of_predictions
 from dboost.params.peer_names import unknown_attribute
 from dboost.prepared.prepared_dataset import is_prepared
 from dboost.schema import Feature, Level

@@ -31,6 +31,7 @@ from dboost.display import html_card, metric_name, number, with_spread
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.inspection.calibration import calibrated_by_predictions
 from dboost.inspection.cross_conformal import CrossScores, check_partition
+from dboost.kernels.threads import available_threads
 from dboost.metrics.named import names_of
 from dboost.params import (
     EarlyStopping,
@@ -38,7 +39,6 @@ from dboost.params import (
     Parameters,
     accepts_names_of_intervals,
     accepts_peer_names,
-    available_threads,
     canonical,
     make_parameters,
     shows_parameters,

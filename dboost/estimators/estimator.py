@@ -44,6 +44,7 @@ from dboost.estimators.constructor import (
 from dboost.estimators.model_access import ModelAccess
 from dboost.estimators.validation import EarlyStoppingPolicy
 from dboost.input_data import input_of
+from dboost.kernels.threads import available_threads
 from dboost.model.ensemble import Ensemble
 from dboost.params import (
     FOREST,
@@ -51,7 +52,6 @@ from dboost.params import (
     Parameters,
     accepts_names_of_predictions,
     accepts_peer_names,
-    available_threads,
     canonical,
 )
 from dboost.params.peer_names import with_our_names

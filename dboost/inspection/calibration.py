@@ -44,10 +44,10 @@ from dboost.exact import exact_level, find_quantiles, rank_unit
 from dboost.inspection.row_functions import call, lazy_pieces, rereadable_rows
 from dboost.kernels import or_empty
 from dboost.kernels.quantile_keys import Residuals, count_digits
+from dboost.kernels.threads import available_threads
 from dboost.model.ensemble import Ensemble, FlatEnsemble
 from dboost.model.margins import Calibration, LevelColumn
 from dboost.model.outputs import IntervalBase, Outputs
-from dboost.params import available_threads
 from dboost.schema import Feature, Level
 from dboost.session.target import Target, encode_like
 from dboost.session.warm_start import row_matrices

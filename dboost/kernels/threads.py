@@ -1,29 +1,127 @@
-"""A team of threads that run one kernel together, on a range of rows each, and stop together.
+"""How many threads a call may use, and a team of threads that run one kernel together, on a range of rows each.
 
-If calls take a fraction of a second (`QUICK`), the calling thread is one of them, which saves up to a tenth of a millisecond a
-call. In longer calls all threads are those of a pool, even if there is only one, while the caller waits in Python. So Ctrl+C is
-handled promptly: it sets the abort flag, and the threads return at their next barrier. The caller waits in intervals of
-`LOOK_UP_SECONDS`. The operating system may deliver a signal to any thread of the process, and Python runs the handler only when
-the main thread executes bytecode; a wait without a timeout might never return.
+The number is that of the processors that this process may use (`usable_processors`: affinity, and the quotas of its
+container), and no more than the environment allows (`available_threads`). joblib sets these variables in the processes of a
+parallel search, Dask in workers with a nanny. `joblib.cpu_count` and `dask.system.cpu_count` see the quota of one control group
+only; systemd, Slurm and Kubernetes also set it on a group above that of the process.
+
+The threads of a team stop together. If calls take a fraction of a second (`QUICK`), the calling thread is one of them, which
+saves up to a tenth of a millisecond a call. In longer calls all threads are those of a pool, even if there is only one, while
+the caller waits in Python. So Ctrl+C is handled promptly: it sets the abort flag, and the threads return at their next barrier.
+The caller waits in intervals of `LOOK_UP_SECONDS`. The operating system may deliver a signal to any thread of the process, and
+Python runs the handler only when the main thread executes bytecode; a wait without a timeout might never return.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import cache
 from itertools import count
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import numpy as np
 
+from dboost.errors import ParameterError
 from dboost.kernels.simd import ABORT, CONTROL_SIZE
 from dboost.tuning import tuning
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+#: Variables of the environment that limit the threads of a process: OpenMP's, Numba's, and joblib's.
+THREAD_LIMITS = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "NUMBA_NUM_THREADS", "LOKY_MAX_CPU_COUNT")
 #: Seconds between two looks of the waiting caller for a signal.
 LOOK_UP_SECONDS = 0.2
+
+
+def available_threads(wanted: Any, name: str = "n_threads", *, root: str = "/") -> int:
+    """Return a number of threads by joblib's rules.
+
+    Parameters
+    ----------
+    wanted : int or None
+        At least 1: this number. None or -1: all processors of this process, but no more than `THREAD_LIMITS` allow; -2: one
+        less, and so on.
+    name : str, default "n_threads"
+        Of the parameter, for messages.
+    root : str, default "/"
+        As in `usable_processors`.
+
+    Raises
+    ------
+    ParameterError
+        For anything else.
+    """
+    if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or wanted == 0):
+        raise ParameterError(f"{name}={wanted!r} must be an integer other than 0, or None")
+    if wanted is not None and wanted > 0:
+        return int(wanted)
+    most = min([len(usable_processors(root)), *_limits(os.environ)])
+    return most if wanted is None else max(most + 1 + int(wanted), 1)
+
+
+def _limits(environment: Mapping[str, str]) -> list[int]:
+    """Return the limits that are set. "4,2" of OMP_NUM_THREADS is a limit for each level of nested teams."""
+    numbers = (re.match(r"\s*\+?(\d+)\s*(,|$)", environment.get(name, ""), re.ASCII) for name in THREAD_LIMITS)
+    return [int(number[1]) for number in numbers if number is not None and int(number[1]) > 0]
+
+
+def usable_processors(root: str = "/") -> tuple[int, ...]:
+    """Return the processors that this process may use at the same time: those of its affinity, or as many as its quota permits.
+
+    root : folder with the files of the system, ``proc`` and ``sys``. A fraction of a processor counts as one. A quota is read
+    once in a process.
+    """
+    affinity = sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    return tuple(affinity[: _quota_of_process(root)])
+
+
+@cache  # to read the files takes up to 2 ms
+def _quota_of_process(root: str) -> int | None:
+    """Return the most processors that the control groups of this process allow; None without a limit."""
+    quotas = [quota for folder in _control_groups(Path(root)) if (quota := _quota(folder)) is not None]
+    return math.ceil(min(quotas)) if quotas else None
+
+
+def _control_groups(root: Path) -> Iterator[Path]:
+    """Yield the folders of the control groups that may limit the processors of this process, with all their parents.
+
+    Paths of groups are relative to the group that is mounted: in a container that of the host that is its outermost.
+    """
+    with suppress(OSError, ValueError, LookupError):
+        groups = {}
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "" or "cpu" in controllers.split(","):
+                groups["cgroup" if controllers else "cgroup2"] = PurePosixPath(path)
+        for line in (root / "proc/self/mountinfo").read_text().splitlines():
+            mount, filesystem = (half.split() for half in line.split(" - ", 1))
+            kind, options = filesystem[0], filesystem[2].split(",")
+            if kind in groups and (kind == "cgroup2" or "cpu" in options):
+                top, group, mounted = root / mount[4].lstrip("/"), groups[kind], PurePosixPath(mount[3])
+                is_inside = group.is_relative_to(mounted) and ".." not in group.parts
+                path_inside = group.relative_to(mounted) if is_inside else PurePosixPath()
+                yield from (top / folder for folder in (path_inside, *path_inside.parents))
+
+
+def _quota(folder: Path) -> float | None:
+    """Return the processors that a control group may use: of version 2, else of version 1; None without a limit."""
+    with suppress(OSError, ValueError):
+        quota, period = (folder / "cpu.max").read_text().split()
+        return None if quota == "max" else _ratio(quota, period)
+    with suppress(OSError, ValueError):
+        return _ratio((folder / "cpu.cfs_quota_us").read_text(), (folder / "cpu.cfs_period_us").read_text())
+    return None
+
+
+def _ratio(quota: str, period: str) -> float | None:
+    return int(quota) / int(period) if int(quota) > 0 and int(period) > 0 else None
 
 
 class Team:

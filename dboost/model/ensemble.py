@@ -52,9 +52,9 @@ from dboost.errors import ParameterError
 from dboost.kernels import predict as kernels
 from dboost.kernels.predict import QuickScorerForest, TraversalForest, predict_quickscorer, predict_traversal, scratch_for
 from dboost.kernels.simd import LANES
+from dboost.kernels.threads import available_threads
 from dboost.model.margins import Calibration
 from dboost.model.outputs import Outputs, outputs_of
-from dboost.params import available_threads
 from dboost.schema import Feature, Level
 from dboost.tuning import tuning
 
@@ -588,7 +588,8 @@ class FlatEnsemble:
 
 def share_out(work: Callable[[int, int], None], n_rows: int, n_trees: int, n_threads: int | None) -> None:
     """Call ``work(start, stop)`` for ranges of rows, on several threads if that saves time."""
-    n_threads = min(available_threads(n_threads), n_rows * n_trees // tuning().row_trees_per_thread)
+    worth = n_rows * n_trees // tuning().row_trees_per_thread
+    n_threads = 1 if worth <= 1 and n_threads is None else min(available_threads(n_threads), worth)
     if n_threads <= 1:
         return work(0, n_rows)
     # Whole blocks, and more ranges than threads, so that a slow thread does not delay the others.

@@ -16,7 +16,6 @@ from dboost.params.parameters import (
     accepts_names_of_intervals,
     accepts_names_of_predictions,
     accepts_peer_names,
-    available_threads,
     canonical,
     documentation,
     entry,
@@ -26,7 +25,6 @@ from dboost.params.parameters import (
     make_parameters,
     read_arcbites,
     shows_parameters,
-    usable_processors,
     with_seed,
 )
 
@@ -46,7 +44,6 @@ __all__ = [
     "accepts_names_of_intervals",
     "accepts_names_of_predictions",
     "accepts_peer_names",
-    "available_threads",
     "canonical",
     "documentation",
     "entry",
@@ -56,6 +53,5 @@ __all__ = [
     "make_parameters",
     "read_arcbites",
     "shows_parameters",
-    "usable_processors",
     "with_seed",
 ]

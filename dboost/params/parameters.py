@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial, wraps
@@ -851,27 +850,3 @@ def _plain(value: Any) -> Any:
 def _order(item: Any) -> Any:
     """Return the sort key of an item of a set: numbers come before names."""
     return (0, item, "") if isinstance(item, Real) else (1, 0, str(item))
-
-
-def available_threads(wanted: Any, name: str = "n_threads") -> int:
-    """Return a number of threads by joblib's rules.
-
-    wanted : at least 1; None or -1: as many as there are processors that this process may use; -2: one less, and so on. name :
-    of the parameter, for messages.
-
-    Raises
-    ------
-    ParameterError
-        For anything else.
-    """
-    if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or wanted == 0):
-        raise ParameterError(f"{name}={wanted!r} must be an integer other than 0, or None")
-    if wanted is not None and wanted > 0:
-        return int(wanted)
-    n_processors = len(usable_processors())
-    return n_processors if wanted is None else max(n_processors + 1 + int(wanted), 1)
-
-
-def usable_processors() -> tuple[int, ...]:
-    """Return the processors on which this process may run."""
-    return tuple(sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)))

@@ -46,6 +46,7 @@ from dboost.data.tables.eval_tables import EvalTable, eval_tables
 from dboost.display import number
 from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
+from dboost.kernels.threads import available_threads
 from dboost.losses import Loss
 from dboost.metrics.metric import MetricReduction
 from dboost.metrics.named import ALIASES, names_of
@@ -59,7 +60,6 @@ from dboost.params import (
     ArcBites,
     EarlyStopping,
     Parameters,
-    available_threads,
     make_parameters,
 )
 from dboost.rows.row_sample import HOLD_OUT, derive_seed

@@ -15,7 +15,6 @@ trees are independent, so they are divided among the rounds. Trees do not depend
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dboost.kernels.histograms import BinLayout
+from dboost.kernels.threads import available_threads
 from dboost.trees.bin_proposal import in_fine_bins
 from dboost.trees.grower import Round, RoundHistograms, RoundResult, grow_tree
 from dboost.trees.split_finder import BestSplits, SplitFinder
@@ -58,11 +58,11 @@ class TreeRounds:
 
     Trees that share rounds are searched in parallel, because the shards wait meanwhile.
 
-    n_threads : number of threads that search; default: one for each processor.
+    n_threads : number of threads that search; default: as in `kernels.threads.available_threads`.
     """
 
     def __init__(self, n_threads: int | None = None) -> None:
-        self._n_threads = n_threads or os.cpu_count() or 1
+        self._n_threads = available_threads(n_threads)
         self._split_finders: list[SplitFinder] = []
         self._threads: ThreadPoolExecutor | None = None
 

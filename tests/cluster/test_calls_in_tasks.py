@@ -67,12 +67,14 @@ def model(folder: str) -> dboost.Booster:
 
 @pytest.fixture(scope="module")
 def client(folder: str) -> Iterator[Client]:
-    with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as cluster:
-        with Client(cluster) as client:
-            dboost.prepare(f"{folder}/*.parquet", "y", path=f"{folder}/shared", client=client).close()
-            data = dboost.prepare(f"{folder}/*.parquet", "y", publish="rows")
-            yield client
-            data.unpublish()
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        dboost.prepare(f"{folder}/*.parquet", "y", path=f"{folder}/shared", client=client).close()
+        data = dboost.prepare(f"{folder}/*.parquet", "y", publish="rows")
+        yield client
+        data.unpublish()
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -1,130 +1,96 @@
-"""Threads that run one kernel together wait for each other, and when one fails, all end."""
+"""How many threads a process uses: affinity, quotas of its control groups, and the limits that other libraries honour."""
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import joblib
 import pytest
-from numba import njit
 
-from dboost.kernels.simd import ABORT, CONTROL_SIZE, barrier
-from dboost.kernels.threads import Team
+from dboost.cluster.client.client import cluster_at
+from dboost.kernels.threads import THREAD_LIMITS, available_threads, usable_processors
 
-
-@njit(nogil=True)
-def in_phases(thread, n_threads, control, seen, n_phases):
-    """Each thread writes its phase; after the barrier all must have written it. Return how often one had not."""
-    epoch, late = np.int64(0), 0
-    for phase in range(n_phases):
-        seen[thread] = phase
-        epoch = barrier(control, n_threads, epoch)
-        if epoch < 0:
-            return -1
-        for other in range(n_threads):
-            late += seen[other] < phase
-        epoch = barrier(control, n_threads, epoch)
-        if epoch < 0:
-            return -1
-    return late
+AFFINITY = len(usable_processors("/no such folder"))
+#: Lines of mountinfo.
+V2 = "31 23 0:28 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup rw"
+V2_HYBRID = "31 23 0:28 / /sys/fs/cgroup/unified rw shared:3 - cgroup2 cgroup rw"
+V1 = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct"
+V1_SETS = "33 31 0:30 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset"
+V1_DOCKER = "32 31 0:29 /docker/f00 /sys/fs/cgroup/cpu,cpuacct ro,nosuid - cgroup cgroup rw,cpu,cpuacct"
+G = "sys/fs/cgroup/"
 
 
-@njit(nogil=True)
-def wait_for_ever(control, n_threads):
-    """Wait at a barrier that one thread never reaches; return -1 once aborted."""
-    return barrier(control, n_threads, np.int64(0))
+def v1(quota: str, period: str = "100000", folder: str = "") -> dict[str, str]:
+    names = {"cpu.cfs_quota_us": quota, "cpu.cfs_period_us": period}
+    return {f"{G}cpu,cpuacct/{folder}{name}": text for name, text in names.items()}
 
 
-@njit(nogil=True)
-def turn_for_ever(control):
-    """Pass barriers alone until aborted."""
-    epoch = np.int64(0)
-    while epoch >= 0:
-        epoch = barrier(control, 1, epoch)
-    return epoch
+#: Groups of the process, mounts, files, and the number of processors; None without a limit.
+CASES: dict[str, tuple[str, str, dict[str, str], int | None]] = {
+    "v2 of a container": ("0::/", V2, {G + "cpu.max": "100000 100000\n"}, 1),
+    "v2 without a limit": ("0::/", V2, {G + "cpu.max": "max 100000\n"}, None),
+    "v2 of a fraction": ("0::/", V2, {G + "cpu.max": "50000 100000"}, 1),
+    "v2 of three halves": ("0::/", V2, {G + "cpu.max": "150000 100000"}, 2),
+    "v2 of many": ("0::/", V2, {G + "cpu.max": "6400000 100000"}, None),
+    "v2 of the group": ("0::/job/step", V2, {G + "job/step/cpu.max": "1000 1000"}, 1),
+    "v2 of a parent": ("0::/job/step", V2, {G + "job/cpu.max": "1000 1000", G + "job/step/cpu.max": "max 1000"}, 1),
+    "v2 of a parent that allows less": ("0::/job/step", V2, {G + "job/cpu.max": "1 1", G + "job/step/cpu.max": "9 1"}, 1),
+    "v2 of another group": ("0::/job", V2, {G + "other/cpu.max": "1 1"}, None),
+    "v2 outside the namespace": ("0::/../../job", V2, {G + "cpu.max": "1 1"}, 1),
+    "v1": ("4:cpu,cpuacct:/", V1, v1("100000"), 1),
+    "v1 without a limit": ("4:cpu,cpuacct:/", V1, v1("-1"), None),
+    "v1 of a parent": ("4:cpu,cpuacct:/job/step", V1, v1("50000", folder="job/") | v1("-1", folder="job/step/"), 1),
+    "v1 of a container": ("4:cpu,cpuacct:/docker/f00", V1_DOCKER, v1("20000"), 1),
+    "v1 of a group in it": ("4:cpu,cpuacct:/docker/f00/in", V1_DOCKER, v1("20000", folder="in/"), 1),
+    "v1 beside v2": ("4:cpu,cpuacct:/\n2:cpuset:/\n0::/", f"{V1_SETS}\n{V2_HYBRID}\n{V1}", v1("100000"), 1),
+    "v1 of other controllers": ("2:cpuset:/", V1_SETS, {G + "cpuset/cpu.cfs_quota_us": "1"}, None),
+    "damaged": ("0::/", V2, {G + "cpu.max": "a few"}, None),
+    "damaged mounts": ("0::/", "31 23\n" + V2, {G + "cpu.max": "1 1"}, None),
+    "no period": ("0::/", V2, {G + "cpu.max": "1 0"}, None),
+}
 
 
-@pytest.mark.parametrize("in_caller", [False, True])
-@pytest.mark.parametrize("n_threads", [1, 2, 3])
-def test_nobody_passes_before_all_have_come(n_threads: int, in_caller: bool) -> None:
-    seen = np.full(n_threads, -1)
-    with Team(n_threads, in_caller=in_caller) as team:
-        for _ in range(3):  # the control array is used again and again
-            team.control[:] = 0
-            assert team.run(lambda t: in_phases(t, n_threads, team.control, seen, 300)) == [0] * n_threads
+@pytest.mark.parametrize("case", CASES)
+def test_processors_are_limited_by_quotas_of_control_groups(case: str, tmp_path: Path) -> None:
+    groups, mounts, files, expected = CASES[case]
+    for name, text in ({"proc/self/cgroup": groups + "\n", "proc/self/mountinfo": mounts + "\n"} | files).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    n_processors = min(AFFINITY, AFFINITY if expected is None else expected)
+    assert len(usable_processors(str(tmp_path))) == n_processors
+    assert available_threads(-1, root=str(tmp_path)) == n_processors
 
 
-@pytest.mark.parametrize("in_caller", [False, True])
-@pytest.mark.parametrize("failing", [0, 1, 2])
-def test_a_failing_thread_ends_all(failing: int, in_caller: bool) -> None:
-    with Team(3, in_caller=in_caller) as team:
-
-        def work(thread: int) -> Any:
-            if thread == failing:
-                raise ZeroDivisionError("in one thread")
-            ended.append(wait_for_ever(team.control, 3))
-
-        ended: list[int] = []
-        with pytest.raises(ZeroDivisionError, match="in one thread"):
-            team.run(work)
-        assert ended == [-1, -1]
-        # The team can be used for the next run.
-        team.control[:] = 0
-        assert team.run(lambda thread: thread) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("in_caller", [False, True])
-@pytest.mark.parametrize("failing", [0, 1, 2])
-def test_what_is_raised_is_the_first_error(failing: int, in_caller: bool) -> None:
-    """Not the error of a thread that leaves because another one failed, even if it comes first in the list."""
-    with Team(3, in_caller=in_caller) as team:
-
-        def work(thread: int) -> None:
-            if thread == failing:
-                raise ZeroDivisionError("the cause")
-            wait_for_ever(team.control, 3)
-            raise InterruptedError("another thread failed")
-
-        with pytest.raises(ZeroDivisionError, match="the cause"):
-            team.run(work)
+@pytest.mark.parametrize(
+    ("environment", "wanted", "expected"),
+    [
+        *[({name: "1"}, wanted, 1) for name in THREAD_LIMITS for wanted in (None, -1, -2)],
+        ({"OMP_NUM_THREADS": "1,4"}, -1, 1),
+        ({"OMP_NUM_THREADS": " 1 "}, None, 1),
+        ({"OMP_NUM_THREADS": "1"}, 3, 3),
+        ({"OMP_NUM_THREADS": "4096"}, None, AFFINITY),
+        ({"OMP_NUM_THREADS": "4096", "NUMBA_NUM_THREADS": "1"}, None, 1),
+        *[({"OMP_NUM_THREADS": text}, None, AFFINITY) for text in ("", "0", "-1", "many", "1.5")],
+    ],
+)
+def test_the_environment_limits_threads(
+    environment: dict[str, str], wanted: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in THREAD_LIMITS:
+        monkeypatch.delenv(name, raising=False)
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    assert available_threads(wanted) == expected
 
 
-@pytest.fixture
-def listening() -> Iterator[None]:
-    """Install Python's own handler of SIGINT, which a library may have replaced."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+def test_processes_of_joblib_share_the_processors() -> None:
+    with joblib.parallel_config("loky", n_jobs=2, inner_max_num_threads=1):
+        assert joblib.Parallel()(joblib.delayed(available_threads)(wanted) for wanted in (None, -1)) == [1, 1]
 
 
-@pytest.mark.usefixtures("listening")
-@pytest.mark.parametrize("heard_by", ["main", "other"])
-@pytest.mark.parametrize("n_threads", [1, 2])
-def test_control_c_ends_all_at_their_next_barrier(n_threads: int, heard_by: str) -> None:
-    """Also when the system delivers the signal to a thread that is not the main one."""
-    work = (lambda t: turn_for_ever(team.control)) if n_threads == 1 else (lambda t: wait_for_ever(team.control, 3))
-    with Team(n_threads) as team:
-        turn_for_ever(np.ones(CONTROL_SIZE, np.int64))  # compile
-        wait_for_ever(np.ones(CONTROL_SIZE, np.int64), 3)
-
-        def interrupt() -> None:
-            listener = threading.main_thread() if heard_by == "main" else threading.current_thread()
-            signal.pthread_kill(listener.ident or 0, signal.SIGINT)
-
-        threading.Timer(0.2, interrupt).start()
-        with pytest.raises(KeyboardInterrupt):
-            team.run(work)  # endless, if the abort is not noticed
-        assert team.control[ABORT] == 1
-
-
-def test_small_work_runs_in_the_calling_thread() -> None:
-    with Team(1, in_caller=True) as team:
-        assert team.run(lambda thread: threading.get_ident()) == [threading.get_ident()]
-    with Team(2, in_caller=True) as team:
-        first, second = team.run(lambda thread: threading.get_ident())
-        assert first == threading.get_ident() != second
-    with Team(2) as team:
-        assert threading.get_ident() not in team.run(lambda thread: threading.get_ident())
+@pytest.mark.parametrize("n_workers", [1, AFFINITY + 1])
+def test_workers_of_the_command_have_the_threads_that_dask_gives_them(n_workers: int) -> None:
+    with cluster_at(None, n_workers) as client:
+        threads: list[Any] = list(client.nthreads().values())
+    assert threads == [-(-AFFINITY // n_workers)] * n_workers

@@ -26,7 +26,8 @@ import dboost
 from dboost import sizing
 from dboost.cluster.client.connection import Connection
 from dboost.cluster.worker import host_sessions
-from dboost.params import Parameters, usable_processors
+from dboost.kernels.threads import usable_processors
+from dboost.params import Parameters
 from dboost.rows.shard import Shard
 from dboost.session.encoded_rows import HandedRows
 from dboost.session.memory import histogram_bytes, parse_memory_limit, resident_bytes

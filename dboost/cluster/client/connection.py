@@ -50,6 +50,7 @@ from dboost.cluster.transport.rpc import open_line, run_on
 from dboost.config import liveness_timeout, uses_lines, without_graph_warning, worker_timeout
 from dboost.display import counted
 from dboost.errors import DBoostError, InputTypeError, is_out_of_descriptors, out_of_descriptors, warn
+from dboost.kernels.threads import usable_processors
 from dboost.rows.block_file import StorageError
 from dboost.session.fit_records import SessionRef, pack_round, session_refs, unpack
 from dboost.training.callbacks import Progress
@@ -125,7 +126,7 @@ def connected(scheduler: str | None, n_workers: int | None) -> Iterator[Client]:
         with client:
             yield client
         return
-    n_threads = max((os.cpu_count() or 1) // (n_workers or 1), 1)
+    n_threads = math.ceil(len(usable_processors()) / (n_workers or 1))  # as LocalCluster divides them
     with (
         LocalCluster(n_workers=n_workers, threads_per_worker=n_threads, dashboard_address=":0") as cluster,
         Client(cluster) as client,

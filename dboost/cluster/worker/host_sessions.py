@@ -45,7 +45,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from dboost.cluster.transport.line import Pieces, pieces_of, unpacked
 from dboost.cluster.transport.messages import OK
-from dboost.params import usable_processors
+from dboost.kernels.threads import usable_processors
 from dboost.rows.shard_spec import ShardSpec
 from dboost.session.fit_records import SessionRef, pack_round, unpack
 from dboost.session.memory import Budget

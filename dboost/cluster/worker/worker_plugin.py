@@ -58,7 +58,7 @@ from dboost.config import liveness_timeout
 from dboost.data import Chunk
 from dboost.errors import DBoostError
 from dboost.files.spool import remove_stale, temporary_root
-from dboost.params import usable_processors
+from dboost.kernels.threads import usable_processors
 from dboost.session.fit_records import MissingPartitions, SessionRef, pack_round, unpack
 from dboost.session.memory import Budget, keep_freed_memory, trim_memory
 from dboost.session.session import SESSION_METHODS, Session
