@@ -19,6 +19,7 @@ from dboost.api import belongs_to_fit, prepare
 from dboost.booster import Booster, intervals_of_folds, trained
 from dboost.data import CategoryColumn, Column
 from dboost.data.columns.labels import Names, names_of_table, with_named_constraints
+from dboost.data.columns.times import plain_times, ranks_in_time
 from dboost.data.kinds.partition import as_frame, is_lazy, is_path, is_stream
 from dboost.data.output.predict_io import filtered
 from dboost.data.sources import stream_of
@@ -681,12 +682,15 @@ def _with_values(
         is_kept = None
     values: dict[str, Any] = {}
     for name, column in named.items():
-        found = _values_of(table, names, column, row_filter)
-        rows = slice(None) if is_kept is None or len(is_kept) != len(found) else is_kept
-        if pd.isna(found[rows]).any():
+        of_rows = _values_of(table, names, column, row_filter, plain_times if name == "time" else np.asarray)
+        rows = slice(None) if is_kept is None or len(is_kept) != len(of_rows) else is_kept
+        if pd.isna(of_rows[rows]).any():
             raise DataError(f"column {column!r}, which was given as {name}, has missing values: fill them, or remove the rows")
-        values[name] = np.zeros(len(found), np.int64)
-        values[name][rows] = np.unique(found[rows], return_inverse=True)[1]
+        values[name] = np.zeros(len(of_rows), np.int64)
+        if name == "time":
+            values[name][rows] = ranks_in_time(of_rows[rows], name, column)
+        else:
+            values[name][rows] = np.unique(of_rows[rows], return_inverse=True)[1]
     taken = {names.find(column) for column in used if names.is_label(column)}
     features = [name for name in names if name not in taken] if named and options.features is None else options.features
     return data, division._replace(**values, is_kept=is_kept), features
@@ -700,19 +704,22 @@ def _are_positive(weights: Any) -> np.ndarray | None:
         return None
 
 
-def _values_of(table: Any, names: Names, column: Any, row_filter: RowFilter | None) -> np.ndarray:
-    """Return a column of a table as an array. row_filter : of a stream."""
+def _values_of(
+    table: Any, names: Names, column: Any, row_filter: RowFilter | None, plain: Callable[[Any], np.ndarray] = np.asarray
+) -> np.ndarray:
+    """Return a column of a table as an array. row_filter : of a stream; plain : makes an array of a column in memory."""
     name = names.find(column)
     assert name is not None
     names.check_once([name])
     if is_stream(table):
-        return np.concatenate([_column_of(some, name) for some in stream_of(table, row_filter=row_filter).partitions([name])])
-    return _column_of(_computed(select(table, (name,)) if is_lazy(table) else table), name)
+        batches = stream_of(table, row_filter=row_filter).partitions([name])
+        return np.concatenate([np.asarray(_column_of(batch, name)) for batch in batches])
+    return plain(_column_of(_computed(select(table, (name,)) if is_lazy(table) else table), name))
 
 
-def _column_of(table: Any, name: str) -> np.ndarray:
+def _column_of(table: Any, name: str) -> Any:
     frame = as_frame(table)
-    return np.asarray(frame.column(frame.names.index(name)))
+    return frame.column(frame.names.index(name))
 
 
 def _computed(values: Any) -> Any:

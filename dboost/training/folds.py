@@ -27,6 +27,7 @@ import numpy as np
 
 from dboost._lazy_import import pd
 from dboost.data import CategoryColumn, Column
+from dboost.data.columns.times import plain_times, ranks_in_time
 from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ParameterError, warn
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
@@ -137,7 +138,7 @@ def split_rows(
             raise ParameterError("groups do not go together with time: leave one of them out")
         if repeats > 1:
             raise ParameterError("repeats do not go together with time, which divides the rows in one way only")
-        found = _ordered(int(folds), _per_row(time, is_kept, "time"))
+        found = _ordered(int(folds), ranks_in_time(_per_row(plain_times(_computed(time)), is_kept, "time"), "time"))
     elif is_number:
         found = []
         for repeat in range(repeats):
@@ -245,7 +246,7 @@ def _is_column(folds: Any) -> bool:
 
 def _per_row(values: Any, is_kept: np.ndarray, name: str) -> np.ndarray:
     """Return the values of the kept rows as an array, without missing values; `values` has one for each row of the table."""
-    found = np.asarray(values.compute() if hasattr(values, "compute") else values)
+    found = np.asarray(_computed(values))
     if found.shape != is_kept.shape:
         raise ParameterError(
             f"{name} has shape {found.shape}, but the data have {len(is_kept)} {_rows(is_kept)}: give one value for each"
@@ -257,6 +258,11 @@ def _per_row(values: Any, is_kept: np.ndarray, name: str) -> np.ndarray:
             f"{np.argmax(is_missing)}: fill them, or remove the rows"
         )
     return found[is_kept]
+
+
+def _computed(values: Any) -> Any:
+    """Return the values of a Dask collection; others unchanged."""
+    return values.compute() if hasattr(values, "compute") else values
 
 
 def _rows(is_kept: np.ndarray) -> str:

@@ -224,6 +224,78 @@ def hashes(result: dboost.CVResult) -> list[str]:
     return [booster.sha256 for booster in result.boosters]
 
 
+#: Times of 60 days in their order, as text or other values …
+DAYS = pd.date_range("2023-11-20", periods=60)
+ORDERED: dict[str, Any] = {
+    "integers": np.array([f"{day}" for day in range(60)], object),
+    "signed integers": pd.Series([f"{day}" for day in range(-30, 30)], dtype="string"),
+    "decimals": np.array([f"{day / 4}" for day in range(60)]),
+    "bytes": np.array([f"{day}".encode() for day in range(60)]),
+    "dates of ISO": DAYS.strftime("%Y-%m-%d").to_numpy(),
+    "times of ISO": (DAYS + pd.Timedelta("7h")).strftime("%Y-%m-%dT%H:%M:%S").to_numpy(),
+    "times with zones": np.array([f"{day:%Y-%m-%d}T23:00:00{'+00:00' if k % 2 else '+09:00'}" for k, day in enumerate(DAYS)]),
+    "weeks": np.array([f"2023-W{week:02d}-{day}" for week in range(1, 13) for day in range(1, 6)]),
+    "year first": DAYS.strftime("%Y/%m/%d").to_numpy(),
+    "compact": DAYS.strftime("%Y%m%d").to_numpy(),
+    "quarters": np.array([f"{year}Q{quarter}" for year in range(1990, 2005) for quarter in range(1, 5)]),
+    "ordered categories": pd.Series(
+        pd.Categorical([f"week {k}" for k in range(60)], [f"week {k}" for k in range(60)], ordered=True)
+    ),
+    "periods": DAYS.to_period("D").to_numpy(),
+    "dates of Python": np.array([day.date() for day in DAYS], object),
+}
+#: … and text whose order is not that of time, and what the message says.
+UNORDERED: dict[str, tuple[Any, str]] = {
+    "day first": (DAYS.strftime("%d/%m/%Y"), r"'%d/%m/%Y', day first.*in pandas by \(pandas.to_datetime\(.*format='%d/%m/%Y'"),
+    "month first": (DAYS.strftime("%m/%d/%Y"), "'%m/%d/%Y', month first"),
+    "names of months": (DAYS.strftime("%b %d %Y"), "format '%b %d %Y'.*in pandas by"),
+    "points": (DAYS.strftime("%d.%m.%Y"), "'%d.%m.%Y', day first"),
+    "weeks": ([f"week {k}" for k in range(60)], r"text such as 'week 0', whose order .* ordered=True"),
+    "quarter first": ([f"Q{k % 4 + 1} {1990 + k // 4}" for k in range(60)], "text such as 'Q1 1990'"),
+    "short years": (pd.date_range("2023-11-20", periods=60, freq="MS").strftime("%Y-%m").str[2:], "text"),
+    "of unequal length": ([f"2023/{k // 28 + 1}/{k % 28 + 1}" for k in range(60)], "holds text"),
+    "dates and numbers": ([*DAYS.strftime("%Y-%m-%d")[:30], *map(str, range(30))], "holds text"),
+    "two texts": ([*["31/12/2023"] * 30, *["01/01/2024"] * 30], "'%d/%m/%Y', day first"),
+    "zones here only": ([f"{day:%Y-%m-%d}T00:00:00{'Z' * (day.day % 2)}" for day in DAYS], "holds text"),
+}
+
+
+@pytest.mark.parametrize("kind", ORDERED)
+@pytest.mark.parametrize("is_column", [False, True])
+def test_folds_in_time_are_ordered_as_the_time(kind: str, is_column: bool) -> None:
+    times, rows = ORDERED[kind], RNG.permutation(60)
+    frame = FRAME.iloc[:60].reset_index(drop=True)
+    shuffled = times.iloc[rows].reset_index(drop=True) if isinstance(times, pd.Series) else times[rows]
+    options = OPTIONS | {"max_iter": 2, "min_samples_leaf": 2}
+    expected = dboost.cv(frame, "y", folds=4, time=rows, **options)
+    given = frame.assign(day=shuffled) if is_column else frame
+    result = dboost.cv(given, "y", folds=4, time="day" if is_column else shuffled, **options)
+    assert hashes(result) == hashes(expected)
+
+
+@pytest.mark.parametrize("kind", UNORDERED)
+def test_text_that_is_not_ordered_as_the_time_is_refused(kind: str, tmp_path: Path) -> None:
+    times, message = UNORDERED[kind]
+    frame = FRAME.iloc[:60].assign(day=np.array(times, object))
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    frame.to_parquet(tmp_path / "rows.parquet")
+    for data in (frame, tmp_path / "rows.csv", tmp_path / "rows.parquet"):
+        with pytest.raises(DataError, match=f"column 'day', which was given as time.*{message}"):
+            dboost.cv(data, "y", folds=4, time="day", max_iter=2)
+    with pytest.raises(DataError, match=f"^time .*{message}"):
+        dboost.cv(frame[["a", "y"]], "y", folds=4, time=frame["day"], max_iter=2)
+
+
+def test_the_message_about_times_converts_them() -> None:
+    frame = FRAME.iloc[:60].assign(day=DAYS.strftime("%d/%m/%Y").to_numpy())
+    with pytest.raises(DataError) as error:
+        dboost.cv(frame, "y", folds=4, time="day", max_iter=2)
+    converted = frame.assign(day=eval(str(error.value).partition("in pandas by ")[2], {"pandas": pd, "frame": frame}))
+    options = OPTIONS | {"max_iter": 2, "min_samples_leaf": 2}
+    expected = dboost.cv(frame, "y", folds=4, time=np.arange(60), **options)
+    assert hashes(dboost.cv(converted, "y", folds=4, time="day", **options)) == hashes(expected)
+
+
 def test_parts_of_the_time_are_held_out_one_after_the_other() -> None:
     days = RNG.integers(0, 30, N)
     names = np.array([f"2024-01-{day + 1:02d}" for day in days])

@@ -93,9 +93,12 @@ class Resemblance:
         return self.remedy.replace("{}", column)
 
 
-def find(levels: Sequence[Level]) -> Resemblance | None:
-    """Return what at least 80 % of the different values of a column look like if they are numbers or dates, or None."""
-    if len(levels) < _LEAST:
+def find(levels: Sequence[Level], least: int = _LEAST) -> Resemblance | None:
+    """Return what at least 80 % of the different values of a column look like if they are numbers or dates, or None.
+
+    least : number of values below which nothing is said.
+    """
+    if len(levels) < least:
         return None
     some = levels[:: -(-len(levels) // _MOST)]
     text = [level for level in some if isinstance(level, str)]
