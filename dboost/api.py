@@ -204,9 +204,10 @@ def fit(
     began = time.perf_counter()
     learning = canonical({**parameters, "start_from": start_from, "init_model": init_model, "continue_steps": continue_steps})
     start_from, continue_steps = learning.pop("start_from"), learning.pop("continue_steps")
+    holds_out_by_default = False
     if isinstance(learning.get("max_iter"), str):
-        if eval_set is None and validation_fraction is None:
-            validation_fraction = FRACTION
+        holds_out_by_default = eval_set is None and validation_fraction is None
+        validation_fraction = FRACTION if holds_out_by_default else validation_fraction
         learning = with_auto_iterations(learning, has_rule=early_stopping is not None)
     learning = with_seed(learning)
     if CONSTRAINTS & learning.keys():
@@ -229,6 +230,9 @@ def fit(
     else:
         warm_start = WarmStart.continuation(model.ensemble, continue_bins, continue_steps)
         learning = keywords_for(model.ensemble, learning, model.custom_loss)
+    make_validation_plan = None
+    if validation_fraction is not None:
+        make_validation_plan = hold_out(validation_fraction, learning, is_default=holds_out_by_default)
     request = FitRequest.of(
         rows.shaped(learning),
         n_threads=n_threads,
@@ -242,7 +246,7 @@ def fit(
         eval_metric=eval_metric,
         roles=rows.roles,
         validation_fraction=validation_fraction,
-        make_validation_plan=None if validation_fraction is None else hold_out(validation_fraction, learning),
+        make_validation_plan=make_validation_plan,
         progress=progress,
         warm_start=warm_start,
         source_name=source_name,

@@ -32,6 +32,7 @@ from dboost.training.plan import FitRequest, MakeValidationPlan, ValidationPlan
 AUTO = "auto"
 #: What ``max_iter="auto"`` stands for.
 MOST_ITERATIONS, RATE, ROUNDS, FRACTION = 2000, 0.05, 50, 0.1
+_OTHERWISE = "give the number of iterations and no early stopping, or an eval_set"
 
 
 def is_auto(max_iter: Any) -> bool:
@@ -64,10 +65,11 @@ def is_share(value: Any) -> bool:
     return float(value) >= 1 if isinstance(value, numbers.Integral) else 0 < float(value) < 1
 
 
-def n_held_out(counts: Sequence[int], size: float) -> int:
+def n_held_out(counts: Sequence[int], size: float, keyword: str | None = None) -> int:
     """Return how many rows are held out.
 
-    counts : number of rows of each class, or of all rows; size : see `is_share`.
+    counts : number of rows of each class, or of all rows; size : see `is_share`; keyword : with its value, that asks for it, by
+    default `validation_fraction`.
 
     Raises
     ------
@@ -77,11 +79,13 @@ def n_held_out(counts: Sequence[int], size: float) -> int:
     total = sum(counts)
     n = int(size) if isinstance(size, numbers.Integral) else math.ceil(size * total)
     if n >= total:
-        raise ParameterError(f"validation_fraction={size!r} holds out {n} of {total} rows: none would be left to train on")
+        keyword = keyword or f"validation_fraction={size!r}"
+        rows = f"{total} row{'s' * (total != 1)}"
+        raise ParameterError(f"{keyword} holds out {n} of {rows}: none would be left to train on; {_OTHERWISE}")
     return n
 
 
-def hold_out(size: Any, learning: Mapping[str, Any]) -> MakeValidationPlan:
+def hold_out(size: Any, learning: Mapping[str, Any], *, is_default: bool = False) -> MakeValidationPlan:
     """Return the function that plans the validation rows of a fit.
 
     At least one row of each class is trained on.
@@ -92,6 +96,8 @@ def hold_out(size: Any, learning: Mapping[str, Any]) -> MakeValidationPlan:
         Share or number of the rows.
     learning : mapping
         Parameters of learning, by name.
+    is_default : bool, default False
+        Whether ``max_iter="auto"`` asks for the rows, and not `validation_fraction`.
 
     Raises
     ------
@@ -100,22 +106,38 @@ def hold_out(size: Any, learning: Mapping[str, Any]) -> MakeValidationPlan:
     """
     if not is_share(size):
         raise ParameterError(f"validation_fraction={size!r} must be a part of the rows below 1, or a number of rows")
-    return partial(_plan, size=size, seed=learning.get("random_state", 0))
+    keyword = "max_iter='auto'" if is_default else f"validation_fraction={size!r}"
+    return partial(_plan, size=size, seed=learning.get("random_state", 0), keyword=keyword)
 
 
-def _plan(counts: Sequence[int], target: Target, _: Callable[[], Ensemble], *, size: float, seed: int) -> ValidationPlan:
-    return ValidationPlan(held_out=held_out_rows(counts, target, size, seed))
+def _plan(
+    counts: Sequence[int], target: Target, _: Callable[[], Ensemble], *, size: float, seed: int, keyword: str
+) -> ValidationPlan:
+    return ValidationPlan(held_out=held_out_rows(counts, target, size, seed, keyword))
 
 
-def held_out_rows(counts: Sequence[int], target: Target, size: float, seed: int) -> Draw:
-    """Return the validation rows of a fit with this seed; of each class at least one row is left to train on.
+def held_out_rows(counts: Sequence[int], target: Target, size: float, seed: int, keyword: str | None = None) -> Draw:
+    """Return the validation rows of a fit with this seed: at least one, and of each class at least one row is left to train on.
 
-    counts, size : as of `n_held_out`.
+    counts, size, keyword : as of `n_held_out`.
+
+    Raises
+    ------
+    ParameterError
+        If no row can be held out, or none would be left.
     """
     seed = derive_seed(seed, HOLD_OUT)
-    sizes = in_proportion(counts, n_held_out(counts, size), seed)
+    sizes = in_proportion(counts, n_held_out(counts, size, keyword), seed)
     if target.classes is not None:
         sizes = tuple(min(n, max(count - 1, 0)) for n, count in zip(sizes, counts, strict=True))
+        largest = max(range(len(counts)), key=lambda code: counts[code])
+        if not any(sizes) and counts[largest] > 1:  # the draw has met classes of one row only
+            sizes = tuple(int(code == largest) for code in range(len(counts)))
+        if not any(sizes):
+            keyword = keyword or f"validation_fraction={size!r}"
+            raise ParameterError(
+                f"{keyword} holds rows out, but each class has one row, which is trained on ({sum(counts)} rows): {_OTHERWISE}"
+            )
     return Draw(seed, sizes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
@@ -125,6 +126,36 @@ def test_refit_of_a_continued_model_adds_as_many_iterations_as_were_kept(frame: 
     booster = fit(frame[700:], start_from=first, max_iter="auto", early_stopping_rounds=5, refit=True)
     assert booster.n_iter_ == held.n_iter_ > 10
     assert booster.sources[-1]["rows"] == N - 700
+
+
+TINY: dict[str, tuple[list[Any], str]] = {
+    "one row": ([0.5], "holds out 1 of 1 row: none would be left to train on; give the number of iterations"),
+    "two classes": ([0, 1], r"holds rows out, but each class has one row, which is trained on \(2 rows\): give the number of iterations"),
+    "text": (["a", "b", "c", "d"], r"holds rows out, but each class has one row, which is trained on \(4 rows\)"),
+    "ten classes": ([f"class {k}" for k in range(10)], r"holds rows out, but each class has one row, which is trained on \(10 rows\)"),
+}
+
+
+@pytest.mark.parametrize("kind", TINY)
+@pytest.mark.parametrize(
+    "options",
+    [{"max_iter": "auto"}, {"max_iter": "auto", "refit": True}, {"validation_fraction": 0.2, "early_stopping_rounds": 2}],
+)
+def test_a_table_without_rows_to_hold_out(kind: str, options: dict[str, Any]) -> None:
+    targets, message = TINY[kind]
+    rows = pd.DataFrame({"x": np.arange(float(len(targets))), "y": targets})
+    asked = "max_iter='auto'" if "max_iter" in options else "validation_fraction=0.2"
+    for data in (rows, dd.from_pandas(rows, npartitions=2), dboost.prepare(rows, "y")):
+        with pytest.raises(dboost.errors.ParameterError, match=f"^{asked} {message}"):
+            dboost.fit(data, "y", progress=False, **options)
+
+
+@pytest.mark.parametrize("counts", [(2, 1), (1, 2), (1, 1, 1, 1, 1, 1, 2), (1, 1, 3, 1)])
+def test_a_row_is_held_out_where_a_class_has_two(counts: tuple[int, ...]) -> None:
+    targets = np.repeat([f"class {code}" for code in range(len(counts))], counts)
+    rows = pd.DataFrame({"x": np.arange(float(len(targets))), "y": targets})
+    booster = dboost.fit(rows, "y", max_iter="auto", min_samples_leaf=1, progress=False)
+    assert "validation_log_loss" in booster.history
 
 
 @pytest.mark.parametrize(
