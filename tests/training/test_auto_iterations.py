@@ -129,10 +129,10 @@ def test_refit_of_a_continued_model_adds_as_many_iterations_as_were_kept(frame: 
 
 
 TINY: dict[str, tuple[list[Any], str]] = {
-    "one row": ([0.5], "holds out 1 of 1 row: none would be left to train on; give the number of iterations"),
-    "two classes": ([0, 1], r"holds rows out, but each class has one row, which is trained on \(2 rows\): give the number of iterations"),
-    "text": (["a", "b", "c", "d"], r"holds rows out, but each class has one row, which is trained on \(4 rows\)"),
-    "ten classes": ([f"class {k}" for k in range(10)], r"holds rows out, but each class has one row, which is trained on \(10 rows\)"),
+    "one row": ([0.5], "1 of 1 row: none would be left to train on; give the number of iterations"),
+    "two classes": ([0, 1], r"class has one row, which is trained on \(2 rows\): give the number of iterations"),
+    "text": (["a", "b", "c", "d"], r"class has one row, which is trained on \(4 rows\)"),
+    "ten classes": ([f"class {k}" for k in range(10)], r"class has one row, which is trained on \(10 rows\)"),
 }
 
 
@@ -146,7 +146,7 @@ def test_a_table_without_rows_to_hold_out(kind: str, options: dict[str, Any]) ->
     rows = pd.DataFrame({"x": np.arange(float(len(targets))), "y": targets})
     asked = "max_iter='auto'" if "max_iter" in options else "validation_fraction=0.2"
     for data in (rows, dd.from_pandas(rows, npartitions=2), dboost.prepare(rows, "y")):
-        with pytest.raises(dboost.errors.ParameterError, match=f"^{asked} {message}"):
+        with pytest.raises(dboost.errors.ParameterError, match=f"^{asked} .*{message}"):
             dboost.fit(data, "y", progress=False, **options)
 
 
