@@ -34,7 +34,7 @@ class DBoostError(Exception):
 
     def at(self, row: object) -> Self:
         """Note the row that the error is about, and return the error. row : a `RowPlace`; without effect for a text."""
-        self.position = tuple(row) if isinstance(row, tuple) else None
+        self.position = tuple(row[:2]) if isinstance(row, tuple) else None
         return self
 
 

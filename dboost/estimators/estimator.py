@@ -543,7 +543,13 @@ class BaseGradientBoosting(ModelAccess, CallbackSupportMixin, BaseEstimator):
 
     def _draw_seeds(self) -> Seeds:
         """Draw seeds from `random_state`; an integer is the seed of learning, as in `dboost.fit`."""
-        drawn = int(check_random_state(self.random_state).randint(np.iinfo(np.uint32).max, dtype="u8"))
+        try:
+            generator = check_random_state(self.random_state)
+        except ValueError as error:
+            raise ParameterError(
+                f"random_state={self.random_state!r} must be None, an integer between 0 and {2**32 - 1}, or a numpy RandomState"
+            ) from error
+        drawn = int(generator.randint(np.iinfo(np.uint32).max, dtype="u8"))
         given = isinstance(self.random_state, numbers.Integral)
         return Seeds(drawn, int(self.random_state) if given else drawn)
 

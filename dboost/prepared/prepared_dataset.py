@@ -44,6 +44,7 @@ from dboost.data.columns.binning import Binning
 from dboost.data.columns.chunk import BinnedPartition, DecodedColumns
 from dboost.data.columns.labels import Names, text_of
 from dboost.data.columns.roles import ROLES, n_columns_of
+from dboost.data.tables.row_metadata import OF_POSITIVE_WEIGHT
 from dboost.data.tables.table import values_of
 from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, reason, shown
 from dboost.files.lease import Lease
@@ -315,7 +316,7 @@ class PreparedRows:
         """Return targets encoded for the loss: float64[n]."""
         data, first = self.data, block * self.data.rows.block_rows
         column = values if data.categories is None else CategoryColumn(values.astype(np.int64), data.categories)
-        those = " of those of positive weight" if data.has("weight") else ""
+        those = OF_POSITIVE_WEIGHT if data.has("weight") else ""
         dtype, is_bool = data.target.dtype, data.target.is_bool
         return encode_column(column, self._target, lambda row: f"row {first + row}{those}", dtype=dtype, is_bool=is_bool)
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import dask.dataframe as dd
-import numpy as np
 import pytest
 from distributed import Client
 
@@ -145,21 +144,6 @@ def test_partitions_larger_than_their_share(
             assert there.sha256 == dboost.fit(frame, target, start_from=start_from, **settings).sha256
             assert there.history["bytes_read"].iloc[-1] > 0
     assert max(given) > 2
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"y": np.nan}, r"target 'y' contains NaN \(a missing value\) in 1 row, first in row 10 of partition 2"),
-        ({"w": -1.0}, r"sample_weight 'w' is negative in 1 row, first in row 10 of partition 2"),
-    ],
-)
-def test_bad_rows_are_named_where_they_wait_in_files(client: Client, change: dict[str, float], complaint: str) -> None:
-    frame = FRAME.reset_index(drop=True)
-    ((column, value),) = change.items()
-    frame.loc[2 * 600 + 10, column] = value
-    with pytest.raises(dboost.DataError, match=complaint):
-        dboost.fit(dd.from_pandas(frame, npartitions=5), "y", sample_weight="w", client=client, memory_limit="64MiB", **OPTIONS)
 
 
 @pytest.mark.slow

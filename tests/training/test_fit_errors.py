@@ -45,24 +45,11 @@ def at(row: int, value: float, column: int | None = None) -> np.ndarray:
 
 DATA: list[tuple[Callable[[], Any], str]] = [
     # target
-    (lambda: fit(FRAME, "yy"), "the data have no column 'yy', which was given as target"),
     (lambda: fit(FRAME, None), "the target y is None"),
-    (lambda: fit(X, at(3, np.nan)), r"target contains NaN \(a missing value\) in 1 row, first in row 3"),
-    (lambda: fit(cut(FRAME.assign(y=at(150, np.nan)), [60, 120])), "target 'y' contains NaN .* row 30 of partition 2"),
-    (lambda: fit(X, at(3, np.inf)), "target contains infinity in 1 row, first in row 3"),
-    (lambda: fit(X, ["a"] * 200), r"the target has one class only \('a'\)"),
-    (lambda: fit(X, np.zeros(200), loss="log_loss"), "the target has one class only"),
     (lambda: fit(X, np.zeros(200, bool)), r"one class only \(False\); a classifier needs at least two classes"),
     (lambda: fit(X, FRAME["grade"], sample_weight=FRAME["grade"] == "low"), r"one class only \('low'\)"),
-    (lambda: fit(X, Y, loss="log_loss"), "Unknown label type: continuous"),
     (lambda: fit(X, FRAME["grade"], loss="squared_error"), "needs a numeric target, but the target holds categories"),
-    # weight
-    (lambda: fit(FRAME, sample_weight="ww"), "no column 'ww', which was given as sample_weight"),
-    (lambda: fit(X, Y, sample_weight=np.where(ROWS == 5, -1.0, 1)), "sample_weight is negative in 1 row, first in row 5"),
-    (lambda: fit(X, Y, sample_weight=np.where(ROWS == 5, np.inf, 1)), "sample_weight contains infinity in 1 row, first"),
-    (lambda: fit(X, Y, sample_weight=np.zeros(200)), "sample_weight is zero in every row"),
     # features
-    (lambda: fit(at(7, np.inf, 2), Y), r"column 'f2' holds an infinite value \(row 7\)"),
     (lambda: fit(at(7, -np.inf, 2).astype(np.float32), Y), r"column 'f2' holds an infinite value \(row 7\)"),
     (lambda: fit(np.where(X > 1, np.inf, np.where(X < -1, -np.inf, X)), Y), r"holds an infinite value \(row \d+\)"),
     (
@@ -93,9 +80,7 @@ DATA: list[tuple[Callable[[], Any], str]] = [
         "evaluation set 'june': the data have no column 'x'",
     ),
     (lambda: fit(eval_set=FRAME.drop(columns="y")), "evaluation set 'eval': the data have no column 'y', .* target"),
-    (lambda: fit(eval_set=FRAME.assign(y=np.nan)), "evaluation set 'eval': target 'y' contains NaN"),
     (lambda: fit(eval_set=FRAME[:0]), "evaluation set 'eval': the data have no rows"),
-    (lambda: fit(eval_set=(FRAME, "y", FRAME["w"] * 0)), "evaluation set 'eval': sample_weight is zero in every row"),
     (lambda: fit(sample_weight="w", eval_set=FRAME[["y", *FEATURES]]), "evaluation set 'eval': .* no column 'w'"),
     (lambda: fit(eval_set=(FRAME, "x")), "evaluation set 'eval': target='x' is a feature of the model"),
     (lambda: fit(eval_set=(FRAME, "y", "x")), "evaluation set 'eval': sample_weight='x' is a feature of the model"),
@@ -108,10 +93,8 @@ DATA: list[tuple[Callable[[], Any], str]] = [
 ]
 
 PARAMETERS: list[tuple[Callable[[], Any], str]] = [
-    (lambda: fit(learning_rat=0.1), r"unknown parameter 'learning_rat'; did you mean learning_rate\?"),
     (lambda: fit(n_estimator=5), "unknown parameter 'n_estimator'; did you mean n_estimators"),
     (lambda: fit(max_leaf_node=5), "unknown parameter 'max_leaf_node'; did you mean max_leaf_nodes"),
-    (lambda: fit(loss="squared"), "loss='squared' must be one of 'auto', 'squared_error', "),
     *(
         (lambda name=name: fit(loss=name), f"loss='{name}' must be one of .*; did you mean '{loss}'\\?")
         for loss, names in {
@@ -126,31 +109,8 @@ PARAMETERS: list[tuple[Callable[[], Any], str]] = [
         for name in names.split()
     ),
     (lambda: fit(loss="rank:ndcg"), "or a dboost.losses.Loss of your own$"),
-    (lambda: fit(growth="wide"), "growth='wide' must be one of 'best_first', 'depth_wise'"),
-    (lambda: fit(max_bins=256), "max_bins=256 must be an integer between 2 and 255"),
-    (lambda: fit(max_bins=1), "max_bins=1 must be an integer between 2 and 255"),
-    (lambda: fit(max_iter=0), "max_iter=0 must be an integer of at least 1"),
-    (lambda: fit(max_iter=2.5), "max_iter=2.5 must be an integer"),
-    (lambda: fit(max_iter=True), "max_iter=True must be an integer"),
-    (lambda: fit(max_leaf_nodes=1), "max_leaf_nodes=1 must be an integer of at least 2 or None"),
-    (lambda: fit(max_depth=0), "max_depth=0 must be an integer of at least 1 or None"),
-    (lambda: fit(min_samples_leaf=0), "min_samples_leaf=0"),
-    (lambda: fit(min_hessian=-1), "min_hessian=-1 must be a number at least 0"),
     (lambda: fit(l2_regularization=float("nan")), "l2_regularization=nan must be a number at least 0"),
-    (lambda: fit(l1_regularization="much"), "l1_regularization='much' must be a number"),
-    (lambda: fit(leaf_penalty=-0.1), "leaf_penalty=-0.1"),
     (lambda: fit(min_gain=float("inf")), "min_gain=inf must be a number"),
-    (lambda: fit(max_delta_step=0), "max_delta_step=0 must be a number greater than 0 or None"),
-    (lambda: fit(learning_rate=0.0), "learning_rate=0.0 must be a number greater than 0"),
-    (lambda: fit(categorical_smoothing=-1), "categorical_smoothing=-1"),
-    (lambda: fit(categorical_l2=-1), "categorical_l2=-1"),
-    (lambda: fit(max_category_group=0), "max_category_group=0"),
-    (lambda: fit(min_category_hessian=-1), "min_category_hessian=-1"),
-    (lambda: fit(early_stopping_rounds=0), "early_stopping_rounds=0"),
-    (lambda: fit(random_state=-1), "random_state=-1"),
-    (lambda: fit(random_state=2**70), "random_state=1180591620717411303424 must be an integer between"),
-    (lambda: fit(n_threads=0), "n_threads=0 must be an integer other than 0, or None"),
-    (lambda: fit(n_threads=1.5), "n_threads=1.5"),
     (lambda: fit(early_stopping_rounds=5), "early_stopping_rounds needs an eval_set, or validation_fraction"),
     (lambda: fit(early_stopping_rounds=5, eval_set={}), "early_stopping_rounds needs an eval_set, or validation_fraction"),
     (lambda: fit(eval_set=FRAME, eval_metric="logloss"), "'logloss' does not go with loss 'squared_error'; choose from square"),

@@ -179,7 +179,7 @@ def items_of_labels(given: Any) -> list[Any]:
     InputTypeError for anything else.
     """
     if isinstance(given, str) or not isinstance(given, Iterable) or is_a(given, "polars", "Expr"):
-        raise InputTypeError(f"names of columns are given as a list, not as {given!r:.60}")
+        raise InputTypeError(f"features must be a list of names of columns, not {given!r:.60}")
     return [tuple(one.tolist()) if isinstance(one, np.ndarray) else one for one in given]
 
 

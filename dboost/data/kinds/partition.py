@@ -685,11 +685,9 @@ def chosen_features(features: Any, names: Names | None, targets: Sequence[str] =
 
     names : of the table; None for an array.
     """
-    if isinstance(features, str):
-        raise ParameterError(f"features must be a list of column names, not the text {features!r}")
+    labels = items_of_labels(features)
     if names is None:
         raise ParameterError("features needs column names: select the columns of the array instead")
-    labels = items_of_labels(features)
     found = {label: names.find(label) for label in labels}
     absent = [label for label, name in found.items() if name is None]
     if absent:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -44,6 +44,10 @@ class RowMetadata:
     issues: tuple[DataIssue, ...] = ()
 
 
+#: Follows the number of a row in prepared data, which lack the rows of weight zero.
+OF_POSITIVE_WEIGHT = " of those of positive weight"
+
+
 @dataclass(frozen=True)
 class MetadataRows:
     """The rows of a table by partition, to name the position of a row."""
@@ -54,6 +58,8 @@ class MetadataRows:
     numbers: tuple[int, ...] | None = None
     #: Number of the first of these rows, in a table without partitions.
     first: int = 0
+    #: Follows the number of a row in a table without partitions: which rows are numbered.
+    those: str = ""
 
     @cached_property
     def n_rows(self) -> int:
@@ -62,7 +68,7 @@ class MetadataRows:
     def place(self, row: int) -> RowPlace:
         """Return the place of a row, given its number among all rows."""
         if not self.in_partitions:
-            return RowPlace(-1, self.first + row)
+            return RowPlace(-1, self.first + row, self.those)
         ends = list(accumulate(self.lengths))
         i = bisect_right(ends, row)
         return RowPlace(i if self.numbers is None else self.numbers[i], row - (ends[i] - self.lengths[i]))
@@ -70,7 +76,7 @@ class MetadataRows:
     def of_partition(self, number: int) -> MetadataRows:
         """Return the rows of one partition."""
         k = number if self.numbers is None else self.numbers.index(number)
-        return MetadataRows((self.lengths[k],), self.in_partitions, (number,), self.first + sum(self.lengths[:k]))
+        return replace(self, lengths=(self.lengths[k],), numbers=(number,), first=self.first + sum(self.lengths[:k]))
 
     def flagged(self, role: str, what: str, flags: np.ndarray, problem: str, remedy: str = "") -> list[DataIssue]:
         """Return an issue of a role if any row is flagged. what : its name for messages."""
@@ -84,9 +90,10 @@ class RowPlace(NamedTuple):
 
     partition: int  # -1 if the table has none
     row: int  # within the partition
+    those: str = ""  # see `MetadataRows`
 
     def __str__(self) -> str:
-        return f"row {self.row}" if self.partition < 0 else f"row {self.row} of partition {self.partition}"
+        return f"row {self.row}{self.those}" if self.partition < 0 else f"row {self.row} of partition {self.partition}"
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ from dboost.data.kinds.partition import (
     used_columns,
 )
 from dboost.data.tables.row_metadata import (
+    OF_POSITIVE_WEIGHT,
     DataIssue,
     MetadataRows,
     RowMetadata,
@@ -746,8 +747,13 @@ def open_binned(
     metadata_spool = RowMetadataSpool() if options is not None and options.spool_roles else None
     try:
         reader = Reader(plan, spool, metadata_spool)
-        pieces = [reader.take_partition(i, partition, partition.given_roles) for i, partition in enumerate(partitions)]
-        return _finished(reader, plan, MetadataRows(tuple(piece.n_rows for piece in pieces), True), pieces, named=named)
+        pieces, those = [], ""
+        for i, partition in enumerate(partitions):
+            pieces.append(reader.take_partition(i, partition, partition.given_roles))
+            those = those if partition.roles.weight is None else OF_POSITIVE_WEIGHT
+        # Their partitions are not those of the user's table.
+        rows = MetadataRows(tuple(piece.n_rows for piece in pieces), False, those=those)
+        return _finished(reader, plan, rows, pieces, named=named)
     except BaseException:
         spool.close()
         if metadata_spool is not None:
