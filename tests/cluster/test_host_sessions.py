@@ -26,7 +26,15 @@ from dboost.cluster.partitions import partitioned_table, rebalance
 from dboost.cluster.partitions.rebalance import values_held
 from dboost.cluster.training import cluster_sessions
 from dboost.cluster.worker import host_sessions, worker_plugin
-from dboost.cluster.worker.host_sessions import HandOver, Member, SessionPlace, choose_trainers, hand_overs, trainers_of_folds
+from dboost.cluster.worker.host_sessions import (
+    HandOver,
+    HostWorkers,
+    Member,
+    SessionPlace,
+    choose_trainers,
+    plan_hand_over,
+    trainers_of_folds,
+)
 from dboost.kernels import threads
 from dboost.rows.shared_codes import SharedCodes
 from dboost.session import table_rows
@@ -111,17 +119,19 @@ def test_a_host_keeps_its_trainer() -> None:
     assert choose_trainers(full, 0, {c, e}) == {a: a, b: a, d: e, e: e}
     alone = {a: member(10), c: members[c], d: member(0, "two")._replace(has_read=False)}
     assert choose_trainers(alone, 0, {c, d}) == {a: c, c: c}
-    orders = hand_overs({a: c, c: c}, alone, {a.worker: 1, c.worker: 2}, {a.worker: "one", c.worker: "one"}, 1, 44)
-    assert orders == {a: HandOver(c, 1, 3), c: HandOver(c, 0, 3, (1,))}
+    workers = HostWorkers({a.worker: 1, c.worker: 2}, {a.worker: "one", c.worker: "one"}, frozenset([c, d]), 1, 0)
+    plan = plan_hand_over(alone, workers, 44)
+    assert plan.trainers == {a: c, c: c}
+    assert plan.orders == {a: HandOver(c, 1, 3), c: HandOver(c, 0, 3, (1,))}
 
 
 def orders_of(
     members: dict[SessionRef, Member], n_threads: int = 1, more: int = 0, n_fits: int = 1
 ) -> dict[SessionRef, HandOver]:
     """Return the orders of members with so many threads each. more : workers of the host without rows."""
-    workers = {ref.worker: n_threads for ref in members} | {f"idle {k}": n_threads for k in range(more)}
-    takers = choose_trainers(members, 0)
-    return hand_overs(takers, members, workers, dict.fromkeys(workers, "one"), n_fits, 44)
+    threads_of = {ref.worker: n_threads for ref in members} | {f"idle {k}": n_threads for k in range(more)}
+    workers = HostWorkers(threads_of, dict.fromkeys(threads_of, "one"), frozenset(), n_fits, 0)
+    return plan_hand_over(members, workers, 44).orders
 
 
 def test_threads_of_a_trainer() -> None:
@@ -412,9 +422,10 @@ def test_without_the_key(client: Client) -> None:
 
 
 def test_a_worker_without_room_for_the_rows_of_the_others(client: Client, tune: Tune) -> None:
+    expected = fitted(FRAME).sha256
     tune(session_rows=len(FRAME) - 1)
     there = fitted(divided(FRAME, [800, 1600]), client=client)
-    assert there.sha256 == fitted(FRAME).sha256
+    assert there.sha256 == expected
     assert set(there.history["workers"]) == {3}
 
 
@@ -549,6 +560,7 @@ def test_the_rows_of_a_trainer_count_when_it_gets_more(
     processes: Processes, two_hosts: Callable[[Client], list[str]], tune: Tune
 ) -> None:
     """All workers of one host are killed; the trainer of the other has no room for their rows beside its own."""
+    expected = fitted(FRAME, "t", max_iter=6).sha256
     tune(session_rows=2000)
     processes.ensure_workers(4)
     client = processes.client
@@ -566,7 +578,7 @@ def test_the_rows_of_a_trainer_count_when_it_gets_more(
     actions = [at(2, strike), at(5, lambda: seen.append(workers_with_rows(client)))]
     lazy = divided(FRAME, [150 * k for k in range(1, 16)])
     there = fitted(lazy, "t", client=client, max_iter=6, callbacks=actions)
-    assert there.sha256 == fitted(FRAME, "t", max_iter=6).sha256
+    assert there.sha256 == expected
     before, after = seen
     assert [len(before.keys() & host) for host in (set(known[::2]), set(known[1::2]))] == [1, 1]
     assert after.keys() == set(known[::2])

@@ -26,7 +26,7 @@ from dboost.cluster.partitions.read_tasks import ReadTasks, Receipt, rows_alone
 from dboost.cluster.partitions.rebalance import is_for_one_worker, is_held, plan_moves, values_held
 from dboost.cluster.transport.messages import LostWorkers, Step
 from dboost.cluster.transport.sample_exchange import choose_owners
-from dboost.cluster.worker.host_sessions import Member, SessionPlace, choose_trainers, hand_overs, trainers_of_folds
+from dboost.cluster.worker.host_sessions import HostWorkers, Member, SessionPlace, plan_hand_over, trainers_of_folds
 from dboost.config import imbalance, session_per_host
 from dboost.data.kinds.partition import ReadPlan, some_values
 from dboost.data.tables.row_metadata import MetadataRows
@@ -345,52 +345,72 @@ class PartitionedTable:
         for entry in due:
             entry.stage += len(before)
         self.connection.usable(recent=True)
-        n_threads = self.connection.n_threads
-        hosts = {worker: self.connection.host_of(worker) for worker in n_threads}
+        waiting = [entry for entry in due if not entry.is_handed_over]
         built = self.rows_of_sessions([entry for entry in self.worker_partitions if entry.stage == self._n_sent])
-
-        def place_of(ref: SessionRef) -> SessionPlace:
-            processors = self.connection.processors_of(ref.worker)
-            return SessionPlace.of(self._spare[ref], spec.shard, built.get(ref, 0), processors)
-
-        for batch in sorted({entry.batch for entry in due if not entry.is_handed_over}):
-            entries = {entry.ref: entry for entry in due if entry.batch == batch and not entry.is_handed_over}
-            kept = self.n_kept
-            members = {
-                ref: Member(
-                    sum(self.lengths[i] for i in entry.numbers),
-                    hosts.get(ref.worker),
-                    place_of(ref),
-                    n_kept=sum(kept[i] for i in entry.numbers),
-                )
-                for ref, entry in entries.items()
-            }
-            # Trainers that have read nothing of the batch.
-            of_these = {member.host for member in members.values()}
-            trainers = self._trainers.intersection(self.sessions)
-            others = [ref for ref in trainers - set(members) if hosts.get(ref.worker) in of_these - {None}]
-            members |= {ref: Member(0, hosts[ref.worker], place_of(ref), has_read=False) for ref in others}
-            n_fits = self.connection.n_fits
-            takers = choose_trainers(members, self.connection.number if n_fits > 1 else 0, trainers)
-            orders = hand_overs(takers, members, n_threads, hosts, n_fits, row_bytes(spec.shard))
-            if orders:
-                self.connection.ask_each({ref: (batch, spec, order) for ref, order in orders.items()}, Session.hand_over)
-            self._trainers |= set(takers.values())
-            for ref, trainer in takers.items():
-                if trainer not in entries:
-                    entries[trainer] = WorkerPartitions(batch, trainer, (), stage=entries[ref].stage)
-                    self.worker_partitions.append(entries[trainer])
-                    due = [*due, entries[trainer]]
-                entries[trainer].is_handed_over = True
-            givers = [entries[ref] for ref, trainer in takers.items() if ref != trainer]
-            for giver in givers:
-                taker = entries[takers[giver.ref]]
-                taker.numbers, taker.stats = tuple(sorted((*taker.numbers, *giver.numbers))), [*taker.stats, *giver.stats]
-                giver.numbers = ()
-            if givers:
-                self.connection.discard(batch, [giver.ref.worker for giver in givers])
+        for batch in sorted({entry.batch for entry in waiting}):
+            entries = {entry.ref: entry for entry in waiting if entry.batch == batch}
+            workers = self._host_workers()
+            plan = plan_hand_over(self._members(entries, spec, built, workers), workers, row_bytes(spec.shard))
+            if plan.orders:
+                self.connection.ask_each({ref: (batch, spec, order) for ref, order in plan.orders.items()}, Session.hand_over)
+            due += self._move_entries(batch, entries, plan.trainers)
         self.worker_partitions = [entry for entry in self.worker_partitions if entry.numbers]
         return [entry for entry in due if entry.numbers]
+
+    def _members(
+        self,
+        entries: Mapping[SessionRef, WorkerPartitions],
+        spec: BuildSpec,
+        built: Mapping[SessionRef, int],
+        workers: HostWorkers,
+    ) -> dict[SessionRef, Member]:
+        """Return the sessions whose rows may be handed over, and trainers of their hosts that have read nothing of the batch.
+
+        built : number of rows that are built in each session.
+        """
+        kept, members = self.n_kept, dict[SessionRef, Member]()
+
+        def member(ref: SessionRef, numbers: Sequence[int], *, has_read: bool) -> Member:
+            processors = self.connection.processors_of(ref.worker)
+            place = SessionPlace.of(self._spare[ref], spec.shard, built.get(ref, 0), processors)
+            n_rows, n_kept = sum(self.lengths[i] for i in numbers), sum(kept[i] for i in numbers)
+            return Member(n_rows, workers.hosts.get(ref.worker), place, has_read, n_kept)
+
+        for ref, entry in entries.items():
+            members[ref] = member(ref, entry.numbers, has_read=True)
+        hosts = {known.host for known in members.values()} - {None}
+        for trainer in workers.trainers - set(entries):
+            if workers.hosts.get(trainer.worker) in hosts:
+                members[trainer] = member(trainer, (), has_read=False)
+        return members
+
+    def _host_workers(self) -> HostWorkers:
+        """Return the usable workers by host."""
+        connection, n_threads = self.connection, self.connection.n_threads
+        hosts = {worker: connection.host_of(worker) for worker in n_threads}
+        trainers = frozenset(self._trainers.intersection(self.sessions))
+        return HostWorkers(n_threads, hosts, trainers, connection.n_fits, connection.number)
+
+    def _move_entries(
+        self, batch: str, entries: dict[SessionRef, WorkerPartitions], trainers: Mapping[SessionRef, SessionRef]
+    ) -> list[WorkerPartitions]:
+        """Give trainers the partitions that were handed over to them; return the entries of trainers that had none."""
+        self._trainers |= set(trainers.values())
+        new = []
+        for ref, trainer in trainers.items():
+            if trainer not in entries:
+                entries[trainer] = WorkerPartitions(batch, trainer, (), stage=entries[ref].stage)
+                new.append(entries[trainer])
+            entries[trainer].is_handed_over = True
+        self.worker_partitions += new
+        givers = [entries[ref] for ref, trainer in trainers.items() if ref != trainer]
+        for giver in givers:
+            taker = entries[trainers[giver.ref]]
+            taker.numbers, taker.stats = tuple(sorted((*taker.numbers, *giver.numbers))), [*taker.stats, *giver.stats]
+            giver.numbers = ()
+        if givers:
+            self.connection.discard(batch, [giver.ref.worker for giver in givers])
+        return new
 
     def has_trainer_beside(self, worker: str) -> bool:
         """Return whether a session on the worker's host trains on the rows of this host."""

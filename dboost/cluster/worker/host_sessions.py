@@ -90,6 +90,29 @@ class HandOver(NamedTuple):
     n_rows: int = 0  # of positive weight that the trainer will have in one shard, so that it encodes its own into this
 
 
+class HostWorkers(NamedTuple):
+    """The usable workers of a cluster, as far as a hand-over depends on them."""
+
+    n_threads: Mapping[str, int]  # by address
+    hosts: Mapping[str, str | None]  # by address; None if it is not known
+    trainers: frozenset[SessionRef]  # that train already
+    n_fits: int  # that run on the cluster
+    number: int  # of this fit among them
+
+
+class HandOverPlan(NamedTuple):
+    """Which session gets the rows of which, and what each does."""
+
+    trainers: dict[SessionRef, SessionRef]  # of each session that takes part, the one that gets its rows; itself for trainers
+    orders: dict[SessionRef, HandOver]
+
+
+def plan_hand_over(members: Mapping[SessionRef, Member], workers: HostWorkers, row_bytes: int) -> HandOverPlan:
+    """Choose the trainer of each host, and what its sessions send. row_bytes : of an encoded row."""
+    trainers = choose_trainers(members, workers.number if workers.n_fits > 1 else 0, workers.trainers)
+    return HandOverPlan(trainers, hand_overs(trainers, members, workers, row_bytes))
+
+
 def by_host(places: Mapping[Worker, tuple[str | None, tuple[int, ...]]]) -> list[list[Worker]]:
     """Return the workers of each host, sorted, without those whose host is not known.
 
@@ -180,38 +203,29 @@ def trainers_of_folds(
 
 
 def hand_overs(
-    trainers: Mapping[SessionRef, SessionRef],
-    members: Mapping[SessionRef, Member],
-    n_threads: Mapping[str, int],
-    hosts: Mapping[str, str | None],
-    n_fits: int,
-    row_bytes: int,
+    trainers: Mapping[SessionRef, SessionRef], members: Mapping[SessionRef, Member], workers: HostWorkers, row_bytes: int
 ) -> dict[SessionRef, HandOver]:
-    """Return what each session does, as far as there is something to do.
-
-    n_threads, hosts : of the usable workers of the fit, by address; n_fits : number of fits on the cluster; row_bytes : of an
-    encoded row.
-    """
-    found: dict[SessionRef, HandOver] = {}
-    part_bytes = tuning().hand_over_bytes
+    """Return what each session does, as far as there is something to do."""
+    part_bytes, orders = tuning().hand_over_bytes, dict[SessionRef, HandOver]()
     for trainer in sorted(set(trainers.values())):
         group = [ref for ref in trainers if trainers[ref] == trainer]
-        host, place = members[trainer].host, members[trainer].place
-        together = [n for worker, n in n_threads.items() if hosts.get(worker) == host]
-        own = n_threads.get(trainer.worker, 1)
-        n = n_threads_of_trainer(together, len(place.processors), n_fits, own)
-        if len(group) == 1 and n == own:
-            continue
         readers = [ref for ref in group if members[ref].has_read]
+        host, place = members[trainer].host, members[trainer].place
+        n_threads_of_host = [n for worker, n in workers.n_threads.items() if workers.hosts.get(worker) == host]
+        n_threads_before = workers.n_threads.get(trainer.worker, 1)
+        n_threads = n_threads_of_trainer(n_threads_of_host, len(place.processors), workers.n_fits, n_threads_before)
+        if len(group) == 1 and n_threads == n_threads_before:
+            continue
         n_parts = dict.fromkeys(group, 0)
-        n_parts |= {ref: max(-(-members[ref].n_rows * row_bytes // part_bytes), 1) for ref in readers}
-        given = [n_parts[ref] for ref in group if ref != trainer]
-        n_senders = tuple(sum(many > k for many in given) for k in range(max(given, default=0)))
-        found |= {ref: HandOver(trainer, n_parts[ref], n) for ref in group}
-        found[trainer] = found[trainer]._replace(n_senders=n_senders)
+        for ref in readers:
+            n_parts[ref] = max(-(-members[ref].n_rows * row_bytes // part_bytes), 1)
+        parts_sent = [n_parts[ref] for ref in group if ref != trainer]
+        n_senders = tuple(sum(n > k for n in parts_sent) for k in range(max(parts_sent, default=0)))
+        for ref in group:
+            orders[ref] = HandOver(trainer, n_parts[ref], n_threads)
         n_rows = sum(members[ref].n_kept for ref in readers)
-        found[trainer] = found[trainer]._replace(n_parts=min(n_parts[trainer], 1), n_rows=n_rows)
-    return found
+        orders[trainer] = HandOver(trainer, min(n_parts[trainer], 1), n_threads, n_senders, n_rows)
+    return orders
 
 
 def answer_hand_over(
