@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 from dboost.booster import Booster, as_booster, trained
 from dboost.cluster.client.client import client_for
 from dboost.data.columns.labels import CONSTRAINTS, columns_named, names_of_table, with_named_constraints
-from dboost.data.kinds.partition import is_path, is_stored_table, is_stream
+from dboost.data.kinds.table_kinds import is_path, is_stored_table, is_stream
 from dboost.data.sources.row_filter import RowFilter
-from dboost.data.tables.table import GivenTable
+from dboost.data.tables.open_table import read_table
+from dboost.data.tables.reading import GivenTable
 from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.files.path_text import path_text
@@ -30,13 +31,7 @@ from dboost.input_data import TableInput, input_of
 from dboost.model import model_file
 from dboost.params import EarlyStopping, LearningParameters, accepts_peer_names, canonical, shows_parameters, with_seed
 from dboost.prepared.dataset_rows import lease_of
-from dboost.prepared.prepared_dataset import (
-    PreparedDataset,
-    describe,
-    open_folder,
-    write_binned,
-    write_folder,
-)
+from dboost.prepared.prepared_dataset import PreparedDataset, describe, open_folder, write_binned, write_folder
 from dboost.session.local_sessions import LocalSessions
 from dboost.session.memory import Budget
 from dboost.session.target import check_categories, name_of_target
@@ -455,7 +450,7 @@ def _prepared(
 def _write_prepared(source: TableInput, request: FitRequest, settings: dict[str, Any], folder: Path) -> PreparedDataset:
     """Read a table and write its bins to a folder. settings : the keywords of `prepare` that shape the data, as JSON."""
     options = replace(request.reading, spool_roles=True)
-    sessions = LocalSessions(partial(source.table.open, options, **request.warm_start.like), request.n_threads)
+    sessions = LocalSessions(partial(read_table, source.table, options, **request.warm_start.like), request.n_threads)
     parameters, progress = request.parameters, request.progress
     with interruptible_reading(), closing(sessions):
         progress.phase("reading the data")

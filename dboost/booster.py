@@ -20,8 +20,8 @@ import numpy as np
 
 from dboost._lazy_import import late, pd
 from dboost.data import predict_through
-from dboost.data.kinds.partition import is_lazy, is_path
 from dboost.data.kinds.predictor import FeatureBlocks, like_input
+from dboost.data.kinds.table_kinds import is_lazy, is_path
 from dboost.data.output.predict_io import filtered
 from dboost.dataset import Dataset
 from dboost.errors import InputTypeError, ParameterError

@@ -20,7 +20,8 @@ from dboost.booster import Booster, intervals_of_folds, trained
 from dboost.data import CategoryColumn, Column
 from dboost.data.columns.labels import Names, names_of_table, with_named_constraints
 from dboost.data.columns.times import plain_times, ranks_in_time
-from dboost.data.kinds.partition import as_frame, is_lazy, is_path, is_stream
+from dboost.data.kinds.table_kinds import is_lazy, is_path, is_stream
+from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.data.output.predict_io import filtered
 from dboost.data.sources import stream_of
 from dboost.data.sources.paths import open_path

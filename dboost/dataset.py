@@ -26,7 +26,7 @@ from dboost.data import ReadOptions
 from dboost.data.columns.binning import Binning
 from dboost.data.columns.chunk import BinnedPartition
 from dboost.data.columns.roles import RowRoles
-from dboost.data.tables.table import open_binned
+from dboost.data.tables.open_table import open_binned
 from dboost.errors import DataFileMissingError, InputTypeError, ParameterError, shown
 from dboost.files.path_text import path_text
 from dboost.files.spool import PrivateDirectory

@@ -17,7 +17,8 @@ from dboost.cluster.client.client import client_for
 from dboost.data import ReadOptions
 from dboost.data.sources.row_filter import RowFilter
 from dboost.data.sources.stored_stream import columns_used, rereadable
-from dboost.data.tables.table import GivenTable
+from dboost.data.tables.open_table import read_table
+from dboost.data.tables.reading import GivenTable
 from dboost.dataset import Dataset
 from dboost.errors import InputTypeError, ParameterError
 from dboost.model import model_file
@@ -141,7 +142,9 @@ class TableInput:
         like = request.warm_start.like
         with self.place() as cluster:
             if cluster is None:
-                return train(request, LocalSessions(partial(self.table.open, request.reading, **like), request.n_threads))
+                return train(
+                    request, LocalSessions(partial(read_table, self.table, request.reading, **like), request.n_threads)
+                )
             from dboost.cluster.training.cluster_fit import fit_on_cluster
 
             return fit_on_cluster(cluster, request, partial(self.tasks, cluster, request.budget, **like))
@@ -150,7 +153,7 @@ class TableInput:
         n_threads, like = options["n_threads"], {"like": model.features}
         with self.place() as cluster:
             if cluster is None:
-                sessions = LocalSessions(partial(self.table.open, ReadOptions(n_threads), **like), n_threads)
+                sessions = LocalSessions(partial(read_table, self.table, ReadOptions(n_threads), **like), n_threads)
                 return refit_leaves(model, sessions, **options)
             from dboost.cluster.training.cluster_fit import refit_on_cluster
 

@@ -40,7 +40,7 @@ from dboost.cluster.transport.rpc import METHODS, Branch, Decode, FitCalls, Line
 from dboost.cluster.worker import worker_plugin
 from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
 from dboost.config import fan_in, gather_bytes, owner_bytes
-from dboost.data.kinds.partition import ReadPlan
+from dboost.data.columns.read_plan import ReadPlan
 from dboost.data.tables import dask_collections
 from dboost.kernels.histograms import PAIR
 from dboost.session.fit_records import SessionRef, unpack

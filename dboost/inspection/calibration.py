@@ -37,7 +37,8 @@ from dboost.cluster.client.client import client_for
 from dboost.data import CategoryColumn, Table, open_table
 from dboost.data.columns.chunk import sort_key
 from dboost.data.columns.labels import column_named
-from dboost.data.kinds.partition import as_frame, is_lazy, is_source
+from dboost.data.kinds.table_kinds import is_lazy, is_source
+from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.display import number
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError, warn
 from dboost.exact import exact_level, find_quantiles, rank_unit

@@ -50,7 +50,7 @@ import numpy as np
 
 from dboost._lazy_import import pd
 from dboost.data.columns.labels import Names
-from dboost.data.kinds.partition import is_stream
+from dboost.data.kinds.table_kinds import is_stream
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.exact import TOTAL_BITS, total
 from dboost.inspection.importance import importance

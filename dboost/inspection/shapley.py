@@ -32,8 +32,8 @@ import numpy as np
 
 from dboost.data import feature_block, predict_through
 from dboost.data.columns.chunk import plain_blocks
-from dboost.data.kinds.partition import in_parts, is_source, is_stream
 from dboost.data.kinds.predictor import by_blocks
+from dboost.data.kinds.table_kinds import in_parts, is_source, is_stream
 from dboost.errors import MissingExtraError, ParameterError
 from dboost.inspection.row_functions import call, lazy_pieces, on_partitions
 from dboost.kernels import shap as kernels

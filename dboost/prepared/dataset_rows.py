@@ -36,7 +36,7 @@ from dboost.data.columns.binning import Binning
 from dboost.data.columns.chunk import BinnedPartition, CategoryIndex, DecodedColumns
 from dboost.data.columns.column import apply
 from dboost.data.columns.roles import ROLES, RowRoles, joined, length_of, n_columns_of
-from dboost.data.tables.table import open_binned
+from dboost.data.tables.open_table import open_binned
 from dboost.errors import DataError, DBoostError, shown
 from dboost.files.atomic_write import FileMissingError, names_in, read_whole, remove, write_whole
 from dboost.files.filesystem import filesystem_of, has_query

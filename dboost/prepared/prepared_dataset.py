@@ -41,11 +41,10 @@ import numpy as np
 
 from dboost.data import CategoryColumn, Chunk, Column, RowRoles, Table
 from dboost.data.columns.binning import Binning
-from dboost.data.columns.chunk import BinnedPartition, DecodedColumns
+from dboost.data.columns.chunk import BinnedPartition, DecodedColumns, values_of
 from dboost.data.columns.labels import Names, text_of
 from dboost.data.columns.roles import ROLES, n_columns_of
 from dboost.data.tables.row_metadata import OF_POSITIVE_WEIGHT
-from dboost.data.tables.table import values_of
 from dboost.errors import DataError, DBoostError, ModelFileError, ParameterError, reason, shown
 from dboost.files.lease import Lease
 from dboost.files.path_text import PREPARED, path_text

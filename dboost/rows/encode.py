@@ -26,9 +26,8 @@ from dboost.data.columns.chunk import (
     plain_blocks,
 )
 from dboost.data.columns.column import apply
-from dboost.data.columns.roles import rows_of
+from dboost.data.columns.roles import kept_rows, rows_of
 from dboost.data.columns.sparse import SparseColumn
-from dboost.data.tables.table import kept_rows
 from dboost.errors import DataError
 from dboost.kernels.bins import encode_column, encode_matrix
 from dboost.kernels.histograms import BinLayout

@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dboost.data import ReadOptions, Table
+from dboost.data.columns.roles import kept_rows
 from dboost.data.tables.eval_tables import EvalTable, named_in_messages
-from dboost.data.tables.table import kept_rows
+from dboost.data.tables.open_table import read_table
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.threads import Team
 from dboost.losses.base import loss_scores
@@ -407,7 +408,7 @@ class SessionEvalSets:
         options = ReadOptions(self._team.n_threads)
         if budget is not None:
             options = replace(budget.reading, limit=None)  # of the training rows
-        with named_in_messages(given.name), given.table.open(options, like=spec.binning.features) as table:
+        with named_in_messages(given.name), read_table(given.table, options, like=spec.binning.features) as table:
             rows = EvalRows(table, lambda k: encode_chunk(table, k, spec.target))
             self.add(given.name, rows, spec, budget, with_block=with_block)
         if self.in_files(name=given.name):

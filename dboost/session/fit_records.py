@@ -275,7 +275,7 @@ class PartitionStats:
     complaints: tuple[DataIssue, ...]
     max_weight: float  # largest weight
     unit_weights: bool  # whether all weights are 1 (or 0)
-    fingerprints: dict[int, int]  # {partition: fingerprint}, see `data.kinds.partition`
+    fingerprints: dict[int, int]  # {partition: fingerprint}, see `data.columns.fingerprint`
     category_kinds: tuple[dict[str, int], ...]  # per feature: {kind: first partition with categories of the kind}
     spare: Budget | None = None  # memory that the session has for rows; None without a limit
 

@@ -20,10 +20,10 @@ import numpy as np
 from dboost.data import Table
 from dboost.data.columns.chunk import CategoryIndex, Chunk
 from dboost.data.columns.column import CategoryColumn, without_unused
+from dboost.data.columns.read_plan import ReadPlan
 from dboost.data.columns.roles import RowRoles
-from dboost.data.kinds.partition import ReadPlan
+from dboost.data.tables.reader import Reader, SpooledChunk
 from dboost.data.tables.row_metadata import MetadataRows, RowMetadata, RowMetadataSpool
-from dboost.data.tables.table import Reader, SpooledChunk
 from dboost.files.spool import Spool
 from dboost.schema import Feature
 from dboost.session.fit_records import MissingPartitions, PartitionStats

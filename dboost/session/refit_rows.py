@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from dboost.data.columns.chunk import plain
-from dboost.data.tables.table import Table, kept_rows
+from dboost.data.columns.roles import kept_rows
+from dboost.data.tables.table import Table
 from dboost.errors import DataError
 from dboost.losses import Loss
 from dboost.model.ensemble import Ensemble

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dboost.data.tables.table import kept_rows
+from dboost.data.columns.roles import kept_rows
 from dboost.errors import DataError
 from dboost.session.row_samples import HELD_OUT, TEST, TRAIN, WATCHED, ChosenRows, DigitRequest, FoldRows, RowAssignment
 from dboost.session.table_rows import BatchRows

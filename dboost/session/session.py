@@ -31,7 +31,7 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.columns.binning import Sample, propose_together
-from dboost.data.kinds.partition import ReadPlan
+from dboost.data.columns.read_plan import ReadPlan
 from dboost.kernels.threads import Team, team_for
 from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import LossTerms

@@ -24,8 +24,7 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.columns.binning import Sample, sample_rows
-from dboost.data.columns.roles import RowRoles
-from dboost.data.tables.table import kept_rows
+from dboost.data.columns.roles import RowRoles, kept_rows
 from dboost.files.spool import Spool
 from dboost.model.ensemble import FlatEnsemble
 from dboost.rows.encode import distinct_of, encode_table, encoded_pieces, sampled

@@ -19,7 +19,7 @@ import pytest
 import dboost
 from dboost.cluster.transport.messages import pack
 from dboost.data import CategoryColumn
-from dboost.data.kinds.partition import ReadPlan, make_read_plan
+from dboost.data.columns.read_plan import ReadPlan, make_read_plan
 from dboost.schema import Feature
 from dboost.session import session
 from dboost.session.bites import BiteStore

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import dboost
 from dboost.data import open_table
 from dboost.data.columns.binning import Binning, between, propose, propose_all, sample_rows
-from dboost.data.tables.table import kept_rows
+from dboost.data.columns.roles import kept_rows
 from dboost.interop.export import nearest_float32
 from dboost.rows.encode import encode_table, sampled
 from dboost.rows.shard_spec import plan_layout

@@ -303,7 +303,8 @@ def test_paths(tmp_path: Path) -> None:
 
 def test_plans_travel() -> None:
     """Readers on other machines receive the plan, the features and the predictor's output type by pickle."""
-    from dboost.data.kinds.partition import make_read_plan, read_partition
+    from dboost.data.columns.read_plan import make_read_plan
+    from dboost.data.kinds.partition import read_partition
 
     plan = make_read_plan(tuple(FRAME.columns), True, roles={"target": "a"}, features=["b", "c"])
     there = pickle.loads(pickle.dumps(plan))

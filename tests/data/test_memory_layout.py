@@ -20,7 +20,7 @@ from numba.core.dispatcher import Dispatcher
 
 import dboost
 from dboost.data.columns.chunk import Chunk, MatrixColumns, native, plain
-from dboost.data.kinds.partition import fingerprint
+from dboost.data.columns.fingerprint import fingerprint
 
 N, P = 600, 6
 

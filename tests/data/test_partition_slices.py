@@ -16,7 +16,7 @@ import pytest
 
 import dboost
 from dboost.data import ReadOptions, open_table
-from dboost.data.kinds.partition import as_frame
+from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.data.sources.paths import open_path, open_source
 from tests.helpers.fits import FEATURES, NUMERIC, cut, mixed_frame, saved
 from tests.helpers.tune import Tune

@@ -25,8 +25,9 @@ from distributed import Client
 import dboost
 from dboost.cluster.partitions import read_tasks
 from dboost.cluster.training import cluster_dataset
-from dboost.data.kinds.partition import is_stream, slice_rows
+from dboost.data.columns.chunk import slice_rows
 from dboost.data.kinds.predictor import Predictor
+from dboost.data.kinds.table_kinds import is_stream
 from dboost.data.sources import Parts, Stream, parquet, stream_of
 from dboost.data.sources.paths import open_source
 from dboost.data.sources.row_filter import RowFilter

@@ -22,7 +22,7 @@ import pytest
 from distributed import Client
 
 import dboost
-from dboost.data.tables import table
+from dboost.data.tables import open_table
 from dboost.files import spool
 from tests.helpers.clusters import threads_cluster
 from tests.helpers.tune import Tune
@@ -94,8 +94,8 @@ def client() -> Iterator[Client]:
 def small_sizes(monkeypatch: pytest.MonkeyPatch, tune: Tune) -> None:
     size = 2 * BATCH_BYTES
     tune(batch_bytes=size, partition_bytes=size, stored_partition_bytes=size, stream_in_memory_bytes=size, wave_bytes=size)
-    spool = table.Spool
-    monkeypatch.setattr(table, "Spool", lambda retained, most=None: spool(min(retained, size), most))
+    spool = open_table.Spool
+    monkeypatch.setattr(open_table, "Spool", lambda retained, most=None: spool(min(retained, size), most))
 
 
 FEATURES = {"features": ["a", "b", "c"]}

@@ -24,11 +24,13 @@ from dboost.cluster.client.connection import Connection
 from dboost.cluster.partitions.read_tasks import ReadTasks
 from dboost.cluster.training.cluster_sessions import ClusterSessions
 from dboost.data import ReadOptions, Table, open_table
+from dboost.data.columns.fingerprint import fingerprint
 from dboost.data.columns.labels import Names
+from dboost.data.columns.read_plan import make_read_plan
 from dboost.data.columns.roles import RowRoles
-from dboost.data.kinds.partition import fingerprint, make_read_plan, read_partition
+from dboost.data.kinds.partition import read_partition
+from dboost.data.tables.reader import Reader
 from dboost.data.tables.row_metadata import RowMetadataSpool
-from dboost.data.tables.table import Reader
 from dboost.files.spool import Spool
 from dboost.session.table_rows import BatchRows
 from tests.helpers.clusters import threads_cluster

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import dboost
 from dboost.cli import UNUSABLE, main
-from dboost.data.tables import table
+from dboost.data.tables.reader import Reader
 from dboost.rows.block_file import BlockFile
 from dboost.rows.row_store import RowStore
 from dboost.rows.shard_spec import ShardSpec
@@ -271,13 +271,13 @@ def test_a_limit_far_too_small_is_refused_before_all_rows_are_read(
     parquet = [str(tmp_path / f"{k}.parquet") for k in range(3)]
     X, y = frame[[*"abcde"]], frame["y"]
     read: list[int] = []
-    translate = table.Reader._translate
+    translate = Reader._translate
 
     def count(self: Any, i: int, chunk: Any, private: bool) -> Any:
         read.append(chunk.n_rows)
         return translate(self, i, chunk, private)
 
-    monkeypatch.setattr(table.Reader, "_translate", count)
+    monkeypatch.setattr(Reader, "_translate", count)
     options: dict[str, Any] = {"max_iter": 1, "memory_limit": limit, "n_threads": 1}
     sentence = r"memory_limit of .* is too small for trees of 31 leaves over 5 features: it would take (.*) with 1 thread$"
     named = set()
@@ -308,13 +308,13 @@ def test_a_limit_far_too_small_for_folds_or_for_reading_is_refused_before_rows_a
     rows = str(tmp_path / "rows.parquet")
     _numbers(30_000).to_parquet(rows)
     read: list[int] = []
-    translate = table.Reader._translate
+    translate = Reader._translate
 
     def count(self: Any, i: int, chunk: Any, private: bool) -> Any:
         read.append(chunk.n_rows)
         return translate(self, i, chunk, private)
 
-    monkeypatch.setattr(table.Reader, "_translate", count)
+    monkeypatch.setattr(Reader, "_translate", count)
     folds = (
         r"memory_limit of 10 KiB is too small for trees of 31 leaves over 5 features: it would take (.*) "
         "with 1 thread in each of 3 fits at the same time"

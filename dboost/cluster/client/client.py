@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from dboost.data.kinds.partition import is_source
+from dboost.data.kinds.table_kinds import is_source
 from dboost.errors import ParameterError
 
 

@@ -28,7 +28,8 @@ from dboost.cluster.transport.messages import LostWorkers, Step
 from dboost.cluster.transport.sample_exchange import choose_owners
 from dboost.cluster.worker.host_sessions import HostWorkers, Member, SessionPlace, plan_hand_over, trainers_of_folds
 from dboost.config import imbalance, session_per_host
-from dboost.data.kinds.partition import ReadPlan, some_values
+from dboost.data.columns.read_plan import ReadPlan
+from dboost.data.kinds.frame import some_values
 from dboost.data.tables.row_metadata import MetadataRows
 from dboost.display import counted
 from dboost.errors import DataError, DBoostError

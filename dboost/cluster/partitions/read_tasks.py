@@ -29,25 +29,18 @@ from dboost.cluster.client.connection import Connection, lost_client, submit
 from dboost.cluster.transport.messages import READING, pack
 from dboost.cluster.worker.worker_plugin import here
 from dboost.config import liveness_timeout, worker_timeout
+from dboost.data.columns.chunk import is_masked
+from dboost.data.columns.read_plan import ReadPlan, make_read_plan, used_columns
 from dboost.data.columns.sparse import is_sparse_matrix
-from dboost.data.kinds.partition import (
-    Frame,
-    ReadPlan,
-    as_frame,
-    check_columns,
-    is_lazy,
-    is_masked,
-    is_path,
-    is_stream,
-    library,
-    make_read_plan,
-    used_columns,
-)
+from dboost.data.kinds.frame import Frame
+from dboost.data.kinds.partition import check_columns
+from dboost.data.kinds.table_kinds import is_lazy, is_path, is_stream, library
+from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.data.sources import Parts, ReadCount, stream_of
 from dboost.data.sources.row_filter import RowFilter
 from dboost.data.sources.stored_stream import StoredStream
 from dboost.data.tables.dask_collections import in_place, roles_in
-from dboost.data.tables.table import check_no_values, given_roles, separate_roles
+from dboost.data.tables.reading import check_no_values, given_roles, separate_roles
 from dboost.errors import DataError, DBoostError, ParameterError, is_out_of_descriptors, out_of_descriptors
 from dboost.schema import Feature
 from dboost.session.fit_records import SessionRef, unpack

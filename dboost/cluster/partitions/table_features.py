@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from dboost.cluster.partitions.partitioned_table import PartitionedTable
 from dboost.data.columns.chunk import CategoryIndex
-from dboost.data.kinds.partition import ReadPlan
+from dboost.data.columns.numbers_as_text import warn_of_text
+from dboost.data.columns.read_plan import ReadPlan
+from dboost.data.tables.column_unifier import disagree, mixes_kinds
 from dboost.data.tables.row_metadata import check_max_weight, raise_for_issues
-from dboost.data.tables.table import disagree, mixes_kinds, warn_of_text
 from dboost.errors import ColumnKindsError, DataError
 from dboost.schema import Feature
 from dboost.session.fit_records import PartitionStats

@@ -34,22 +34,15 @@ from dboost.cluster.training.cluster_sessions import ClusterSessions
 from dboost.cluster.transport.messages import pack
 from dboost.cluster.worker.worker_plugin import running, slices_of
 from dboost.data import Chunk, Column, RowRoles
-from dboost.data.columns.chunk import BinnedPartition
+from dboost.data.columns.chunk import BinnedPartition, slice_rows, values_of
 from dboost.data.columns.column import CategoryColumn
+from dboost.data.columns.fingerprint import fingerprint, joined_fingerprint
+from dboost.data.columns.read_plan import ReadPlan, binned_plan
 from dboost.data.columns.roles import ROLES, n_columns_of, rows_of
-from dboost.data.kinds.partition import (
-    ReadPlan,
-    binned_plan,
-    fingerprint,
-    joined_fingerprint,
-    read_partition,
-    read_slices,
-    role_column,
-    slice_rows,
-    some_values,
-)
+from dboost.data.kinds.frame import some_values
+from dboost.data.kinds.partition import read_partition, read_slices, role_column
+from dboost.data.tables.column_unifier import ColumnUnifier
 from dboost.data.tables.dask_collections import in_place
-from dboost.data.tables.table import ColumnUnifier, values_of
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 from dboost.files.lease import Lease
 from dboost.model.ensemble import Ensemble

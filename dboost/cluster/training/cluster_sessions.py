@@ -30,7 +30,7 @@ from dboost.cluster.scheduler.session_rounds import check_rows
 from dboost.cluster.training.fit_events import FitEvents
 from dboost.cluster.transport.messages import LostWorkers, Timing
 from dboost.config import metric_rows, session_per_host
-from dboost.data.kinds.partition import is_stream
+from dboost.data.kinds.table_kinds import is_stream
 from dboost.data.tables.eval_tables import EvalTable, named_in_messages
 from dboost.errors import DBoostError, ParameterError
 from dboost.kernels.threads import Team, is_small

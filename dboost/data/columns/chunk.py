@@ -3,7 +3,7 @@
 Tables of every kind are converted to chunks. A numeric column is a one-dimensional float or integer array, with NaN for missing
 values. A categorical column is an int32 array of codes, -1 for missing values, into its own categories (`levels`).
 
-Each chunk has its own codes, in any order; `data/tables/table.py` makes them consistent. A `CategoryIndex` assigns a
+Each chunk has its own codes, in any order; `data/tables/reader.py` makes them consistent. A `CategoryIndex` assigns a
 *provisional* code to each category when it first arrives, so that a chunk can be stored as integers at once. After the last
 chunk the categories are sorted (booleans, then numbers, then text), and a permutation maps provisional to final codes. Final
 codes do not depend on the order of the chunks.
@@ -12,7 +12,7 @@ An index that starts from the categories of a model is either closed, and unknow
 numbered after those of the model, sorted among themselves.
 
 **Binned rows.** The partitions of a data set that stays in memory are bin codes: a `BinnedPartition` holds the code of every
-value, and the roles as they were given. It is read like any other partition (`data.kinds.partition.as_frame` knows
+value, and the roles as they were given. It is read like any other partition (`data.kinds.tables_in_memory.as_frame` knows
 it), with a plan that names the binning: the stored arrays are the codes, and `Table` yields them as `DecodedColumns`. Encoding
 copies the codes. Code that needs values, such as the scores by an earlier model, gets values that lie in the bins
 (`DecodedColumns`); trees whose thresholds are edges of these bins route them like the originals.
@@ -32,6 +32,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from dboost._lazy_import import is_a
 from dboost.data.columns.binning import Binning
 from dboost.data.columns.column import CategoryColumn, Column
 from dboost.data.columns.roles import NO_ROLES, RowRoles
@@ -108,7 +109,7 @@ class Chunk:
     #: Shape (n_rows, n_features) if all columns are those of one matrix of numbers, which is faster to process by rows. It has
     #: any numeric type, byte order, alignment and memory order: `plain` makes blocks of its rows readable for kernels.
     matrix: np.ndarray | None = None
-    #: Fingerprint of the rows as their source gave them (`data.kinds.partition`), if another worker has read them; its codes
+    #: Checksum of the rows as their source gave them (`data.columns.fingerprint`), if another worker has read them; its codes
     #: may have lost what distinguishes them: categories that a model does not know are missing, True and 1 are one category.
     fingerprint: int | None = None
 
@@ -315,3 +316,32 @@ class DecodedColumns(Sequence[Column]):
         assert edges is not None
         last = np.nextafter(edges[-1], np.inf) if len(edges) else 0.0
         return np.concatenate((edges, (last, np.nan)))[codes]
+
+
+def slice_rows(most_bytes: int | None, n_features: int) -> int | None:
+    """Return the rows of a slice of at most so many bytes; a column takes at most 8 bytes a row. None: there is no limit."""
+    return None if most_bytes is None else max(most_bytes // (8 * max(n_features, 1)), 1)
+
+
+def values_of(chunk: Chunk, rows: np.ndarray) -> np.ndarray:
+    """Return rows of a chunk as numbers: float64[n, n_features]."""
+    if chunk.matrix is not None:
+        return chunk.matrix[rows].astype(np.float64)
+    values = np.empty((len(rows), len(chunk.columns)))
+    for j, column in enumerate(chunk.columns):
+        if isinstance(column, CategoryColumn):
+            codes = column.codes[rows]
+            values[:, j] = np.where(codes < 0, np.nan, codes)
+        else:
+            values[:, j] = column[rows]
+    return values
+
+
+def is_masked(values: Any) -> bool:
+    """Return whether `values` is a masked array of NumPy."""
+    return type(values) is not np.ndarray and is_a(values, "numpy.ma", "MaskedArray")
+
+
+def is_numeric(matrix: np.ndarray) -> bool:
+    """Return whether an array holds numbers, of any type and in any memory order, and is not masked."""
+    return matrix.dtype.kind in "biuf" and not is_masked(matrix)

@@ -284,3 +284,8 @@ def _named_group(group: Any, names: Names) -> Any:
         item if isinstance(item, int | np.integer) and not isinstance(item, bool) else _named(item, names) for item in group
     ]
     return set(items) if isinstance(group, set | frozenset) else items
+
+
+def array_names(n_columns: int) -> tuple[str, ...]:
+    """Return the feature names of an array: f0, f1, …"""
+    return tuple(f"f{j}" for j in range(n_columns))

@@ -17,13 +17,13 @@ are powers of 1,000 ("2K", "1.5M").
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import product
 
 from dboost.errors import warn
-from dboost.schema import Feature, Level
+from dboost.schema import TEXT, Feature, Level, kinds_of
 
 #: Values that decide, least number of values, and share of numbers or dates among them from which they are described.
 _MOST, _LEAST, _SHARE = 1000, 10, 0.8
@@ -290,3 +290,28 @@ def _stem(name: str) -> str:
     """Return a unit without what does not distinguish it: upper case, a point, the plural."""
     name = name.casefold().rstrip(".")
     return name[:-1] if name.endswith("s") and len(name) > 2 else name
+
+
+def warn_of_text(features: Sequence[Feature], named: bool, category_kinds: Sequence[Mapping[str, int]] = ()) -> None:
+    """Warn of features of text that look like numbers or dates, when a table without a model has been read; and of features
+    with categories that are numbers and others that are the same numbers as text.
+
+    category_kinds : see `Reader.category_kinds`; empty if the rows are in no partitions.
+    """
+    warn_of_numbers_as_text(features, named)
+    for feature, first in zip(features, category_kinds or ({},) * len(features), strict=True):
+        twins = _twins(feature.categories or ())
+        if twins is not None:
+            (kind,) = kinds_of(twins[:1])
+            apart = kind in first and TEXT in first and first[kind] != first[TEXT]
+            where = f" ({kind} in partition {first[kind]}, text in partition {first[TEXT]})" if apart else ""
+            warn(
+                f"column {feature.name!r} has both {kind} and text as categories{where}, and {twins[0]!r} and {twins[1]!r} are "
+                f"different ones: make all of them text, or all of them {kind}"
+            )
+
+
+def _twins(categories: Sequence[Level]) -> tuple[Level, str] | None:
+    """Return the first category that is a number and has another one with its text, and that text; None without one."""
+    text = {level for level in categories if isinstance(level, str)}
+    return next(((level, str(level)) for level in categories if not isinstance(level, str) and str(level) in text), None)

@@ -197,3 +197,10 @@ def joined(parts: Sequence[Column]) -> Column:
     if isinstance(first, SparseColumn):
         return joined_sparse(parts)
     return np.concatenate([part for part in parts if not isinstance(part, CategoryColumn)], axis=-1)
+
+
+def kept_rows(weight: np.ndarray | None) -> np.ndarray | None:
+    """Return the numbers of the rows of positive weight (int64), or None when these are all rows."""
+    if weight is None or (weight > 0).all():
+        return None
+    return np.flatnonzero(weight > 0)

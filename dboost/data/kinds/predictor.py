@@ -15,19 +15,15 @@ from typing import Any
 import numpy as np
 
 from dboost._lazy_import import is_a, nw, pa, pd
-from dboost.data.columns.chunk import CategoryIndex, plain
+from dboost.data.columns.chunk import CategoryIndex, is_numeric, plain
 from dboost.data.columns.column import CategoryColumn, Column
+from dboost.data.columns.conversion import column_spec
+from dboost.data.columns.read_plan import ReadPlan, columns_like
 from dboost.data.columns.sparse import SparseColumn, is_sparse_matrix
-from dboost.data.kinds.partition import (
-    Frame,
-    ReadPlan,
-    as_frame,
-    column_spec,
-    columns_like,
-    is_numeric,
-    kind_of,
-    read_partition,
-)
+from dboost.data.kinds.frame import Frame
+from dboost.data.kinds.partition import read_partition
+from dboost.data.kinds.table_kinds import kind_of
+from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.errors import DBoostError
 from dboost.schema import Feature
 from dboost.tuning import tuning

@@ -16,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dboost.data.columns.labels import column_named
-from dboost.data.kinds.partition import as_frame, is_path, is_source, is_stream, role_column
+from dboost.data.kinds.partition import role_column
 from dboost.data.kinds.predictor import Predictor, like_input
+from dboost.data.kinds.table_kinds import is_path, is_source, is_stream
+from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.data.output.predict_stream import predict_stream, stream_to_predict
 from dboost.data.sources import Stream
 from dboost.data.sources.row_filter import RowFilter

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dboost._lazy_import import is_a, pa
-from dboost.data.kinds.partition import columns_like
+from dboost.data.columns.read_plan import columns_like
 from dboost.data.kinds.predictor import NAME, Predictor, like_input
 from dboost.data.sources import Stream, stream_of
 from dboost.data.sources.row_filter import RowFilter

@@ -35,7 +35,7 @@ from urllib.parse import unquote
 from fsspec.implementations.local import LocalFileSystem
 
 from dboost._lazy_import import is_a, pa
-from dboost.data.kinds.partition import is_stored_table
+from dboost.data.kinds.table_kinds import is_stored_table
 from dboost.errors import DataError, DataFileMissingError, DBoostError, MissingExtraError, is_failure, reason, shown
 from dboost.files.filesystem import filesystem_of, has_query, without_query
 from dboost.files.path_text import PREPARED, path_text

@@ -2,7 +2,7 @@
 
 Every file is one partition or several: consecutive row groups of about the target size, and with a memory limit also ranges of
 rows of a row group that is larger. Each partition is read on its own, with the types of its file; the reader
-(`data/tables/table.py`) makes the columns of all partitions consistent. So files may differ in types that mean the same (text
+(`data/tables/reader.py`) makes the columns of all partitions consistent. So files may differ in types that mean the same (text
 and dictionaries, integers and floats), and only names and kinds are compared here, by the footers.
 
 **Size.** The bytes of a row are estimated for decoded columns, because encoded ones may be much smaller. Text is read as

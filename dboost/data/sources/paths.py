@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dboost._lazy_import import is_a
-from dboost.data.kinds.partition import is_stored_table
+from dboost.data.kinds.table_kinds import is_stored_table
 from dboost.data.sources import Parts
 from dboost.data.sources.csv_files import read_csv, text_columns
 from dboost.data.sources.datasets import open_dataset

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from dboost._lazy_import import is_a, nw, pa
+from dboost.data.columns.conversion import nearest_floats
 from dboost.data.columns.labels import Names
-from dboost.data.kinds.partition import nearest_floats
 from dboost.errors import DataError, InputTypeError, reason
 
 #: The position of a row, beside the columns.

@@ -23,8 +23,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dboost._lazy_import import is_a, nw, pa, pd
+from dboost.data.columns.chunk import slice_rows
 from dboost.data.columns.labels import Names
-from dboost.data.kinds.partition import kind_of, slice_rows
+from dboost.data.kinds.table_kinds import kind_of
 from dboost.data.sources.row_filter import RowFilter
 from dboost.tuning import tuning
 

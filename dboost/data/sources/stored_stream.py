@@ -15,7 +15,7 @@ from typing import Any
 
 from dboost._lazy_import import nw, pa
 from dboost.data.columns.labels import Names, may_name_columns
-from dboost.data.kinds.partition import is_stream
+from dboost.data.kinds.table_kinds import is_stream
 from dboost.data.sources import Stream, stream_of
 from dboost.data.sources.row_filter import RowFilter
 from dboost.errors import DataError, DBoostError, is_full, reason

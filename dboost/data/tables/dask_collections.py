@@ -51,10 +51,13 @@ from dask.dataframe.dask_expr.io.io import FromGraph, FromPandas
 from dask.highlevelgraph import MaterializedLayer
 
 from dboost.config import building
-from dboost.data.columns.labels import Names
+from dboost.data.columns.conversion import holds_other_than_text
+from dboost.data.columns.labels import Names, array_names
+from dboost.data.columns.read_plan import columns_like
 from dboost.data.columns.roles import ROLES
-from dboost.data.kinds.partition import array_names, bad_shape, columns_like, holds_other_than_text, is_path, library
+from dboost.data.kinds.frame import bad_shape
 from dboost.data.kinds.predictor import NAME, Predictor, like_input
+from dboost.data.kinds.table_kinds import is_path, library
 from dboost.data.sources.row_filter import RowFilter
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from dboost.data.columns.labels import column_named, may_name_columns, names_of_table
 from dboost.data.columns.roles import ROLES
-from dboost.data.kinds.partition import is_path
-from dboost.data.tables.table import GivenTable
+from dboost.data.kinds.table_kinds import is_path
+from dboost.data.tables.reading import GivenTable
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 
 #: The roles that an evaluation set may have beside X, in the order of the tuple.

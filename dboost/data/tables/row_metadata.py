@@ -19,15 +19,14 @@ import numpy as np
 
 from dboost.data.columns.chunk import CategoryIndex
 from dboost.data.columns.column import CategoryColumn, Column, apply
+from dboost.data.columns.conversion import EXACT
+from dboost.data.columns.read_plan import ReadPlan
 from dboost.data.columns.roles import ROLES, RowRoles
-from dboost.data.kinds.partition import ReadPlan
 from dboost.display import number
 from dboost.errors import DataError
 from dboost.files.spool import Spool
 from dboost.schema import Level
 
-#: Integers below this are exact as floats (2**53 + 1 becomes 2**53).
-EXACT = 2**53
 #: What to do with a target of larger ones: as categories they are exact.
 _REMEDY = "convert it to a column of categories or text if they are classes, to floats if they are amounts"
 #: Lower bound of the largest weight. Gradients are float32, and those below 1e-30 count as zero.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost.data.kinds.partition import is_stream
+from dboost.data.kinds.table_kinds import is_stream
 from dboost.errors import ParameterError
 from dboost.inspection.plots import canvas
 from dboost.inspection.plots.canvas import BLUE, GREY, INK, VERMILION

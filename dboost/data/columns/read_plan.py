@@ -1,0 +1,346 @@
+"""Which columns of a table are read, and how.
+
+A `ReadPlan` is made from the names of the columns, the user's `features` and `categorical_features`, and the features of an
+existing model, before any row is read. It is plain data, and the same for every partition, in this process or on a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dboost.data.columns.binning import Binning
+from dboost.data.columns.conversion import ColumnSpec, column_spec
+from dboost.data.columns.labels import Names, array_names, items_of_labels, listed, may_name_columns, text_of
+from dboost.data.columns.roles import ROLES
+from dboost.errors import DataError, ParameterError, warn
+from dboost.schema import Feature
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """How to read a partition."""
+
+    #: One for each feature.
+    specs: tuple[ColumnSpec, ...]
+    #: The column of each feature: a name in frames, a position in arrays.
+    columns: tuple[str, ...] | tuple[int, ...]
+    #: Features of a model whose categories are used.
+    known: tuple[Feature, ...] | None = None
+    #: Columns of the table by role (`Role.has_several`: a tuple of two or more); roles that are given separately, or not at
+    #: all, are missing.
+    roles: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    #: All column names if every other column is a feature; then a partition must not have further columns.
+    all_names: tuple[str, ...] | None = None
+    #: Whether unknown categories are added to those of the model; otherwise they are missing values.
+    extend_categories: bool = False
+    #: The partitions are `BinnedPartition` objects: their columns are codes of these bins.
+    binning: Binning | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether no category can be added."""
+        return self.known is not None and not self.extend_categories
+
+    @property
+    def named(self) -> bool:
+        return not self.columns or isinstance(self.columns[0], str)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Names of all columns that are read, each once."""
+        return tuple(dict.fromkeys([*map(str, self.columns), *columns_of_roles(self.roles)]))
+
+    def labels(self, role: str) -> list[str]:
+        """Return the names of the columns of a role that has several; of others none."""
+        names = self.roles.get(role, role)
+        return [] if isinstance(names, str) else [f"{role} {name!r}" for name in names]
+
+    def label(self, role: str) -> str:
+        """Return the name of a role for messages."""
+        names = self.roles.get(role, role)
+        return role if names == role else f"{role} {repr(names) if isinstance(names, str) else listed(names)}"
+
+
+def columns_of_roles(roles: Mapping[str, str | tuple[str, ...]]) -> list[str]:
+    """Return the names of all columns that are roles."""
+    return [name for names in roles.values() for name in ([names] if isinstance(names, str) else names)]
+
+
+def binned_plan(binning: Binning) -> ReadPlan:
+    """Return how to read partitions that hold codes of these bins."""
+    specs = tuple(ColumnSpec(feature.name, categorical=False) for feature in binning.features)
+    return ReadPlan(specs, tuple(range(len(specs))), binning.features, binning=binning)
+
+
+def make_read_plan(
+    names: tuple[str, ...],
+    named: bool,
+    *,
+    roles: dict[str, Any],
+    features: Sequence[Any] | None = None,
+    categorical_features: Any = "from_dtype",
+    like: tuple[Feature, ...] | None = None,
+    extend_categories: bool = False,
+) -> ReadPlan:
+    """Return how to read a table with columns `names`.
+
+    Parameters
+    ----------
+    roles : dict
+        Roles as the user gave them, by name. Text (or a column label) names a column; other values are given separately and
+        are ignored here.
+    features, categorical_features, like, extend_categories
+        As in `open_table`.
+
+    Raises
+    ------
+    DataError
+        If a column is missing, no feature is left, or a role other than a key names a feature of `like`.
+    ParameterError
+        If `features` or `categorical_features` do not match the table.
+    """
+    own = Names.of(names) if named else None
+    named_roles = {role: _role(role, value, own) for role, value in roles.items()}
+    given = {role: name for role, name in named_roles.items() if name is not None}
+    taken = set(columns_of_roles(given))
+    if like is not None:  # as in training, where `features` may name the column of a key
+        keys = set(columns_of_roles({role: names for role, names in given.items() if ROLES[role].kind == "key"}))
+        taken -= keys.intersection(feature.name for feature in like)
+    free = tuple(name for name in names if name not in taken)
+    columns: tuple[str, ...] | tuple[int, ...]
+    if like is not None:
+        if features is not None:
+            asked, learned = set(chosen_features(features, own)), {feature.name for feature in like}
+            if asked != learned:
+                which = listed(sorted(asked - learned) or sorted(learned - asked))
+                why = f"it was not trained on {which}" if asked - learned else f"it was also trained on {which}"
+                raise ParameterError(f"features cannot be chosen again: the model keeps its own, and {why}: leave features out")
+        if named:
+            _check_roles(given, like)
+        columns = columns_like(names, named, like, without=taken)
+        of_spec = tuple(map(str, columns)) if named else tuple(feature.name for feature in like)
+        _check_kinds(categorical_features, of_spec if own is None else own.only(of_spec), named, like)
+        specs = tuple(column_spec(feature, extend_categories=extend_categories) for feature in like)
+    else:
+        targets = columns_of_roles({"target": given.get("target", ())})
+        chosen = _without_index(free) if features is None else chosen_features(features, own, targets)
+        if not chosen:
+            raise DataError("no features are left: every column of the data is target, weight or offset")
+        columns = chosen if named else tuple(range(len(chosen)))
+        declared = declared_categorical(categorical_features, chosen if own is None else own.only(chosen), named)
+        specs = tuple(ColumnSpec(name, flag) for name, flag in zip(chosen, declared, strict=True))
+    if own is not None:
+        own.check_once([*map(str, columns), *taken])
+    return ReadPlan(
+        specs,
+        columns,
+        like,
+        given,
+        all_names=tuple(names) if named and features is None and like is None else None,
+        extend_categories=extend_categories,
+    )
+
+
+#: What columns are called that hold the index of a frame which was written to a file: by pandas for CSV, by Arrow, by polars.
+_INDEX_NAMES = ("Unnamed: 0", "__index_level_0__", "")
+
+
+def _without_index(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of columns without that of an index, which numbers the rows; warn if there is one."""
+    found = [name for name in names if name in _INDEX_NAMES]
+    if not found:
+        return names
+    warn(
+        f"column {found[0]!r} is taken for the index of a frame that was written to a file, and is no feature: drop it, or "
+        "name it in features=[…] if it is one"
+    )
+    return tuple(name for name in names if name not in _INDEX_NAMES)
+
+
+def _check_roles(given: Mapping[str, str | tuple[str, ...]], like: tuple[Feature, ...]) -> None:
+    """Raise a DataError if the target, the weights or the offsets are a feature of the model; a key may be one."""
+    wanted = tuple(feature.name for feature in like)
+    if wanted == array_names(len(wanted)):  # the columns may be selected by position
+        return
+    for role, names in given.items():
+        for name in columns_of_roles({role: names}):
+            if name in wanted and ROLES[role].kind != "key":
+                raise DataError(f"{role}={name!r} is a feature of the model")
+
+
+def _check_kinds(spec: Any, names: tuple[str, ...], named: bool, like: tuple[Feature, ...]) -> None:
+    """Raise a ParameterError if the declaration contradicts the model; all but the default declare every feature."""
+    if isinstance(spec, str) and spec == "from_dtype":
+        return
+    for flag, feature in zip(declared_categorical(spec, names, named), like, strict=True):
+        if flag is not None and flag != feature.is_categorical:
+            kinds = ("numeric", "categorical")
+            raise ParameterError(
+                f"categorical_features says that {feature.name!r} is {kinds[flag]}, but in the model it is {kinds[not flag]}"
+            )
+
+
+def used_columns(features: Sequence[Any] | None, like: Sequence[Feature] | None, roles: dict[str, Any]) -> set[str] | None:
+    """Return the names of the columns that are read, as far as the user names them; None if all are read.
+
+    Parameters as of `make_read_plan`.
+    """
+    chosen = features if like is None else [one.name for one in like]
+    if chosen is None:
+        return None
+    named = [one for value in roles.values() for one in (value if may_name_columns(value) else [value])]
+    return {text_of(one) for one in (*items_of_labels(chosen), *(one for one in named if Names(()).is_label(one)))}
+
+
+def columns_like(
+    names: tuple[str, ...],
+    named: bool,
+    like: tuple[Feature, ...],
+    model_named: bool | None = None,
+    without: Collection[str] = (),
+) -> tuple[str, ...] | tuple[int, ...]:
+    """Return the columns of a table that are the features of a model.
+
+    Columns of frames are selected by name. Columns of arrays are selected by position, and so are those of frames if the model
+    was trained on an array.
+
+    Parameters
+    ----------
+    names, named
+        The columns of the table, and whether the data have column names.
+    like : tuple of Feature
+    model_named : bool, optional
+        Whether the model was trained on named columns. Default: whether its features have other names than f0, f1, ….
+    without : collection of str
+        Columns that are no features; default none.
+    """
+    own = Names.of(names) if named else None
+    wanted = tuple(feature.name for feature in like)
+    present = set(names).difference(without)
+    absent = [name for name in wanted if name not in present]
+    if model_named is None:
+        model_named = not absent or wanted != array_names(len(wanted))
+    if named and model_named:
+        if absent:
+            hint = "" if own is None else own.index_hint(absent[0])
+            raise DataError(f"the data have no column {listed(absent)}, which the model needs{hint}")
+        if own is not None:
+            own.check_once(wanted)
+        return wanted
+    free = tuple(name for name in names if name not in without)
+    if len(free) != len(wanted):
+        raise DataError(f"X has {len(free)} features, but dboost is expecting {len(wanted)} features as input")
+    if own is not None:
+        own.check_once(free)
+    return free if named else tuple(range(len(free)))
+
+
+def declared_categorical(spec: Any, names: tuple[str, ...], named: bool) -> tuple[bool | None, ...]:
+    """Return for each feature whether it is categorical (True), numeric (False), or as its dtype determines (None).
+
+    `spec` is ``"from_dtype"``, None, a mask, indices or names, with the meaning and the errors of scikit-learn's
+    HistGradientBoosting.
+    """
+    n = len(names)
+    if isinstance(spec, str):
+        if spec != "from_dtype":
+            raise ParameterError(f"categorical_features is {spec!r}: allowed are 'from_dtype', a mask, indices, names")
+        return (None,) * n
+    if spec is None:
+        return (False,) * n
+    if not isinstance(spec, Iterable) or np.ndim(spec if isinstance(spec, np.ndarray) else ()) == 0:
+        raise _bad_kind(type(spec).__name__)
+    values = items_of_labels(spec)
+    if not values:
+        return (False,) * n
+    if all(isinstance(value, bool | np.bool_) for value in values):
+        if len(values) != n:
+            raise ParameterError(
+                "categorical_features set as a boolean mask must have shape (n_features,): "
+                f"{len(values)} values for {n} features"
+            )
+        return tuple(map(bool, values))
+    names = Names.of(names)
+    found = [names.find(value) for value in values] if named else []
+    if all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in values):
+        if min(values) >= 0 and max(values) < n:
+            indices = set(map(int, values))
+            return tuple(j in indices for j in range(n))
+        if not named or None in found:
+            raise ParameterError(
+                f"categorical_features set as integer indices must be in [0, n_features - 1], that is [0, {n - 1}]"
+            )
+    elif not named or None in found:
+        if not all(isinstance(value, str) for value in values) and (not named or isinstance(values[0], _NO_LABELS)):
+            array = np.asarray(values) if len(set(map(type, values))) == 1 else np.array(values, object)
+            if array.ndim != 1 and not isinstance(values[0], tuple):
+                raise ParameterError(f"categorical_features has shape {array.shape}: one dimension is needed")
+            plain = array.ndim == 1 and array.dtype.kind != "O"
+            raise _bad_kind(array.dtype.name if plain else ", ".join(sorted({type(value).__name__ for value in values})))
+        if not named:
+            raise ParameterError(
+                "categorical_features should be passed as an array of integers or as a boolean mask when the model is "
+                "fitted on data without feature names."
+            )
+        wrong = values[found.index(None)]
+        raise ParameterError(
+            f"categorical_features has an item value {wrong!r} which is not a valid feature name of the training data"
+            f"{Names.of(names).hint(wrong)}"
+        )
+    marked = set(found)
+    return tuple(name in marked for name in names)
+
+
+#: Types of a single item of `categorical_features` that are more likely a mistake than a label that the table lacks.
+_NO_LABELS = (float, np.floating, list, dict, np.ndarray)
+
+
+def _bad_kind(kind: str) -> ParameterError:
+    return ParameterError(f"categorical_features must be an array-like of bool, int or str, got: {kind}.")
+
+
+def _role(role: str, value: Any, names: Names | None) -> str | tuple[str, ...] | None:
+    """Return the columns that a role names, or None if its values are given separately. names : as of `chosen_features`."""
+    if names is None:
+        if not isinstance(value, str | int | np.integer) or isinstance(value, bool):
+            return None
+        raise DataError(f"{role} is {value!r}, but an array has no column names: pass the values themselves")
+    if not names.is_label(value):
+        if not may_name_columns(value) or len(value) > len(names) or any(names.find(one) != one for one in value):
+            return None
+        if not ROLES[role].has_several:
+            raise DataError(f"{role} names {len(value)} columns, {listed(value)}, but a model has one: make one column of them")
+        if len(set(value)) < len(value):
+            raise DataError(f"{role} names a column twice: {listed(value)}")
+        return tuple(value)
+    name = names.find(value)
+    if name is None:
+        raise DataError(f"the data have no column {value!r}, which was given as {role}{names.hint(value)}")
+    return name
+
+
+def chosen_features(features: Any, names: Names | None, targets: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the names of the columns that `features` asks for; those of a set in the order of the table.
+
+    names : of the table; None for an array.
+    """
+    labels = items_of_labels(features)
+    if names is None:
+        raise ParameterError("features needs column names: select the columns of the array instead")
+    found = {label: names.find(label) for label in labels}
+    absent = [label for label, name in found.items() if name is None]
+    if absent:
+        raise DataError(f"the data have no column {listed(absent)}, which features asks for{names.hint(absent[0])}")
+    chosen = tuple(name for name in map(found.get, labels) if name is not None)
+    if isinstance(features, set | frozenset):  # which has no order
+        chosen = tuple(name for name in names if name in chosen)
+    if len(set(chosen)) < len(chosen):
+        raise ParameterError("features names a column twice")
+    for target in targets:
+        if target in chosen:
+            raise ParameterError(f"features holds the target, {target!r}")
+    return chosen

@@ -1,0 +1,343 @@
+"""Read a table of any kind in this process, once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dboost.data.columns.binning import Binning
+from dboost.data.columns.chunk import BinnedPartition
+from dboost.data.columns.labels import with_named_targets
+from dboost.data.columns.read_plan import ReadPlan, binned_plan, make_read_plan, used_columns
+from dboost.data.columns.roles import ROLES, RowRoles
+from dboost.data.columns.sparse import check_codes
+from dboost.data.kinds.partition import check_columns
+from dboost.data.kinds.table_kinds import is_lazy, is_path, is_stream
+from dboost.data.kinds.tables_in_memory import as_frame
+from dboost.data.tables.column_unifier import mixes_kinds
+from dboost.data.tables.reader import LimitCheck, Reader, SpooledChunk
+from dboost.data.tables.reading import GivenTable, check_no_values, given_roles, separate_roles
+from dboost.data.tables.row_metadata import (
+    OF_POSITIVE_WEIGHT,
+    MetadataRows,
+    RowMetadata,
+    RowMetadataSpool,
+    check_max_weight,
+    raise_for_issues,
+)
+from dboost.data.tables.table import Table
+from dboost.errors import ColumnKindsError, DataError, DBoostError
+from dboost.files.spool import Spool, remove_stale
+from dboost.schema import Feature
+
+if TYPE_CHECKING:
+    from dboost.data.sources import Parts, Source, Stream
+    from dboost.data.sources.row_filter import RowFilter
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How `open_table` uses threads and memory; only the first applies to data other than Dask collections and paths."""
+
+    #: Threads that compute Dask partitions; None for Dask's default.
+    n_threads: int | None = None
+    #: Chunks beyond this total are kept in temporary files.
+    retain_bytes: int = 64 * 2**20
+    #: Partitions whose columns may be larger are converted in slices of at most this size.
+    most_bytes: int | None = None
+    #: Keep the roles of partitions in files too; then `Table.roles` returns them chunk by chunk, and `all_roles` are None.
+    spool_roles: bool = False
+    #: Refuses tables that a memory limit is too small for.
+    limit: LimitCheck | None = None
+    #: Receives what has been read, of how much, and the unit.
+    count: Callable[[int, int, str], None] | None = None
+
+
+_DEFAULTS = ReadOptions()
+
+
+def open_table(
+    data: Any,
+    target: Any = None,
+    *,
+    features: Sequence[str] | None = None,
+    categorical_features: Any = "from_dtype",
+    like: tuple[Feature, ...] | None = None,
+    extend_categories: bool = False,
+    require_target: bool = True,
+    row_filter: RowFilter | None = None,
+    options: ReadOptions = _DEFAULTS,
+    **roles: Any,
+) -> Table:
+    """Read a table of any kind, once.
+
+    Parameters
+    ----------
+    data : dask DataFrame or Array, dataframe of any library, pyarrow Table, array (n, F), list of rows, or path
+        A path is a file, folder, glob or URL of Parquet or CSV, or a list of files.
+    target, **roles : str, or one value per row
+        The target and the other `ROLES`, by name. A column of `data`, which is then not a feature; or an array, Series or list,
+        also of shape (n, 1). For a Dask collection also a Dask collection with aligned partitions. Of a role that may have
+        several columns also a list of names, or values of shape (n, n_columns).
+    features : sequence of str, optional
+        The columns to use, in that order. Default: all remaining columns.
+    categorical_features : "from_dtype", None, mask, indices or names
+        The categorical columns; default "from_dtype": text, categoricals and dictionaries.
+    like : tuple of Feature, optional
+        Features of an existing model or table. Columns are selected by name (for arrays by position), categories get their
+        codes, and unknown categories are missing.
+    extend_categories : bool
+        With `like`: append unknown categories to the known ones; default False.
+    require_target : bool
+        Whether a missing target is an error; default True.
+    row_filter : RowFilter, optional
+        Leaves out rows. The target and the other roles must be columns of `data` then.
+    options : ReadOptions
+        Threads and memory.
+
+    Returns
+    -------
+    Table
+
+    Raises
+    ------
+    DataError
+        For missing columns, invalid targets or weights, unreadable types, or no rows. The message names the column, and the
+        partition or rows.
+    ParameterError
+        If `features` or `categorical_features` do not match the table.
+    InputTypeError
+        If the type of `data` or `target` is not supported.
+    """
+    given = given_roles(with_named_targets(target, data), roles)
+    if target is None and require_target:
+        raise DataError("training requires y to be passed, but the target y is None")
+    remove_stale()
+    if hasattr(features, "__next__"):  # an iterator
+        features = list(features or ())
+    path = data if is_path(data) else None
+
+    def read(data: Any, source: Parts | Stream | None = None, sizes: Mapping[int, int] | None = None) -> Table:
+        is_dask = is_lazy(data)
+        in_partitions = is_dask or source is not None
+        if is_stream(data):
+            from dboost.data.sources import stream_of
+
+            source = stream_of(data, options.most_bytes, row_filter)
+        elif row_filter is not None and not in_partitions:
+            data = row_filter.rows_of(data)
+        if is_dask:
+            from dboost.data.tables import dask_collections
+
+            names, named = dask_collections.layout(data)
+        elif source is not None:
+            names, named = source.names, True
+        else:
+            frame = as_frame(data)
+            names, named = frame.names, frame.named
+        plan = make_read_plan(
+            names,
+            named,
+            roles=given,
+            features=features,
+            categorical_features=categorical_features,
+            like=like,
+            extend_categories=extend_categories,
+        )
+        if options.limit is not None:
+            options.limit.check_width(len(plan.specs))
+        elif not in_partitions and source is None and frame.is_sparse:
+            check_codes(frame.n_rows, len(plan.specs))
+        separate = separate_roles(plan, given)
+        if row_filter is not None:
+            check_no_values(separate)
+            if is_dask and path is None:
+                data = dask_collections.filtered(data, row_filter, plan.needed)
+        spool = Spool(options.retain_bytes, options.most_bytes)
+        spools_roles = options.spool_roles and (all(map(is_lazy, separate.values())) if is_dask else not separate)
+        metadata_spool = RowMetadataSpool() if spools_roles and (is_dask or source is not None) else None
+        try:
+            reader = Reader(plan, spool, metadata_spool, limit=options.limit, in_partitions=in_partitions)
+            if is_dask:
+                aligned = {role: separate.pop(role) for role in ROLES if is_lazy(separate.get(role))}
+                pieces = _read_partitions(data, aligned, plan, _counting(reader, data, sizes, options), options.n_threads)
+            else:
+                separate = {role: _compute(v) if is_lazy(v) else v for role, v in separate.items()}
+                pieces = [reader.take_whole(frame)] if source is None else _read_in_order(source, plan, reader, options.count)
+            rows = MetadataRows(tuple(piece.n_rows for piece in pieces), in_partitions)
+            if not rows.n_rows:
+                where = f": all {len(pieces)} partitions are empty" if in_partitions else getattr(source, "hint", "")
+                where = where if row_filter is None else f" for which filter {row_filter.predicate} is true"
+                raise DataError(f"the data have no rows{where}")
+            return _finished(reader, plan, rows, pieces, named=named, separate=separate)
+        except BaseException:
+            spool.close()
+            if metadata_spool is not None:
+                metadata_spool.close()
+            raise
+
+    def read_path() -> Table:
+        from dboost.data.sources.files import reading
+        from dboost.data.sources.paths import open_source, open_with_text
+
+        how = path, like, options.most_bytes
+        used = used_columns(features, like, given)
+
+        def read_parts(source: Parts) -> Table:
+            if options.most_bytes is None or any(map(is_lazy, given.values())):
+                return read(source.lazy(), sizes=source.sizes)  # in several threads, or with the roles of the same partition
+            return read(None, source)
+
+        with reading(path):
+            try:
+                table = read_parts(open_source(*how, used, row_filter))
+            except ColumnKindsError:
+                again = open_with_text(*how, options.n_threads, used, row_filter)
+                if again is None:
+                    raise
+                return read_parts(again)
+            if like is None and mixes_kinds(table.features):
+                again = open_with_text(*how, options.n_threads, used, row_filter)
+                if again is not None:
+                    table.close()
+                    return read_parts(again)
+            return table
+
+    table = read(data) if path is None else read_path()
+    if like is None and any(feature.is_categorical for feature in table.features):
+        from dboost.data.columns.numbers_as_text import warn_of_text
+
+        warn_of_text(table.features, table.named, table.category_kinds)
+    return table
+
+
+def _finished(
+    reader: Reader,
+    plan: ReadPlan,
+    rows: MetadataRows,
+    pieces: list[SpooledChunk],
+    *,
+    named: bool,
+    separate: dict[str, Any] | None = None,
+) -> Table:
+    """Check the roles when all partitions are read, and return the table. separate : see `finish_roles`."""
+    metadata_spool = reader.metadata_spool
+    if metadata_spool is not None:
+        issues, max_weight = reader.finish_spooled(rows)
+        found = RowMetadata(RowRoles(), metadata_spool.target_dtype, metadata_spool.target_is_bool, tuple(issues))
+    else:
+        found = reader.finish_roles(separate or {}, rows)
+        max_weight = 1.0 if found.roles.weight is None else float(found.roles.weight.max())
+    raise_for_issues(found.issues)
+    check_max_weight(max_weight, plan.label("sample_weight"))
+    if metadata_spool is None:
+        reader.drop_unweighted_categories(dict(enumerate(pieces)), found.roles.weight)
+    features, translations = reader.finish_features()
+    table = Table(features, named, rows, found, reader.spool, pieces, translations, metadata_spool, plan.binning)
+    table.category_kinds = reader.category_kinds()
+    return table
+
+
+def read_table(given: GivenTable, options: ReadOptions, **like: Any) -> Table:
+    """Read a table in this process; like : of `open_table`, as is ``extend_categories``."""
+    return open_table(given.data, **given.reading, **like, options=options)
+
+
+def open_binned(
+    partitions: Iterable[BinnedPartition], binning: Binning, named: bool, options: ReadOptions | None = None
+) -> Table:
+    """Return binned partitions as a table.
+
+    named : whether the features' names are the user's; options : memory, by default without a limit: arrays are not copied.
+    """
+    plan = binned_plan(binning)
+    spool = Spool(sys.maxsize) if options is None else Spool(options.retain_bytes, options.most_bytes)
+    metadata_spool = RowMetadataSpool() if options is not None and options.spool_roles else None
+    try:
+        reader = Reader(plan, spool, metadata_spool)
+        pieces, those = [], ""
+        for i, partition in enumerate(partitions):
+            pieces.append(reader.take_partition(i, partition, partition.given_roles))
+            those = those if partition.roles.weight is None else OF_POSITIVE_WEIGHT
+        # Their partitions are not those of the user's table.
+        rows = MetadataRows(tuple(piece.n_rows for piece in pieces), False, those=those)
+        return _finished(reader, plan, rows, pieces, named=named)
+    except BaseException:
+        spool.close()
+        if metadata_spool is not None:
+            metadata_spool.close()
+        raise
+
+
+def _compute(collection: Any) -> Any:
+    from dboost.data.tables import dask_collections
+
+    return dask_collections.compute(collection)
+
+
+def _counting(
+    reader: Reader, data: Any, sizes: Mapping[int, int] | None, options: ReadOptions
+) -> Callable[[int, Any, dict[str, Any]], SpooledChunk]:
+    """Return the function that takes a partition of a Dask collection, and shows how much has been read."""
+    from dboost.data.sources import ReadCount
+    from dboost.data.tables import dask_collections
+
+    count = ReadCount(options.count, dask_collections.count_partitions(data), sizes)
+
+    def take(i: int, partition: Any, roles: dict[str, Any]) -> SpooledChunk:
+        found = reader.take_partition(i, partition, roles)
+        count.add(i)
+        return found
+
+    return take
+
+
+def _read_partitions(
+    data: Any,
+    aligned: dict[str, Any],
+    plan: ReadPlan,
+    take: Callable[[int, Any, dict[str, Any]], SpooledChunk],
+    n_threads: int | None,
+) -> list[SpooledChunk]:
+    """Read a Dask collection, with the aligned Dask collections of roles."""
+    from dboost.data.tables import dask_collections
+
+    if not plan.named:
+        return dask_collections.consume(dask_collections.whole_rows(data), aligned, take, n_threads)
+    if plan.all_names is not None:
+        return dask_collections.consume(data, aligned, take, n_threads)
+    try:
+        return dask_collections.consume(dask_collections.select(data, plan.needed), aligned, take, n_threads)
+    except KeyError:
+        # Dask's error does not name the partition: check the columns of each.
+        dask_collections.consume(data, {}, lambda i, partition, _: check_columns(i, partition, plan), n_threads)
+        raise
+
+
+def _read_in_order(
+    source: Source, plan: ReadPlan, reader: Reader, show: Callable[[int, int, str], None] | None
+) -> list[SpooledChunk]:
+    """Read the partitions of a source one after the other. show : see `ReadOptions.count`."""
+    from dboost.data.sources import Parts, ReadCount
+
+    pieces: list[SpooledChunk] = []
+    count = ReadCount(show, len(source.parts), source.sizes) if isinstance(source, Parts) else None
+    partitions = source.partitions(plan.needed)
+    try:
+        for partition in partitions:
+            pieces.append(reader.take_partition(len(pieces), partition, {}))
+            del partition  # before the next one is read
+            if count is not None:
+                count.add(len(pieces) - 1)
+    except KeyError:
+        # The error of pandas does not name the partition.
+        if isinstance(source, Parts):
+            check_columns(len(pieces), source.read(source.parts[len(pieces)]), plan)
+        raise
+    except Exception as error:
+        if isinstance(source, Parts) and not isinstance(error, DBoostError):
+            error.add_note(f"while partition {len(pieces)} was read")
+        raise
+    return pieces

@@ -1,0 +1,369 @@
+"""The partitions of a table as chunks in a spool, with columns that are consistent.
+
+Partitions arrive in any order from several threads. The thread that computes a partition has the `Reader` convert it to a
+chunk, translate its categories to provisional codes of the whole table (see `data/columns/chunk.py`), and put its arrays into a
+spool, in memory or in a file (see `files.spool`). After the last partition it is known whether each column is categorical, what
+the sorted categories are, and the target of all rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from dboost.data.columns.chunk import CategoryIndex, Chunk, MatrixColumns, slice_rows
+from dboost.data.columns.column import CategoryColumn, Column, without_unused
+from dboost.data.columns.fingerprint import fingerprint, joined_fingerprint
+from dboost.data.columns.read_plan import ReadPlan
+from dboost.data.columns.roles import ROLES, RowRoles
+from dboost.data.columns.sparse import has_sparse, packed, unpacked
+from dboost.data.kinds.partition import read_partition, read_slices, role_column
+from dboost.data.tables.column_unifier import ColumnUnifier
+from dboost.data.tables.row_metadata import (
+    DataIssue,
+    MetadataRows,
+    RowMetadata,
+    RowMetadataSpool,
+    check_exact,
+    issues_of,
+    join_parts,
+    join_target,
+)
+from dboost.errors import ColumnKindsError, DataError, DBoostError
+from dboost.files.spool import Spool
+from dboost.schema import Feature, Level
+
+
+class LimitCheck(Protocol):
+    """The check of a memory limit, see `dboost.session.memory`: its methods raise a ParameterError if it is too small."""
+
+    def check_width(self, n_features: int) -> None:
+        """Check the number of features, before rows are read."""
+
+    def check_rows(self, n_values: np.ndarray, n_rows: int) -> None:
+        """Check the numbers of values of the features (int64[n_features]) in the first slice of rows."""
+
+
+#: Rows of the first slice of which a memory limit is checked.
+_CHECKED_ROWS = 4096
+
+
+def _n_values(column: np.ndarray) -> int:
+    """Return how many different values a column of numbers, or of codes of categories, has; at least 1."""
+    is_missing = np.isnan(column) if column.dtype.kind == "f" else column < 0 if column.dtype.kind == "i" else None
+    return max(len(np.unique(column if is_missing is None else column[~is_missing])), 1)
+
+
+class Reader:
+    """Stores partitions, and determines features and metadata of the table after the last one.
+
+    Parameters
+    ----------
+    roles : RowMetadataSpool, optional
+        Where the roles of partitions are kept. Default: in memory.
+    fingerprints : bool
+        Whether to compute checksums, for partitions that may have to be read again; default False.
+    limit : LimitCheck, optional
+        Checks the first slice.
+    in_partitions : bool
+        Whether partitions are the user's, so that messages name them; default True.
+    """
+
+    def __init__(
+        self,
+        plan: ReadPlan,
+        spool: Spool,
+        roles: RowMetadataSpool | None = None,
+        *,
+        fingerprints: bool = False,
+        limit: LimitCheck | None = None,
+        in_partitions: bool = True,
+    ) -> None:
+        self._plan, self._limit, self._in_partitions = plan, limit, in_partitions
+        self._fingerprints = fingerprints
+        self.spool = spool
+        self.metadata_spool = roles
+        known = plan.known or (None,) * len(plan.specs)
+        self._features = [
+            ColumnUnifier(spec.name, None if feature is None else feature.categories, plan.extend_categories)
+            for spec, feature in zip(plan.specs, known, strict=True)
+        ]
+        self._target = ColumnUnifier(str(plan.roles.get("target", "target")), is_target=True)
+        self._parts: dict[str, dict[int, Column]] = {role: {} for role in ROLES}
+        self._weights_attached = False
+        self._lock = threading.Lock()
+        #: Number of target columns, and a partition that has them; None before the first partition with rows.
+        self._target_columns: tuple[int, int] | None = None
+
+    def take_partition(self, i: int, data: Any, vectors: Mapping[str, Any], is_persisted: bool = False) -> SpooledChunk:
+        """Read a partition. Thread-safe.
+
+        vectors : roles that are not columns of it, by name; is_persisted : whether the partition stays in memory anyway. Views
+        of it then need no allowance of the spool.
+        """
+        slices = read_slices(data, self._plan, vectors, self._most_rows)
+        found: list[ChunkSlice] = []
+        while True:
+            try:
+                chunk = next(slices, None)
+                if chunk is None:
+                    return SpooledChunk(tuple(found))
+                arrays, one = self._translate(i, chunk, private=True)
+            except ColumnKindsError:  # it names the partitions
+                raise
+            except DBoostError as error:
+                if not self._in_partitions:
+                    raise
+                raise type(error)(f"partition {i}: {error}") from None
+            del chunk
+            self._check_limit(arrays, one)
+            arrays, one = packed_slice(arrays, one)
+            if is_persisted and isinstance(data, np.ndarray) and all(np.may_share_memory(one, data) for one in arrays):
+                self.spool.hold(i, arrays, len(found))
+            else:
+                self.spool.put(i, arrays, len(found))
+            del arrays
+            found.append(one)
+
+    def _check_limit(self, arrays: list[np.ndarray], one: ChunkSlice) -> None:
+        if self._limit is not None and one.n_rows:
+            limit, self._limit = self._limit, None
+            columns = arrays[0].T if one.is_matrix else arrays
+            limit.check_rows(np.array([_n_values(column[:_CHECKED_ROWS]) for column in columns], np.int64), one.n_rows)
+
+    @property
+    def _most_rows(self) -> int | None:
+        return slice_rows(self.spool.most_bytes, len(self._features))
+
+    def take_slice(self, i: int, chunk: Chunk, number: int) -> ChunkSlice:
+        """Store a slice of a partition that another reader has read, see `chunk`. Slices arrive in order. Thread-safe."""
+        if chunk.matrix is not None:
+            chunk = replace(chunk, columns=MatrixColumns(chunk.matrix))
+        arrays, one = self._translate(i, chunk, private=True)
+        arrays, one = packed_slice(arrays, one)
+        if number == 0:
+            self.spool.drop(i)  # of an interrupted attempt
+        self.spool.put(i, arrays, number)
+        return one
+
+    def chunk(self, i: int, piece: ChunkSlice, number: int) -> Chunk:
+        """Return a slice of a partition as it was read, with its own categories, to be sent to another worker.
+
+        A matrix is not accompanied by columns. The first slice contains the roles of the whole partition.
+        """
+        arrays = unpacked_slice(self.spool.get(i, number), piece)
+        columns: tuple[Column, ...] = (
+            ()
+            if piece.is_matrix
+            else tuple(
+                _with_own_categories(array, unifier) if is_code else array
+                for array, unifier, is_code in zip(arrays, self._features, piece.is_code, strict=True)
+            )
+        )
+        matrix = arrays[0] if piece.is_matrix else None
+        if number:
+            return Chunk(piece.n_rows, columns, matrix=matrix, fingerprint=piece.fingerprint)
+        spool = self.metadata_spool
+        roles = {role: self._parts[role].get(i) if spool is None else spool.raw(role, i) for role in ROLES}
+        target = roles["target"]
+        if isinstance(target, CategoryColumn):
+            roles["target"] = _with_own_categories(target.codes, self._target)
+        return Chunk(piece.n_rows, columns, RowRoles.of(roles), matrix, piece.fingerprint)
+
+    def take_whole(self, data: Any) -> SpooledChunk:
+        """Read a table in memory without unnecessary copies."""
+        arrays, one = self._translate(0, read_partition(data, self._plan), private=False)
+        self.spool.hold(0, arrays)
+        return SpooledChunk((one,))
+
+    def _translate(self, i: int, chunk: Chunk, private: bool) -> tuple[list[np.ndarray], ChunkSlice]:
+        found = chunk.fingerprint
+        if found is None:
+            found = fingerprint(chunk) if self._fingerprints else 0
+        columns = chunk.columns if chunk.matrix is None else chunk.matrix.T  # these are not converted
+        arrays = [unifier.add(column, i) for unifier, column in zip(self._features, columns, strict=True)]
+        if chunk.matrix is not None:
+            arrays = [chunk.matrix]
+        for role, column in chunk.roles.by_name().items() if chunk.n_rows else ():
+            if role == "target":
+                column = self._code_target(column, i)
+            if private and self.metadata_spool is not None:
+                self.metadata_spool.put(role, i, column)
+                continue
+            # A view would keep the partition alive.
+            copied = private and isinstance(column, np.ndarray) and column.base is not None
+            self._parts[role][i] = column.copy() if copied and isinstance(column, np.ndarray) else column
+        is_code = tuple(isinstance(column, CategoryColumn) for column in columns)
+        return arrays, ChunkSlice(chunk.n_rows, chunk.matrix is not None, is_code, fingerprint=found)
+
+    def _code_target(self, column: Column, i: int) -> Column:
+        if isinstance(column, np.ndarray) and column.ndim == 2:
+            self._check_columns(len(column), i)
+            return column
+        self._check_columns(1, i)
+        array = self._target.add(column, i)
+        return CategoryColumn(array, ()) if isinstance(column, CategoryColumn) else array
+
+    def _check_columns(self, n_columns: int, i: int) -> None:
+        """Raise a DataError if another partition has another number of target columns."""
+        with self._lock:
+            self._target_columns = self._target_columns or (n_columns, i)
+        n_others, other = self._target_columns
+        if n_others != n_columns:
+            raise DataError(f"the target has {n_columns} columns in partition {i}, but {n_others} in partition {other}")
+
+    def keep_only(self, numbers: set[int]) -> None:
+        """Drop the roles of partitions with other numbers."""
+        for parts in self._parts.values():
+            for i in set(parts) - numbers:
+                del parts[i]
+        if self.metadata_spool is not None:
+            self.metadata_spool.keep_only(numbers)
+
+    def kinds(self) -> tuple[tuple[bool, int] | None, ...]:
+        """Return for each feature whether it is categorical, and a partition that determines it; None if all are missing."""
+        return tuple(unifier.seen for unifier in self._features)
+
+    def category_kinds(self) -> tuple[dict[str, int], ...]:
+        """Return for each feature the first partition with categories of each kind."""
+        return tuple(unifier.category_kinds for unifier in self._features)
+
+    def categories(self) -> tuple[tuple[Level, ...], ...]:
+        """Return the categories of each feature in the order of their provisional codes."""
+        return tuple(unifier.categories.categories() for unifier in self._features)
+
+    def used_categories(self) -> tuple[tuple[Level, ...], ...]:
+        """Return the categories of each feature that occur in rows of positive weight, in the order of `categories`."""
+        return tuple(unifier.categories.used() for unifier in self._features)
+
+    def drop_unweighted_categories(self, pieces: dict[int, SpooledChunk], weight: np.ndarray | None) -> None:
+        """Drop categories that only occur in rows of weight zero, as `read_partition` does if it gets the weights.
+
+        pieces : by partition, in order; weight : of all their rows.
+        """
+        if not self._weights_attached or weight is None or weight.all() or self._plan.closed:
+            return
+        used = [np.zeros(len(unifier.categories), bool) for unifier in self._features]
+        first = 0
+        for i, piece in pieces.items():
+            for number, one in enumerate(piece.slices):
+                counts = weight[first : first + one.n_rows] > 0
+                first += one.n_rows
+                if not any(one.is_code):
+                    continue
+                arrays = unpacked_slice(self.spool.get(i, number), one)
+                for array, is_code, of_feature in zip(arrays, one.is_code, used, strict=True):
+                    if is_code:
+                        of_feature[array[counts & (array >= 0)]] = True
+        for unifier, of_feature in zip(self._features, used, strict=True):
+            unifier.categories.drop(np.flatnonzero(~of_feature).tolist())
+
+    def finish_features(self) -> tuple[tuple[Feature, ...], list[np.ndarray | None]]:
+        """Return the features, and for each the map from provisional to final codes (None: they are equal)."""
+        if self._plan.known is not None and self._plan.closed:
+            return self._plan.known, [None] * len(self._plan.known)
+        specs = self._plan.specs
+        finished = [
+            one.categories.finish() if spec.categorical or one.is_categorical else (None, None)
+            for spec, one in zip(specs, self._features, strict=True)
+        ]
+        features = [Feature(spec.name, categories) for spec, (categories, _) in zip(specs, finished, strict=True)]
+        is_same = [codes is None or np.array_equal(codes, np.arange(len(codes))) for _, codes in finished]
+        translations = [None if same else codes for same, (_, codes) in zip(is_same, finished, strict=True)]
+        return tuple(features), translations
+
+    def attach(self, role: str, i: int, values: Any, n_rows: int | None = None) -> None:
+        """Store a role that did not arrive with partition `i`."""
+        column = role_column(values, role, None, n_rows)
+        self._parts[role][i] = self._code_target(column, i) if role == "target" else column
+        if role == "sample_weight":
+            self._weights_attached = True
+
+    @property
+    def _target_categories(self) -> CategoryIndex | None:
+        return self._target.categories if self._target.is_categorical else None
+
+    def finish_spooled(self, rows: MetadataRows) -> tuple[list[DataIssue], float]:
+        """Return the issues of the roles in files, and the largest weight."""
+        assert self.metadata_spool is not None
+        self.metadata_spool.finish(self._target_categories)
+        return self.metadata_spool.check(self._plan, rows)
+
+    def finish_roles(self, whole: dict[str, Any], rows: MetadataRows) -> RowMetadata:
+        """Return the roles of all rows, and their issues.
+
+        whole : by role, values of all rows that did not arrive with the partitions.
+        """
+        plan, parts = self._plan, self._parts
+        for role, values in whole.items():
+            self.attach(role, 0, values, rows.n_rows)
+        dtype, is_bool = None, False
+        issues: list[DataIssue] = []
+        found: dict[str, Column] = {}
+        for role, of_role in parts.items():
+            if not of_role:
+                continue
+            what, inexact = plan.label(role), list[DataIssue]()
+            if ROLES[role].kind == "any":
+                own = {i: rows.of_partition(i) if len(of_role) > 1 else rows for i in sorted(of_role)}
+                inexact = [issue for i, here in own.items() for issue in check_exact(of_role[i], role, what, here)]
+            if role == "target":
+                found[role], dtype, is_bool = join_target(of_role, self._target_categories)
+            else:
+                found[role] = join_parts(of_role)
+            issues += issues_of(role, found[role], what, rows, plan.labels(role)) + inexact
+        return RowMetadata(RowRoles.of(found), dtype, is_bool, tuple(issues))
+
+
+def _with_own_categories(codes: np.ndarray, unifier: ColumnUnifier) -> CategoryColumn:
+    """Return provisional codes as a column with only the categories that occur in it."""
+    return without_unused(CategoryColumn(codes, unifier.categories.categories()))
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkSlice:
+    """How some rows of a partition are stored in the spool."""
+
+    n_rows: int
+    #: Whether the columns are stored as one matrix.
+    is_matrix: bool
+    #: For each feature, whether its array contains provisional codes.
+    is_code: tuple[bool, ...]
+    #: Of sparse columns, see `data.columns.sparse.packed`.
+    fills: tuple[Any, ...] = ()
+    #: Checksum of the values as they were read, if the reader computes it (see `data.columns.fingerprint`), otherwise
+    #: 0.
+    fingerprint: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class SpooledChunk:
+    """A partition in the spool: one slice, or several if the partition exceeds the memory for one."""
+
+    slices: tuple[ChunkSlice, ...]
+
+    @property
+    def n_rows(self) -> int:
+        return sum(part.n_rows for part in self.slices)
+
+    @property
+    def fingerprint(self) -> int:
+        """Checksum of all slices. Reading the partition again with the same limit gives the same slices."""
+        return joined_fingerprint([part.fingerprint for part in self.slices])
+
+
+def packed_slice(columns: list[Any], piece: ChunkSlice) -> tuple[list[np.ndarray], ChunkSlice]:
+    """Return the arrays of a slice as they are stored."""
+    if not has_sparse(tuple(columns)):
+        return columns, piece
+    arrays, fills = packed(columns)
+    return arrays, replace(piece, fills=fills)
+
+
+def unpacked_slice(arrays: tuple[np.ndarray, ...], piece: ChunkSlice) -> tuple[np.ndarray, ...]:
+    """Return the columns of a slice, or its matrix, as it was before it was stored."""
+    return unpacked(arrays, piece.fills, piece.n_rows) if piece.fills else arrays
