@@ -7,8 +7,8 @@ existing model, before any row is read. It is plain data, and the same for every
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,46 +103,74 @@ def make_read_plan(
     ParameterError
         If `features` or `categorical_features` do not match the table.
     """
-    own = Names.of(names) if named else None
-    named_roles = {role: _role(role, value, own) for role, value in roles.items()}
-    given = {role: name for role, name in named_roles.items() if name is not None}
-    taken = set(columns_of_roles(given))
-    if like is not None:  # as in training, where `features` may name the column of a key
-        keys = set(columns_of_roles({role: names for role, names in given.items() if ROLES[role].kind == "key"}))
-        taken -= keys.intersection(feature.name for feature in like)
-    free = tuple(name for name in names if name not in taken)
-    columns: tuple[str, ...] | tuple[int, ...]
+    labels = Names.of(names) if named else None
+    roles = {role: _role(role, value, labels) for role, value in roles.items()}
+    table = _Columns(names, labels, {role: columns for role, columns in roles.items() if columns is not None})
     if like is not None:
-        if features is not None:
-            asked, learned = set(chosen_features(features, own)), {feature.name for feature in like}
-            if asked != learned:
-                which = listed(sorted(asked - learned) or sorted(learned - asked))
-                why = f"it was not trained on {which}" if asked - learned else f"it was also trained on {which}"
-                raise ParameterError(f"features cannot be chosen again: the model keeps its own, and {why}: leave features out")
-        if named:
-            _check_roles(given, like)
-        columns = columns_like(names, named, like, without=taken)
-        of_spec = tuple(map(str, columns)) if named else tuple(feature.name for feature in like)
-        _check_kinds(categorical_features, of_spec if own is None else own.only(of_spec), named, like)
-        specs = tuple(column_spec(feature, extend_categories=extend_categories) for feature in like)
+        plan = _plan_like(table, like, features, categorical_features, extend_categories)
+    elif features is not None:
+        targets = columns_of_roles({"target": table.roles.get("target", ())})
+        chosen = chosen_features(features, labels, targets)
+        plan = _plan_of_features(table, chosen, categorical_features)
     else:
-        targets = columns_of_roles({"target": given.get("target", ())})
-        chosen = _without_index(free) if features is None else chosen_features(features, own, targets)
-        if not chosen:
-            raise DataError("no features are left: every column of the data is target, weight or offset")
-        columns = chosen if named else tuple(range(len(chosen)))
-        declared = declared_categorical(categorical_features, chosen if own is None else own.only(chosen), named)
-        specs = tuple(ColumnSpec(name, flag) for name, flag in zip(chosen, declared, strict=True))
-    if own is not None:
-        own.check_once([*map(str, columns), *taken])
-    return ReadPlan(
-        specs,
-        columns,
-        like,
-        given,
-        all_names=tuple(names) if named and features is None and like is None else None,
-        extend_categories=extend_categories,
-    )
+        plan = _plan_of_all(table, categorical_features)
+    if labels is not None:
+        labels.check_once([*map(str, plan.columns), *columns_of_roles(table.roles)])
+    return plan
+
+
+class _Columns(NamedTuple):
+    """The columns of a table."""
+
+    names: tuple[str, ...]
+    labels: Names | None  # the names with the user's labels; None for an array
+    roles: Mapping[str, str | tuple[str, ...]]  # names of the columns that are roles
+
+    def without(self, taken: Collection[str]) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name not in taken)
+
+
+def _plan_like(
+    table: _Columns,
+    like: tuple[Feature, ...],
+    features: Sequence[Any] | None,
+    categorical_features: Any,
+    extend_categories: bool,
+) -> ReadPlan:
+    """Return how to read the features of a model."""
+    named, learned = table.labels is not None, {feature.name for feature in like}
+    if features is not None:
+        asked = set(chosen_features(features, table.labels))
+        if asked != learned:
+            listed_names = listed(sorted(asked - learned) or sorted(learned - asked))
+            why = f"it was not trained on {listed_names}" if asked - learned else f"it was also trained on {listed_names}"
+            raise ParameterError(f"features cannot be chosen again: the model keeps its own, and {why}: leave features out")
+    if named:
+        _check_roles(table.roles, like)
+    # As in training, where `features` may name the column of a key.
+    keys = set(columns_of_roles({role: columns for role, columns in table.roles.items() if ROLES[role].kind == "key"}))
+    taken = set(columns_of_roles(table.roles)) - (keys & learned)
+    columns = columns_like(table.names, named, like, without=taken)
+    _check_kinds(categorical_features, columns if named else tuple(feature.name for feature in like), table.labels, like)
+    specs = tuple(column_spec(feature, extend_categories=extend_categories) for feature in like)
+    return ReadPlan(specs, columns, like, table.roles, extend_categories=extend_categories)
+
+
+def _plan_of_features(table: _Columns, chosen: tuple[str, ...], categorical_features: Any) -> ReadPlan:
+    """Return how to read features of a new model."""
+    if not chosen:
+        raise DataError("no features are left: every column of the data is target, weight or offset")
+    labels = table.labels
+    categorical = categorical_names(categorical_features, chosen if labels is None else labels.only(chosen), labels is not None)
+    specs = tuple(ColumnSpec(name, None if categorical is None else name in categorical) for name in chosen)
+    return ReadPlan(specs, tuple(range(len(chosen))) if labels is None else chosen, roles=table.roles)
+
+
+def _plan_of_all(table: _Columns, categorical_features: Any) -> ReadPlan:
+    """Return how to read all columns that are no roles as features of a new model."""
+    free = _without_index(table.without(columns_of_roles(table.roles)))
+    plan = _plan_of_features(table, free, categorical_features)
+    return plan if table.labels is None else replace(plan, all_names=tuple(table.names))
 
 
 #: What columns are called that hold the index of a frame which was written to a file: by pandas for CSV, by Arrow, by polars.
@@ -172,15 +200,21 @@ def _check_roles(given: Mapping[str, str | tuple[str, ...]], like: tuple[Feature
                 raise DataError(f"{role}={name!r} is a feature of the model")
 
 
-def _check_kinds(spec: Any, names: tuple[str, ...], named: bool, like: tuple[Feature, ...]) -> None:
-    """Raise a ParameterError if the declaration contradicts the model; all but the default declare every feature."""
-    if isinstance(spec, str) and spec == "from_dtype":
+def _check_kinds(spec: Any, columns: tuple[Any, ...], labels: Names | None, like: tuple[Feature, ...]) -> None:
+    """Raise a ParameterError if the declaration contradicts the model; all but the default declare every feature.
+
+    columns : names of the features in the table.
+    """
+    categorical = categorical_names(spec, columns if labels is None else labels.only(columns), labels is not None)
+    if categorical is None:
         return
-    for flag, feature in zip(declared_categorical(spec, names, named), like, strict=True):
-        if flag is not None and flag != feature.is_categorical:
+    for name, feature in zip(columns, like, strict=True):
+        is_declared = name in categorical
+        if is_declared != feature.is_categorical:
             kinds = ("numeric", "categorical")
             raise ParameterError(
-                f"categorical_features says that {feature.name!r} is {kinds[flag]}, but in the model it is {kinds[not flag]}"
+                f"categorical_features says that {feature.name!r} is {kinds[is_declared]}, but in the model it is "
+                f"{kinds[not is_declared]}"
             )
 
 
@@ -239,64 +273,74 @@ def columns_like(
     return free if named else tuple(range(len(free)))
 
 
-def declared_categorical(spec: Any, names: tuple[str, ...], named: bool) -> tuple[bool | None, ...]:
-    """Return for each feature whether it is categorical (True), numeric (False), or as its dtype determines (None).
+def categorical_names(spec: Any, names: tuple[str, ...], named: bool) -> frozenset[str] | None:
+    """Return the names of the features that are declared categorical; None if the types of the columns decide.
 
     `spec` is ``"from_dtype"``, None, a mask, indices or names, with the meaning and the errors of scikit-learn's
     HistGradientBoosting.
     """
-    n = len(names)
     if isinstance(spec, str):
         if spec != "from_dtype":
             raise ParameterError(f"categorical_features is {spec!r}: allowed are 'from_dtype', a mask, indices, names")
-        return (None,) * n
+        return None
     if spec is None:
-        return (False,) * n
+        return frozenset()
     if not isinstance(spec, Iterable) or np.ndim(spec if isinstance(spec, np.ndarray) else ()) == 0:
         raise _bad_kind(type(spec).__name__)
     values = items_of_labels(spec)
-    if not values:
-        return (False,) * n
-    if all(isinstance(value, bool | np.bool_) for value in values):
-        if len(values) != n:
+    if values and all(isinstance(value, bool | np.bool_) for value in values):
+        if len(values) != len(names):
             raise ParameterError(
                 "categorical_features set as a boolean mask must have shape (n_features,): "
-                f"{len(values)} values for {n} features"
+                f"{len(values)} values for {len(names)} features"
             )
-        return tuple(map(bool, values))
-    names = Names.of(names)
-    found = [names.find(value) for value in values] if named else []
-    if all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in values):
-        if min(values) >= 0 and max(values) < n:
-            indices = set(map(int, values))
-            return tuple(j in indices for j in range(n))
-        if not named or None in found:
+        return frozenset(name for name, is_categorical in zip(names, values, strict=True) if is_categorical)
+    if values and all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in values):
+        if min(values) >= 0 and max(values) < len(names):
+            return frozenset(names[position] for position in values)
+        labelled = _labelled(values, names) if named else None
+        if labelled is None:
+            last = len(names) - 1
             raise ParameterError(
-                f"categorical_features set as integer indices must be in [0, n_features - 1], that is [0, {n - 1}]"
+                f"categorical_features set as integer indices must be in [0, n_features - 1], that is [0, {last}]"
             )
-    elif not named or None in found:
-        if not all(isinstance(value, str) for value in values) and (not named or isinstance(values[0], _NO_LABELS)):
-            array = np.asarray(values) if len(set(map(type, values))) == 1 else np.array(values, object)
-            if array.ndim != 1 and not isinstance(values[0], tuple):
-                raise ParameterError(f"categorical_features has shape {array.shape}: one dimension is needed")
-            plain = array.ndim == 1 and array.dtype.kind != "O"
-            raise _bad_kind(array.dtype.name if plain else ", ".join(sorted({type(value).__name__ for value in values})))
-        if not named:
-            raise ParameterError(
-                "categorical_features should be passed as an array of integers or as a boolean mask when the model is "
-                "fitted on data without feature names."
-            )
-        wrong = values[found.index(None)]
-        raise ParameterError(
-            f"categorical_features has an item value {wrong!r} which is not a valid feature name of the training data"
-            f"{Names.of(names).hint(wrong)}"
-        )
-    marked = set(found)
-    return tuple(name in marked for name in names)
+        return labelled
+    labelled = _labelled(values, names) if named or not values else None
+    if labelled is None:
+        raise _bad_labels(values, names, named)
+    return labelled
+
+
+def _labelled(values: Sequence[Any], names: tuple[str, ...]) -> frozenset[str] | None:
+    """Return the names of features with these labels; None if one has none."""
+    labels = Names.of(names)
+    chosen = [labels.find(value) for value in values]
+    return None if None in chosen else frozenset(name for name in chosen if name is not None)
 
 
 #: Types of a single item of `categorical_features` that are more likely a mistake than a label that the table lacks.
 _NO_LABELS = (float, np.floating, list, dict, np.ndarray)
+
+
+def _bad_labels(values: Sequence[Any], names: tuple[str, ...], named: bool) -> ParameterError:
+    """Return the error for items of `categorical_features` of which some are no labels of features."""
+    if not all(isinstance(value, str) for value in values) and (not named or isinstance(values[0], _NO_LABELS)):
+        array = np.asarray(values) if len(set(map(type, values))) == 1 else np.array(values, object)
+        if array.ndim != 1 and not isinstance(values[0], tuple):
+            return ParameterError(f"categorical_features has shape {array.shape}: one dimension is needed")
+        plain = array.ndim == 1 and array.dtype.kind != "O"
+        return _bad_kind(array.dtype.name if plain else ", ".join(sorted({type(value).__name__ for value in values})))
+    if not named:
+        return ParameterError(
+            "categorical_features should be passed as an array of integers or as a boolean mask when the model is "
+            "fitted on data without feature names."
+        )
+    labels = Names.of(names)
+    wrong = next(value for value in values if labels.find(value) is None)
+    return ParameterError(
+        f"categorical_features has an item value {wrong!r} which is not a valid feature name of the training data"
+        f"{labels.hint(wrong)}"
+    )
 
 
 def _bad_kind(kind: str) -> ParameterError:
