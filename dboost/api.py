@@ -22,7 +22,6 @@ from dboost.data.columns.labels import CONSTRAINTS, columns_named, names_of_tabl
 from dboost.data.kinds.table_kinds import is_path, is_stored_table, is_stream
 from dboost.data.sources.row_filter import RowFilter
 from dboost.data.tables.open_table import read_table
-from dboost.data.tables.reading import GivenTable
 from dboost.dataset import Dataset
 from dboost.errors import DataError, InputTypeError, ParameterError, warn
 from dboost.files.path_text import path_text
@@ -393,8 +392,8 @@ def prepare(
     warm_start = without_model(continue_bins) if model is None else WarmStart.continuation(model, continue_bins)
     shaping = {"features": features, "categorical_features": categorical_features}
     roles = {"target": target, "sample_weight": sample_weight, "offset": offset} | ({} if group is None else {"group": group})
-    how = shaping if filter is None else shaping | {"row_filter": RowFilter(filter)}
-    table = TableInput(GivenTable(data, roles, how), client, workers)
+    row_filter = None if filter is None else RowFilter(filter)
+    table = TableInput(data, roles, **shaping, row_filter=row_filter, client=client, workers=workers)
     request = FitRequest.of(
         with_seed({"max_bins": max_bins, "random_state": random_state}),
         n_threads=n_threads,
@@ -426,7 +425,7 @@ def _prepared(
     """Prepare a data set where the table and the path say. settings : as of `_write_prepared`."""
     client, model = table.client, request.warm_start.model
     is_here = client is None and (path is not None or model is not None)
-    with nullcontext() if is_here else client_for(table.table.data, client, table.workers) as cluster:
+    with nullcontext() if is_here else client_for(table.data, client, table.workers) as cluster:
         if cluster is not None:
             if model is not None:
                 raise ParameterError("start_from is for data sets of one process, not of a cluster: leave client or it out")
@@ -450,7 +449,7 @@ def _prepared(
 def _write_prepared(source: TableInput, request: FitRequest, settings: dict[str, Any], folder: Path) -> PreparedDataset:
     """Read a table and write its bins to a folder. settings : the keywords of `prepare` that shape the data, as JSON."""
     options = replace(request.reading, spool_roles=True)
-    sessions = LocalSessions(partial(read_table, source.table, options, **request.warm_start.like), request.n_threads)
+    sessions = LocalSessions(partial(read_table, source, options, **request.warm_start.like), request.n_threads)
     parameters, progress = request.parameters, request.progress
     with interruptible_reading(), closing(sessions):
         progress.phase("reading the data")
@@ -472,7 +471,7 @@ def _prepared_on(
     """Prepare a data set on a cluster. settings : as of `_write_prepared`."""
     from dboost.cluster.training.cluster_dataset import ClusterRows, prepare_on_cluster
 
-    is_here = is_stream(table.table.data)  # workers cannot read it
+    is_here = is_stream(table.data)  # workers cannot read it
     tasks = None if is_here else table.tasks(client, request.budget)
     stored = None
     with nullcontext() if path is None else lease_of(path) as lease:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dboost.cluster.client.client import client_for
 from dboost.data import ReadOptions
@@ -42,32 +42,6 @@ if TYPE_CHECKING:
     from dboost.cluster.partitions.read_tasks import ReadTasks
 
 
-class InputData(Protocol):
-    """Rows to train on."""
-
-    @property
-    def roles(self) -> Mapping[str, Any]:
-        """The roles as the user gave them, by name; of prepared data the names of the columns."""
-
-    def shaped(self, learning: dict[str, Any]) -> dict[str, Any]:
-        """Return parameters of learning with those that were decided when the data were prepared.
-
-        Raises
-        ------
-        ParameterError
-            If they are not the same.
-        """
-
-    def for_two_fits(self) -> InputData:
-        """Return the rows for `fit` to be called twice: those of a stream are stored in temporary files."""
-
-    def fit(self, request: FitRequest) -> FitResult:
-        """Train on the rows, where they are."""
-
-    def refit(self, model: Ensemble, **options: Any) -> Ensemble:
-        """Return a model with leaf values estimated from the rows; options : of `training.leaf_refit.refit_leaves`."""
-
-
 def input_of(
     data: Any,
     target: Any = ...,
@@ -78,7 +52,7 @@ def input_of(
     categorical_features: Any = "from_dtype",
     filter: Any = None,
     **roles: Any,
-) -> InputData:
+) -> TableInput | PreparedInput:
     """Return the rows of data of any kind; nothing is read yet.
 
     Parameters
@@ -105,46 +79,32 @@ def input_of(
         return PreparedInput(prepared, {name: value for name, value in given.items() if value is not None}, client, workers)
     if target is ...:
         raise InputTypeError("the target is missing: give the name of a column, or one value per row")
-    shaping = {"features": features, "categorical_features": categorical_features}
-    if filter is not None:
-        shaping["row_filter"] = RowFilter(filter)
-    return TableInput(GivenTable(data, {"target": target, **roles}, shaping), client, workers)
+    row_filter = None if filter is None else RowFilter(filter)
+    all_roles = {"target": target, **roles}
+    return TableInput(data, all_roles, features, categorical_features, row_filter, client=client, workers=workers)
 
 
 @dataclass(frozen=True, eq=False)
-class TableInput:
-    """A table of any kind.
+class TableInput(GivenTable):
+    """A table of any kind, and where to train on it."""
 
-    Attributes
-    ----------
-    table : GivenTable
-    client, workers
-        Where to train; without both, Dask collections and paths are read by the current client, if there is one.
-    """
-
-    table: GivenTable
+    #: As the user gave them; without both, Dask collections and paths are read by the current client, if there is one.
     client: Any = None
     workers: Any = None
-
-    @property
-    def roles(self) -> Mapping[str, Any]:
-        return self.table.roles
 
     def shaped(self, learning: dict[str, Any]) -> dict[str, Any]:
         return learning
 
-    def for_two_fits(self) -> InputData:
-        given = self.table
-        used = partial(columns_used, given.shaping["features"], given.roles.values(), given.shaping.get("row_filter"))
-        return replace(self, table=replace(given, data=rereadable(given.data, used)))
+    def for_two_fits(self) -> TableInput:
+        used = partial(columns_used, self.features, self.roles.values(), self.row_filter)
+        return replace(self, data=rereadable(self.data, used))
 
     def fit(self, request: FitRequest) -> FitResult:
         like = request.warm_start.like
         with self.place() as cluster:
             if cluster is None:
-                return train(
-                    request, LocalSessions(partial(read_table, self.table, request.reading, **like), request.n_threads)
-                )
+                read = partial(read_table, self, request.reading, **like)
+                return train(request, LocalSessions(read, request.n_threads))
             from dboost.cluster.training.cluster_fit import fit_on_cluster
 
             return fit_on_cluster(cluster, request, partial(self.tasks, cluster, request.budget, **like))
@@ -153,7 +113,7 @@ class TableInput:
         n_threads, like = options["n_threads"], {"like": model.features}
         with self.place() as cluster:
             if cluster is None:
-                sessions = LocalSessions(partial(read_table, self.table, ReadOptions(n_threads), **like), n_threads)
+                sessions = LocalSessions(partial(read_table, self, ReadOptions(n_threads), **like), n_threads)
                 return refit_leaves(model, sessions, **options)
             from dboost.cluster.training.cluster_fit import refit_on_cluster
 
@@ -161,16 +121,16 @@ class TableInput:
 
     def place(self) -> AbstractContextManager[Any]:
         """Return a context with the client of the cluster that reads the table; None for this process."""
-        is_here = self.client is None and self.workers is None and not self.table.is_source
-        return nullcontext() if is_here else client_for(self.table.data, self.client, self.workers)
+        is_local = self.client is None and self.workers is None and not self.is_source
+        return nullcontext() if is_local else client_for(self.data, self.client, self.workers)
 
     def tasks(self, cluster: Any, budget: Budget | None, **like: Any) -> ReadTasks:
-        """Return the tasks that read the table on a cluster; like : of `open_table`."""
+        """Return the tasks that read the table on a cluster; like : of `plan_reading`."""
         from dboost.cluster.partitions.read_tasks import ReadTasks
         from dboost.cluster.training.cluster_fit import n_parts_of
 
-        n_parts = 1 if self.table.is_source else n_parts_of(cluster)
-        return ReadTasks(self.table.data, n_parts=n_parts, budget=budget, **self.table.reading, **like)
+        n_parts = 1 if self.is_source else n_parts_of(cluster)
+        return ReadTasks.of(self, n_parts=n_parts, budget=budget, **like)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +163,7 @@ class PreparedInput:
         self._check(self.given | {name: value for name, value in learning.items() if name == "max_bins"})
         return learning | {"max_bins": self.data.max_bins}
 
-    def for_two_fits(self) -> InputData:
+    def for_two_fits(self) -> TableInput | PreparedInput:
         return self
 
     def fit(self, request: FitRequest) -> FitResult:

@@ -42,6 +42,7 @@ from dboost.cluster.worker.worker_plugin import DBoostWorkerPlugin
 from dboost.config import fan_in, gather_bytes, owner_bytes
 from dboost.data.columns.read_plan import ReadPlan
 from dboost.data.tables import dask_collections
+from dboost.data.tables.reading import GivenTable
 from dboost.kernels.histograms import PAIR
 from dboost.session.fit_records import SessionRef, unpack
 from dboost.session.session import Session
@@ -524,10 +525,10 @@ class _Source(ReadTasks):
         receipts = []
         for i in numbers:
             address = preferred or addresses[i % len(addresses)]
-            (bundle,) = dask.get(self._graph | {"bundle": self._bundles[i]}, ["bundle"])
+            (bundle,) = dask.get(self.graph | {"bundle": self.bundles[i]}, ["bundle"])
             holding = simulated.workers[address].holder.worker_session(connection.fit)
             partitions = holding.open_batch(batch, plan, None, whole=False)
-            n_rows = partitions.take(i, dask_collections.in_place(bundle, self._filled))
+            n_rows = partitions.take(i, dask_collections.in_place(bundle, self.filled))
             receipts.append(Receipt(i, n_rows, SessionRef(address, holding.session)))
         return receipts
 
@@ -557,4 +558,6 @@ def fit(simulated: Simulated, data: Any, target: str, parameters: Any, *, n_rows
     ):
         request = FitRequest(parameters, 1, roles={"target": target})
         client = _Client(simulated)
-        return fit_on_cluster(client, request, lambda: _Source(data, target, n_parts=n_parts_of(client)))
+        return fit_on_cluster(
+            client, request, lambda: _Source.of(GivenTable(data, {"target": target}), n_parts=n_parts_of(client))
+        )

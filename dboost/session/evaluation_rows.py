@@ -26,8 +26,9 @@ import numpy as np
 
 from dboost.data import ReadOptions, Table
 from dboost.data.columns.roles import kept_rows
-from dboost.data.tables.eval_tables import EvalTable, named_in_messages
+from dboost.data.tables.eval_tables import named_in_messages
 from dboost.data.tables.open_table import read_table
+from dboost.data.tables.reading import GivenTable
 from dboost.kernels.histograms import BinLayout
 from dboost.kernels.threads import Team
 from dboost.losses.base import loss_scores
@@ -397,7 +398,7 @@ class SessionEvalSets:
         self._parts: dict[str, list[EvalSet]] = {}
         self._n_bytes = 0  # of the sets in memory that a limit allows
 
-    def add_table(self, given: EvalTable, spec: BuildSpec, budget: Budget | None, *, with_block: bool) -> None:
+    def add_table(self, given: GivenTable, spec: BuildSpec, budget: Budget | None, *, with_block: bool) -> None:
         """Add a set that is a table of its own, with targets encoded like the training target.
 
         Raises
@@ -408,7 +409,7 @@ class SessionEvalSets:
         options = ReadOptions(self._team.n_threads)
         if budget is not None:
             options = replace(budget.reading, limit=None)  # of the training rows
-        with named_in_messages(given.name), read_table(given.table, options, like=spec.binning.features) as table:
+        with named_in_messages(given.name), read_table(given, options, like=spec.binning.features) as table:
             rows = EvalRows(table, lambda k: encode_chunk(table, k, spec.target))
             self.add(given.name, rows, spec, budget, with_block=with_block)
         if self.in_files(name=given.name):

@@ -12,7 +12,7 @@ import numpy as np
 
 from dboost.data import Table
 from dboost.data.columns.binning import propose_together
-from dboost.data.tables.eval_tables import EvalTable
+from dboost.data.tables.reading import GivenTable
 from dboost.kernels.threads import team_for
 from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import LossTerms
@@ -118,7 +118,7 @@ class LocalSessions:
         places = self.session.build(BATCH, spec, ReplayState())
         log_rows_in_files(places.in_files, spec)
 
-    def load_eval_sets(self, chosen: Chosen, sets: Sequence[EvalTable]) -> None:
+    def load_eval_sets(self, chosen: Chosen, sets: Sequence[GivenTable]) -> None:
         for table in sets:
             self.session.eval_sets.add_table(table, self.spec, self.spec.budget, with_block=self.spec.needs_values)
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 import numpy as np
 
-from dboost.data.tables.eval_tables import EvalTable
+from dboost.data.tables.reading import GivenTable
 from dboost.losses.gradient_stats import GradientStats
 from dboost.losses.terms import LossTerms
 from dboost.metrics.metric import MetricReduction
@@ -98,7 +98,7 @@ class Sessions(Protocol):
         trees : to which `grow` adds, and which rows that are read again replay.
         """
 
-    def load_eval_sets(self, chosen: Chosen, sets: Sequence[EvalTable]) -> None:
+    def load_eval_sets(self, chosen: Chosen, sets: Sequence[GivenTable]) -> None:
         """Load evaluation sets; those of chosen rows come first."""
 
     @property

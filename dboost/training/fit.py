@@ -166,7 +166,7 @@ def learn_target(request: FitRequest, warm_start: WarmStart, features: tuple[Fea
         continued(lambda: check_order_of_targets(request.roles.get("target"), target.loss))
     for eval_set in request.eval_sets:
         with named_in_messages(eval_set.name):
-            check_order_of_targets(eval_set.table.roles.get("target"), target.loss)
+            check_order_of_targets(eval_set.roles.get("target"), target.loss)
     if target.loss.scores_are_probabilities and request.roles.get("offset") is not None:
         raise ParameterError("offset is added to raw scores, and those of a forest of classes are probabilities: leave it out")
     return target

@@ -42,7 +42,8 @@ import numpy as np
 from dboost.data import ReadOptions
 from dboost.data.columns.binning import MAX_FINE_BINS, Binning
 from dboost.data.columns.labels import Names
-from dboost.data.tables.eval_tables import EvalTable, eval_tables
+from dboost.data.tables.eval_tables import eval_tables
+from dboost.data.tables.reading import GivenTable
 from dboost.display import number
 from dboost.errors import InputTypeError, ParameterError, warn
 from dboost.kernels.histograms import PAIR, TRIPLE, WEIGHED, Packing
@@ -444,7 +445,7 @@ class FitRequest:
 
     parameters: Parameters
     n_threads: int
-    eval_sets: tuple[EvalTable, ...] = ()
+    eval_sets: tuple[GivenTable, ...] = ()
     eval_metric: Any = None
     #: Roles of the training table as the user gave them, by name.
     roles: Mapping[str, Any] = field(default_factory=dict)

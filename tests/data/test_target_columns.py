@@ -30,6 +30,7 @@ from dboost.data.columns.read_plan import make_read_plan
 from dboost.data.columns.roles import RowRoles
 from dboost.data.kinds.partition import read_partition
 from dboost.data.tables.reader import Reader
+from dboost.data.tables.reading import GivenTable
 from dboost.data.tables.row_metadata import RowMetadataSpool
 from dboost.files.spool import Spool
 from dboost.session.table_rows import BatchRows
@@ -246,7 +247,7 @@ def targets_by_partition(rows: BatchRows) -> dict[int, Any]:
 def test_targets_arrive_on_workers_also_when_one_is_lost(form: str, client: Client, tmp_path: Path) -> None:
     data, target = FORMS[form](tmp_path)
     with Connection(client) as connection:
-        sessions = ClusterSessions(connection, lambda: ReadTasks(data, target, n_parts=3), 1)
+        sessions = ClusterSessions(connection, lambda: ReadTasks.of(GivenTable(data, {"target": target}), n_parts=3), 1)
         sessions.load()
         assert {scan.n_columns for scan in sessions.target_scans()} == {2}
         for _ in range(2):

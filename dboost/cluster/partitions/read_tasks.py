@@ -13,13 +13,12 @@ Data in the client's memory are split into partitions, which are sent with their
 from __future__ import annotations
 
 import asyncio
-import copy
 import queue
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from distributed import Future, get_worker
@@ -30,19 +29,17 @@ from dboost.cluster.transport.messages import READING, pack
 from dboost.cluster.worker.worker_plugin import here
 from dboost.config import liveness_timeout, worker_timeout
 from dboost.data.columns.chunk import is_masked
-from dboost.data.columns.read_plan import ReadPlan, make_read_plan, used_columns
+from dboost.data.columns.read_plan import ReadPlan
 from dboost.data.columns.sparse import is_sparse_matrix
 from dboost.data.kinds.frame import Frame
 from dboost.data.kinds.partition import check_columns
-from dboost.data.kinds.table_kinds import is_lazy, is_path, is_stream, library
+from dboost.data.kinds.table_kinds import is_lazy, library
 from dboost.data.kinds.tables_in_memory import as_frame
-from dboost.data.sources import Parts, ReadCount, stream_of
-from dboost.data.sources.row_filter import RowFilter
+from dboost.data.sources import Parts, ReadCount
 from dboost.data.sources.stored_stream import StoredStream
 from dboost.data.tables.dask_collections import in_place, roles_in
-from dboost.data.tables.reading import check_no_values, given_roles, separate_roles
+from dboost.data.tables.reading import GivenTable, Reading, plan_reading
 from dboost.errors import DataError, DBoostError, ParameterError, is_out_of_descriptors, out_of_descriptors
-from dboost.schema import Feature
 from dboost.session.fit_records import SessionRef, unpack
 from dboost.session.memory import Budget, format_bytes
 from dboost.tuning import adopt, for_workers, tuning
@@ -68,139 +65,145 @@ class Receipt:
     ref: SessionRef
 
 
+@dataclass(frozen=True, eq=False)
+class PartitionTasks:
+    """The tasks that supply the partitions of a table, without reading them."""
+
+    graph: dict[Any, Any]
+    #: For each partition the key or task of the tuple of its table and of the roles that are separate collections.
+    bundles: list[Any]
+    #: Names of these roles.
+    filled: tuple[str, ...] = ()
+    #: Number of rows, if it is known before they are read.
+    n_rows: int | None = None
+    #: Roles that the user gave as arrays of all rows, by name.
+    whole: Mapping[str, Any] = field(default_factory=dict)
+    #: Bytes of the partitions in their files; None if they are unknown.
+    sizes: Mapping[int, int] | None = None
+    #: The partitions in files, if neighbours may have something in common.
+    parts: Parts | None = None
+    #: The partitions of a stream, unless it is small.
+    stored: StoredStream | None = None
+    #: The Dask collection with all its columns, if some are selected.
+    unselected: Any = None
+
+
+def tasks_of(reading: Reading, n_parts: int = 1) -> PartitionTasks:
+    """Return the tasks that supply the rows of a reading; n_parts : number of partitions for data in memory."""
+    if reading.read_as == "files":
+        files = reading.rows
+        tasks = _tasks_of_collection(files.lazy(), reading)
+        runs = files.read_in_order is not None and not tasks.filled  # a task reads a partition with its roles
+        return replace(tasks, sizes=files.sizes, parts=files if runs else None)
+    if reading.read_as == "dask":
+        return _tasks_of_collection(reading.rows, reading)
+    if reading.read_as == "stream":
+        return _tasks_of_stream(reading, n_parts)
+    assert reading.frame is not None
+    return _tasks_of_frame(reading.rows, reading.frame, reading, n_parts)
+
+
+def _tasks_of_collection(data: Any, reading: Reading) -> PartitionTasks:
+    """Return the tasks of a Dask collection, of which the columns are selected that are read."""
+    from dboost.data.tables import dask_collections  # for the client only
+
+    whole = {role: values for role, values in reading.separate.items() if not is_lazy(values)}
+    aligned = {role: values for role, values in reading.separate.items() if is_lazy(values)}
+    n_rows, unselected = dask_collections.known_length(data), None
+    if not reading.named:
+        data = dask_collections.whole_rows(data)
+    elif reading.plan.all_names is None:
+        unselected = data
+        data = dask_collections.select(data, reading.plan.needed)
+    graph, bundles = dask_collections.bundled(data, aligned)
+    return PartitionTasks(graph, bundles, roles_in(aligned), n_rows, whole, unselected=unselected)
+
+
+def _tasks_of_stream(reading: Reading, n_parts: int) -> PartitionTasks:
+    """Read a stream, and return the tasks that contain its rows; they are in files unless there are few."""
+    stored = StoredStream(replace(reading.rows, most_bytes=tuning().stored_partition_bytes), reading.plan.needed)
+    table = stored.table
+    if table is not None:
+        return _tasks_of_frame(table, as_frame(table), reading, n_parts)
+    return PartitionTasks({}, [None] * len(stored), (), sum(stored.lengths), _values_of(reading.separate), stored=stored)
+
+
+def _tasks_of_frame(data: Any, frame: Frame, reading: Reading, n_parts: int) -> PartitionTasks:
+    """Return the tasks that contain the rows of a table in memory."""
+    whole = _values_of(reading.separate)
+    n_parts = max(1, min(n_parts, frame.n_rows // tuning().least_partition_rows))
+    bounds = [frame.n_rows * k // n_parts for k in range(n_parts + 1)]
+    selected = _selected(data, frame, reading.plan)
+    bundles = [(_unpacked, pack(_rows(selected, frame, first, last))) for first, last in pairwise(bounds)]
+    return PartitionTasks({}, bundles, (), frame.n_rows, whole)
+
+
+def _values_of(roles: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of roles in memory; Dask collections are computed."""
+    from dboost.data.tables import dask_collections  # for the client only
+
+    return {role: dask_collections.compute(values) if is_lazy(values) else values for role, values in roles.items()}
+
+
 class ReadTasks:
     """The tasks that read a table on the cluster.
 
     Parameters
     ----------
-    data, target, features, categorical_features, like, extend_categories, row_filter, **roles
-        As in `open_table`.
-    n_parts : int, default 1
-        Number of partitions for data in memory.
-    budget : Budget or None
+    reading : Reading
+        What is read.
+    tasks : PartitionTasks
+        Where the partitions come from.
+    budget : Budget, optional
         Memory limit of each worker.
     """
 
-    #: Bytes of the partitions in their files; None if they are unknown.
-    _sizes: Mapping[int, int] | None = None
-    #: The partitions of a stream, unless it is small.
-    _stored: StoredStream | None = None
-    #: The partitions in files, if neighbours may have something in common.
-    _parts: Parts | None = None
+    def __init__(self, reading: Reading, tasks: PartitionTasks, budget: Budget | None = None) -> None:
+        self.reading, self._tasks, self._budget = reading, tasks, budget
 
-    def __init__(
-        self,
-        data: Any,
-        target: Any,
-        *,
-        features: Sequence[str] | None = None,
-        categorical_features: Any = "from_dtype",
-        like: tuple[Feature, ...] | None = None,
-        extend_categories: bool = False,
-        n_parts: int = 1,
-        budget: Budget | None = None,
-        row_filter: RowFilter | None = None,
-        **roles: Any,
-    ) -> None:
-        from dboost.data.tables import dask_collections  # for the client only
+    @classmethod
+    def of(cls, table: GivenTable, *, n_parts: int = 1, budget: Budget | None = None, **model: Any) -> Self:
+        """Return the tasks that read a table.
 
-        if hasattr(features, "__next__"):  # an iterator
-            features = list(features or ())
-        self._budget = budget
-        self._unselected: Any = None
-        self._graph: dict[Any, Any]
-        self._bundles: list[Any]
-        if target is None:
-            raise DataError("training requires y to be passed, but the target y is None")
-        given = given_roles(target, roles)
-        #: Returns the tasks that read CSV files with all columns as text that contain text anywhere; None for other data.
-        self.with_text: Callable[[], ReadTasks | None] = lambda: None
-        from_files = False
-        if is_path(data):
-            from dboost.data.sources.paths import open_source, open_with_text
-
-            path, most_bytes = data, None if budget is None else budget.chunk
-            used = used_columns(features, like, given)
-            source = open_source(path, like, most_bytes, used, row_filter)
-            data, from_files, self._sizes = source.lazy(), True, source.sizes
-            self._parts = source if source.read_in_order is not None else None
-
-            def again() -> ReadTasks | None:
-                source = open_with_text(path, like, most_bytes, columns=used, row_filter=row_filter)
-                return None if source is None else ReadTasks(source.lazy(), target, **how)
-
-            how: dict[str, Any] = {**roles, "features": features, "budget": budget}
-            how |= {"categorical_features": categorical_features, "like": like, "extend_categories": extend_categories}
-            self.with_text = again
-        stream = None
-        if is_stream(data):
-            stream = stream_of(data, tuning().stored_partition_bytes, row_filter)
-        elif not is_lazy(data):
-            data = data if row_filter is None else row_filter.rows_of(data)
-        frame = None if is_lazy(data) or stream is not None else as_frame(data)
-        names: tuple[str, ...]
-        if stream is not None:
-            names, self.named = stream.names, True
-        else:
-            names, self.named = dask_collections.layout(data) if frame is None else (frame.names, frame.named)
-        self.plan = make_read_plan(
-            names,
-            self.named,
-            roles=given,
-            features=features,
-            categorical_features=categorical_features,
-            like=like,
-            extend_categories=extend_categories,
-        )
+        n_parts : number of partitions for data in memory; model : ``like`` and ``extend_categories`` of `plan_reading`.
+        """
+        limits: dict[str, Any] = {}
         if budget is not None:
-            budget.on_threads(1).check_width(len(self.plan.specs))
-        separate = separate_roles(self.plan, given)
-        if row_filter is not None:
-            check_no_values(separate)
-            if is_lazy(data) and not from_files:
-                data = dask_collections.filtered(data, row_filter, self.plan.needed)
-        #: Roles that the user gave as arrays of all rows, by name.
-        self.whole = {role: values for role, values in separate.items() if not is_lazy(values)}
-        aligned = {role: values for role, values in separate.items() if is_lazy(values)}
-        if stream is not None:
-            stored = StoredStream(stream, self.plan.needed)
-            data = stored.table
-            if data is None:
-                self._stored = stored
-            else:
-                frame = as_frame(data)
-        #: Number of rows, if it is known before they are read.
-        self.n_rows: int | None
-        if self._stored is not None:
-            self.n_rows = sum(self._stored.lengths)
-        else:
-            self.n_rows = dask_collections.known_length(data) if frame is None else frame.n_rows
-        if frame is not None or self._stored is not None:
-            self.whole |= {role: dask_collections.compute(values) for role, values in aligned.items()}
-            aligned = {}
-        if self._stored is not None:
-            self._graph, self._bundles = {}, [None] * len(self._stored)
-        elif frame is not None:
-            self._graph, self._bundles = _split_rows(_selected(data, frame, self.plan), frame, n_parts)
-        else:
-            if not self.named:
-                data = dask_collections.whole_rows(data)
-            elif self.plan.all_names is None:
-                self._unselected = data
-                data = dask_collections.select(data, self.plan.needed)
-            self._graph, self._bundles = dask_collections.bundled(data, aligned)
-        self._filled = roles_in(aligned)
-        if aligned:  # a task reads a partition with its roles
-            self._parts = None
+            limits = {"most_bytes": budget.chunk, "limit": budget.on_threads(1)}
+        reading = plan_reading(table, **model, **limits)
+        return cls(reading, tasks_of(reading, n_parts), budget)
+
+    def again(self, reading: Reading) -> ReadTasks:
+        """Return the tasks that read the same files in another way."""
+        return ReadTasks(reading, tasks_of(reading), self._budget)
+
+    @property
+    def plan(self) -> ReadPlan:
+        return self.reading.plan
+
+    @property
+    def named(self) -> bool:
+        """Whether the data have column names."""
+        return self.reading.named
+
+    @property
+    def n_rows(self) -> int | None:
+        """Number of rows, if it is known before they are read."""
+        return self._tasks.n_rows
+
+    @property
+    def whole(self) -> Mapping[str, Any]:
+        """Roles that the user gave as arrays of all rows, by name."""
+        return self._tasks.whole
 
     @property
     def n_parts(self) -> int:
-        return len(self._bundles)
+        return len(self._tasks.bundles)
 
     @property
     def graph(self) -> dict[Any, Any]:
         """The graph of the partitions."""
-        return dict(self._graph)
+        return dict(self._tasks.graph)
 
     @property
     def bundles(self) -> list[Any]:
@@ -208,41 +211,41 @@ class ReadTasks:
         return [self._bundle(i) for i in range(self.n_parts)]
 
     def _bundle(self, i: int) -> Any:
-        return self._bundles[i] if self._stored is None else (_unpacked, pack(self._stored[i]))
+        stored = self._tasks.stored
+        return self._tasks.bundles[i] if stored is None else (_unpacked, pack(stored[i]))
 
     @property
     def roles(self) -> tuple[str, ...]:
         """Names of the roles that the rows have."""
-        return roles_in({*self.plan.roles, *self._filled, *self.whole})
+        return roles_in({*self.plan.roles, *self.filled, *self.whole})
 
     @property
     def filled(self) -> tuple[str, ...]:
         """The roles that are separate collections."""
-        return self._filled
+        return self._tasks.filled
 
     @property
     def parts(self) -> Parts | None:
         """The partitions, if they are read from files within a memory limit, where neighbours may be read faster together."""
-        return self._parts
+        return self._tasks.parts
 
     def over(self, graph: dict[Any, Any], bundles: list[Any]) -> ReadTasks:
         """Return tasks that read the same partitions from another graph."""
-        found = copy.copy(self)
-        found._graph, found._bundles, found._stored, found._parts = graph, bundles, None, None
-        return found
+        tasks = replace(self._tasks, graph=graph, bundles=bundles, stored=None, parts=None)
+        return ReadTasks(self.reading, tasks, self._budget)
 
     @property
     def is_persisted(self) -> bool:
         """Whether the partitions are persisted, i.e. the graph depends on data that are on the cluster already."""
-        graph = self._graph
+        graph = self._tasks.graph
         needed = (key for task in graph.values() for key in getattr(task, "dependencies", ()))
         return any(isinstance(task, Future) for task in graph.values()) or any(key not in graph for key in needed)
 
     @property
     def is_lazy(self) -> bool:
         """Whether partitions have to be computed, or read from files."""
-        of_client = self._stored is not None or all(
-            isinstance(bundle, tuple) and bundle[0] is _unpacked for bundle in self._bundles
+        of_client = self._tasks.stored is not None or all(
+            isinstance(bundle, tuple) and bundle[0] is _unpacked for bundle in self._tasks.bundles
         )
         return not (of_client or self.is_persisted)
 
@@ -290,7 +293,7 @@ class ReadTasks:
                 restrictions = {"workers": [preferred], "allow_other_workers": True}
             try:
                 left = numbers[len(receipts) :]
-                for some in [left] if self._stored is None else self._stored.waves(left):
+                for some in [left] if self._tasks.stored is None else self._tasks.stored.waves(left):
                     receipts += self._read(connection, batch, some, plan, restrictions, len(receipts), len(numbers))
                 return receipts
             except _SubmitAgain:
@@ -313,11 +316,11 @@ class ReadTasks:
     ) -> list[Receipt]:
         """Read some of the `n_all` partitions of a batch, of which `n_before` have been read."""
         plan_key = f"dboost-plan-{connection.fit}-{batch}"
-        runs = {run[0]: run for run in ([[i] for i in numbers] if self._parts is None else self._parts.runs(numbers))}
+        runs = {run[0]: run for run in ([[i] for i in numbers] if self.parts is None else self.parts.runs(numbers))}
         # Tasks that are submitted again have other names: the client may learn late that the former ones are cancelled.
         submission = next(_submissions)
         keys = {i: f"{READING}{connection.fit}-{batch}-{submission}-{i}" for i in runs}
-        graph = dict(self._graph)
+        graph = dict(self._tasks.graph)
         packed: Any = self.packed(plan)
         if len(packed) > _MAX_PLAN_BYTES:
             # One task holds the plan. Dask prefers to run the read tasks on its worker, so small plans are part of each task.
@@ -325,15 +328,15 @@ class ReadTasks:
         for i, key in keys.items():
             session = connection.fit, __version__, connection.lost_sessions
             if len(runs[i]) == 1:
-                graph[key] = (_read_part, session, batch, i, packed, self._filled, self._is_in_memory(i), self._bundle(i))
+                graph[key] = (_read_part, session, batch, i, packed, self.filled, self._is_in_memory(i), self._bundle(i))
             else:
-                assert self._parts is not None
-                graph[key] = (_read_run, session, batch, i, packed, pack(self._parts.only(runs[i])))
+                assert self.parts is not None
+                graph[key] = (_read_run, session, batch, i, packed, pack(self.parts.only(runs[i])))
         futures = submit(connection.client, graph, list(keys.values()), priority=_PRIORITY, **restrictions)
         connection.reading.update(futures)
         try:
             connection.open_line()  # while the tasks run
-            sizes = None if self._sizes is None else {i: self._sizes[i] for i in numbers}
+            sizes = None if self._tasks.sizes is None else {i: self._tasks.sizes[i] for i in numbers}
             events = _ReadEvents(connection, batch.rpartition("/")[0], n_all, n_before, sizes, runs)
             bound = [] if restrictions.get("allow_other_workers", True) else restrictions["workers"]
             found = _receipts(connection, dict(zip(futures, runs, strict=True)), events, bound)
@@ -347,14 +350,15 @@ class ReadTasks:
 
     def _is_in_memory(self, i: int) -> bool:
         """Return whether partition i of an array is persisted as it is, and not only what it is computed from."""
-        key = self._bundles[i][1] if isinstance(self._bundles[i], tuple) and len(self._bundles[i]) > 1 else None
-        return isinstance(key, Hashable) and isinstance(self._graph.get(key), Future)
+        bundle = self._tasks.bundles[i]
+        key = bundle[1] if isinstance(bundle, tuple) and len(bundle) > 1 else None
+        return isinstance(key, Hashable) and isinstance(self._tasks.graph.get(key), Future)
 
     def _failure(self, connection: Connection, table: str, i: int, error: BaseException | None) -> DBoostError:
         """Return the error to raise for a partition that could not be read. table : the name of the table."""
         if isinstance(error, DBoostError):
             return error
-        if isinstance(error, KeyError) and self._unselected is not None:
+        if isinstance(error, KeyError) and self._tasks.unselected is not None:
             # Dask's column selection or the user's code failed; check whether columns are missing.
             absent = self._check_columns_of(connection, i)
             if absent is not None:
@@ -375,7 +379,7 @@ class ReadTasks:
         """Read all columns of a partition; return the error if they do not match the plan."""
         from dboost.data.tables import dask_collections
 
-        graph, bundles = dask_collections.bundled(self._unselected, {})
+        graph, bundles = dask_collections.bundled(self._tasks.unselected, {})
         key = f"dboost-columns-{connection.fit}-{i}"
         graph[key] = (_check_part, i, pack(self.plan), bundles[i])
         futures = submit(connection.client, graph, [key], priority=_PRIORITY)
@@ -644,15 +648,6 @@ def _read_run(session: tuple[str, str, list[str]], batch: str, first: int, plan:
 def _check_part(i: int, plan: bytes, bundle: tuple[Any, ...]) -> None:
     """Check the columns of a partition, in a task."""
     check_columns(i, bundle[0], unpack(plan))
-
-
-def _split_rows(data: Any, frame: Frame, n_parts: int) -> tuple[dict[Any, Any], list[Any]]:
-    """Return the graph and the bundles of tasks that contain the rows of a table in memory."""
-    n = frame.n_rows
-    n_parts = max(1, min(n_parts, n // tuning().least_partition_rows))
-    bounds = [n * k // n_parts for k in range(n_parts + 1)]
-    pieces = [pack(_rows(data, frame, first, last)) for first, last in pairwise(bounds)]
-    return {}, [(_unpacked, packed_rows) for packed_rows in pieces]
 
 
 def _unpacked(packed_rows: bytes) -> tuple[Any, ...]:

@@ -8,9 +8,10 @@ from dboost.cluster.partitions.partitioned_table import PartitionedTable
 from dboost.data.columns.chunk import CategoryIndex
 from dboost.data.columns.numbers_as_text import warn_of_text
 from dboost.data.columns.read_plan import ReadPlan
-from dboost.data.tables.column_unifier import disagree, mixes_kinds
+from dboost.data.tables.column_unifier import disagree
+from dboost.data.tables.reading import Reading, read_alike
 from dboost.data.tables.row_metadata import check_max_weight, raise_for_issues
-from dboost.errors import ColumnKindsError, DataError
+from dboost.errors import DataError
 from dboost.schema import Feature
 from dboost.session.fit_records import PartitionStats
 
@@ -23,19 +24,18 @@ def load_partitions(table: PartitionedTable) -> tuple[Feature, ...]:
     DataError
         For invalid values, and for a table without rows.
     """
-    try:
-        table.load()
+    features: tuple[Feature, ...] = ()
+
+    def read(reading: Reading) -> tuple[Feature, ...]:
+        nonlocal features
+        if reading is table.source.reading:
+            table.load()
+        else:
+            table.load_again(table.source.again(reading))
         features = _checked_features(table)
-        mixed = table.source.plan.known is None and mixes_kinds(features)
-    except ColumnKindsError:
-        again = table.source.with_text()
-        if again is None:
-            raise
-    else:
-        again = table.source.with_text() if mixed else None
-    if again is not None:
-        table.load_again(again)
-        features = _checked_features(table)
+        return features
+
+    read_alike(table.source.reading, read)
     table.set_features(features)
     if table.source.plan.known is None:
         warn_of_text(features, table.source.named, _category_kinds(table.partition_stats, len(features)))

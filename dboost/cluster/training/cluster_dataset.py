@@ -28,7 +28,7 @@ from distributed import Client, Future
 
 from dboost.cluster.client.connection import Connection, address_of, current_client, submit, usable
 from dboost.cluster.client.worker_choice import WorkerChoice
-from dboost.cluster.partitions.read_tasks import ReadTasks, finished, rows_alone
+from dboost.cluster.partitions.read_tasks import PartitionTasks, ReadTasks, finished, rows_alone
 from dboost.cluster.training.cluster_fit import n_parts_of, train_on
 from dboost.cluster.training.cluster_sessions import ClusterSessions
 from dboost.cluster.transport.messages import pack
@@ -43,6 +43,7 @@ from dboost.data.kinds.frame import some_values
 from dboost.data.kinds.partition import read_partition, read_slices, role_column
 from dboost.data.tables.column_unifier import ColumnUnifier
 from dboost.data.tables.dask_collections import in_place
+from dboost.data.tables.reading import Reading
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 from dboost.files.lease import Lease
 from dboost.model.ensemble import Ensemble
@@ -96,12 +97,10 @@ class BinnedTasks(ReadTasks):
     def __init__(
         self, data: DatasetDescription, futures: Sequence[Future], filled: tuple[str, ...], budget: Budget | None, n_rows: int
     ) -> None:
-        self.n_rows = n_rows
-        self._budget, self._unselected, self.whole = budget, None, {}
-        self.with_text = lambda: None
-        self.named, self.plan, self._filled = data.named, binned_plan(data.binning), filled
-        self._graph: dict[Any, Any] = {future.key: future for future in futures}
-        self._bundles = [(_bundle_of, future.key) for future in futures]
+        reading = Reading(None, "dask", binned_plan(data.binning), data.named, {})
+        graph: dict[Any, Any] = {future.key: future for future in futures}
+        bundles = [(_bundle_of, future.key) for future in futures]
+        super().__init__(reading, PartitionTasks(graph, bundles, filled, n_rows), budget)
 
 
 @dataclass(eq=False)

@@ -30,8 +30,9 @@ from dboost.cluster.scheduler.session_rounds import check_rows
 from dboost.cluster.training.fit_events import FitEvents
 from dboost.cluster.transport.messages import LostWorkers, Timing
 from dboost.config import metric_rows, session_per_host
-from dboost.data.kinds.table_kinds import is_stream
-from dboost.data.tables.eval_tables import EvalTable, named_in_messages
+from dboost.data.kinds.table_kinds import in_parts
+from dboost.data.tables.eval_tables import named_in_messages
+from dboost.data.tables.reading import GivenTable
 from dboost.errors import DBoostError, ParameterError
 from dboost.kernels.threads import Team, is_small
 from dboost.losses.gradient_stats import GradientStats
@@ -212,21 +213,21 @@ class ClusterSessions:
         has_worker = self.training.single_worker(self.connection.n_threads) is not None and is_small(n_rows, n_features)
         return session_per_host() and is_possible and self._n_at_once == 1 and not has_worker
 
-    def load_eval_sets(self, chosen: Chosen, sets: Sequence[EvalTable]) -> None:
+    def load_eval_sets(self, chosen: Chosen, sets: Sequence[GivenTable]) -> None:
         """Load Dask collections, files and streams on the workers, tables in memory in this process."""
-        self.eval_names = [*chosen, *(given.name for given in sets)]
+        self.eval_names = [*chosen, *(table.name for table in sets)]
         self._eval_rows = {name: n_rows for name, (n_rows, _) in chosen.items()}
-        for given in sets:
-            if given.table.is_source or is_stream(given.table.data):
-                with named_in_messages(given.name):
-                    self._eval_rows[given.name] = self._load_eval_set(given)
+        for table in sets:
+            if in_parts(table.data):
+                with named_in_messages(table.name):
+                    self._eval_rows[table.name] = self._load_eval_set(table)
             else:
-                self._eval_sets.add_table(given, self.spec, None, with_block=self.spec.needs_values)
+                self._eval_sets.add_table(table, self.spec, None, with_block=self.spec.needs_values)
 
-    def _load_eval_set(self, given: EvalTable) -> int:
+    def _load_eval_set(self, given: GivenTable) -> int:
         """Load an evaluation set on the workers; return its number of rows of positive weight."""
         name, spec = given.name, self.spec
-        tasks = ReadTasks(given.table.data, **given.table.reading, like=spec.binning.features, budget=spec.budget)
+        tasks = ReadTasks.of(given, like=spec.binning.features, budget=spec.budget)
         table = PartitionedTable(self.connection, f"evaluation set {name!r}", tasks)
         load_partitions(table)
         table.change(BatchRows.encode, spec.target)

@@ -63,7 +63,7 @@ class Parts:
 
     @property
     def names(self) -> Names:
-        return Names(self.meta.columns)
+        return Names(self.meta.columns, self.meta.index.names)
 
     @property
     def sizes(self) -> dict[int, int] | None:

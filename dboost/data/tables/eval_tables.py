@@ -1,7 +1,7 @@
 """Evaluation sets as a call names them, before anything is read.
 
-An `EvalTable` is a `GivenTable`, as the training data are, with the name of a set. So all tables of a fit have the same roles,
-checks and messages, whether this process or workers read them.
+An evaluation set is a `GivenTable`, as the training data are, with a name. So all tables of a fit have the same roles, checks
+and messages, whether this process or workers read them.
 
 **Roles.** A set that is a table of its own has the columns of the training table. A set (X, y, weight, offset) has the target
 and the weights of the tuple. Its offset, if the tuple has none, and its other roles are columns of X; a frame X need not have
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from dboost.data.columns.labels import column_named, may_name_columns, names_of_table
@@ -23,14 +22,6 @@ from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 
 #: The roles that an evaluation set may have beside X, in the order of the tuple.
 _OF_TUPLE = ("target", "sample_weight", "offset")
-
-
-@dataclass(frozen=True, eq=False)
-class EvalTable:
-    """An evaluation set as a call names it."""
-
-    name: str
-    table: GivenTable
 
 
 @contextmanager
@@ -69,7 +60,7 @@ def named_sets(eval_set: Any) -> dict[str, Any]:
     return sets
 
 
-def eval_tables(eval_set: Any, training: Mapping[str, Any]) -> tuple[EvalTable, ...]:
+def eval_tables(eval_set: Any, training: Mapping[str, Any]) -> tuple[GivenTable, ...]:
     """Return the evaluation sets.
 
     Parameters
@@ -88,7 +79,7 @@ def eval_tables(eval_set: Any, training: Mapping[str, Any]) -> tuple[EvalTable, 
     return tuple(_eval_table(name, one, training) for name, one in named_sets(eval_set).items())
 
 
-def _eval_table(name: str, given: Any, training: Mapping[str, Any]) -> EvalTable:
+def _eval_table(name: str, given: Any, training: Mapping[str, Any]) -> GivenTable:
     data, *values = given if isinstance(given, tuple) else (given,)
     roles = {role: value for role, value in zip(_OF_TUPLE, values, strict=False) if value is not None}
     roles |= _columns_of(data, training, roles)
@@ -102,7 +93,7 @@ def _eval_table(name: str, given: Any, training: Mapping[str, Any]) -> EvalTable
             "None for no weight, or name a column of both in fit"
         )
     with named_in_messages(name):
-        return EvalTable(name, GivenTable(data, roles))
+        return GivenTable(data, roles, name=name)
 
 
 def _columns_of(data: Any, training: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dboost.data.columns.binning import Binning
 from dboost.data.columns.chunk import BinnedPartition
-from dboost.data.columns.labels import with_named_targets
-from dboost.data.columns.read_plan import ReadPlan, binned_plan, make_read_plan, used_columns
+from dboost.data.columns.read_plan import ReadPlan, binned_plan
 from dboost.data.columns.roles import ROLES, RowRoles
 from dboost.data.columns.sparse import check_codes
 from dboost.data.kinds.partition import check_columns
-from dboost.data.kinds.table_kinds import is_lazy, is_path, is_stream
-from dboost.data.kinds.tables_in_memory import as_frame
-from dboost.data.tables.column_unifier import mixes_kinds
+from dboost.data.kinds.table_kinds import is_lazy, is_path
 from dboost.data.tables.reader import LimitCheck, Reader, SpooledChunk
-from dboost.data.tables.reading import GivenTable, check_no_values, given_roles, separate_roles
+from dboost.data.tables.reading import GivenTable, Reading, plan_reading, read_alike
 from dboost.data.tables.row_metadata import (
     OF_POSITIVE_WEIGHT,
     MetadataRows,
@@ -28,12 +25,11 @@ from dboost.data.tables.row_metadata import (
     raise_for_issues,
 )
 from dboost.data.tables.table import Table
-from dboost.errors import ColumnKindsError, DataError, DBoostError
+from dboost.errors import DataError, DBoostError
 from dboost.files.spool import Spool, remove_stale
 from dboost.schema import Feature
 
 if TYPE_CHECKING:
-    from dboost.data.sources import Parts, Source, Stream
     from dboost.data.sources.row_filter import RowFilter
 
 
@@ -111,106 +107,80 @@ def open_table(
     InputTypeError
         If the type of `data` or `target` is not supported.
     """
-    given = given_roles(with_named_targets(target, data), roles)
-    if target is None and require_target:
-        raise DataError("training requires y to be passed, but the target y is None")
+    table = GivenTable(data, {"target": target, **roles}, features, categorical_features, row_filter)
+    return read_table(table, options, like=like, extend_categories=extend_categories, require_target=require_target)
+
+
+def read_table(table: GivenTable, options: ReadOptions = _DEFAULTS, **model: Any) -> Table:
+    """Read a table in this process.
+
+    model : keywords of `open_table` for the features of an existing model: ``like``, ``extend_categories``; and
+    ``require_target``.
+    """
     remove_stale()
-    if hasattr(features, "__next__"):  # an iterator
-        features = list(features or ())
-    path = data if is_path(data) else None
+    if not is_path(table.data):
+        return _read_alike(table, options, model)
+    from dboost.data.sources.files import reading
 
-    def read(data: Any, source: Parts | Stream | None = None, sizes: Mapping[int, int] | None = None) -> Table:
-        is_dask = is_lazy(data)
-        in_partitions = is_dask or source is not None
-        if is_stream(data):
-            from dboost.data.sources import stream_of
+    with reading(table.data):
+        return _read_alike(table, options, model)
 
-            source = stream_of(data, options.most_bytes, row_filter)
-        elif row_filter is not None and not in_partitions:
-            data = row_filter.rows_of(data)
-        if is_dask:
-            from dboost.data.tables import dask_collections
 
-            names, named = dask_collections.layout(data)
-        elif source is not None:
-            names, named = source.names, True
-        else:
-            frame = as_frame(data)
-            names, named = frame.names, frame.named
-        plan = make_read_plan(
-            names,
-            named,
-            roles=given,
-            features=features,
-            categorical_features=categorical_features,
-            like=like,
-            extend_categories=extend_categories,
-        )
-        if options.limit is not None:
-            options.limit.check_width(len(plan.specs))
-        elif not in_partitions and source is None and frame.is_sparse:
-            check_codes(frame.n_rows, len(plan.specs))
-        separate = separate_roles(plan, given)
-        if row_filter is not None:
-            check_no_values(separate)
-            if is_dask and path is None:
-                data = dask_collections.filtered(data, row_filter, plan.needed)
-        spool = Spool(options.retain_bytes, options.most_bytes)
-        spools_roles = options.spool_roles and (all(map(is_lazy, separate.values())) if is_dask else not separate)
-        metadata_spool = RowMetadataSpool() if spools_roles and (is_dask or source is not None) else None
-        try:
-            reader = Reader(plan, spool, metadata_spool, limit=options.limit, in_partitions=in_partitions)
-            if is_dask:
-                aligned = {role: separate.pop(role) for role in ROLES if is_lazy(separate.get(role))}
-                pieces = _read_partitions(data, aligned, plan, _counting(reader, data, sizes, options), options.n_threads)
-            else:
-                separate = {role: _compute(v) if is_lazy(v) else v for role, v in separate.items()}
-                pieces = [reader.take_whole(frame)] if source is None else _read_in_order(source, plan, reader, options.count)
-            rows = MetadataRows(tuple(piece.n_rows for piece in pieces), in_partitions)
-            if not rows.n_rows:
-                where = f": all {len(pieces)} partitions are empty" if in_partitions else getattr(source, "hint", "")
-                where = where if row_filter is None else f" for which filter {row_filter.predicate} is true"
-                raise DataError(f"the data have no rows{where}")
-            return _finished(reader, plan, rows, pieces, named=named, separate=separate)
-        except BaseException:
-            spool.close()
-            if metadata_spool is not None:
-                metadata_spool.close()
-            raise
+def _read_alike(given: GivenTable, options: ReadOptions, model: dict[str, Any]) -> Table:
+    """Read a table as `read_alike` says; warn of text that looks like numbers."""
+    planned = plan_reading(given, **model, most_bytes=options.most_bytes, limit=options.limit)
+    tables: list[Table] = []
 
-    def read_path() -> Table:
-        from dboost.data.sources.files import reading
-        from dboost.data.sources.paths import open_source, open_with_text
+    def read(reading: Reading) -> tuple[Feature, ...]:
+        while tables:
+            tables.pop().close()
+        tables.append(_read(reading, options))
+        return tables[0].features
 
-        how = path, like, options.most_bytes
-        used = used_columns(features, like, given)
-
-        def read_parts(source: Parts) -> Table:
-            if options.most_bytes is None or any(map(is_lazy, given.values())):
-                return read(source.lazy(), sizes=source.sizes)  # in several threads, or with the roles of the same partition
-            return read(None, source)
-
-        with reading(path):
-            try:
-                table = read_parts(open_source(*how, used, row_filter))
-            except ColumnKindsError:
-                again = open_with_text(*how, options.n_threads, used, row_filter)
-                if again is None:
-                    raise
-                return read_parts(again)
-            if like is None and mixes_kinds(table.features):
-                again = open_with_text(*how, options.n_threads, used, row_filter)
-                if again is not None:
-                    table.close()
-                    return read_parts(again)
-            return table
-
-    table = read(data) if path is None else read_path()
-    if like is None and any(feature.is_categorical for feature in table.features):
+    read_alike(planned, read, options.n_threads)
+    (table,) = tables
+    if planned.plan.known is None and any(feature.is_categorical for feature in table.features):
         from dboost.data.columns.numbers_as_text import warn_of_text
 
         warn_of_text(table.features, table.named, table.category_kinds)
     return table
+
+
+def _read(reading: Reading, options: ReadOptions) -> Table:
+    """Read the rows once."""
+    plan, separate, read_as = reading.plan, dict(reading.separate), reading.read_as
+    has_lazy_roles = any(map(is_lazy, separate.values()))
+    if read_as == "files" and (options.most_bytes is None or has_lazy_roles):
+        by_dask = True  # in several threads, or with the roles of the same partition
+    else:
+        by_dask = read_as == "dask"
+    frame, in_partitions = reading.frame, read_as in ("files", "dask")
+    if options.limit is None and frame is not None and frame.is_sparse:
+        check_codes(frame.n_rows, len(plan.specs))
+    spool = Spool(options.retain_bytes, options.most_bytes)
+    arrive_in_parts = all(map(is_lazy, separate.values())) if by_dask else not separate
+    metadata_spool = RowMetadataSpool() if options.spool_roles and arrive_in_parts and frame is None else None
+    try:
+        reader = Reader(plan, spool, metadata_spool, limit=options.limit, in_partitions=in_partitions)
+        if by_dask:
+            aligned = {role: separate.pop(role) for role in ROLES if is_lazy(separate.get(role))}
+            pieces = _read_by_dask(reading, aligned, reader, options)
+        else:
+            if has_lazy_roles:
+                separate = {role: _compute(values) if is_lazy(values) else values for role, values in separate.items()}
+            pieces = [reader.take_whole(frame)] if frame is not None else _read_in_order(reading, reader, options.count)
+        rows = MetadataRows(tuple(piece.n_rows for piece in pieces), in_partitions)
+        if not rows.n_rows:
+            where = f": all {len(pieces)} partitions are empty" if in_partitions else getattr(reading.rows, "hint", "")
+            if reading.row_filter is not None:
+                where = f" for which filter {reading.row_filter.predicate} is true"
+            raise DataError(f"the data have no rows{where}")
+        return _finished(reader, plan, rows, pieces, named=reading.named, separate=separate)
+    except BaseException:
+        spool.close()
+        if metadata_spool is not None:
+            metadata_spool.close()
+        raise
 
 
 def _finished(
@@ -238,11 +208,6 @@ def _finished(
     table = Table(features, named, rows, found, reader.spool, pieces, translations, metadata_spool, plan.binning)
     table.category_kinds = reader.category_kinds()
     return table
-
-
-def read_table(given: GivenTable, options: ReadOptions, **like: Any) -> Table:
-    """Read a table in this process; like : of `open_table`, as is ``extend_categories``."""
-    return open_table(given.data, **given.reading, **like, options=options)
 
 
 def open_binned(
@@ -277,33 +242,20 @@ def _compute(collection: Any) -> Any:
     return dask_collections.compute(collection)
 
 
-def _counting(
-    reader: Reader, data: Any, sizes: Mapping[int, int] | None, options: ReadOptions
-) -> Callable[[int, Any, dict[str, Any]], SpooledChunk]:
-    """Return the function that takes a partition of a Dask collection, and shows how much has been read."""
+def _read_by_dask(reading: Reading, aligned: dict[str, Any], reader: Reader, options: ReadOptions) -> list[SpooledChunk]:
+    """Read a Dask collection or files in the threads of Dask. aligned : Dask collections of roles, by name."""
     from dboost.data.sources import ReadCount
     from dboost.data.tables import dask_collections
 
+    data, sizes = (reading.rows.lazy(), reading.rows.sizes) if reading.read_as == "files" else (reading.rows, None)
     count = ReadCount(options.count, dask_collections.count_partitions(data), sizes)
 
     def take(i: int, partition: Any, roles: dict[str, Any]) -> SpooledChunk:
-        found = reader.take_partition(i, partition, roles)
+        piece = reader.take_partition(i, partition, roles)
         count.add(i)
-        return found
+        return piece
 
-    return take
-
-
-def _read_partitions(
-    data: Any,
-    aligned: dict[str, Any],
-    plan: ReadPlan,
-    take: Callable[[int, Any, dict[str, Any]], SpooledChunk],
-    n_threads: int | None,
-) -> list[SpooledChunk]:
-    """Read a Dask collection, with the aligned Dask collections of roles."""
-    from dboost.data.tables import dask_collections
-
+    plan, n_threads = reading.plan, options.n_threads
     if not plan.named:
         return dask_collections.consume(dask_collections.whole_rows(data), aligned, take, n_threads)
     if plan.all_names is not None:
@@ -316,14 +268,13 @@ def _read_partitions(
         raise
 
 
-def _read_in_order(
-    source: Source, plan: ReadPlan, reader: Reader, show: Callable[[int, int, str], None] | None
-) -> list[SpooledChunk]:
-    """Read the partitions of a source one after the other. show : see `ReadOptions.count`."""
-    from dboost.data.sources import Parts, ReadCount
+def _read_in_order(reading: Reading, reader: Reader, show: Callable[[int, int, str], None] | None) -> list[SpooledChunk]:
+    """Read the partitions of files or of a stream one after the other. show : see `ReadOptions.count`."""
+    from dboost.data.sources import ReadCount
 
+    source, plan, is_files = reading.rows, reading.plan, reading.read_as == "files"
     pieces: list[SpooledChunk] = []
-    count = ReadCount(show, len(source.parts), source.sizes) if isinstance(source, Parts) else None
+    count = ReadCount(show, len(source.parts), source.sizes) if is_files else None
     partitions = source.partitions(plan.needed)
     try:
         for partition in partitions:
@@ -333,11 +284,11 @@ def _read_in_order(
                 count.add(len(pieces) - 1)
     except KeyError:
         # The error of pandas does not name the partition.
-        if isinstance(source, Parts):
+        if is_files:
             check_columns(len(pieces), source.read(source.parts[len(pieces)]), plan)
         raise
     except Exception as error:
-        if isinstance(source, Parts) and not isinstance(error, DBoostError):
+        if is_files and not isinstance(error, DBoostError):
             error.add_note(f"while partition {len(pieces)} was read")
         raise
     return pieces

@@ -1,65 +1,215 @@
-"""What is read of a table."""
+"""What is read of a table: decided once, before any row is read.
+
+A `GivenTable` is a table with its roles, as a call gave it. `plan_reading` opens it as far as the names of its columns, and
+returns a `Reading`: where the rows are, which columns are read, and which roles arrive apart from them. Two functions execute a
+reading: `data.tables.open_table.read_table` in this process, `cluster.partitions.read_tasks` by workers. Both go through
+`read_alike`, which reads CSV files again with columns as text if these have text in some blocks only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dboost.data.columns.labels import with_named_targets
-from dboost.data.columns.read_plan import ReadPlan
+from dboost.data.columns.read_plan import ReadPlan, make_read_plan, used_columns
 from dboost.data.columns.roles import ROLES
-from dboost.data.kinds.table_kinds import is_source
-from dboost.errors import InputTypeError, ParameterError
+from dboost.data.kinds.frame import Frame
+from dboost.data.kinds.table_kinds import is_lazy, is_path, is_source, is_stream
+from dboost.data.kinds.tables_in_memory import as_frame
+from dboost.data.tables.column_unifier import mixes_kinds
+from dboost.data.tables.reader import LimitCheck
+from dboost.errors import ColumnKindsError, DataError, InputTypeError, ParameterError
+from dboost.schema import Feature
 
-
-def given_roles(target: Any, others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the roles that the user gave, by name, in the order of `ROLES`."""
-    given = {"target": target, **others}
-    unknown = given.keys() - ROLES.keys()
-    if unknown:
-        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
-    return {role: given[role] for role in ROLES if given.get(role) is not None}
-
-
-def check_no_values(separate: Mapping[str, Any]) -> None:
-    """Raise a ParameterError if a role is given as values, which cannot be filtered. separate : see `separate_roles`."""
-    for role in separate:
-        raise ParameterError(f"{role} must be the name of a column with filter, which selects rows of the data only")
-
-
-def separate_roles(plan: ReadPlan, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the roles that are not columns of the table, by name."""
-    return {role: value for role, value in given.items() if role not in plan.roles}
+if TYPE_CHECKING:
+    from dboost.data.sources import Parts
+    from dboost.data.sources.row_filter import RowFilter
 
 
 @dataclass(frozen=True, eq=False)
 class GivenTable:
-    """A table as a call names it, with its roles, before it is read.
-
-    It is read in this process (`open_table.read_table`), or its fields are arguments of the tasks by which workers read it.
-    """
+    """A table with its roles, as a call gave it, before it is read."""
 
     data: Any
-    roles: Mapping[str, Any]  # as the user gave them, by the names of `ROLES`
-    #: Keywords of `open_table` that choose the features: `features` and `categorical_features`.
-    shaping: Mapping[str, Any] = field(default_factory=dict)
+    #: As the user gave them, by the names of `ROLES`; None for those that the rows do not have.
+    roles: Mapping[str, Any]
+    features: Any = None
+    categorical_features: Any = "from_dtype"
+    row_filter: RowFilter | None = None
+    #: Of an evaluation set; empty for other tables.
+    name: str = ""
 
     def __post_init__(self) -> None:
-        target = with_named_targets(self.roles["target"], self.data)
+        unknown = self.roles.keys() - ROLES.keys()
+        if unknown:
+            raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+        target = with_named_targets(self.roles.get("target"), self.data)
         object.__setattr__(self, "roles", {**self.roles, "target": target})
         shape: tuple[Any, ...] = getattr(target, "shape", ())
         if isinstance(self.data, str) and len(shape) == 2 and shape[1] > 1:
             raise InputTypeError(
                 f"the data come first and the target second: (data, target); the target is a table, data={self.data!r}"
             )
-
-    @property
-    def reading(self) -> dict[str, Any]:
-        """The keywords of `open_table` that describe the table."""
-        return {**self.roles, **self.shaping}
+        if hasattr(self.features, "__next__"):  # an iterator
+            object.__setattr__(self, "features", list(self.features))
 
     @property
     def is_source(self) -> bool:
         """Whether rows are still to be read, by a cluster if there is one."""
         return is_source(self.data)
+
+
+ReadAs = Literal["memory", "stream", "files", "dask"]
+
+
+class _Opened(NamedTuple):
+    """A table, opened as far as the names of its columns."""
+
+    rows: Any  # see `Reading`
+    read_as: ReadAs
+    names: tuple[str, ...]
+    named: bool  # whether the data have column names
+    frame: Frame | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What is read of a table."""
+
+    #: A table in memory, a `Stream`, the `Parts` of files, or a Dask collection.
+    rows: Any
+    read_as: ReadAs
+    plan: ReadPlan
+    #: Whether the data have column names.
+    named: bool
+    #: Roles that are not columns of the table, by name.
+    separate: Mapping[str, Any]
+    #: Of a table in memory.
+    frame: Frame | None = None
+    row_filter: RowFilter | None = None
+    #: Returns the rows of CSV files with all columns as text that have text in any block, and None for other files; its keyword
+    #: ``n_threads`` is the number of threads that inspect them.
+    open_with_text: Callable[..., Parts | None] | None = None
+
+    def with_text(self, n_threads: int | None) -> Reading | None:
+        """Return how files are read with columns as text that have text in any block; None if there are no such columns."""
+        rows = None if self.open_with_text is None else self.open_with_text(n_threads=n_threads)
+        return None if rows is None else replace(self, rows=rows)
+
+
+def plan_reading(
+    table: GivenTable,
+    *,
+    like: tuple[Feature, ...] | None = None,
+    extend_categories: bool = False,
+    require_target: bool = True,
+    most_bytes: int | None = None,
+    limit: LimitCheck | None = None,
+) -> Reading:
+    """Return what is read of a table.
+
+    Parameters
+    ----------
+    like, extend_categories, require_target
+        As of `data.tables.open_table.open_table`.
+    most_bytes : int, optional
+        Target size of a partition of files or of a stream.
+    limit : LimitCheck, optional
+        Refuses tables with too many features.
+
+    Raises
+    ------
+    DataError
+        If there are no files, or a column or the target is missing.
+    ParameterError
+        If `features` or `categorical_features` do not match the table.
+    InputTypeError
+        If the type of the data is not supported.
+    """
+    if require_target and table.roles["target"] is None:
+        raise DataError("training requires y to be passed, but the target y is None")
+    roles = {role: table.roles[role] for role in ROLES if table.roles.get(role) is not None}
+    used = used_columns(table.features, like, roles) if is_path(table.data) else None
+    opened = _opened(table, like, used, most_bytes)
+    plan = make_read_plan(
+        opened.names,
+        opened.named,
+        roles=roles,
+        features=table.features,
+        categorical_features=table.categorical_features,
+        like=like,
+        extend_categories=extend_categories,
+    )
+    if limit is not None:
+        limit.check_width(len(plan.specs))
+    rows, separate = opened.rows, {role: values for role, values in roles.items() if role not in plan.roles}
+    if table.row_filter is not None:
+        for role in separate:
+            raise ParameterError(f"{role} must be the name of a column with filter, which selects rows of the data only")
+        if opened.read_as == "dask":
+            from dboost.data.tables import dask_collections
+
+            rows = dask_collections.filtered(rows, table.row_filter, plan.needed)
+    with_text = None
+    if opened.read_as == "files":
+        from dboost.data.sources.paths import open_with_text
+
+        with_text = partial(open_with_text, table.data, like, most_bytes, columns=used, row_filter=table.row_filter)
+    return Reading(rows, opened.read_as, plan, opened.named, separate, opened.frame, table.row_filter, with_text)
+
+
+def _opened(
+    table: GivenTable, like: tuple[Feature, ...] | None, used: Collection[str] | None, most_bytes: int | None
+) -> _Opened:
+    """Open a table. used : names of the columns of files that are read, None for all; the others as of `plan_reading`."""
+    data, row_filter = table.data, table.row_filter
+    if is_path(data):
+        from dboost.data.sources.paths import open_source
+
+        parts = open_source(data, like, most_bytes, used, row_filter)
+        return _Opened(parts, "files", parts.names, True)
+    if is_lazy(data):
+        from dboost.data.tables import dask_collections
+
+        return _Opened(data, "dask", *dask_collections.layout(data))
+    if is_stream(data):
+        from dboost.data.sources import stream_of
+
+        stream = stream_of(data, most_bytes, row_filter)
+        return _Opened(stream, "stream", stream.names, True)
+    if row_filter is not None:
+        data = row_filter.rows_of(data)
+    frame = as_frame(data)
+    return _Opened(data, "memory", frame.names, frame.named, frame)
+
+
+def read_alike(reading: Reading, read: Callable[[Reading], Sequence[Feature]], n_threads: int | None = None) -> None:
+    """Read a table; read CSV files once more if a column holds numbers in some blocks and text in others, then as text.
+
+    Parameters
+    ----------
+    reading : Reading
+    read : callable
+        Reads the rows and returns the features; what it has read before is replaced.
+    n_threads : int, optional
+        Threads that inspect all blocks for text.
+
+    Raises
+    ------
+    ColumnKindsError
+        If partitions of other data differ in the kind of a column.
+    """
+    try:
+        features = read(reading)
+        if reading.plan.known is not None or not mixes_kinds(features):
+            return
+        again = reading.with_text(n_threads)
+    except ColumnKindsError:
+        again = reading.with_text(n_threads)
+        if again is None:
+            raise
+    if again is not None:
+        read(again)
