@@ -91,10 +91,10 @@ def uses_lines() -> bool:
 
 
 def _boolean(key: str) -> bool:
-    given = _get(key)
-    if not isinstance(given, bool):
-        raise ParameterError(f"dboost.{key}={given!r} in Dask's configuration is not true or false")
-    return given
+    value = _get(key)
+    if not isinstance(value, bool):
+        raise ParameterError(f"dboost.{key}={value!r} in Dask's configuration is not true or false")
+    return value
 
 
 def _get(key: str) -> Any:
@@ -119,10 +119,10 @@ def _number(key: str, parse: Callable[[Any], float], is_valid: Callable[[float],
     ParameterError
         If the value cannot be parsed or is not valid.
     """
-    given = _get(key)
-    number = given if isinstance(given, float) else _parsed(parse, str(given))
+    value = _get(key)
+    number = value if isinstance(value, float) else _parsed(parse, str(value))
     if number is None or not is_valid(number):
-        raise ParameterError(f"dboost.{key}={given!r} in Dask's configuration is not {expected}")
+        raise ParameterError(f"dboost.{key}={value!r} in Dask's configuration is not {expected}")
     return number
 
 

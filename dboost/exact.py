@@ -106,8 +106,8 @@ def _sum_of_integers(values: np.ndarray) -> int | float:
     """Return the exact sum of integers that are held in float64; NaN if one is not finite."""
     if float(np.abs(values).max(initial=0.0)) * len(values) < EXACT_SUM:
         return int(values.sum())
-    found = total(values)
-    return math.nan if found is None else found >> TOTAL_BITS
+    exact_sum = total(values)
+    return math.nan if exact_sum is None else exact_sum >> TOTAL_BITS
 
 
 def _plus(a: int | float, b: int | float) -> int | float:
@@ -152,7 +152,7 @@ def as_float(total: int) -> float:
 def merged_float(totals: Iterable[int | None]) -> float:
     """Return the sum of the totals of all parts; NaN if one of them is not finite."""
     known = list(totals)
-    return math.nan if any(one is None for one in known) else as_float(sum(one for one in known if one is not None))
+    return math.nan if any(part is None for part in known) else as_float(sum(part for part in known if part is not None))
 
 
 #: At most this many numbers are collected.
@@ -248,10 +248,10 @@ def find_quantiles(
         below = np.where(byte > 0, reached[groups, byte - 1], below)
         prefix = (prefix << np.uint64(8)) | byte.astype(np.uint64)
     met &= (reached[groups, byte] == need) & (need > 0)
-    found = from_keys(prefix)
+    quantiles = from_keys(prefix)
     if met.any():
-        found[met] = (found[met] + from_keys(above(prefix))[met]) / 2.0
-    return np.where(need > 0, found, 0.0)
+        quantiles[met] = (quantiles[met] + from_keys(above(prefix))[met]) / 2.0
+    return np.where(need > 0, quantiles, 0.0)
 
 
 def _ranks(level: Fraction | Ranks, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -265,7 +265,7 @@ def ranks_of(levels: Sequence[Fraction], n_groups: int) -> Ranks:
     def ranks(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         largest = int(weights.max(initial=0))
         if all(largest * level.numerator < 2**63 > level.denominator for level in levels):  # fractions would be slow
-            parts, whole = (np.array([getattr(level, of) for level in levels]) for of in ("numerator", "denominator"))
+            parts, whole = (np.array([getattr(level, name) for level in levels]) for name in ("numerator", "denominator"))
             needed, rest = np.divmod(weights.reshape(-1, n_groups) * parts[:, None], whole[:, None])
             return (needed + (rest > 0)).ravel(), (rest == 0).ravel()
         of_levels = zip(levels, weights.reshape(-1, n_groups).tolist(), strict=True)
@@ -300,25 +300,25 @@ def _in_window(
         need, met = _ranks(level, of_groups)
         find_buckets(weights, need, met, located)
         bucket, _, below, upto, reached = located.T
-        ends, here = met & (upto == need), reached - below
+        ends, rest = met & (upto == need), reached - below
         most, is_zero = FEW * max(float(of_groups.sum()), 1.0) / window.n_rows, np.zeros(n_groups, bool)
-        if float(here.sum()) > most:
-            own = weights[groups, bucket]
+        if float(rest.sum()) > most:
+            bucket_weight = weights[groups, bucket]
             beside = weights[groups, bucket - 1] + weights[groups, np.minimum(bucket + 1, n_buckets - 1)]
             holds_zero = bucket == np.clip(-low * scale, 0, n_buckets - 1).astype(np.int64)
-            is_zero = holds_zero & ~ends & (own > 4 * beside)
+            is_zero = holds_zero & ~ends & (bucket_weight > 4 * beside)
             if is_zero.any():
                 if zeros is None:
                     zeros = count(np.full(n_groups, _SIGN >> np.uint64(8)), np.uint64(0))[:, 0]
-                is_zero &= own == zeros
-        if float(here[~is_zero].sum()) <= most:
+                is_zero &= bucket_weight == zeros
+        if float(rest[~is_zero].sum()) <= most:
             wanted = np.where(is_zero[:, None], (n_buckets, -1), located[:, :2])
             collected = window.collect(buckets, wanted)
             if collected is None:
                 return None
             return np.where(is_zero, 0.0, _among(collected, below, np.where(is_zero, 0, need), met, above))
         is_outside = (need > 0) & ~is_zero & ((bucket == 0) | (bucket == n_buckets - 1))
-        if float(here[is_outside].sum()) > most:
+        if float(rest[is_outside].sum()) > most:
             return None
         low, scale = np.where(is_zero | is_outside, (low, scale), (low + (bucket - 1) / scale, scale * (n_buckets / 3)))
     return None
@@ -365,9 +365,9 @@ def find_size(
 
     count, above, window : as in `find_quantiles`, for one group of non-negative numbers.
     """
-    found = float(find_quantiles(count, above, level, 1, window)[0])
-    if found > 0:
-        return found
+    size = float(find_quantiles(count, above, level, 1, window)[0])
+    if size > 0:
+        return size
     next_key = float(from_keys(above(np.array([_SIGN])))[0])
     return next_key if math.isfinite(next_key) else 1.0
 
@@ -398,10 +398,10 @@ def find_cut(first: np.ndarray, count: Callable[[int, int, int], np.ndarray], sh
     """
     by_exponent = first.reshape(-1, 1 << _BELOW_EXPONENT)
     of_exponent = by_exponent.sum(axis=1)
-    found = np.flatnonzero(of_exponent)
-    sums = [weight << exponent for exponent, weight in zip(found.tolist(), of_exponent[found].tolist(), strict=True)]
+    exponents = np.flatnonzero(of_exponent)
+    sums = [weight << exponent for exponent, weight in zip(exponents.tolist(), of_exponent[exponents].tolist(), strict=True)]
     left = share.numerator * sum(sums) // share.denominator
-    for exponent, weight in zip(found.tolist(), sums, strict=True):  # noqa: B007
+    for exponent, weight in zip(exponents.tolist(), sums, strict=True):  # noqa: B007
         if weight > left:
             break
         left -= weight

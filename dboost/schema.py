@@ -50,6 +50,6 @@ class Feature:
         kinds = kinds_of(self.categories or ())
         if len(kinds) != 1:
             return ()
-        own = kinds.pop()
+        kind = kinds.pop()
         assert self.categories is not None
-        return (own, TRUTH_VALUES) if own == NUMBERS and (0 in self.categories or 1 in self.categories) else (own,)
+        return (kind, TRUTH_VALUES) if kind == NUMBERS and (0 in self.categories or 1 in self.categories) else (kind,)

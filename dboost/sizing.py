@@ -229,8 +229,8 @@ def plan(
         raise ParameterError(f"columns={columns:,} is more than {MOST_COLUMNS:,}: give the rows first, plan(rows, columns)")
     spec = _spec(int(rows), int(columns))
     if client is not None:
-        given = {"workers": workers, "worker_memory": worker_memory, "worker_threads": worker_threads}
-        if named := [name for name, value in given.items() if value is not None]:
+        stated = {"workers": workers, "worker_memory": worker_memory, "worker_threads": worker_threads}
+        if named := [name for name, value in stated.items() if value is not None]:
             raise ParameterError(f"plan: leave out {' and '.join(named)}, or client: the workers are those of its cluster")
         fit = _Fit(int(rows), spec, Counter(_hosts_of(client)))
         for host in fit.hosts:
@@ -314,14 +314,14 @@ class _Fit:
             hands_over = session_per_host() and not is_small(self.rows, self.n_columns)
             n_threads = _threads_of_trainer(host, worker) if hands_over else worker.n_threads
             return Counter({_Load(worker, self.rows, self.rows, 0, n_threads): 1})
-        found: Counter[_Load] = Counter()
+        loads_of_workers: Counter[_Load] = Counter()
         together = sum(host.n_threads * n for host, n in self.hosts.items())
         for host, n in self.hosts.items():
             n_rows = -(-self.rows * host.n_threads // together)
             read = [-(-n_rows * worker.n_threads // host.n_threads) for worker in host.workers]
             most = [min(worker.spare.most_rows(self.spec, host.n_processors), tuning().session_rows) for worker in host.workers]
             trainers = [k for k, room in enumerate(most) if room >= n_rows]
-            hands_over = bool(trainers) and all(room >= own for room, own in zip(most, read, strict=True))
+            hands_over = bool(trainers) and all(room >= n_own for room, n_own in zip(most, read, strict=True))
             for k, worker in enumerate(host.workers):
                 if not hands_over:
                     load = _Load(worker, read[k], read[k], 0, worker.n_threads)
@@ -329,8 +329,8 @@ class _Fit:
                     load = _Load(worker, read[k], n_rows, n_rows - read[k], _threads_of_trainer(host, worker))
                 else:
                     load = _Load(worker, read[k], 0, 0, worker.n_threads)
-                found[load] += n
-        return found
+                loads_of_workers[load] += n
+        return loads_of_workers
 
     def _single_host(self) -> tuple[_Worker, _Host] | None:
         """Return the worker that gets all rows of a small table, and its host; None if the table is divided."""
@@ -359,8 +359,8 @@ class _Fit:
         raw = n_rows * self.raw_row
         metadata = n_rows * 8
         # Each thread reads a partition, as far as there are so many, and a partition is never divided between workers.
-        one = min(PARTITION_BYTES, self.rows * self.raw_row) if n_rows else 0
-        reading = 2 * min(worker.n_threads * one, max(raw, one))
+        partition_bytes = min(PARTITION_BYTES, self.rows * self.raw_row) if n_rows else 0
+        reading = 2 * min(worker.n_threads * partition_bytes, max(raw, partition_bytes))
         sampling = self.sample_bytes * n_rows // self.rows
         encoding = n_rows * (self.n_columns + 16)
         freed = min(raw, TRIM_BYTES)
@@ -458,7 +458,9 @@ class _Fit:
 def _threads_of_trainer(host: _Host, worker: _Worker) -> int:
     from dboost.cluster.worker.host_sessions import n_threads_of_trainer  # which imports Dask
 
-    return n_threads_of_trainer([one.n_threads for one in host.workers], host.n_processors, 1, worker.n_threads)
+    return n_threads_of_trainer(
+        [worker_of_host.n_threads for worker_of_host in host.workers], host.n_processors, 1, worker.n_threads
+    )
 
 
 def _fewest(rows: int, spec: ShardSpec, host: _Host) -> int:
@@ -490,8 +492,8 @@ def _hosts_of(client: Any) -> Sequence[_Host]:
     from dboost.cluster.worker.host_sessions import places_of
     from dboost.config import session_per_host
 
-    with client_for(None, client) as found:
-        groups = places_of(found)
+    with client_for(None, client) as open_client:
+        groups = places_of(open_client)
     if not groups:
         raise ParameterError("plan: the cluster of this client has no workers")
     if not session_per_host():

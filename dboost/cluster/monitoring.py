@@ -219,7 +219,7 @@ class FitRegistry:
             return
         fit.ended, fit.outcome = now, _text(event["outcome"])
         self.totals[f"ended {fit.outcome}"] += 1
-        ended = [one.fit for one in self.fits.values() if one.ended is not None]
+        ended = [fit.fit for fit in self.fits.values() if fit.ended is not None]
         for name in ended[:-_REMEMBERED]:
             del self.fits[name]
 
@@ -302,9 +302,9 @@ _HANDLERS = {"/?": _Page, r"\.json": _Json}
 def _finite(value: Any) -> Any:
     """Replace numbers that JSON cannot represent by None."""
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -503,7 +503,7 @@ def publish(source: WorkMeter | FitRegistry) -> Callable[[], None]:
     def withdraw() -> None:
         with _lock:
             if source in _collector.sources:
-                _collector.sources = tuple(other for other in _collector.sources if other is not source)
+                _collector.sources = tuple(known for known in _collector.sources if known is not source)
                 if not _collector.sources:
                     _change_registry("unregister")
 

@@ -182,10 +182,10 @@ def _has_fractions(edges: np.ndarray | None) -> bool:
 
 
 def _booster_of(model: Any) -> Booster:
-    found = getattr(model, "booster_", model)
-    if not isinstance(found, Booster):
+    booster = getattr(model, "booster_", model)
+    if not isinstance(booster, Booster):
         raise InputTypeError(f"the model must be a Booster or a fitted estimator of dboost, not {type(model).__name__}")
-    return found
+    return booster
 
 
 class ServedModel:
@@ -219,10 +219,10 @@ class ServedModel:
         if not self.booster.ensemble.named:
             data = np.asarray(data, np.float64)
         if method == "predict_proba":
-            found = self.booster.predict_proba(data)
+            predictions = self.booster.predict_proba(data)
         else:
-            found = self.booster.predict(data, raw_score=method == "raw_score")
-        values = np.asarray(found)
+            predictions = self.booster.predict(data, raw_score=method == "raw_score")
+        values = np.asarray(predictions)
         if values.ndim == 1:
             return pd.Series(values, index, name="prediction")
         return pd.DataFrame(values, index, self.booster.outputs.columns)

@@ -61,7 +61,7 @@ def convert_tree(tree: ImportedTree, name: str) -> Tree:
     of_nodes = (value for name, value in vars(tree).items() if name != "categories")
     if any(len(values) != n for values in of_nodes):
         raise ParameterError(f"{name} is damaged: the arrays of a tree differ in length")
-    if any(len(of) and (of.min() < -(2**31) or of.max() >= 2**31) for of in (tree.feature, tree.left, tree.right)):
+    if any(len(array) and (array.min() < -(2**31) or array.max() >= 2**31) for array in (tree.feature, tree.left, tree.right)):
         raise ParameterError(f"{name} is damaged: a tree has numbers of nodes or features beyond 32 bits")
     order: list[int] = []
     is_reached = np.zeros(n, np.bool_)
@@ -129,7 +129,7 @@ def assemble_imported(
         if not 0 <= output < len(of_output):
             raise ParameterError(f"the model of {library} is damaged: a tree is of output {output}, there are {len(of_output)}")
         of_output[output].append(tree)
-    if len({len(of) for of in of_output}) > 1:
+    if len({len(trees_of_class) for trees_of_class in of_output}) > 1:
         raise ParameterError(f"the model of {library} is damaged: its classes have different numbers of trees")
     if n_targets > 1:
         kind: losses.Loss = losses.PerOutput([losses.by_name(loss, 2, **options)] * n_targets, [*map(str, range(n_targets))])
@@ -161,10 +161,10 @@ def check_outputs(n_outputs: int, n_trees: int, name: str) -> None:
 
 def levels_of(name: str, given: Sequence[Level] | int) -> tuple[Level, ...]:
     """Return the levels that the user gave for a column."""
-    found = tuple(range(given)) if isinstance(given, int | np.integer) else tuple(given)
-    if not found or len(found) > MAX_LEVELS or len({(type(level), level) for level in found}) < len(found):
+    levels = tuple(range(given)) if isinstance(given, int | np.integer) else tuple(given)
+    if not levels or len(levels) > MAX_LEVELS or len({(type(level), level) for level in levels}) < len(levels):
         raise ParameterError(f"levels of {name!r} must be up to {MAX_LEVELS:,} different values in the order of their codes")
-    return tuple(level.item() if isinstance(level, np.generic) else level for level in found)
+    return tuple(level.item() if isinstance(level, np.generic) else level for level in levels)
 
 
 def check_codes(name: str, codes: np.ndarray, n_levels: int) -> None:

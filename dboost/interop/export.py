@@ -73,13 +73,13 @@ def response_of(loss: Loss, n_outputs: int, to: str) -> tuple[str, float]:
             "sigmoid": lambda: 1.0 / (1.0 + np.exp(-scaled)),
             "softmax": lambda: np.exp(scaled) / np.exp(scaled).sum(axis=0, keepdims=True),
         }[loss.response]()
-        found = np.asarray(loss.inverse_link(scores), np.float64)
-    if loss.parts and not np.array_equal(found, expected):
+        response = np.asarray(loss.inverse_link(scores), np.float64)
+    if loss.parts and not np.array_equal(response, expected):
         raise ParameterError(
             f"a model of several targets is exported to {to} if its predictions are raw scores, which those of "
             f"{', '.join(dict.fromkeys(part.name for part in loss.parts))} are not: export a model of each target"
         )
-    if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-9, atol=1e-12):
+    if response.shape != expected.shape or not np.allclose(response, expected, rtol=1e-9, atol=1e-12):
         raise ParameterError(
             f"a model of loss {loss.name!r} cannot be exported to {to}: its inverse_link is not the {loss.response!r} that its "
             "class declares; a class may declare response = 'identity', 'exp' or 'sigmoid', other links are not carried"
@@ -120,10 +120,10 @@ def nearest_float32(thresholds: np.ndarray) -> np.ndarray:
     largest = np.finfo(np.float32).max
     with np.errstate(over="ignore", invalid="ignore"):
         # Beyond the range of float32, yet finite: infinity must go right.
-        found = np.where(np.isposinf(thresholds), np.inf, np.minimum(thresholds, largest)).astype(np.float32)
-        below = np.nextafter(found, np.float32(-np.inf))
-        is_tie = (found > thresholds) & (thresholds - below.astype(np.float64) == found.astype(np.float64) - thresholds)
-    return np.where(is_tie, below, found)
+        nearest = np.where(np.isposinf(thresholds), np.inf, np.minimum(thresholds, largest)).astype(np.float32)
+        below = np.nextafter(nearest, np.float32(-np.inf))
+        is_tie = (nearest > thresholds) & (thresholds - below.astype(np.float64) == nearest.astype(np.float64) - thresholds)
+    return np.where(is_tie, below, nearest)
 
 
 def away_from_missing(tree: Tree, node: int, feature: Feature) -> np.ndarray:

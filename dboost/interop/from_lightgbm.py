@@ -113,10 +113,10 @@ def _parse(text: str, levels: Levels, name: str) -> Ensemble:
 def _entries(block: str, what: str) -> dict[str, str]:
     """The values of the lines ``key=value`` after the first line of a block."""
     lines = block.rstrip("\n").splitlines()[1:]
-    found = {key: value for key, _, value in (line.partition("=") for line in lines)}
-    if len(found) < len(lines) or "" in found:  # LightGBM reads no further than to an empty line
+    entries = {key: value for key, _, value in (line.partition("=") for line in lines)}
+    if len(entries) < len(lines) or "" in entries:  # LightGBM reads no further than to an empty line
         raise ValueError(f"{what} has a line twice, or an empty one")
-    return found
+    return entries
 
 
 def _loss(entries: dict[str, str], rest: str, name: str) -> tuple[str, dict[str, Any], float]:
@@ -188,15 +188,15 @@ def _sets(tree: dict[str, str]) -> dict[int, tuple[int, np.ndarray]]:
         raise ValueError(f"num_cat is {n_sets}, which does not fit the splits")
     columns, set_number = _numbers(tree, "split_feature", np.int64), _numbers(tree, "threshold", np.float64)
     ends, words = _numbers(tree, "cat_boundaries", np.int64), _numbers(tree, "cat_threshold", np.uint32)
-    found = {}
+    sets = {}
     for split in map(int, np.flatnonzero(is_set)):
         number = int(set_number[split])
         if not 0 <= number < len(ends) - 1 or not 0 <= ends[number] <= ends[number + 1] <= len(words):
             raise ValueError(f"the categories of split {split} do not fit the tree")
         first, last = ends[number], ends[number + 1]
         bits = np.unpackbits(words[first:last].astype("<u4").view(np.uint8), bitorder="little")
-        found[split] = int(columns[split]), np.flatnonzero(bits)
-    return found
+        sets[split] = int(columns[split]), np.flatnonzero(bits)
+    return sets
 
 
 def _tree(tree: dict[str, str], features: tuple[Feature, ...], literal_columns: set[int], factor: float, name: str) -> Tree:

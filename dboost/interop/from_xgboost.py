@@ -229,10 +229,10 @@ def _levels(stored: dict[str, Any]) -> tuple[Any, ...]:
     data = np.array(values, np.int8).tobytes()
     ends = stored["offsets"]
     try:
-        found = tuple(data[a:b].decode() for a, b in pairwise(ends))
+        levels = tuple(data[a:b].decode() for a, b in pairwise(ends))
     except UnicodeDecodeError:
         return ()
-    return found if len(set(found)) == len(found) and all(found) else ()
+    return levels if len(set(levels)) == len(levels) and all(levels) else ()
 
 
 def _integers(tree: dict[str, Any], entry: str) -> np.ndarray:

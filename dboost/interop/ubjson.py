@@ -44,10 +44,10 @@ class _Reader:
         return self.data[self.at - length : self.at]
 
     def marker(self) -> bytes:
-        found = self.take(1)
-        while found == _NO_OP:
-            found = self.take(1)
-        return found
+        marker = self.take(1)
+        while marker == _NO_OP:
+            marker = self.take(1)
+        return marker
 
     def value(self, marker: bytes, levels: int) -> Any:
         if marker in _NUMBERS:
@@ -69,8 +69,8 @@ class _Reader:
         numbers = np.frombuffer(self.take(count * dtype.itemsize), dtype)
         if marker == b"d":  # the digits that JSON has: the fewest that identify the float32
             numbers = numbers.astype(np.float32).astype(np.str_).astype(np.float64)
-        found: list[Any] = numbers.tolist()
-        return found
+        values: list[Any] = numbers.tolist()
+        return values
 
     def _length(self) -> int:
         marker = self.marker()
@@ -103,23 +103,23 @@ class _Reader:
         kind, count = self._declared(b"]")
         if kind in _NUMBERS and count is not None:
             return self._numbers(kind, count)
-        found: list[Any] = []
-        while count is None or len(found) < count:
+        items: list[Any] = []
+        while count is None or len(items) < count:
             marker = self.marker() if kind is None else kind
             if count is None and marker == b"]":
                 break
-            found.append(self.value(marker, levels))
-        return found
+            items.append(self.value(marker, levels))
+        return items
 
     def _mapping(self, levels: int) -> dict[str, Any]:
         kind, count = self._declared(b"}")
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         n_read = 0
         while count is None or n_read < count:
             if count is None and self.data[self.at : self.at + 1] == b"}":
                 self.at += 1
                 break
             name = self._text()
-            found[name] = self.value(self.marker() if kind is None else kind, levels)
+            mapping[name] = self.value(self.marker() if kind is None else kind, levels)
             n_read += 1
-        return found
+        return mapping

@@ -91,8 +91,8 @@ class _Notice(event.Listener):
             self._is_printed = True
             why = why_not_kept(kernel)
             self._says_kept = why is None
-            what = "kept in Numba's cache for the next time" if why is None else f"not kept for the next time: {why}"
-            print(f"compiling kernels ({what}) …", file=sys.stderr, flush=True)
+            note = "kept in Numba's cache for the next time" if why is None else f"not kept for the next time: {why}"
+            print(f"compiling kernels ({note}) …", file=sys.stderr, flush=True)
 
     def on_end(self, event: Any) -> None:
         """Print nothing."""

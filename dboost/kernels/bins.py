@@ -199,9 +199,9 @@ def propose_fine_bins(mass, n_fine_bins, most, last):
     at = 0
     for feature in range(n_fine_bins.size):
         n = n_fine_bins[feature]
-        found = quantile_fine_bins(mass[at : at + n], most[feature], last[feature])
+        n_edges = quantile_fine_bins(mass[at : at + n], most[feature], last[feature])
         # Rows that did not take part may lie above all that did.
-        for k in range(found - 1, last.shape[1]):
+        for k in range(n_edges - 1, last.shape[1]):
             last[feature, k] = n - 1
         at += n + 1
 

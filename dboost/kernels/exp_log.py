@@ -186,7 +186,7 @@ def log(values: Any) -> Any:
 
 
 def _each(kernel: Any, values: Any) -> Any:
-    given = np.ascontiguousarray(values, np.float64)
-    found = np.empty(given.shape)
-    kernel(given.ravel(), found.ravel())
-    return found if np.ndim(values) else found.reshape(())[()]
+    array = np.ascontiguousarray(values, np.float64)
+    result = np.empty(array.shape)
+    kernel(array.ravel(), result.ravel())
+    return result if np.ndim(values) else result.reshape(())[()]

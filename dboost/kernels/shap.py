@@ -200,10 +200,10 @@ def interact(forest, matrix, rows, values, scratch):
                         part[r] = 0.0
                     _ascend(i - tree.first_split, split, edges[2 * i], edges[2 * i + 1], point, followed, product, part)
                     for e in range(split.first_other, split.last_other):
-                        other = others[e]
-                        more = _more(other.share, point.t)
-                        o = followed[other.edge * LANES : other.edge * LANES + LANES]
-                        low, high = min(split.place, other.place), max(split.place, other.place)
+                        element = others[e]
+                        more = _more(element.share, point.t)
+                        o = followed[element.edge * LANES : element.edge * LANES + LANES]
+                        low, high = min(split.place, element.place), max(split.place, element.place)
                         start = (of_output + low * n_used + high) * LANES
                         sums = total[start : start + LANES]
                         for r in range(LANES):

@@ -46,7 +46,7 @@ class LossMagnitude:
         outputs = tuple(cls(loss, error, weight, n_rows) for loss, error in magnitudes)
         if len(outputs) == 1:
             return outputs[0]
-        return cls(max(one.loss for one in outputs), max(one.error for one in outputs), weight, n_rows, outputs)
+        return cls(max(output.loss for output in outputs), max(output.error for output in outputs), weight, n_rows, outputs)
 
     def unit(self, largest: float) -> float:
         """Return the unit of an exact sum of weighted numbers of about that size."""
@@ -84,9 +84,9 @@ class ScoredRows:
         n = self.target.shape[-1]
         n_pieces = max(-(-n // _PIECE_ROWS), 1)
         for k in range(n_pieces):
-            some = slice(n * k // n_pieces, n * (k + 1) // n_pieces)
-            weight = None if self.weight is None else self.weight[some]
-            yield ScoredRows(self.target[..., some], self.raw[..., some], weight, self.loss, self.size)
+            rows = slice(n * k // n_pieces, n * (k + 1) // n_pieces)
+            weight = None if self.weight is None else self.weight[rows]
+            yield ScoredRows(self.target[..., rows], self.raw[..., rows], weight, self.loss, self.size)
 
     def parts(self) -> list[ScoredRows]:
         """Return the rows for each of `Loss.parts`, else the rows themselves."""
@@ -121,10 +121,10 @@ class MetricReduction:
 
     def values(self, eval_set: str, statistic: Any) -> dict[str, float]:
         """Return the metric of an evaluation set, and its values for single outputs, by column of the history."""
-        found = [self.finish(statistic)]
+        values = [self.finish(statistic)]
         if self.outputs:
-            found += [metric.finish(of_output) for (_, metric), of_output in zip(self.outputs, statistic, strict=True)]
-        return dict(zip(self.columns(eval_set), found, strict=True))
+            values += [metric.finish(of_output) for (_, metric), of_output in zip(self.outputs, statistic, strict=True)]
+        return dict(zip(self.columns(eval_set), values, strict=True))
 
     @property
     def on_workers(self) -> Any:

@@ -297,9 +297,9 @@ def _r2_chunk(rows: ScoredRows) -> tuple[int | None, ...]:
 
 
 def _r2_finish(totals: tuple[int | None, ...]) -> float:
-    if any(one is None for one in totals) or not totals[1]:
+    if any(total is None for total in totals) or not totals[1]:
         return math.nan
-    errors, weight, sums, squares = (Fraction(one) for one in totals if one is not None)
+    errors, weight, sums, squares = (Fraction(total) for total in totals if total is not None)
     spread = squares - sums * sums / weight
     return float(1 - errors / spread) if spread > 0 else math.nan  # NaN if all targets are equal
 
@@ -550,25 +550,25 @@ def _metrics_of_outputs(wanted: Any, loss: Loss) -> list[MetricReduction]:
     def of_part(name: str, part: Loss) -> MetricReduction:
         return find_metrics(part.name if name == loss.name else name, part)[0]
 
-    found: list[MetricReduction] = []
+    reductions: list[MetricReduction] = []
     for spec in _specs(wanted, loss.name):
         if isinstance(spec, Metric | RowsOf):
-            found.append(spec.reduction())
+            reductions.append(spec.reduction())
             continue
         if not isinstance(spec, str):
-            found.append(of_function(spec) if callable(spec) else of_part(spec, loss.parts[0]))
+            reductions.append(of_function(spec) if callable(spec) else of_part(spec, loss.parts[0]))
             continue
-        name, of, output = spec.partition(" of ")
-        if of:
+        name, separator, output = spec.partition(" of ")
+        if separator:
             if output not in loss.output_names:
                 names = ", ".join(map(repr, loss.output_names))
                 raise ParameterError(f"eval_metric {spec!r}: there is no output {output!r}, but {names}")
             k = loss.output_names.index(output)
             metric = of_part(name, loss.parts[k])
-            found.append(replace(metric, name=spec, spec=spec, chunk=partial(_chunk_of_output, k, metric)))
+            reductions.append(replace(metric, name=spec, spec=spec, chunk=partial(_chunk_of_output, k, metric)))
             continue
         each = [of_part(name, part) for part in loss.parts]
-        found.append(
+        reductions.append(
             MetricReduction(
                 spec,
                 each[0].greater_is_better,
@@ -579,7 +579,7 @@ def _metrics_of_outputs(wanted: Any, loss: Loss) -> list[MetricReduction]:
                 outputs=tuple(zip(loss.output_names, each, strict=True)),
             )
         )
-    return found
+    return reductions
 
 
 def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
@@ -601,29 +601,31 @@ def find_metrics(wanted: Any, loss: Loss) -> list[MetricReduction]:
             f"eval_metric: loss={loss.name!r} has several {several}, so its only metric with a name is {loss.name!r}: give a "
             "function of y, prediction and weight, or a dboost.metrics.Metric"
         )
-    own = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss)
+    mean_loss = _mean_of(loss.name, lambda r: r.loss.value(r.target, r.raw), lambda size: size.loss)
     others = _NUMBERS if not loss.is_classification else _TWO_CLASSES if loss.n_outputs == 1 else _MANY_CLASSES
-    known = {metric.name: metric for metric in (own, *(_OF_LOSSES[name] for name in loss.own_metrics), *others)}
+    known = {metric.name: metric for metric in (mean_loss, *(_OF_LOSSES[name] for name in loss.own_metrics), *others)}
     ranked = () if loss.is_classification and loss.n_outputs > 1 else _RANKING
-    found: list[MetricReduction] = []
+    reductions: list[MetricReduction] = []
     for spec in _specs(wanted, loss.name):
         if isinstance(spec, Metric | RowsOf):
-            found.append(spec.reduction())
+            reductions.append(spec.reduction())
         elif callable(spec) and not isinstance(spec, type):
-            found.append(of_function(spec))
+            reductions.append(of_function(spec))
         elif isinstance(spec, str) and ALIASES.get(spec, spec) in known:
-            found.append(replace(known[ALIASES.get(spec, spec)], name=spec, spec=spec))
+            reductions.append(replace(known[ALIASES.get(spec, spec)], name=spec, spec=spec))
         elif isinstance(spec, str) and spec.partition("@")[0] in ranked:
-            found.append(replace(ranking_metric(spec, classes=loss.is_classification), spec=spec))
+            reductions.append(replace(ranking_metric(spec, classes=loss.is_classification), spec=spec))
         else:
             choices = [*known, *ranked, *(f"{name}@k" for name in ranked)]
-            near = get_close_matches(str(spec).lower(), [*choices, *(name for name, of in ALIASES.items() if of in known)], n=1)
+            near = get_close_matches(
+                str(spec).lower(), [*choices, *(name for name, target_name in ALIASES.items() if target_name in known)], n=1
+            )
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ParameterError(
                 f"eval_metric {spec!r} does not go with loss {loss.name!r}; choose from {', '.join(choices)}, or give a "
                 f"function of y, prediction and weight, or a dboost.metrics.Metric{hint}"
             )
-    return _without_twins(found)
+    return _without_twins(reductions)
 
 
 def _without_twins(found: list[MetricReduction]) -> list[MetricReduction]:

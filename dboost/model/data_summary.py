@@ -148,24 +148,26 @@ class Distribution:
         if "cuts" in stored:
             low, high = (math.nan if end is None else float(end) for end in stored["range"])
             cuts = _ascending(stored["cuts"], float, strictly=True)
-            found = cls(counts, missing, cuts, low, high)
+            distribution = cls(counts, missing, cuts, low, high)
         else:
-            found = cls(counts, missing, codes=_ascending(stored["codes"], int, strictly=True), n_levels=stored["levels"])
-        borders = found.cuts if found.cuts is not None else found.codes
+            distribution = cls(
+                counts, missing, codes=_ascending(stored["codes"], int, strictly=True), n_levels=stored["levels"]
+            )
+        borders = distribution.cuts if distribution.cuts is not None else distribution.codes
         assert borders is not None
         if len(counts) != len(borders) + 1:
             raise ValueError("its counts do not fit")
-        if found.codes is not None and len(found.codes) and found.codes[-1] >= found.n_levels:
+        if distribution.codes is not None and len(distribution.codes) and distribution.codes[-1] >= distribution.n_levels:
             raise ValueError("its codes are not those of its levels")
-        return found
+        return distribution
 
 
 def _ascending(values: list[Any], kind: type, *, strictly: bool | None) -> np.ndarray:
     """A list of numbers as an array. strictly : check that they ascend."""
-    found = np.array(values, np.int64 if kind is int else np.float64)
-    if strictly and (np.isnan(found).any() or not (np.diff(found) > 0).all()):
+    numbers = np.array(values, np.int64 if kind is int else np.float64)
+    if strictly and (np.isnan(numbers).any() or not (np.diff(numbers) > 0).all()):
         raise ValueError("its borders do not ascend")
-    return found
+    return numbers
 
 
 #: Sums of counts must fit int64.
@@ -207,13 +209,13 @@ class Summary:
             for column, levels in zip(columns, n_levels, strict=True)
         ]
         cuts = propose_all(numbers, None, GROUPS, n_threads=1)
-        found = [
+        distributions = [
             Distribution.of_codes(column, levels or 0)
             if present is None or borders is None
             else Distribution.of_numbers(present, len(column) - len(present), borders)
             for column, levels, present, borders in zip(columns, n_levels, numbers, cuts, strict=True)
         ]
-        return cls(tuple(found[: len(features)]), tuple(found[len(features) : -1]), found[-1])
+        return cls(tuple(distributions[: len(features)]), tuple(distributions[len(features) : -1]), distributions[-1])
 
     def tally(self, values: np.ndarray, scores: np.ndarray | None, target: np.ndarray | None) -> list[np.ndarray]:
         """Count other rows: one array for each feature, for each output's scores, and for the target if there is one."""
@@ -227,18 +229,19 @@ class Summary:
 
         names : of the features; outputs : of the scores.
         """
-        known = [("feature", name, one) for name, one in zip(names, self.features, strict=True)]
-        known += [("score", name, one) for name, one in zip(outputs, self.scores, strict=bool(self.scores))]
+        known = [("feature", name, distribution) for name, distribution in zip(names, self.features, strict=True)]
+        known += [("score", name, distribution) for name, distribution in zip(outputs, self.scores, strict=bool(self.scores))]
         known += [("target", "target", self.target)] if len(tallies) > len(known) else []
         return [
-            {"what": what, "name": name} | one.compare(tally) for (what, name, one), tally in zip(known, tallies, strict=True)
+            {"what": kind, "name": name} | distribution.compare(tally)
+            for (kind, name, distribution), tally in zip(known, tallies, strict=True)
         ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON types."""
         return {
-            "features": [one.to_dict() for one in self.features],
-            "scores": [one.to_dict() for one in self.scores],
+            "features": [feature.to_dict() for feature in self.features],
+            "scores": [score.to_dict() for score in self.scores],
             "target": self.target.to_dict(),
         }
 
@@ -254,7 +257,10 @@ class Summary:
             If the summary has other numbers of features or outputs.
         """
         try:
-            features, scores = ([Distribution.from_dict(one) for one in stored[name]] for name in ("features", "scores"))
+            features, scores = (
+                [Distribution.from_dict(stored_distribution) for stored_distribution in stored[name]]
+                for name in ("features", "scores")
+            )
             target = Distribution.from_dict(stored["target"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ModelFileError(f"the summary of the training data in the model is no such thing: {error}") from error

@@ -157,15 +157,15 @@ class Ensemble:
         """
         names = Names(feature.name for feature in self.features)
         items: Sequence[Any] = [wanted] if names.is_label(wanted) else list(wanted)
-        found = [self._feature_position(item) for item in items]
-        if not found:
+        positions = [self._feature_position(item) for item in items]
+        if not positions:
             raise ParameterError("name at least one feature")
-        if at_most is not None and len(found) > at_most:
-            raise ParameterError(f"{len(found)} features were given, at most {at_most} are possible")
-        twice = [item for i, item in enumerate(items) if found[i] in found[:i]]
+        if at_most is not None and len(positions) > at_most:
+            raise ParameterError(f"{len(positions)} features were given, at most {at_most} are possible")
+        twice = [item for i, item in enumerate(items) if positions[i] in positions[:i]]
         if twice:
             raise ParameterError(f"feature {twice[0]!r} is given twice")
-        return found
+        return positions
 
     def _feature_position(self, item: Any) -> int:
         names = Names(feature.name for feature in self.features)
@@ -723,11 +723,11 @@ class _PageConditions:
         first, last = forest.leaf[split], forest.leaf[forest.right[split]]  # leaves under the left child
         first_page, last_page = first // _PAGE, (last - 1) // _PAGE
         n_conditions = last_page - first_page + 1
-        of = np.repeat(np.arange(len(split)), n_conditions)
-        page = first_page[of] + np.arange(len(of)) - np.repeat(np.cumsum(n_conditions) - n_conditions, n_conditions)
-        low, high = np.clip((first[of] - page * _PAGE, last[of] - page * _PAGE), 0, _PAGE)
+        repeat = np.repeat(np.arange(len(split)), n_conditions)
+        page = first_page[repeat] + np.arange(len(repeat)) - np.repeat(np.cumsum(n_conditions) - n_conditions, n_conditions)
+        low, high = np.clip((first[repeat] - page * _PAGE, last[repeat] - page * _PAGE), 0, _PAGE)
         self.keep = _ALL - ((1 << high) - (1 << low))
-        self.node = split[of]
+        self.node = split[repeat]
         self.n_pages = -(-forest.n_leaves // _PAGE)
         self.first_page = np.cumsum(self.n_pages) - self.n_pages
         tree = forest.tree[self.node]

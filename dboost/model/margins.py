@@ -72,8 +72,10 @@ class LevelColumn(NamedTuple):
         known, missing = self.feature.categories, np.isnan(values)
         if known is None:
             numbers = np.array([*levels, np.inf], np.float64)
-            found = np.searchsorted(numbers, values)
-            return np.where(~missing & (numbers[np.minimum(found, len(levels))] == values) & (found < len(levels)), found, -1)
+            positions = np.searchsorted(numbers, values)
+            return np.where(
+                ~missing & (numbers[np.minimum(positions, len(levels))] == values) & (positions < len(levels)), positions, -1
+            )
         position = {level: number for number, level in enumerate(levels)}
         lookup = np.array([*(position.get(level, -1) for level in known), -1], np.int64)
         return lookup[np.where(missing, len(known), values).astype(np.int64)]

@@ -167,9 +167,9 @@ class Outputs:
         """Return raw scores with the offsets of their rows (float64[n]) added."""
         if offset is None:
             return raw
-        found = raw.copy()
-        found[:, self.offset_outputs] += offset[:, None]
-        return found
+        shifted = raw.copy()
+        shifted[:, self.offset_outputs] += offset[:, None]
+        return shifted
 
     def distribution(self) -> OutputForm:
         """Return the form of the distributions of the rows' targets; ParameterError for a model without."""
@@ -319,11 +319,11 @@ class SeveralOutputs(Outputs):
         return super().require_classes()
 
     def finish(self, raw: np.ndarray) -> np.ndarray:
-        found = self.linked(raw)
+        scores = self.linked(raw)
         for k, part in enumerate(self.loss.parts):
             if part.is_classification:
-                found[:, k] = raw[:, k] > part.even_score
-        return np.ascontiguousarray(found, self.dtype)
+                scores[:, k] = raw[:, k] > part.even_score
+        return np.ascontiguousarray(scores, self.dtype)
 
     def probabilities(self, raw: np.ndarray) -> np.ndarray:
         self.require_probabilities()
@@ -406,7 +406,7 @@ class NormalOutputs(SeveralOutputs):
 def _are_quantiles(stored_loss: dict[str, Any]) -> bool:
     """Return whether the record of a loss is that of `losses.Quantiles`."""
     losses = stored_loss.get("losses", ())
-    levels = [one.get("quantile") for one in losses if one["name"] == "quantile"]
+    levels = [loss.get("quantile") for loss in losses if loss["name"] == "quantile"]
     are_all = 0 < len(levels) == len(losses) and levels == sorted(set(levels))
     return are_all and stored_loss.get("targets") == ["target"] and stored_loss["outputs"] == [repr(level) for level in levels]
 

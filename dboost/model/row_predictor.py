@@ -109,23 +109,23 @@ class RowPredictor:
         return self._codes(row.tolist()) if type(row) is np.ndarray and row.ndim == 1 else None
 
     def _codes(self, values: Iterable[Any]) -> np.ndarray | None:
-        found: list[float] = []
+        codes: list[float] = []
         try:
             for value, levels in zip(values, self._levels, strict=True):
                 kind = type(value)
                 if levels is not None and kind in levels.types:
                     if kind is int:
                         float(value)  # raises for those that `predict` refuses
-                    found.append(levels.codes.get(value, _NAN))
+                    codes.append(levels.codes.get(value, _NAN))
                 elif levels is None and kind in _TYPES[NUMBERS]:
-                    found.append(float(value))
+                    codes.append(float(value))
                 elif value is None or (kind is float and value != value):
-                    found.append(_NAN)
+                    codes.append(_NAN)
                 else:
                     return None
         except (ValueError, OverflowError):  # another number of values; an integer beyond the range of floats
             return None
-        return np.array(found)
+        return np.array(codes)
 
     def _by_predict(self, row: Any, offset: Any) -> Any:
         """Predict one row or a table by `Booster.predict`."""

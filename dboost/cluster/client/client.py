@@ -24,12 +24,12 @@ def client_for(data: Any, given: Any = None, workers: Any = None) -> Iterator[An
     ParameterError
         If there are workers but no client.
     """
-    found: AbstractContextManager[Any] = nullcontext()
+    context: AbstractContextManager[Any] = nullcontext()
     if given is not None or ("distributed" in sys.modules and is_source(data)):
         from dboost.cluster.client.connection import current_client
 
-        found = current_client(given)
-    with found as client:
+        context = current_client(given)
+    with context as client:
         if client is None and workers is not None:
             raise ParameterError(f"workers={workers!r:.60} needs a cluster: give its client")
         yield client

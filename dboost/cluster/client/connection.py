@@ -306,9 +306,9 @@ class SchedulerWatch:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the client's event loop. `Client.sync` would wait forever if the client is closed meanwhile."""
         loop: Any = self._client.loop
-        found = run_on(loop.asyncio_loop, work, self.note_wait)
+        result = run_on(loop.asyncio_loop, work, self.note_wait)
         self.is_silent = False
-        return found
+        return result
 
     async def ping(self) -> None:
         scheduler: Any = self._client.scheduler
@@ -613,7 +613,7 @@ class Connection:
     ) -> dict[SessionRef, Any]:
         """Call a method of sessions with arguments for each; see `ask`. before : other calls of each session, made first."""
         steps = {} if before is None else before
-        packed = [pack(AfterSteps(steps[ref], of) if steps.get(ref) else of) for ref, of in arguments.items()]
+        packed = [pack(AfterSteps(steps[ref], argument) if steps.get(ref) else argument) for ref, argument in arguments.items()]
         return self._ask(list(arguments), method.__name__, packed)
 
     def _ask(self, refs: list[SessionRef], method: str, packed: Any) -> dict[SessionRef, Any]:

@@ -47,17 +47,17 @@ class WorkerChoice:
             for name, amount in given.items():
                 if isinstance(amount, bool) or not isinstance(amount, Real) or not float(amount) > 0:
                     raise ParameterError(f"workers: the amount of resource {name!r} must be a positive number, not {amount!r}")
-            found = cls(resources=tuple((str(name), float(amount)) for name, amount in given.items()))
+            choice = cls(resources=tuple((str(name), float(amount)) for name, amount in given.items()))
         else:
             items = [given] if isinstance(given, str | int) else given
-            if not isinstance(items, Sequence | set | frozenset) or not all(isinstance(one, str | int) for one in items):
+            if not isinstance(items, Sequence | set | frozenset) or not all(isinstance(item, str | int) for item in items):
                 raise InputTypeError(
                     f"workers={given!r:.60} must be addresses or names of workers, or a dict of resources such as {{'GPU': 1}}"
                 )
-            found = cls(names=tuple(str(one) for one in items))
-        if not found:
+            choice = cls(names=tuple(str(item) for item in items))
+        if not choice:
             raise ParameterError("workers is empty: name at least one, or leave it out")
-        return found
+        return choice
 
     def __bool__(self) -> bool:
         return bool(self.names or self.resources)
@@ -81,9 +81,9 @@ class WorkerChoice:
         """
         for name in self.names:
             if not any(name in (address, record.name) for address, record in known.items()):
-                there = ", ".join(f"{record.name} at {address}" for address, record in list(known.items())[:5])
+                present = ", ".join(f"{record.name} at {address}" for address, record in list(known.items())[:5])
                 more = f" and {len(known) - 5} more" if len(known) > 5 else ""
-                raise ParameterError(f"workers: there is no worker {name!r}; there are {there or 'none'}{more}")
+                raise ParameterError(f"workers: there is no worker {name!r}; there are {present or 'none'}{more}")
         if self.resources and not any(self.includes(address, record) for address, record in known.items()):
             raise ParameterError(f"workers: no worker has the resources {dict(self.resources)}")
 

@@ -123,8 +123,11 @@ class PartitionedTable:
         ranges = self.numbers.ranges
 
         def of_session(numbers: Sequence[int]) -> tuple[Any, ...]:
-            own = [one.of_partitions([ranges[i] for i in numbers]) if isinstance(one, PerRow) else one for one in arguments]
-            return step, tuple(own)
+            session_arguments = [
+                argument.of_partitions([ranges[i] for i in numbers]) if isinstance(argument, PerRow) else argument
+                for argument in arguments
+            ]
+            return step, tuple(session_arguments)
 
         self.stages.append(Stage(Session.change, of_session))
 
@@ -153,17 +156,17 @@ class PartitionedTable:
     @property
     def threads(self) -> dict[str, int]:
         """Threads of the workers that get rows, by address: of all usable ones, or of one of each host for folds."""
-        own = self.connection.n_threads
+        n_threads = self.connection.n_threads
         if self.n_at_once == 1 or self.source.memory_limit or not session_per_host():
-            return own
+            return n_threads
         n_rows, limits = self.source.n_rows or sum(self.lengths.values()), self.connection.memory_limits
         n_held = values_held(n_rows, len(self.source.plan.specs), self.n_at_once)
-        places = {worker: (self.connection.host_of(worker), self.connection.processors_of(worker)) for worker in own}
+        places = {worker: (self.connection.host_of(worker), self.connection.processors_of(worker)) for worker in n_threads}
 
         def has_room(worker: str, share: float) -> bool:
             return worker in limits and is_held(int(n_held * share), limits[worker])
 
-        return trainers_of_folds(own, places, has_room, {entry.ref.worker for entry in self.worker_partitions})
+        return trainers_of_folds(n_threads, places, has_room, {entry.ref.worker for entry in self.worker_partitions})
 
     @property
     def sessions(self) -> list[SessionRef]:
@@ -180,15 +183,15 @@ class PartitionedTable:
         """Rows of positive weight of each partition, in order."""
         if self._n_trained is not None:
             return self._n_trained
-        found = {i: n for stats in self.partition_stats for i, n in stats.n_kept.items()}
-        return dict(sorted(found.items()))
+        n_rows = {i: n for stats in self.partition_stats for i, n in stats.n_kept.items()}
+        return dict(sorted(n_rows.items()))
 
     def rows_of_sessions(self, entries: Sequence[WorkerPartitions] | None = None) -> dict[SessionRef, int]:
         """Return the number of rows of positive weight of each session. entries : default None, all of them."""
-        kept, found = self.n_kept, dict[SessionRef, int]()
+        kept, n_rows = self.n_kept, dict[SessionRef, int]()
         for entry in self.worker_partitions if entries is None else entries:
-            found[entry.ref] = found.get(entry.ref, 0) + sum(kept[i] for i in entry.numbers)
-        return found
+            n_rows[entry.ref] = n_rows.get(entry.ref, 0) + sum(kept[i] for i in entry.numbers)
+        return n_rows
 
     def where(self, row: int) -> str:
         """Return the position of a row of the whole table, for messages."""
@@ -229,7 +232,7 @@ class PartitionedTable:
         while True:
             self.repair()
             try:
-                found = ask()
+                answers = ask()
             except LostWorkers as lost:
                 self.connection.attempts.note(name, lost)
                 self.drop_workers(lost.sessions)
@@ -237,7 +240,7 @@ class PartitionedTable:
             self._n_sent = len(self.stages)
             for entry in self.worker_partitions:
                 entry.stage = self._n_sent
-            return found
+            return answers
 
     # Loss and repair.
 
@@ -324,13 +327,13 @@ class PartitionedTable:
         """Return for each worker the call that sets the threads of a session if fits at the same time share the worker."""
         if self.n_at_once == 1:
             return {}
-        threads, found = self.threads, dict[str, Step]()
+        threads, steps = self.threads, dict[str, Step]()
         is_whole = len(threads) == 1 or self.single_worker(threads) is not None
         n_sharing = self.n_sharing(len(threads)) if is_whole else 1
         for worker, together in threads.items():
             n_threads = max(together // n_sharing, 1)
-            found[worker] = Session.use_threads.__name__, (n_threads, max(together // n_threads, 1))
-        return found
+            steps[worker] = Session.use_threads.__name__, (n_threads, max(together // n_threads, 1))
+        return steps
 
     # Rows of a host.
 
@@ -488,14 +491,14 @@ class PartitionedTable:
 
     def _held_rows(self, n_threads: Mapping[str, int]) -> dict[str, int]:
         """Return the rows of each worker; those of a trainer count for all workers of its host, whose threads it uses."""
-        found = dict.fromkeys(n_threads, 0)
+        n_held = dict.fromkeys(n_threads, 0)
         for entry in self.worker_partitions:
             n_rows = sum(self.lengths[i] for i in entry.numbers)
             sharing = self.workers_of(entry.ref) & set(n_threads)
             together = sum(n_threads[worker] for worker in sharing)
             for worker in sharing:
-                found[worker] += n_rows * n_threads[worker] // together
-        return found
+                n_held[worker] += n_rows * n_threads[worker] // together
+        return n_held
 
     def workers_of(self, ref: SessionRef) -> set[str]:
         """Return the usable workers that a session trains for: those of its host if it is a trainer, else its own."""

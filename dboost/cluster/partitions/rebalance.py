@@ -81,7 +81,7 @@ def plan_moves(
         candidates = sizes[giver]
         k = bisect_left(candidates, (round(even), -1))
         nearest = [candidates[j] for j in (k - 1, k) if 0 <= j < len(candidates)]
-        nearest = [one for one in nearest if one[0] and (loads[taker] + one[0]) / fair[taker] < most]
+        nearest = [candidate for candidate in nearest if candidate[0] and (loads[taker] + candidate[0]) / fair[taker] < most]
         if not nearest:
             return moves
         size, i = min(nearest, key=lambda one: abs(one[0] - even))

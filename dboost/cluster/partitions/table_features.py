@@ -44,12 +44,12 @@ def load_partitions(table: PartitionedTable) -> tuple[Feature, ...]:
 
 def _category_kinds(stats: Sequence[PartitionStats], n_features: int) -> list[dict[str, int]]:
     """Return for each feature the first partition with categories of each kind."""
-    found: list[dict[str, int]] = [{} for _ in range(n_features)]
-    for one in stats:
-        for of_all, of_session in zip(found, one.category_kinds, strict=True):
+    kinds: list[dict[str, int]] = [{} for _ in range(n_features)]
+    for stats_of_session in stats:
+        for of_all, of_session in zip(kinds, stats_of_session.category_kinds, strict=True):
             for kind, i in of_session.items():
                 of_all[kind] = min(i, of_all.get(kind, i))
-    return found
+    return kinds
 
 
 def _checked_features(table: PartitionedTable) -> tuple[Feature, ...]:
@@ -57,9 +57,9 @@ def _checked_features(table: PartitionedTable) -> tuple[Feature, ...]:
     stats, plan = table.partition_stats, table.source.plan
     if not sum(table.lengths.values()):
         raise DataError(f"the data have no rows: all {table.source.n_parts} partitions are empty")
-    raise_for_issues([issue for one in stats for issue in one.complaints])
-    check_max_weight(max(one.max_weight for one in stats), plan.label("sample_weight"))
-    scans = [(one.target, min(one.n_kept)) for one in stats if one.target is not None]
+    raise_for_issues([issue for session in stats for issue in session.complaints])
+    check_max_weight(max(session.max_weight for session in stats), plan.label("sample_weight"))
+    scans = [(session.target, min(session.n_kept)) for session in stats if session.target is not None]
     kinds = {scan.categories is not None: (scan.categories is not None, number) for scan, number in scans}
     if len(kinds) == 2:
         raise disagree(str(plan.roles.get("target", "target")), kinds[False], kinds[True])
@@ -79,8 +79,8 @@ def merge_features(plan: ReadPlan, stats: Sequence[PartitionStats]) -> tuple[Fea
     features = []
     known = plan.known or (None,) * len(plan.specs)
     for j, spec in enumerate(plan.specs):
-        found = (one.kinds[j] for one in stats)
-        kinds = sorted({kind for kind in found if kind is not None}, key=lambda kind: kind[1])
+        kinds_of_column = (session.kinds[j] for session in stats)
+        kinds = sorted({kind for kind in kinds_of_column if kind is not None}, key=lambda kind: kind[1])
         for kind in kinds[1:]:
             if kind[0] != kinds[0][0]:
                 raise disagree(spec.name, kinds[0], kind)
@@ -88,8 +88,8 @@ def merge_features(plan: ReadPlan, stats: Sequence[PartitionStats]) -> tuple[Fea
         index = CategoryIndex(
             spec.name, None if of_model is None else of_model.categories, extend_categories=plan.extend_categories
         )
-        for one in stats:
-            index.translate(one.categories[j])
+        for session in stats:
+            index.translate(session.categories[j])
         categorical = spec.categorical or len(index)
         features.append(Feature(spec.name, index.finish()[0] if categorical else None))
     return tuple(features)

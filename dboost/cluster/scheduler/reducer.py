@@ -355,9 +355,9 @@ class Reducer(SchedulerPlugin):
             allowed = None if task.loose_restrictions else self._scheduler.valid_workers(task)
             others = self._scheduler.running if allowed is None else self._scheduler.running & allowed
             if others:
-                other = min(others, key=lambda state: (len(state.processing) + planned[state.address], state.address))
-                planned[other.address] += 1
-                stealing.move_task_request(task, worker, other)
+                target = min(others, key=lambda state: (len(state.processing) + planned[state.address], state.address))
+                planned[target.address] += 1
+                stealing.move_task_request(task, worker, target)
 
     def _awaited(self, fit: str) -> tuple[set[str], list[TaskState], dict[str, str]]:
         """Return the workers that have sessions of a fit, read its partitions, or compute or hold their inputs.
@@ -368,7 +368,7 @@ class Reducer(SchedulerPlugin):
         waiting: list[TaskState] = []
         unrunnable: dict[str, str] = {}
         known = self._fits.get(fit)
-        found = set() if known is None else {worker for worker in known.workers if worker in self._scheduler.workers}
+        workers = set() if known is None else {worker for worker in known.workers if worker in self._scheduler.workers}
         prefix = f"{READING}{fit}"
         tasks = [task for task in self._scheduler.tasks.values() if str(task.key).startswith(prefix)]
         seen = set(tasks)
@@ -376,7 +376,7 @@ class Reducer(SchedulerPlugin):
             task = tasks.pop()
             if task.processing_on is not None:
                 waiting.append(task)
-                found.add(task.processing_on.address)
+                workers.add(task.processing_on.address)
             if task.state == "no-worker" and self._is_paused(task.worker_restrictions):
                 waiting.append(task)
             elif task.state == "no-worker":
@@ -386,12 +386,12 @@ class Reducer(SchedulerPlugin):
                     *(task.resource_restrictions or ()),
                 ]
                 unrunnable[str(task.key)] = ", ".join(sorted(map(str, allowed)))
-            found |= {state.address for state in task.who_has or ()}
+            workers |= {state.address for state in task.who_has or ()}
             if task.state != "memory":
                 upstream = set(task.dependencies) - seen
                 seen |= upstream
                 tasks += upstream
-        return found, waiting, unrunnable
+        return workers, waiting, unrunnable
 
     def _is_paused(self, addresses: Iterable[str] | None) -> bool:
         """Return whether one of some workers is paused."""
@@ -531,12 +531,12 @@ class Reducer(SchedulerPlugin):
     async def _ping_new(self) -> dict[str, WorkerVersion]:
         """Return the replies of all workers to pings; ping those whose replies are not known."""
         identities = self._identities()
-        here = {identity for _, identity in identities}
-        self._versions = {identity: version for identity, version in self._versions.items() if identity in here}
+        present = {identity for _, identity in identities}
+        self._versions = {identity: version for identity, version in self._versions.items() if identity in present}
         to_ping = [(address, identity) for address, identity in identities if identity not in self._versions]
         versions = await asyncio.gather(*(self._ping(address) for address, _ in to_ping))
-        found = dict(zip(to_ping, versions, strict=True))
-        self._versions |= {identity: version for (_, identity), version in found.items() if version[0] != SILENT}
+        replies = dict(zip(to_ping, versions, strict=True))
+        self._versions |= {identity: version for (_, identity), version in replies.items() if version[0] != SILENT}
         return {address: self._versions.get(identity, (SILENT, None, None, None)) for address, identity in identities}
 
     async def _ping(self, address: str) -> WorkerVersion:

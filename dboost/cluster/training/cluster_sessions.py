@@ -188,11 +188,11 @@ class ClusterSessions:
 
         places = training.build(Session.build, arguments)
         if spec.may_stream:
-            n_in_files = sum(one.in_files for one in places)
+            n_in_files = sum(place.in_files for place in places)
             log_rows_in_files(n_in_files, spec)
             self.streams = n_in_files > 0 and spec.n_bites is None
-            self.trees_per_pass = min(one.trees_per_pass for one in places)
-            n_held = min(one.most_in_memory for one in places)
+            self.trees_per_pass = min(place.trees_per_pass for place in places)
+            n_held = min(place.most_in_memory for place in places)
             if self.streams and n_held:
                 # Workers whose memory holds all rows; they get partitions when they join (see `cluster.partitions.rebalance`).
                 self.connection.need_workers(-(-self.n_rows // n_held))
@@ -355,13 +355,13 @@ class ClusterSessions:
 
     def evaluate(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
         """The sets on the workers are evaluated together, with one call, which sends them the trees since the last one."""
-        trees, found = self.trees, dict[str, float]()
+        trees, scores = self.trees, dict[str, float]()
         if len(self._eval_rows) < len(self.eval_names):
-            found |= self._eval_sets.evaluate(trees.trees, metrics, trees.mark, trees.n_cuts)
+            scores |= self._eval_sets.evaluate(trees.trees, metrics, trees.mark, trees.n_cuts)
         if self._eval_rows:
-            found |= self._evaluate_on_workers(metrics)
+            scores |= self._evaluate_on_workers(metrics)
         columns = (column for name in self.eval_names for metric in metrics for column in metric.columns(name))
-        return {column: found[column] for column in columns}
+        return {column: scores[column] for column in columns}
 
     def _evaluate_on_workers(self, metrics: Sequence[MetricReduction]) -> dict[str, float]:
         for metric in metrics:
@@ -382,7 +382,7 @@ class ClusterSessions:
 
         answers = self._with_recovery("evaluate", ask_all)
         self._n_sent = len(trees)
-        found: dict[str, float] = {}
+        scores: dict[str, float] = {}
         for name, n_rows in self._eval_rows.items():
             results = [answer[name] for answer in answers]
             n_found = sum(n for n, _ in results)
@@ -390,8 +390,8 @@ class ClusterSessions:
                 raise DBoostError(f"workers hold {n_found} of the {n_rows} rows of evaluation set {name!r}")
             chunks = [chunk for _, chunks_of_worker in results for chunk in chunks_of_worker]
             for k, metric in enumerate(metrics):
-                found |= metric.values(name, reduce(metric.merge, (chunk[k] for chunk in chunks)))
-        return found
+                scores |= metric.values(name, reduce(metric.merge, (chunk[k] for chunk in chunks)))
+        return scores
 
     def _check_rows_wanted(self, metric: MetricReduction) -> None:
         """Raise a ParameterError if a metric wants more rows of an evaluation set than may come to the client."""

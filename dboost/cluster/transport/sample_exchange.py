@@ -39,17 +39,17 @@ def answer_proposal(
     execute : calls a method of the session; exchange : sends slices and returns those of other sessions, so many.
     """
     draw, order = unpack(arguments)
-    own = order.owners.index(here) if here in order.owners else None
-    status, answer = execute(Session.draw_sample.__name__, (*draw, order.bounds, own))
+    position = order.owners.index(here) if here in order.owners else None
+    status, answer = execute(Session.draw_sample.__name__, (*draw, order.bounds, position))
     if status != OK:
         return status, answer
     ranges, kept = answer
     # Each session begins with another owner, so that no link receives from all at the same time.
-    n, first = len(order.owners), 0 if own is None else own + 1
-    to_owners = {order.owners[k % n]: pieces_of(ranges[k % n]) for k in range(first, first + n) if k % n != own}
-    status, answer = exchange(to_owners, 0 if own is None else order.n_sessions - 1)
+    n, first = len(order.owners), 0 if position is None else position + 1
+    to_owners = {order.owners[k % n]: pieces_of(ranges[k % n]) for k in range(first, first + n) if k % n != position}
+    status, answer = exchange(to_owners, 0 if position is None else order.n_sessions - 1)
     if status != OK:
         return status, answer
-    if own is None:
+    if position is None:
         return OK, pack([])
     return execute(Session.propose.__name__, (kept, [*map(unpacked, answer)], order.max_bins))

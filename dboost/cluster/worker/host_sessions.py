@@ -189,7 +189,7 @@ def trainers_of_folds(
     of the rows; with_rows : workers that have rows of the fit, and are chosen again while they have room. If no worker of a
     host has room for its share, or the host is not known, each trains on its own rows.
     """
-    found = dict(n_threads)
+    trainers = dict(n_threads)
     for group in by_host(places):
         threads = [n_threads[worker] for worker in group]
         share = sum(threads) / sum(n_threads.values())
@@ -197,9 +197,9 @@ def trainers_of_folds(
         if roomy:
             trainer = next((worker for worker in roomy if worker in with_rows), roomy[0])
             for worker in group:
-                del found[worker]
-            found[trainer] = n_threads_of_trainer(threads, len(places[trainer][1]), 1, n_threads[trainer])
-    return found
+                del trainers[worker]
+            trainers[trainer] = n_threads_of_trainer(threads, len(places[trainer][1]), 1, n_threads[trainer])
+    return trainers
 
 
 def hand_overs(

@@ -129,7 +129,7 @@ class PartitionMover:
                 return None
         if owner in self._gone:
             return None
-        found: list[Chunk] = []
+        chunks: list[Chunk] = []
         for number in count():
             fetching = self._fetch(owner, fit, batch, partition, number)
             try:
@@ -139,9 +139,9 @@ class PartitionMover:
             if reply is None or reply["status"] != OK:
                 self._gone.add(owner)
                 return None
-            found.append(unpack(reply["content"]))
+            chunks.append(unpack(reply["content"]))
             if not reply["more"]:
-                return found
+                return chunks
         raise AssertionError
 
     async def _fetch(self, giver: SessionRef, fit: str, batch: str, partition: int, number: int) -> Any:
@@ -289,8 +289,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
 
     def known(self, fit: str, session: str | None = None) -> Session | None:
         """Return this worker's session of a fit; None if there is none, or if its name is not `session`."""
-        found = self._sessions.get(fit)
-        return None if found is None or session not in (None, found.session) else found
+        known_session = self._sessions.get(fit)
+        return None if known_session is None or session not in (None, known_session.session) else known_session
 
     async def call(self, fit: str, session: str, number: int, method: str, arguments: bytes) -> dict[str, Any]:
         """Call a method of a session.
@@ -318,21 +318,21 @@ class DBoostWorkerPlugin(WorkerPlugin):
         worker_session = self.known(fit, session)
         if not slices or worker_session is None:
             return OK, (histograms, n_rows, seconds, best)
-        exchange, here = worker_session.exchange, SessionRef(self._worker.address, session)
+        exchange, ref = worker_session.exchange, SessionRef(self._worker.address, session)
         assert exchange is not None
-        k, group = exchange.place(here)
+        k, group = exchange.place(ref)
         # Each session sends to the next one of its group first, so that no link receives from all at the same time.
         first, wanted = (k, len(group)) if k < len(slices) else (0, 0)
         to_group: dict[SessionRef, Pieces] = {group[j]: [slices[j]] for j in (*range(first, len(slices)), *range(first))}
-        status, received = self._swap(fit, here, number, 0, to_group, wanted, relay)
+        status, received = self._swap(fit, ref, number, 0, to_group, wanted, relay)
         if status == OK and received and exchange.n_groups > 1:
             status, answer = execute(Session.add_slices.__name__, ([content for (content,) in received],))
             if status != OK:
                 return status, answer
             seconds += answer[1]
             owner = exchange.owner(k)
-            wanted = exchange.n_groups if owner == here else 0
-            status, received = self._swap(fit, here, number, 1, {owner: [answer[0]]}, wanted, relay)
+            wanted = exchange.n_groups if owner == ref else 0
+            status, received = self._swap(fit, ref, number, 1, {owner: [answer[0]]}, wanted, relay)
         if status != OK:
             return status, received
         if received:
@@ -464,12 +464,12 @@ class DBoostWorkerPlugin(WorkerPlugin):
 
         async def opened() -> list[Line | BaseException | None]:
             arguments = self._worker.connection_args
-            opening = (open_worker_line(f"worker {here}", fit, ref, arguments) for ref in refs)
+            opening = (open_worker_line(f"worker {address}", fit, ref, arguments) for ref in refs)
             return await asyncio.gather(*opening, return_exceptions=True)
 
-        here = self._worker.address
+        address = self._worker.address
         return {
-            ref: DBoostError(f"worker {here} cannot open a line to {ref.worker}: see dboost.lines in Dask's configuration")
+            ref: DBoostError(f"worker {address} cannot open a line to {ref.worker}: see dboost.lines in Dask's configuration")
             if line is None
             else line
             for ref, line in zip(refs, run_on(self._loop, opened()), strict=True)
@@ -492,19 +492,19 @@ class DBoostWorkerPlugin(WorkerPlugin):
         if method == Session.histogram_slices.__name__:
             return self._exchange(fit, session, number, arguments, relay)
         if method == Session.draw_sample.__name__:
-            here = SessionRef(self._worker.address, session)
+            own_ref = SessionRef(self._worker.address, session)
 
             def swap(slices: dict[SessionRef, Pieces], n_wanted: int) -> tuple[str, Any]:
-                return self._swap(fit, here, number, 0, slices, n_wanted, relay)
+                return self._swap(fit, own_ref, number, 0, slices, n_wanted, relay)
 
-            return answer_proposal(here, arguments, partial(self._execute, fit, session, number), swap)
+            return answer_proposal(own_ref, arguments, partial(self._execute, fit, session, number), swap)
         if method == Session.hand_over.__name__:
-            here = SessionRef(self._worker.address, session)
+            own_ref = SessionRef(self._worker.address, session)
 
             def send(stage: int, messages: dict[SessionRef, Pieces], n_wanted: int) -> tuple[str, Any]:
-                return self._swap(fit, here, number, stage, messages, n_wanted, relay)
+                return self._swap(fit, own_ref, number, stage, messages, n_wanted, relay)
 
-            return answer_hand_over(here, arguments, partial(self._execute, fit, session, number), send)
+            return answer_hand_over(own_ref, arguments, partial(self._execute, fit, session, number), send)
         return self._execute(fit, session, number, method, arguments)
 
     def _execute(
@@ -523,12 +523,12 @@ class DBoostWorkerPlugin(WorkerPlugin):
                     return STALE, b""
                 worker_session.latest = number
                 started = time.perf_counter()
-                given = arguments if isinstance(arguments, tuple) else unpack(arguments)
-                if isinstance(given, AfterSteps):
-                    for name, of_step in given.steps:
+                unpacked = arguments if isinstance(arguments, tuple) else unpack(arguments)
+                if isinstance(unpacked, AfterSteps):
+                    for name, of_step in unpacked.steps:
                         _method_of(worker_session, name)(*of_step)
-                    given = given.arguments
-                answer = _method_of(worker_session, method)(*given)
+                    unpacked = unpacked.arguments
+                answer = _method_of(worker_session, method)(*unpacked)
                 if method in _FREES_MEMORY:
                     trim_memory()
                 if method not in _NOT_PACKED:
@@ -577,8 +577,8 @@ class DBoostWorkerPlugin(WorkerPlugin):
             self.meter.forget(fit)
             peers = [self._peers.pop(key) for key in list(self._peers) if key[0] == fit and session in (None, key[1])]
         self._inbox.drop(fit)
-        for one in peers:
-            self._pool.submit(one.close)
+        for peer in peers:
+            self._pool.submit(peer.close)
         for line, (of_fit, name) in list(self._lines.items()):
             if of_fit == fit and session in (None, name):
                 line.shut_down()
