@@ -64,6 +64,8 @@ from dboost.training.folds import (
     mean_of,
     metric_names,
     split_rows,
+    usable_folds,
+    warn_of_classes,
 )
 from dboost.training.plan import (
     FitRequest,
@@ -390,10 +392,8 @@ class FoldOptions(NamedTuple):
         is_number = self.folds is None or (isinstance(self.folds, Number) and not isinstance(self.folds, bool))
         return self.time is None and (is_number or hasattr(self.folds, "split"))
 
-    def of(
-        self, n_rows: int, targets: Column, is_classification: bool, seed: int, keys: np.ndarray | None = None
-    ) -> list[FoldRows]:
-        """Return the folds; raise a ParameterError or a DataError if they are not those of `known`.
+    def of(self, n_rows: int, targets: Column, target: Target, seed: int, keys: np.ndarray | None = None) -> list[FoldRows]:
+        """Return the folds that can be fitted; raise a ParameterError or a DataError if they are not those of `known`.
 
         keys : of the groups of the rows, which folds keep together if they can.
         """
@@ -408,8 +408,11 @@ class FoldOptions(NamedTuple):
         found = split_rows(
             5 if self.folds is None else self.folds, n_rows, lambda: targets,
             groups=keys if self.groups is None and self.can_keep_groups else self.groups, time=self.time,
-            repeats=self.repeats, is_classification=is_classification, seed=seed, is_kept=self.is_kept,
+            repeats=self.repeats, is_classification=target.classes is not None, seed=seed, is_kept=self.is_kept,
         )  # fmt: skip
+        found = usable_folds(found, targets, target.loss)
+        if target.classes is not None:
+            warn_of_classes(found, targets)
         same = [np.array_equal(one.uses, other.uses) for one, other in zip(found, known, strict=False)]
         if known and not (len(found) == len(known) and all(same)):
             raise ParameterError("start_from is a result of other folds: leave folds, groups, time and repeats out")
@@ -498,8 +501,8 @@ def folded(
         opened = prepare(data, target, **shaping, **reading)
     with opened as prepared, prepared._rows_of_folds(options.client) as rows:
         targets = rows.targets()
-        is_classification = target_of(targets, parameters, prepared.target).classes is not None
-        found = division.of(rows.n_rows, targets, is_classification, parameters.random_state, rows.groups())
+        kind = target_of(targets, parameters, prepared.target)
+        found = division.of(rows.n_rows, targets, kind, parameters.random_state, rows.groups())
         yield FoldedRows(prepared, rows, targets, found, division.is_kept)
 
 

@@ -29,6 +29,7 @@ from dboost._lazy_import import pd
 from dboost.data import CategoryColumn, Column
 from dboost.data.columns.times import plain_times, ranks_in_time
 from dboost.errors import DataError, DBoostError, FitInterrupted, InputTypeError, ParameterError, warn
+from dboost.losses import Loss, PerOutput
 from dboost.metrics.named import find_metrics
 from dboost.model.ensemble import Ensemble
 from dboost.rows.row_sample import derive_seed, hash_rows
@@ -43,6 +44,10 @@ from dboost.tuning import tuning
 _NO_THREAD = "can't start new thread"
 #: Purpose of the hashes that assign rows to folds, see `rows.row_sample.derive_seed`.
 _FOLDS = 7
+
+
+#: Classes that are named in warnings.
+_MOST_CLASSES = 3
 
 
 class BinnedRows(Protocol):
@@ -189,12 +194,70 @@ def _numbered(
         target = targets()
         codes = target.codes if isinstance(target, CategoryColumn) else np.unique(target, return_inverse=True)[1]
         counts = np.bincount(codes)
-        if counts[counts > 0].min() < n_folds:
-            raise ParameterError(f"folds={n_folds} is more than the {counts[counts > 0].min()} rows of the rarest class")
+        if counts.max() < n_folds:
+            raise ParameterError(f"folds={n_folds} is more than the rows of any class: the largest has {counts.max()}")
         order = order[np.argsort(codes[order], kind="stable")]
     found = np.empty(n_rows, np.int64)
     found[order] = np.arange(n_rows) % n_folds
     return found
+
+
+def warn_of_classes(folds: Sequence[FoldRows], targets: Column) -> None:
+    """Warn of classes of which a fold trains on no row, or with fewer rows than folds, of which one holds out none.
+
+    Names the first three of them.
+    """
+    if isinstance(targets, CategoryColumn):
+        names, codes = list(targets.categories), targets.codes
+    else:
+        if targets.ndim > 1:  # several labels
+            return
+        levels, codes = np.unique(targets, return_inverse=True)
+        names = levels.tolist()
+    n_classes = len(names)
+    trained, held_out = (
+        np.array([np.bincount(codes[fold.uses == use], minlength=n_classes) for fold in folds]) for use in (TRAIN, TEST)
+    )
+    n_rows = np.bincount(codes, minlength=n_classes)
+    is_untrained, is_unscored = (trained == 0).any(axis=0), (n_rows < len(folds)) & (held_out == 0).any(axis=0)
+    for code in np.flatnonzero((n_rows > 0) & (is_untrained | is_unscored))[:_MOST_CLASSES].tolist():
+        lacks = []
+        for counts, verb in ((trained, "train"), (held_out, "hold out")):
+            numbers = np.flatnonzero(counts[:, code] == 0).tolist()
+            if numbers:
+                verb = verb if len(numbers) > 1 else "trains" if verb == "train" else "holds out"
+                lacks.append(f"{_folds(numbers)} {verb}{' on' * verb.startswith('train')} none")
+        rows = f"{n_rows[code]} row{'s' if n_rows[code] > 1 else ''}"
+        warn(f"class {names[code]!r} has {rows}: {' and '.join(lacks)}; give fewer folds, or leave the class out")
+
+
+def usable_folds(folds: list[FoldRows], targets: Column, loss: Loss) -> list[FoldRows]:
+    """Return the folds whose training rows have targets that the loss can begin with; warn of the others.
+
+    Raises
+    ------
+    DataError
+        If there is none.
+    """
+    losses = loss.parts if isinstance(loss, PerOutput) else (loss,)
+    columns = [column for column, part in enumerate(losses) if part.target_range == "non-negative"]
+    if not columns or isinstance(targets, CategoryColumn):
+        return folds
+    is_positive = np.atleast_2d(targets)[columns] > 0
+    left_out = [number for number, fold in enumerate(folds) if not is_positive[:, fold.uses == TRAIN].any(axis=1).all()]
+    if not left_out:
+        return folds
+    reason = f"all targets of the rows to train on are 0, and loss={losses[columns[0]].name!r} needs a positive one"
+    if len(left_out) == len(folds):
+        raise DataError(f"in every fold {reason}")
+    rest = "; the others are numbered from 0 in their order" if left_out[0] < len(folds) - len(left_out) else ""
+    verb = "are" if len(left_out) > 1 else "is"
+    warn(f"{_folds(left_out)} of {len(folds)} {verb} left out: {reason}; give fewer or other folds{rest}")
+    return [fold for number, fold in enumerate(folds) if number not in set(left_out)]
+
+
+def _folds(numbers: Sequence[int]) -> str:
+    return f"fold{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def _ordered(n_folds: int, time: np.ndarray) -> list[FoldRows]:

@@ -296,6 +296,48 @@ def test_the_message_about_times_converts_them() -> None:
     assert hashes(dboost.cv(converted, "y", folds=4, time="day", **options)) == hashes(expected)
 
 
+ROWS = np.arange(60)
+HALVES = [(ROWS[:30], ROWS[30:]), (ROWS[30:], ROWS[:30])]
+#: Targets of 60 rows, other keywords, the warning, and the number of models.
+RARE: dict[str, tuple[Any, dict[str, Any], str, int]] = {
+    "one row": (ROWS == 7, {}, r"class True has 1 row: fold \d trains on none and folds .* hold out none; give fewer folds", 5),
+    "two rows": (ROWS % 30 == 7, {}, r"class True has 2 rows: folds \d, \d, \d hold out none", 5),
+    "text": (np.where(ROWS == 7, "rare", np.where(ROWS % 2, "a", "b")), {}, "class 'rare' has 1 row: fold ", 5),
+    "repeats": (ROWS == 7, {"repeats": 2, "folds": 3}, r"class True has 1 row: folds \d, \d train on none", 6),
+    "pairs": (np.where(ROWS < 30, "a", "b"), {"folds": HALVES}, "class 'a' has 30 rows: fold 1 trains on none", 2),
+    "time": (ROWS > 30, {"time": ROWS, "folds": 3}, "class True has 29 rows: folds 0, 1 train on none", 3),
+    "groups": (ROWS > 29, {"groups": ROWS // 30, "folds": 2}, r"class True has 30 rows: fold \d trains on none", 2),
+    "splitter": (ROWS > 29, {"folds": KFold(2)}, "class False has 30 rows: fold 0 trains on none", 2),
+    "counts": (
+        1.0 * (ROWS == 7),
+        {"loss": "poisson"},
+        r"fold \d of 5 is left out: all targets of the rows to train on are 0",
+        4,
+    ),
+    "tweedie": (1.0 * (ROWS < 30), {"loss": "tweedie", "folds": HALVES}, "fold 1 of 2 is left out.*loss='tweedie' needs", 1),
+    "stopping": (1.0 * (ROWS == 7), {"loss": "poisson", "early_stopping_rounds": 2}, "is left out.*numbered from 0", 4),
+}
+
+
+@pytest.mark.parametrize("kind", RARE)
+def test_the_other_folds_go_on_where_one_lacks_a_class_or_a_count(kind: str) -> None:
+    targets, options, message, n_models = RARE[kind]
+    frame = FRAME.iloc[:60].assign(y=targets)
+    with pytest.warns(UserWarning, match=message):
+        result = dboost.cv(frame, "y", **OPTIONS | {"max_iter": 2} | options)
+    assert len(result.boosters) == n_models and np.isfinite(result.best_score)
+    if kind == "counts":
+        assert np.isnan(result.predictions).sum() == 12, "those that the fold would have held out"
+        with pytest.warns(UserWarning, match="is left out"):
+            again = dboost.cv(frame, "y", **OPTIONS | {"max_iter": 2} | options, folds=5, start_from=result)
+        assert len(again.boosters) == n_models
+
+
+def test_no_fold_has_a_count() -> None:
+    with pytest.raises(DataError, match="in every fold all targets of the rows to train on are 0, and loss='poisson'"):
+        dboost.cv(FRAME.assign(y=0.0), "y", loss="poisson", **OPTIONS)
+
+
 def test_parts_of_the_time_are_held_out_one_after_the_other() -> None:
     days = RNG.integers(0, 30, N)
     names = np.array([f"2024-01-{day + 1:02d}" for day in days])
@@ -429,8 +471,8 @@ def test_folds_that_do_not_match_the_rows(folds: Any, message: str) -> None:
 def test_what_cv_does_not_take() -> None:
     with pytest.raises(InputTypeError, match="the target is missing"):
         dboost.cv(FRAME)
-    with pytest.raises(ParameterError, match="rarest class"):
-        dboost.cv(FRAME.iloc[:40].assign(z=[True] * 38 + [False] * 2), "z", **OPTIONS)
+    with pytest.raises(ParameterError, match="folds=5 is more than the rows of any class: the largest has 2"):
+        dboost.cv(FRAME.iloc[:6].assign(z=[*"aabbcc"]), "z", **OPTIONS)
     with pytest.raises(ParameterError, match="arcbites"):
         dboost.cv(FRAME, "y", arcbites=True, **OPTIONS)
     with pytest.raises(ParameterError, match="groups do not go together"):
