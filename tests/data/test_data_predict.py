@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import pickle
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,10 +22,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dboost import Booster
 from dboost.data import feature_block, open_table, predict_through
 from dboost.errors import DataError
+from dboost.model import model_file
 from dboost.schema import Feature
 from tests.helpers.examples import examples
+from tests.helpers.forests import random_ensemble
 
 N = 12
 FEATURES = (Feature("b"), Feature("c", ("y", "x")), Feature("a"))
@@ -262,15 +266,34 @@ def test_the_model_is_in_the_graph_once(names: list[str] | None) -> None:
     numbered = tuple(Feature(f"f{j}") for j in range(3))
     frame = dd.from_pandas(FRAME, npartitions=6)
     for data, features, named in ((matrix, numbered, False), (frame, FEATURES, True)):
+        Heavy.pickles.clear()
         lazy = predict_through(data, Heavy().predict, features=features, named=named, names=names)
         graph = (lazy.optimize() if named else lazy).__dask_graph__()
-        holders = 0
-        for task in graph.values():
-            Heavy.pickles.clear()
-            cloudpickle.dumps(task)
-            holders += Heavy.pickles["times"] > 0
         assert len(graph) > 6
-        assert holders == 1
+        assert sum(b"Heavy" in cloudpickle.dumps(task) for task in graph.values()) == 1
+        pickle.loads(cloudpickle.dumps(graph))  # as a scheduler does
+        assert Heavy.pickles["times"] == 1
+
+
+def test_a_large_model_is_packed() -> None:
+    """Dask warns of graphs of more than 10 MB."""
+    booster = Booster(random_ensemble(0, n_iterations=1500, n_leaves=63))
+    assert len(model_file.dumps(booster.ensemble)) > 13 * 2**20
+    frame = dd.from_pandas(
+        pd.DataFrame({f"x{j}": [1.0, 2.0] for j in (0, 2, 4)} | {"x1": ["a", "b"], "x3": ["a", "b"]}), npartitions=2
+    )
+    assert len(cloudpickle.dumps(booster.predict(frame).__dask_graph__())) < 8 * 2**20
+
+
+def test_what_cannot_be_pickled_predicts_in_this_process() -> None:
+    lock = threading.Lock()
+
+    def locked(block: np.ndarray) -> np.ndarray:
+        with lock:
+            return one(block)
+
+    lazy = predict_through(dd.from_pandas(FRAME, npartitions=2), locked, features=FEATURES, named=True)
+    np.testing.assert_array_equal(lazy.compute(scheduler="threads"), one(BLOCK))
 
 
 def test_nothing_is_computed_before_it_is_asked() -> None:

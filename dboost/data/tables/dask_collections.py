@@ -9,7 +9,8 @@ The graph runs in this process without importing `distributed`. Partitions that 
 one.
 
 For lazy predictions of Dask collections and files the model, which may take many megabytes, is one key of the graph that the
-tasks of all partitions depend on. Only the columns that the model needs are read.
+tasks of all partitions depend on. It is pickled once, travels as bytes, in the compact form, and is restored once in each
+process that predicts; the scheduler does not restore it. Only the columns that the model needs are read.
 
 **Objects.** Dask makes text of every column of Python objects when a frame is created (``dataframe.convert-string``), also of
 numbers, dates and lists. `with_objects` returns the frame in which only text has become text, so that the model, or the error,
@@ -31,8 +32,11 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
+from hashlib import sha256
 from typing import Any, ParamSpec, TypeVar
+from uuid import uuid4
 
+import cloudpickle
 import dask
 import dask.array as da
 import dask.dataframe as dd
@@ -40,7 +44,6 @@ import dask.threaded
 import numpy as np
 import pandas as pd
 from dask.bag import Bag
-from dask.base import tokenize
 from dask.core import flatten, get_dependencies, reverse_dict
 from dask.dataframe._pyarrow import to_pyarrow_string
 from dask.dataframe.dask_expr import _expr as dask_expr
@@ -412,6 +415,49 @@ def in_place(pieces: tuple[Any, ...], filled: Sequence[str]) -> tuple[Any, dict[
     return pieces[0], dict(zip(filled, pieces[1:], strict=True))
 
 
+class PackedPredictor:
+    """A predictor that travels as the bytes of its pickle, and is restored when it is needed.
+
+    Parameters
+    ----------
+    pickled : bytes or None
+        None for a predictor that cannot be pickled, which serves this process only.
+    predictor : Predictor, optional
+        The one in the bytes, where it is known.
+    """
+
+    def __init__(self, pickled: bytes | None, predictor: Predictor | None = None) -> None:
+        self._pickled, self._predictor = pickled, predictor
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, predictor: Predictor) -> PackedPredictor:
+        """Pack a predictor."""
+        try:
+            return cls(cloudpickle.dumps(predictor), predictor)
+        except Exception:  # of an object of the user; only a cluster needs the bytes, and raises the error again
+            return cls(None, predictor)
+
+    @property
+    def digest(self) -> str:
+        """Return a digest of the content; a random one if it cannot be pickled."""
+        return uuid4().hex if self._pickled is None else sha256(self._pickled).hexdigest()[:32]
+
+    def unpacked(self) -> Predictor:
+        """Return the predictor, the same one in all threads."""
+        with self._lock:
+            if self._predictor is None:
+                assert self._pickled is not None
+                self._predictor = cloudpickle.loads(self._pickled)
+            return self._predictor
+
+    def __reduce__(self) -> tuple[type[PackedPredictor], tuple[bytes]]:
+        return PackedPredictor, (cloudpickle.dumps(self._predictor) if self._pickled is None else self._pickled,)
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + len(self._pickled or b"")
+
+
 @one_at_a_time
 def predict_lazily(data: Any, predictor: Predictor) -> Any:
     """Return a lazy collection of predictions with the partitions of `data`, a Dask frame or array, or a path."""
@@ -421,7 +467,8 @@ def predict_lazily(data: Any, predictor: Predictor) -> Any:
         data = open_path(data, predictor.features)
     data = with_objects(data)
     columns = columns_like(*layout(data), predictor.features, predictor.named)
-    task = dask.delayed(predictor, name=f"dboost-model-{tokenize(predictor)}", traverse=False)
+    packed = PackedPredictor.of(predictor)
+    task = dask.delayed(packed, name=f"dboost-model-{packed.digest}", traverse=False)
     if isinstance(data, da.Array):
         return _through_array(whole_rows(data), task, predictor)
     if predictor.named:
@@ -445,9 +492,10 @@ def _through_array(data: da.Array, task: Any, predictor: Predictor) -> da.Array:
     return da.map_blocks(_predict_block, data, predictor=task, dtype=predictor.dtype, meta=meta, **shape)
 
 
-def _predict_block(block: Any, predictor: Predictor) -> np.ndarray:
-    return predictor.promised(block)
+def _predict_block(block: Any, predictor: PackedPredictor) -> np.ndarray:
+    return predictor.unpacked().promised(block)
 
 
-def _predict_frame(frame: pd.DataFrame, predictor: Predictor) -> Any:
-    return like_input(predictor.promised(frame), frame, predictor.names)
+def _predict_frame(frame: pd.DataFrame, predictor: PackedPredictor) -> Any:
+    unpacked = predictor.unpacked()
+    return like_input(unpacked.promised(frame), frame, unpacked.names)
