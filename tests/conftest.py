@@ -52,10 +52,12 @@ def tune() -> Iterator[Tune]:
         yield Tune(contexts)
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     from tests.helpers.real_data import FOLDER
+    from tests.suite.covering import SEED
 
-    return None if FOLDER.exists() else "no real tables beside the checkout (../shared/data): their tests are skipped"
+    seed = f"cells of tests/suite: SUITE_SEED={SEED}"
+    return [seed] if FOLDER.exists() else [seed, "no real tables beside the checkout (../shared/data): their tests are skipped"]
 
 
 _internal_errors: list[str] = []

@@ -18,7 +18,6 @@ from distributed import Client
 
 import dboost
 from dboost import ArcBites, DBoostRegressor
-from dboost.kernels import threads
 from dboost.tuning import tuned
 from tests.helpers.clusters import Processes, a_table, at, held_rows, threads_cluster
 from tests.helpers.fits import cut
@@ -35,10 +34,9 @@ def client() -> Iterator[Client]:
 
 
 @pytest.fixture
-def filing(client: Client, monkeypatch: pytest.MonkeyPatch, tune: Tune) -> Iterator[None]:
+def filing(client: Client, tune: Tune) -> Iterator[None]:
     """No rows fit the limit, blocks are short, threads share every bite; at the end no file is left."""
-    tune(resident_rows=0, least_bite_block_rows=32, block_rows=32)
-    monkeypatch.setattr(threads, "is_small", lambda *_: False)
+    tune(resident_rows=0, least_bite_block_rows=32, block_rows=32, small_cells=0)
     yield
     for _ in range(6000):  # a thread of the worker removes them after the fit
         if not list_files(client):

@@ -14,7 +14,6 @@ from distributed import Client
 
 import dboost
 from dboost.cluster.worker import worker_plugin
-from dboost.session import memory, training_rows
 from dboost.session.memory import Budget
 from dboost.session.partition_batch import PartitionBatch
 from tests.helpers.clusters import (
@@ -49,13 +48,9 @@ def lazily(n_partitions: int = 5) -> dd.DataFrame:
 
 @pytest.mark.fast_cells(1)
 @pytest.mark.parametrize("n_staying", [None, 1])
-def test_blocks_that_stay_on_workers(
-    client: Client, streaming: None, monkeypatch: pytest.MonkeyPatch, tune: Tune, n_staying: int | None
-) -> None:
+def test_blocks_that_stay_on_workers(client: Client, streaming: None, tune: Tune, n_staying: int | None) -> None:
     """Blocks for which a worker has memory are read once: here all, or one for each thread."""
-    allowed = memory.blocks_that_stay
-    tune(cached_file_bytes=0)
-    monkeypatch.setattr(training_rows, "blocks_that_stay", lambda *given: n_staying or allowed(*given))
+    tune(cached_file_bytes=0, **{} if n_staying is None else {"cached_blocks": n_staying})
     settings = OPTIONS | {"sample_weight": "w", "subsample": 0.7}
     booster = dboost.fit(lazily(), "y", client=client, memory_limit="64MiB", **settings)
     assert booster.sha256 == dboost.fit(FRAME, "y", **settings).sha256

@@ -589,7 +589,6 @@ def test_a_stream_is_sent_again_after_a_worker_was_killed(tmp_path: Path, monkey
     frame = frame_of(20_000)
     expected = dboost.fit(frame, "y", **OPTIONS | {"max_iter": 8})
     tune(stored_partition_bytes=100_000, stream_in_memory_bytes=200_000, wave_bytes=300_000)
-    monkeypatch.setattr("dboost.cluster.partitions.partitioned_table.is_for_one_worker", lambda *_: False)
     with Processes(3) as cluster, cluster.impatient():
         kill = at(3, lambda: os.kill(cluster.any_pid(), signal.SIGKILL))
         options = OPTIONS | {"max_iter": 8, "callbacks": [kill]}
@@ -633,7 +632,6 @@ def test_workers_decode_a_row_group_that_is_larger_than_its_share_once(
             yield stream
 
     monkeypatch.setattr(parquet, "_opened", opened)
-    monkeypatch.setattr("dboost.cluster.partitions.partitioned_table.is_for_one_worker", lambda *_: False)
     data: Any = ds.dataset(path) if kind == "pyarrow dataset" else path
     moved: list[int] = []
     take = PartitionBatch.take_slice
@@ -661,7 +659,6 @@ def test_ranges_of_a_row_group_are_read_again_after_a_worker_was_killed(
     parts = open_source(tmp_path / "rows.parquet", most_bytes=2**22, columns=["x0", "count", "y"])
     assert [len(run) for run in parts.runs(range(len(parts.parts)))] == [len(parts.parts)] != [1]
     assert [len(run) for run in parts.runs([1])] == [1]
-    monkeypatch.setattr("dboost.cluster.partitions.partitioned_table.is_for_one_worker", lambda *_: False)
     with Processes(3) as cluster, cluster.impatient():
         kill = at(3, lambda: os.kill(cluster.any_pid(), signal.SIGKILL))
         found = dboost.fit(tmp_path / "rows.parquet", "y", client=cluster.client, callbacks=[kill], **options)

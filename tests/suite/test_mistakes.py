@@ -12,7 +12,7 @@ from distributed import Client
 
 from dboost.errors import DataError
 from tests.helpers.clusters import threads_cluster
-from tests.suite.covering import cells
+from tests.suite.covering import cells, combinations
 from tests.suite.entrances import ENTRANCES, Given
 from tests.suite.forms import FORMS
 from tests.suite.mistakes import MISTAKES
@@ -32,7 +32,10 @@ def client() -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize(("mistake", "entrance", "form"), cells(SQUARE, fast=[(0,), (1, 2)], slow=[(0, 1), (0, 2), (1, 2)]))
+@pytest.mark.parametrize(
+    ("mistake", "entrance", "form"),
+    cells(SQUARE, fast=combinations((0,), (1, 2)), slow=combinations((0, 1), (0, 2), (1, 2))),
+)
 def test_a_mistake_has_one_error(client: Client, tmp_path: Path, mistake: str, entrance: str, form: str) -> None:
     wrong, way, table = MISTAKES[mistake], ENTRANCES[entrance], FORMS[form]
     with warnings.catch_warnings(), pytest.raises(way.error or wrong.error) as caught:
