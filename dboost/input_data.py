@@ -130,7 +130,7 @@ class TableInput(GivenTable):
         from dboost.cluster.training.cluster_fit import n_parts_of
 
         n_parts = 1 if self.is_source else n_parts_of(cluster)
-        return ReadTasks.of(self, n_parts=n_parts, budget=budget, **like)
+        return ReadTasks.of(self, n_parts=n_parts, budget=budget, client=cluster, **like)
 
 
 @dataclass(frozen=True, eq=False)

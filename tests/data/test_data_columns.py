@@ -17,6 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from distributed import Client
 
 import dboost
 from dboost.data import open_table
@@ -294,9 +295,7 @@ def test_the_index_of_a_written_frame_is_no_feature(name: str, tmp_path: Path) -
         frame.drop(columns=name).to_csv(tmp_path / "rows.csv")
         sources.append(tmp_path / "rows.csv")
     for data in sources:
-        with pytest.warns(
-            UserWarning, match=f"column '{'Unnamed: 0' if isinstance(data, Path) else name}' is taken for the index"
-        ):
+        with pytest.warns(UserWarning, match=f"column '{'Unnamed: 0' if isinstance(data, Path) else name}' numbers the rows"):
             booster = dboost.fit(data, "y", max_iter=2)
         assert booster.feature_names_in_.tolist() == ["a"]
         assert len(booster.predict(frame)) == 200  # as an unused column
@@ -304,3 +303,52 @@ def test_the_index_of_a_written_frame_is_no_feature(name: str, tmp_path: Path) -
         warnings.simplefilter("error")
         chosen = dboost.fit(frame, "y", features=[name, "a"], max_iter=2)
         assert chosen.feature_names_in_.tolist() == [name, "a"]
+
+
+ALIKE = np.arange(200) % 7
+#: Values of a column with the name of an index, and whether they number the rows.
+NAMELESS: dict[str, tuple[Any, bool]] = {
+    "numbers": (np.arange(200), True),
+    "from one": (np.arange(1, 201), True),
+    "shuffled": (np.random.default_rng(0).permutation(200), True),
+    "of several files": (np.arange(200) % 50, True),
+    "names": (np.array([f"row {k}" for k in range(200)], object), True),
+    "decimals": (np.random.default_rng(0).normal(size=200), False),
+    "repeated": (ALIKE * ALIKE, False),
+    "text": (np.array(list("abcdefg"), object)[ALIKE], False),
+    "missing": (np.where(ALIKE == 3, np.nan, np.arange(200)), False),
+    "truth": (ALIKE > 3, False),
+}
+
+
+@pytest.mark.parametrize("kind", NAMELESS)
+@pytest.mark.parametrize("name", ["", "Unnamed: 0"])
+def test_a_column_with_the_name_of_an_index_is_a_feature_unless_it_numbers_the_rows(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    values, is_index = NAMELESS[kind]
+    frame = pd.DataFrame({name: values, "a": np.random.default_rng(1).normal(size=200), "y": np.arange(200.0)})
+    frame.to_parquet(tmp_path / "rows.parquet")
+    frame.rename(columns={"": "Unnamed: 0"}).to_csv(tmp_path / "rows.csv", index=False)
+    arrow = pa.Table.from_pandas(frame)
+    reader = pa.RecordBatchReader.from_batches(arrow.schema, arrow.to_batches(30))
+    polars = pl.DataFrame({column: frame[column].tolist() for column in frame})
+    sources: list[Any] = [frame, polars, arrow, dd.from_pandas(frame, npartitions=3)]
+    sources += [polars.lazy(), reader, tmp_path / "rows.parquet", tmp_path / "rows.csv"]
+    for data in sources:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            table = open_table(data, "y")
+        own = "Unnamed: 0" if str(data).endswith("csv") else name
+        assert [feature.name for feature in table.features] == (["a"] if is_index else [own, "a"])
+        assert any("numbers the rows" in str(warning.message) for warning in caught) == is_index
+        assert table.n_rows == 200
+
+
+@pytest.mark.parametrize(("kind", "is_index"), [("numbers", True), ("decimals", False)])
+def test_workers_and_this_process_see_the_same_index(kind: str, is_index: bool) -> None:
+    frame = pd.DataFrame({"": NAMELESS[kind][0], "a": np.random.default_rng(1).normal(size=200), "y": np.arange(200.0)})
+    with Client(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as client:
+        for data in (dd.from_pandas(frame, npartitions=3), client.persist(dd.from_pandas(frame, npartitions=3)), frame):
+            booster = dboost.fit(data, "y", max_iter=2, client=client)
+            assert booster.feature_names_in_.tolist() == (["a"] if is_index else ["", "a"])

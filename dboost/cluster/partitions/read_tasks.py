@@ -165,7 +165,8 @@ class ReadTasks:
     def of(cls, table: GivenTable, *, n_parts: int = 1, budget: Budget | None = None, **model: Any) -> Self:
         """Return the tasks that read a table.
 
-        n_parts : number of partitions for data in memory; model : ``like`` and ``extend_categories`` of `plan_reading`.
+        n_parts : number of partitions for data in memory; model : ``like``, ``extend_categories`` and ``client`` of
+        `plan_reading`.
         """
         limits: dict[str, Any] = {}
         if budget is not None:

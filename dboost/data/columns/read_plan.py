@@ -6,7 +6,7 @@ existing model, before any row is read. It is plain data, and the same for every
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -16,7 +16,8 @@ from dboost.data.columns.binning import Binning
 from dboost.data.columns.conversion import ColumnSpec, column_spec
 from dboost.data.columns.labels import Names, array_names, items_of_labels, listed, may_name_columns, text_of
 from dboost.data.columns.roles import ROLES
-from dboost.errors import DataError, ParameterError, warn
+from dboost.data.columns.row_numbers import INDEX_NAMES, without_index
+from dboost.errors import DataError, ParameterError
 from dboost.schema import Feature
 
 
@@ -85,6 +86,7 @@ def make_read_plan(
     categorical_features: Any = "from_dtype",
     like: tuple[Feature, ...] | None = None,
     extend_categories: bool = False,
+    column: Callable[[str], Iterable[Any]] = lambda name: (),
 ) -> ReadPlan:
     """Return how to read a table with columns `names`.
 
@@ -95,6 +97,8 @@ def make_read_plan(
         are ignored here.
     features, categorical_features, like, extend_categories
         As in `open_table`.
+    column : callable
+        Returns the parts of a column by name, for columns that may number the rows. Default: nothing is known of them.
 
     Raises
     ------
@@ -113,7 +117,7 @@ def make_read_plan(
         chosen = chosen_features(features, labels, targets)
         plan = _plan_of_features(table, chosen, categorical_features)
     else:
-        plan = _plan_of_all(table, categorical_features)
+        plan = _plan_of_all(table, categorical_features, column)
     if labels is not None:
         labels.check_once([*map(str, plan.columns), *columns_of_roles(table.roles)])
     return plan
@@ -166,27 +170,13 @@ def _plan_of_features(table: _Columns, chosen: tuple[str, ...], categorical_feat
     return ReadPlan(specs, tuple(range(len(chosen))) if labels is None else chosen, roles=table.roles)
 
 
-def _plan_of_all(table: _Columns, categorical_features: Any) -> ReadPlan:
+def _plan_of_all(table: _Columns, categorical_features: Any, column: Callable[[str], Iterable[Any]]) -> ReadPlan:
     """Return how to read all columns that are no roles as features of a new model."""
-    free = _without_index(table.without(columns_of_roles(table.roles)))
+    free = table.without(columns_of_roles(table.roles))
+    if not INDEX_NAMES.isdisjoint(free):
+        free = without_index(free, column)
     plan = _plan_of_features(table, free, categorical_features)
     return plan if table.labels is None else replace(plan, all_names=tuple(table.names))
-
-
-#: What columns are called that hold the index of a frame which was written to a file: by pandas for CSV, by Arrow, by polars.
-_INDEX_NAMES = ("Unnamed: 0", "__index_level_0__", "")
-
-
-def _without_index(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of columns without that of an index, which numbers the rows; warn if there is one."""
-    found = [name for name in names if name in _INDEX_NAMES]
-    if not found:
-        return names
-    warn(
-        f"column {found[0]!r} is taken for the index of a frame that was written to a file, and is no feature: drop it, or "
-        "name it in features=[…] if it is one"
-    )
-    return tuple(name for name in names if name not in _INDEX_NAMES)
 
 
 def _check_roles(given: Mapping[str, str | tuple[str, ...]], like: tuple[Feature, ...]) -> None:

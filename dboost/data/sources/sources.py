@@ -17,9 +17,11 @@ they read, unless the query states another one. The order of files is described 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dboost._lazy_import import is_a, nw, pa, pd
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
     import dask.dataframe as dd
 
 _MIB = 2**20
+
+
+#: Rows of a batch of `Stream.first_batches`, where the source lets us choose it.
+_FIRST_ROWS = 1000
 
 
 class Source(Protocol):
@@ -177,6 +183,12 @@ class Stream:
     read: Callable[[Sequence[str], int], Iterable[Any]]
     most_bytes: int | None = None
     row_filter: RowFilter | None = None
+    #: Returns the first batches without consuming them, of rows that can be read only once; None if they can be read again.
+    look: Callable[[], Iterable[Any]] | None = None
+
+    def first_batches(self, columns: Sequence[str]) -> Iterator[Any]:
+        """Yield batches with at least these columns from the beginning, also of rows that a filter leaves out."""
+        yield from self.read(columns, _FIRST_ROWS) if self.look is None else self.look()
 
     @property
     def none_found(self) -> str:
@@ -250,7 +262,23 @@ def stream_of(data: Any, most_bytes: int | None = None, row_filter: RowFilter | 
         if reader is not data and not is_a(data, "pyarrow", "RecordBatchReader")
         else (": a RecordBatchReader can be read only once, and this one may have been read before")
     )
-    return Stream(Names(reader.schema.names), data, hint, lambda columns, _: _selected(reader, columns), most_bytes, row_filter)
+    waiting: deque[Any] = deque()  # batches that were looked at
+
+    def first_batches() -> Iterator[Any]:
+        yield from tuple(waiting)
+        for batch in reader:
+            waiting.append(batch)
+            yield batch
+
+    def batches_once(columns: Sequence[str], _: int) -> Iterator[Any]:
+        return _selected(chain(_emptied(waiting), reader), columns)
+
+    return Stream(Names(reader.schema.names), data, hint, batches_once, most_bytes, row_filter, first_batches)
+
+
+def _emptied(waiting: deque[Any]) -> Iterator[Any]:
+    while waiting:
+        yield waiting.popleft()
 
 
 def _divided(batch: Any, n_bytes: int) -> Iterator[Any]:
@@ -261,7 +289,7 @@ def _divided(batch: Any, n_bytes: int) -> Iterator[Any]:
         yield batch.slice(first, last - first)
 
 
-def _selected(reader: Any, columns: Sequence[str]) -> Iterator[Any]:
+def _selected(reader: Iterable[Any], columns: Sequence[str]) -> Iterator[Any]:
     """Yield the batches of a reader, with copies of some columns: a column of a batch from a file, or of another library, keeps
     the memory of the whole batch."""
     for batch in reader:

@@ -8,7 +8,7 @@ reading: `data.tables.open_table.read_table` in this process, `cluster.partition
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -108,6 +108,7 @@ def plan_reading(
     require_target: bool = True,
     most_bytes: int | None = None,
     limit: LimitCheck | None = None,
+    client: Any = None,
 ) -> Reading:
     """Return what is read of a table.
 
@@ -119,6 +120,8 @@ def plan_reading(
         Target size of a partition of files or of a stream.
     limit : LimitCheck, optional
         Refuses tables with too many features.
+    client : distributed.Client, optional
+        Computes columns of Dask collections that may number the rows. Default: this process.
 
     Raises
     ------
@@ -142,6 +145,7 @@ def plan_reading(
         categorical_features=table.categorical_features,
         like=like,
         extend_categories=extend_categories,
+        column=partial(_parts_of_column, opened, client),
     )
     if limit is not None:
         limit.check_width(len(plan.specs))
@@ -159,6 +163,29 @@ def plan_reading(
 
         with_text = partial(open_with_text, table.data, like, most_bytes, columns=used, row_filter=table.row_filter)
     return Reading(rows, opened.read_as, plan, opened.named, separate, opened.frame, table.row_filter, with_text)
+
+
+def _parts_of_column(opened: _Opened, client: Any, name: str) -> Iterator[Any]:
+    """Yield the parts of a column from the beginning; batches of a stream that is read once are not consumed."""
+    tables: Iterable[Any] = [opened.rows]
+    if opened.read_as == "stream":
+        tables = opened.rows.first_batches([name])
+    elif opened.read_as == "files":
+        tables = opened.rows.partitions([name])
+    elif opened.read_as == "dask":
+        tables = _partitions_of(opened.rows, name, client)
+    for table in tables:
+        frame = as_frame(table)
+        yield frame.column(frame.names.index(name))
+
+
+def _partitions_of(collection: Any, name: str, client: Any) -> Iterator[Any]:
+    from dboost.data.tables import dask_collections
+
+    selected = dask_collections.select(collection, (name,))
+    for number in range(selected.npartitions):
+        partition = selected.partitions[number]
+        yield dask_collections.compute(partition) if client is None else partition.compute(scheduler=client.get)
 
 
 def _opened(
