@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from dboost.booster import Booster, as_booster, trained
 from dboost.cluster.client.client import client_for
-from dboost.data.columns.labels import CONSTRAINTS, columns_named, names_of_table, with_named_constraints
-from dboost.data.kinds.table_kinds import is_path, is_stored_table, is_stream
+from dboost.data.columns.labels import CONSTRAINTS
+from dboost.data.kinds.named_columns import columns_named, with_named_constraints
+from dboost.data.kinds.table_kinds import is_path, is_stored_table, is_stream, names_of_table
 from dboost.data.sources.row_filter import RowFilter
 from dboost.data.tables.open_table import read_table
 from dboost.dataset import Dataset

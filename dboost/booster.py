@@ -20,8 +20,8 @@ import numpy as np
 
 from dboost._lazy_import import late, pd
 from dboost.data import predict_through
-from dboost.data.kinds.predictor import FeatureBlocks, like_input
-from dboost.data.kinds.table_kinds import is_lazy, is_path
+from dboost.data.kinds.predictor import FeatureBlocks
+from dboost.data.kinds.table_kinds import is_lazy, is_path, predictions_like
 from dboost.data.output.predict_io import filtered
 from dboost.dataset import Dataset
 from dboost.errors import InputTypeError, ParameterError
@@ -1336,7 +1336,7 @@ class Booster:
         else:
             blocks = FeatureBlocks(X, self.features, self.ensemble.named)
             for raw in self._flat.staged_raw_scores(blocks, n_threads):
-                yield like_input(form.finish(raw), X, form.columns)
+                yield predictions_like(form.finish(raw), X, form.columns)
 
     def _finished(
         self, finish: Callable[..., Any], block: np.ndarray, iterations: Range, n_threads: int | None, offset: Any = None

@@ -18,9 +18,10 @@ import pandas as pd
 from dboost.api import belongs_to_fit, prepare
 from dboost.booster import Booster, intervals_of_folds, trained
 from dboost.data import CategoryColumn, Column
-from dboost.data.columns.labels import Names, names_of_table, with_named_constraints
+from dboost.data.columns.labels import Names
 from dboost.data.columns.times import plain_times, ranks_in_time
-from dboost.data.kinds.table_kinds import is_lazy, is_path, is_stream
+from dboost.data.kinds.named_columns import with_named_constraints
+from dboost.data.kinds.table_kinds import is_lazy, is_path, is_stream, names_of_table
 from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.data.output.predict_io import filtered
 from dboost.data.sources import stream_of

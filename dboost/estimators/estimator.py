@@ -28,10 +28,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dboost._lazy_import import is_a, pd
 from dboost.booster import Booster, as_booster, trained
-from dboost.data.columns.labels import Names, names_of_table, with_named_constraints
+from dboost.data.columns.labels import Names
 from dboost.data.columns.read_plan import chosen_features
-from dboost.data.kinds.predictor import NAME
-from dboost.data.kinds.table_kinds import is_lazy, is_path, is_stream
+from dboost.data.kinds.named_columns import with_named_constraints
+from dboost.data.kinds.predictions_like import NAME
+from dboost.data.kinds.table_kinds import is_lazy, is_path, is_stream, names_of_table
 from dboost.data.kinds.tables_in_memory import no_table
 from dboost.data.tables.eval_tables import named_sets
 from dboost.dataset import Dataset

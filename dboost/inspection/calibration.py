@@ -36,7 +36,7 @@ import numpy as np
 from dboost.cluster.client.client import client_for
 from dboost.data import CategoryColumn, Table, open_table
 from dboost.data.columns.chunk import sort_key
-from dboost.data.columns.labels import column_named
+from dboost.data.kinds.named_columns import column_named
 from dboost.data.kinds.table_kinds import is_lazy, is_source
 from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.display import number

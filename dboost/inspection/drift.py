@@ -16,8 +16,8 @@ import numpy as np
 from dboost._lazy_import import pd
 from dboost.data import CategoryColumn, Table, open_table
 from dboost.data.columns.chunk import values_of
-from dboost.data.columns.labels import column_named
 from dboost.data.columns.roles import n_columns_of
+from dboost.data.kinds.named_columns import column_named
 from dboost.data.kinds.table_kinds import in_parts
 from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.errors import DataError, DBoostError, ParameterError

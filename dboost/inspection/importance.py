@@ -34,7 +34,7 @@ from dboost import losses
 from dboost._lazy_import import pd
 from dboost.data import ReadOptions, Table, open_table
 from dboost.data.columns.chunk import plain
-from dboost.data.columns.labels import with_named_targets
+from dboost.data.kinds.named_columns import with_named_targets
 from dboost.errors import DataError, InputTypeError, ParameterError
 from dboost.inspection.row_functions import at_least_one
 from dboost.inspection.shapley import check_counts

@@ -22,8 +22,9 @@ import numpy as np
 
 from dboost.cluster.client.client import client_for
 from dboost.data import open_table
-from dboost.data.columns.labels import column_named, may_name_columns, with_named_targets
+from dboost.data.columns.labels import may_name_columns
 from dboost.data.columns.read_plan import columns_like
+from dboost.data.kinds.named_columns import column_named, with_named_targets
 from dboost.data.kinds.predictor import FeatureBlocks
 from dboost.data.kinds.table_kinds import in_parts, is_path, is_stream
 from dboost.data.sources import stream_of

@@ -19,8 +19,9 @@ import numpy as np
 from dboost.data import RowRoles, Table
 from dboost.data.columns.chunk import CategoryIndex, too_many_classes
 from dboost.data.columns.column import CategoryColumn, Column
-from dboost.data.columns.labels import listed, may_name_columns, names_of_table
+from dboost.data.columns.labels import listed, may_name_columns
 from dboost.data.columns.roles import n_columns_of
+from dboost.data.kinds.table_kinds import names_of_table
 from dboost.data.tables.row_metadata import EXACT, RowPlace, levels_dtype, result_dtype
 from dboost.display import number
 from dboost.errors import DataError, ParameterError, warn

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from datetime import date, time, timedelta
 from enum import Enum
 from functools import cached_property
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost._lazy_import import is_a, nw, pd
+from dboost._lazy_import import is_a, pd
 from dboost.errors import DataError, InputTypeError
 
 #: Parameters of learning that name columns.
@@ -183,107 +183,9 @@ def items_of_labels(given: Any) -> list[Any]:
     return [tuple(one.tolist()) if isinstance(one, np.ndarray) else one for one in given]
 
 
-def names_of_table(data: Any) -> Names | None:
-    """Return the names of the columns of a dataframe of any library, also of a lazy one; None for anything else."""
-    if isinstance(data, np.ndarray | list | tuple | str | type):
-        return None
-    if is_a(data, "pandas", "DataFrame"):
-        return Names(data.columns, data.index.names)
-    if is_a(data, "pyarrow", "Table"):
-        return Names(data.schema.names)
-    if hasattr(type(data), "__dask_graph__"):
-        meta: Any = getattr(data, "_meta", None)
-        return Names(meta.columns, meta.index.names) if is_a(meta, "pandas", "DataFrame") else None
-    view = nw.from_native(data, pass_through=True)
-    if isinstance(view, nw.DataFrame | nw.LazyFrame):
-        return Names(view.collect_schema().names())
-    return None
-
-
-def column_named(value: Any, data: Any) -> str | None:
-    """Return the name of the column that a label means, or None if the value is no label, but values; see `Names`.
-
-    A label that the data do not have is returned as text: reading the data raises an error then.
-    """
-    names = names_of_table(data) or Names(())
-    if not names.is_label(value):
-        return None
-    return names.find(value) or text_of(value)
-
-
-def columns_named(value: Any, data: Any, *, is_read_later: bool) -> str | list[str] | None:
-    """Return the name of the column that a role means, the names if it means several, or None for values.
-
-    is_read_later : whether the names of the columns are in files or a stream; texts that all differ are names then.
-    """
-    name = column_named(value, data)
-    if name is not None or not may_name_columns(value):
-        return name
-    names = names_of_table(data)
-    if names is None and is_read_later:
-        return list(value) if len(set(value)) == len(value) else None
-    return list(value) if names is not None and all(names.find(one) == one for one in value) else None
-
-
 def may_name_columns(value: Any) -> bool:
     """Return whether a role may be the names of several columns: it is a list of two or more texts."""
     return isinstance(value, list) and len(value) > 1 and all(isinstance(one, str) for one in value)
-
-
-def with_named_targets(target: Any, data: Any) -> Any:
-    """Return the names of the columns if a target is a collection of the labels of several, else the target as it is.
-
-    A list, an Index or an array of texts are labels if the table has a column for each. Labels that are neither text nor
-    tuples are values if there is one for each row. Columns of files are not known yet: texts that all differ may be names.
-    """
-    is_index, is_array = is_a(target, "pandas", "Index"), isinstance(target, np.ndarray) and target.dtype.kind in "UOT"
-    if not (isinstance(target, list) or is_index or (is_array and target.ndim == 1)) or isinstance(data, np.ndarray):
-        return target
-    names = names_of_table(data)
-    if may_name_columns(target) or len(target) < 2 or (names is not None and len(target) > len(names)):
-        return target
-    labels = target if isinstance(target, list) else target.tolist()
-    are_texts = all(isinstance(label, str) for label in labels)
-    if names is None:
-        return labels if are_texts and len(set(labels)) == len(labels) else target
-    are_long = are_texts or all(isinstance(label, str | tuple) for label in labels)
-    if not are_long and hasattr(type(data), "__len__") and not hasattr(data, "dask") and len(data) == len(labels):
-        return target
-    found = [names.find(label) for label in labels]
-    return target if None in found else found
-
-
-def with_named_constraints(parameters: dict[str, Any], data: Any) -> dict[str, Any]:
-    """Return parameters of learning with the names of columns in `monotonic_cst` and `interaction_cst`.
-
-    Labels that the data do not have stay; numbers in `interaction_cst` are positions.
-    """
-    found = dict(parameters)
-    monotonic, groups = found.get("monotonic_cst"), found.get("interaction_cst")
-    if not isinstance(monotonic, Mapping) and not isinstance(groups, Iterable):
-        return found
-    names = Names(data.feature_names_in_) if hasattr(data, "feature_names_in_") else names_of_table(data)
-    if names is None:
-        return found
-    if isinstance(monotonic, Mapping):
-        found["monotonic_cst"] = {_named(label, names): value for label, value in monotonic.items()}
-    if isinstance(groups, Iterable) and not isinstance(groups, str):
-        found["interaction_cst"] = [_named_group(group, names) for group in groups]
-    return found
-
-
-def _named(label: Any, names: Names) -> Any:
-    name = names.find(label)
-    return label if name is None else name
-
-
-def _named_group(group: Any, names: Names) -> Any:
-    if isinstance(group, str) or not isinstance(group, Iterable):
-        return group
-    items = [
-        item if isinstance(item, int | np.integer) and not isinstance(item, bool) else _named(item, names) for item in group
-    ]
-    return set(items) if isinstance(group, set | frozenset) else items
 
 
 def array_names(n_columns: int) -> tuple[str, ...]:

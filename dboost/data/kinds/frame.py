@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from dboost.data.columns.sparse import SparseColumn
-from dboost.errors import DataError
+from dboost._lazy_import import nw
+from dboost.data.columns.chunk import BinnedPartition, is_masked
+from dboost.data.columns.labels import Names, array_names
+from dboost.data.columns.sparse import SparseColumn, columns_of_matrix
+from dboost.errors import DataError, InputTypeError
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,3 +56,59 @@ def bad_shape(what: str, shape: object, remedy: str = _RESHAPE) -> DataError:
     if isinstance(shape, tuple) and len(shape) > 2:
         remedy = "array.reshape(len(array), -1) makes one row of each item"
     return DataError(f"a table has rows and columns, but this {what} has shape {shape}. Reshape your data: {remedy}")
+
+
+def frame_of_array(data: Any) -> Frame:
+    """Return an array, a list of rows, or an object with ``__array__``."""
+    matrix = as_matrix(data)
+    return Frame(array_names(matrix.shape[1]), False, len(matrix), lambda j: matrix[:, j], matrix)
+
+
+def as_matrix(data: Any) -> np.ndarray:
+    """Return the two-dimensional array."""
+    if not isinstance(data, (np.ndarray, list, tuple)) and not hasattr(data, "__array__"):
+        raise InputTypeError(
+            f"cannot read a table from {type(data).__name__}: pass a Dask, pandas, polars or Arrow table, "
+            "an array, or the path of a Parquet or CSV file"
+        )
+    try:
+        matrix = data if is_masked(data) else np.asarray(data)
+        if matrix.dtype.kind == "U" and not isinstance(data, np.ndarray):
+            matrix = np.array(data, object)  # NumPy makes text of numbers beside text
+    except ValueError as error:
+        raise DataError(f"the rows are not all of the same length: {error}") from None
+    if matrix.ndim != 2:
+        raise bad_shape("array", matrix.shape)
+    if not matrix.shape[1]:
+        raise DataError(f"there are 0 feature(s) (shape={matrix.shape}) while a minimum of 1 is required.")
+    return matrix
+
+
+def frame_of_sparse(matrix: Any) -> Frame:
+    """Return a sparse matrix."""
+    if not matrix.shape[1]:
+        raise DataError(f"there are 0 feature(s) (shape={matrix.shape}) while a minimum of 1 is required.")
+    columns = cache(lambda: columns_of_matrix(matrix))  # converted when a column is read
+    return Frame(array_names(matrix.shape[1]), False, matrix.shape[0], lambda j: columns()[j], is_sparse=True)
+
+
+def frame_of_codes(data: BinnedPartition) -> Frame:
+    """Return the bin codes of a partition of a data set."""
+    return Frame(array_names(len(data.codes)), False, data.n_rows, data.codes.__getitem__)
+
+
+def frame_of_pandas(data: Any) -> Frame:
+    """Return a DataFrame of pandas."""
+    return Frame(Names(data.columns, data.index.names), True, len(data), lambda j: data.iloc[:, j])
+
+
+def frame_of_arrow(data: Any) -> Frame:
+    """Return a Table or RecordBatch of pyarrow."""
+    return Frame(Names(data.schema.names), True, data.num_rows, data.column)
+
+
+def frame_of_narwhals(data: Any) -> Frame:
+    """Return a dataframe of any library that narwhals knows."""
+    table = nw.from_native(data)
+    labels = table.columns
+    return Frame(Names(labels), True, len(table), lambda j: table.get_column(labels[j]).to_native())

@@ -18,12 +18,12 @@ import numpy as np
 from dboost.data.columns.chunk import Chunk, MatrixColumns, is_numeric, plain
 from dboost.data.columns.column import CategoryColumn, Column, without_unused
 from dboost.data.columns.conversion import EXACT, ColumnSpec, check_kind, to_column
-from dboost.data.columns.labels import Names, names_of_table
+from dboost.data.columns.labels import Names
 from dboost.data.columns.read_plan import ReadPlan, columns_of_roles
 from dboost.data.columns.roles import ROLES, RowRoles, keys_of
 from dboost.data.columns.sparse import SparseColumn
 from dboost.data.kinds.frame import Frame
-from dboost.data.kinds.table_kinds import collected, kind_of
+from dboost.data.kinds.table_kinds import collected, form_of, names_of_table
 from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.errors import DataError, InputTypeError
 
@@ -198,10 +198,10 @@ def _columns_of(values: Any, role: str) -> list[Any]:
     if isinstance(values, CategoryColumn):
         return [values]
     values, has_several = collected(values), ROLES[role].has_several
-    kind = kind_of(values)
-    if kind == "series":
+    form = form_of(values)
+    if form == "series":
         return [values]
-    if kind == "dataframe":
+    if form == "dataframe":
         frame = as_frame(values)
         if not frame.names or (len(frame.names) > 1 and not has_several):
             raise DataError(f"{role} has {len(frame.names)} columns, one is needed")

@@ -1,4 +1,4 @@
-"""Predictions for a table in memory: the table as one matrix, and the result in the kind of the table.
+"""Predictions for a table in memory: the table as one matrix, and a function of it.
 
 `feature_block` turns a table into one matrix of floats, which trees are evaluated on. Categorical columns become the codes of
 the model's categories, NaN where missing or unknown. The matrix is float32 if that represents every value of the source exactly
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dboost._lazy_import import is_a, nw, pa, pd
+from dboost._lazy_import import is_a, pd
 from dboost.data.columns.chunk import CategoryIndex, is_numeric, plain
 from dboost.data.columns.column import CategoryColumn, Column
 from dboost.data.columns.conversion import column_spec
@@ -22,7 +22,6 @@ from dboost.data.columns.read_plan import ReadPlan, columns_like
 from dboost.data.columns.sparse import SparseColumn, is_sparse_matrix
 from dboost.data.kinds.frame import Frame
 from dboost.data.kinds.partition import read_partition
-from dboost.data.kinds.table_kinds import kind_of
 from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.errors import DBoostError
 from dboost.schema import Feature
@@ -95,40 +94,6 @@ def by_blocks(function: Callable[[np.ndarray, slice], Any], data: Any, features:
     """Return ``function(block, rows)`` of the `FeatureBlocks` of a table in memory, joined."""
     found = [function(block, rows) for rows, block in FeatureBlocks(data, features, named)]
     return found[0] if len(found) == 1 else np.concatenate(found)
-
-
-#: Name of a series of predictions.
-NAME = "prediction"
-
-
-def like_input(values: np.ndarray, data: Any, names: tuple[Any, ...] | None) -> Any:
-    """Return predictions in the kind of the table that they were computed from."""
-    if values.dtype.kind == "U":
-        values = values.astype(object)
-    if is_a(data, "pandas", "DataFrame"):
-        if values.ndim == 1:
-            return pd.Series(values, index=data.index, dtype=values.dtype, name=NAME)
-        return pd.DataFrame(values, index=data.index, columns=None if names is None else list(names))
-    if kind_of(data) != "dataframe":
-        return values
-    if values.ndim == 1 and is_a(data, "pyarrow", "Table"):
-        return pa.array(_plain_values(values))
-    # Of an Arrow table only the library matters; narwhals refuses names that occur more than once.
-    table = nw.from_native(data.select([]) if is_a(data, "pyarrow", "Table") else data)
-    result: Any
-    if values.ndim == 1:
-        result = nw.new_series(NAME, _plain_values(values), backend=table.implementation)
-    else:
-        labels = range(values.shape[1]) if names is None else names
-        columns = {str(label): _plain_values(part) for label, part in zip(labels, values.T, strict=True)}
-        result = nw.from_dict(columns, backend=table.implementation)
-    index = nw.maybe_get_index(table)  # of modin and cuDF
-    return (result if index is None else nw.maybe_set_index(result, index=index)).to_native()
-
-
-def _plain_values(values: np.ndarray) -> Any:
-    """Return objects as a list, whose type every library infers."""
-    return values.tolist() if values.dtype == object else np.ascontiguousarray(values)
 
 
 _FLOATS = ({np.dtype(np.float32)}, {np.dtype(np.float64)})

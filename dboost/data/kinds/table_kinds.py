@@ -1,45 +1,57 @@
-"""What kind of table an object is."""
+"""What kind of table an object is: the table of kinds.
+
+`KINDS` has a row for each kind of table that dboost reads: how its rows are read, its columns and their names, and how
+predictions of its library are made. A new kind is a row; a dataframe that narwhals knows needs none. Files, streams and Dask
+collections are opened in `data.sources` and `data.tables.dask_collections`. No library is imported to recognize an object.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from dboost._lazy_import import is_a, nw, pa, pd
+from dboost.data.columns.chunk import BinnedPartition
+from dboost.data.columns.labels import Names
+from dboost.data.columns.sparse import is_sparse_matrix
+from dboost.data.kinds.frame import (
+    Frame,
+    frame_of_array,
+    frame_of_arrow,
+    frame_of_codes,
+    frame_of_narwhals,
+    frame_of_pandas,
+    frame_of_sparse,
+)
+from dboost.data.kinds.predictions_like import predictions_like_arrow, predictions_like_narwhals, predictions_like_pandas
+
+#: How rows are read: "array" and "dataframe" are in memory, "series" is one column; "lazy" is a dataframe that is not computed
+#: yet, other than a Dask collection, "stream" is any other object that gives its rows batch by batch; "files" is a path, or an
+#: object that stands for files.
+Form = Literal["array", "dataframe", "series", "lazy", "stream", "files", "dask"]
+
+
+class TableKind(NamedTuple):
+    """A kind of table."""
+
+    form: Form
+    #: Whether an object is of this kind, and of no kind before it.
+    includes: Callable[[Any], bool]
+    #: Returns a table in memory as a `Frame`.
+    frame: Callable[[Any], Frame] | None = None
+    #: Returns the names of the columns; None if they are not known before rows are read.
+    names: Callable[[Any], Names | None] | None = None
+    #: Returns predictions as an object of the library, given the values, the table, and the names of the columns of the
+    #: result; None returns an array.
+    predictions: Callable[[np.ndarray, Any, tuple[Any, ...] | None], Any] | None = None
 
 
 def is_lazy(data: Any) -> bool:
     """Return whether `data` is a Dask collection, without importing Dask."""
     return hasattr(type(data), "__dask_graph__")
-
-
-def is_path(data: Any) -> bool:
-    """Return whether `data.sources.paths.open_path` opens the data: a path, a URL, a list of them, or a stored table."""
-    if isinstance(data, (list, tuple)):
-        return bool(data) and all(isinstance(item, (str, os.PathLike)) for item in data)
-    return isinstance(data, (str, os.PathLike)) or is_stored_table(data)
-
-
-def is_source(data: Any) -> bool:
-    """Return whether rows are still to be read from `data`, a Dask collection or a path: by a cluster if there is one."""
-    return is_lazy(data) or is_path(data)
-
-
-def is_stream(data: Any) -> bool:
-    """Return whether `data.sources.sources.stream_of` reads the data: lazy frames other than those of Dask, and Arrow
-    streams."""
-    if isinstance(data, np.ndarray) or is_lazy(data):
-        return False
-    if is_a(data, "pyarrow.dataset", "FileSystemDataset", "FileFragment"):
-        return False
-    return is_a(data, "pyarrow.dataset", "Scanner", "Dataset", "Fragment") or kind_of(data) in ("lazy", "stream")
-
-
-def in_parts(data: Any) -> bool:
-    """Return whether the rows of `data` are read part by part: by Dask's tasks (`is_source`), or as a stream."""
-    return is_source(data) or is_stream(data)
 
 
 def is_stored_table(data: Any) -> bool:
@@ -54,31 +66,115 @@ def is_stored_table(data: Any) -> bool:
     return is_a(data, "deltalake", "DeltaTable") or is_a(data, "pyiceberg.table", "Table", "DataScan")
 
 
+def is_path(data: Any) -> bool:
+    """Return whether `data.sources.paths.open_path` opens the data: a path, a URL, a list of them, or a stored table."""
+    if isinstance(data, (list, tuple)):
+        return bool(data) and all(isinstance(item, (str, os.PathLike)) for item in data)
+    return isinstance(data, (str, os.PathLike)) or is_stored_table(data)
+
+
+def _names_of_pandas(data: Any) -> Names:
+    return Names(data.columns, data.index.names)
+
+
+def _names_of_dask(data: Any) -> Names | None:
+    meta: Any = getattr(data, "_meta", None)
+    return _names_of_pandas(meta) if is_a(meta, "pandas", "DataFrame") else None
+
+
+def _view(data: Any) -> Any:
+    """Return an object as narwhals sees it; the object itself if it does not know it."""
+    if isinstance(data, (list, tuple, range, type)):
+        return None
+    return nw.from_native(data, pass_through=True, allow_series=True)
+
+
+def _names_of_narwhals(data: Any) -> Names:
+    return Names(nw.from_native(data).collect_schema().names())
+
+
+KINDS = (
+    TableKind("array", lambda data: isinstance(data, BinnedPartition), frame_of_codes),
+    TableKind("array", lambda data: isinstance(data, np.ndarray) and data.dtype.names is None, frame_of_array),
+    TableKind("array", lambda data: isinstance(data, np.ndarray)),  # of records
+    TableKind(
+        "dataframe",
+        lambda data: is_a(data, "pandas", "DataFrame"),
+        frame_of_pandas,
+        _names_of_pandas,
+        predictions_like_pandas,
+    ),
+    TableKind("series", lambda data: is_a(data, "pandas", "Series", "Index")),
+    TableKind("files", is_path),
+    TableKind("dask", is_lazy, names=_names_of_dask),
+    TableKind("array", is_sparse_matrix, frame_of_sparse),
+    TableKind(
+        "dataframe",
+        lambda data: is_a(data, "pyarrow", "Table"),
+        frame_of_arrow,
+        lambda data: Names(data.schema.names),
+        predictions_like_arrow,
+    ),
+    TableKind("stream", lambda data: is_a(data, "pyarrow", "RecordBatch"), frame_of_arrow),
+    TableKind("stream", lambda data: is_a(data, "pyarrow.dataset", "Scanner", "Dataset", "Fragment")),
+    TableKind("series", lambda data: is_a(data, "pyarrow", "Array", "ChunkedArray")),
+    TableKind(
+        "dataframe",
+        lambda data: isinstance(_view(data), nw.DataFrame),
+        frame_of_narwhals,
+        _names_of_narwhals,
+        predictions_like_narwhals,
+    ),
+    TableKind("series", lambda data: isinstance(_view(data), nw.Series)),
+    TableKind("lazy", lambda data: isinstance(_view(data), nw.LazyFrame), names=_names_of_narwhals),
+    TableKind("stream", lambda data: hasattr(data, "__arrow_c_stream__") and not isinstance(data, type)),
+)
+
+
+def table_kind(data: Any) -> TableKind | None:
+    """Return the kind of an object; None for lists of rows, other objects with ``__array__``, and what is no table."""
+    return next((kind for kind in KINDS if kind.includes(data)), None)
+
+
+def form_of(data: Any) -> Form | None:
+    """Return how the rows of an object are read; None as of `table_kind`."""
+    kind = table_kind(data)
+    return None if kind is None else kind.form
+
+
+def is_source(data: Any) -> bool:
+    """Return whether rows are still to be read from `data`, a Dask collection or a path: by a cluster if there is one."""
+    return is_lazy(data) or is_path(data)
+
+
+def is_stream(data: Any) -> bool:
+    """Return whether `data.sources.sources.stream_of` reads the data: lazy frames other than those of Dask, and Arrow
+    streams."""
+    return form_of(data) in ("lazy", "stream")
+
+
+def in_parts(data: Any) -> bool:
+    """Return whether the rows of `data` are read part by part: by Dask's tasks (`is_source`), or as a stream."""
+    return form_of(data) in ("files", "dask", "lazy", "stream")
+
+
 def library(data: Any) -> str:
     """Return the name of the top-level package that defines the type of `data`."""
     return type(data).__module__.partition(".")[0]
 
 
-def kind_of(data: Any) -> Literal["dataframe", "series", "lazy", "stream"] | None:
-    """Return what `data` is in the terms of dataframe libraries; None for arrays and anything else.
+def names_of_table(data: Any) -> Names | None:
+    """Return the names of the columns of a dataframe of any library, also of a lazy one; None for anything else."""
+    kind = table_kind(data)
+    return None if kind is None or kind.names is None else kind.names(data)
 
-    "lazy" is a dataframe that is not computed yet, other than a Dask collection; "stream" is any other object that exports an
-    Arrow stream. An Arrow array and a pandas Index are a "series".
-    """
-    if isinstance(data, (np.ndarray, list, tuple, range, type)):
-        return None
-    if is_a(data, "pandas", "DataFrame") or is_a(data, "pyarrow", "Table"):
-        return "dataframe"
-    if is_a(data, "pandas", "Series", "Index") or is_a(data, "pyarrow", "Array", "ChunkedArray"):
-        return "series"
-    view = nw.from_native(data, pass_through=True, allow_series=True)
-    if isinstance(view, nw.DataFrame):
-        return "dataframe"
-    if isinstance(view, nw.Series):
-        return "series"
-    if isinstance(view, nw.LazyFrame):
-        return "lazy"
-    return "stream" if hasattr(data, "__arrow_c_stream__") else None
+
+def predictions_like(values: np.ndarray, data: Any, names: tuple[Any, ...] | None) -> Any:
+    """Return predictions in the kind of the table that they were computed from."""
+    if values.dtype.kind == "U":
+        values = values.astype(object)
+    kind = table_kind(data)
+    return values if kind is None or kind.predictions is None else kind.predictions(values, data, names)
 
 
 def collected(data: Any) -> Any:
@@ -86,13 +182,11 @@ def collected(data: Any) -> Any:
 
     Rows are never collected: `as_frame`, which all functions of tables in memory call, refuses streams.
     """
-    if isinstance(data, np.ndarray):
-        return data
     if is_a(data, "pandas.api.extensions", "ExtensionArray"):  # such as `frame["c"].values` of categories
         return pd.Series(data)
     if is_a(data, "pyarrow.dataset", "Scanner", "Dataset", "Fragment"):
         return data.to_table()
-    kind = kind_of(data)
-    if kind == "lazy":
+    form = form_of(data)
+    if form == "lazy" or (form == "dask" and isinstance(_view(data), nw.LazyFrame)):
         return nw.from_native(data).collect().to_native()
-    return pa.table(data) if kind == "stream" else data
+    return pa.table(data) if form == "stream" else data

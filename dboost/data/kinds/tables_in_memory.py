@@ -1,25 +1,21 @@
 """Tables in memory as a `Frame`, and the messages for objects that are none.
 
-`as_frame` inspects a table once and returns a `Frame`: names, number of rows and access to a column in its own
-library's type. It copies and converts nothing. NumPy arrays, pandas and pyarrow are recognized here, dataframes of every other
-library by narwhals.
+`as_frame` inspects a table once and returns a `Frame`. It copies and converts nothing.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from dboost._lazy_import import is_a, nw
-from dboost.data.columns.chunk import BinnedPartition, is_masked
-from dboost.data.columns.labels import Names, array_names, listed
-from dboost.data.columns.sparse import columns_of_matrix, is_sparse_matrix
-from dboost.data.kinds.frame import Frame, bad_shape
-from dboost.data.kinds.table_kinds import is_stream, kind_of, library
+from dboost._lazy_import import is_a
+from dboost.data.columns.labels import listed
+from dboost.data.columns.sparse import is_sparse_matrix
+from dboost.data.kinds.frame import Frame, bad_shape, frame_of_array
+from dboost.data.kinds.table_kinds import form_of, is_stream, library, table_kind
 from dboost.errors import DataError, InputTypeError
 
 
@@ -33,20 +29,9 @@ def as_frame(data: Any) -> Frame:
     DataError
         If an array is not two-dimensional, or a column name repeats.
     """
-    if isinstance(data, BinnedPartition):
-        return Frame(array_names(len(data.codes)), False, data.n_rows, data.codes.__getitem__)
-    if isinstance(data, np.ndarray) and data.dtype.names is None:
-        return _frame_of_array(data)
-    if is_a(data, "pandas", "DataFrame"):
-        return Frame(Names(data.columns, data.index.names), True, len(data), lambda j: data.iloc[:, j])
-    if is_sparse_matrix(data):
-        return _frame_of_sparse(data)
-    if is_a(data, "pyarrow", "Table", "RecordBatch"):
-        return Frame(Names(data.schema.names), True, data.num_rows, data.column)
-    if kind_of(data) == "dataframe":
-        table = nw.from_native(data)
-        labels = table.columns
-        return Frame(Names(labels), True, len(table), lambda j: table.get_column(labels[j]).to_native())
+    kind = table_kind(data)
+    if kind is not None and kind.frame is not None:
+        return kind.frame(data)
     if is_stream(data):
         raise InputTypeError(
             f"this needs a table in memory, and a {type(data).__name__} is a stream, which is read batch by batch: pass "
@@ -55,7 +40,7 @@ def as_frame(data: Any) -> Frame:
     refusal = no_table(data)
     if refusal is not None:
         raise refusal
-    return _frame_of_array(data)
+    return frame_of_array(data)
 
 
 def _collecting(data: Any) -> str:
@@ -64,38 +49,6 @@ def _collecting(data: Any) -> str:
         if hasattr(data, name):
             return f"data.{name}()"
     return "pyarrow.table(data)"
-
-
-def _frame_of_array(data: Any) -> Frame:
-    matrix = as_matrix(data)
-    return Frame(array_names(matrix.shape[1]), False, len(matrix), lambda j: matrix[:, j], matrix)
-
-
-def _frame_of_sparse(matrix: Any) -> Frame:
-    if not matrix.shape[1]:
-        raise DataError(f"there are 0 feature(s) (shape={matrix.shape}) while a minimum of 1 is required.")
-    columns = cache(lambda: columns_of_matrix(matrix))  # converted when a column is read
-    return Frame(array_names(matrix.shape[1]), False, matrix.shape[0], lambda j: columns()[j], is_sparse=True)
-
-
-def as_matrix(data: Any) -> np.ndarray:
-    """Return a two-dimensional array from an array, a list of rows, or an object with ``__array__``."""
-    if not isinstance(data, (np.ndarray, list, tuple)) and not hasattr(data, "__array__"):
-        raise InputTypeError(
-            f"cannot read a table from {type(data).__name__}: pass a Dask, pandas, polars or Arrow table, "
-            "an array, or the path of a Parquet or CSV file"
-        )
-    try:
-        matrix = data if is_masked(data) else np.asarray(data)
-        if matrix.dtype.kind == "U" and not isinstance(data, np.ndarray):
-            matrix = np.array(data, object)  # NumPy makes text of numbers beside text
-    except ValueError as error:
-        raise DataError(f"the rows are not all of the same length: {error}") from None
-    if matrix.ndim != 2:
-        raise bad_shape("array", matrix.shape)
-    if not matrix.shape[1]:
-        raise DataError(f"there are 0 feature(s) (shape={matrix.shape}) while a minimum of 1 is required.")
-    return matrix
 
 
 def no_table(data: Any) -> DataError | InputTypeError | None:
@@ -112,12 +65,12 @@ def no_table(data: Any) -> DataError | InputTypeError | None:
         return DataError(f"this array has records with the fields {listed(data.dtype.names)}: pass pandas.DataFrame(array)")
     if isinstance(data, type):
         return InputTypeError(f"cannot read a table from the class {data.__name__}: pass an object")
-    kind = kind_of(data)
-    if kind == "series":
+    form = form_of(data)
+    if form == "series":
         how = 'pyarrow.table({"x": array})' if is_a(data, "pyarrow", "Array", "ChunkedArray") else "data.to_frame()"
         row = ", frame.iloc[[i]] selects one row as a table" if hasattr(data, "iloc") else ""
         return bad_shape(type(data).__name__, (len(data),), f"{how} makes it a table of one column{row}")
-    if kind is not None:
+    if form not in (None, "files", "dask"):
         return None
     what, remedy = type(data).__name__, None
     if isinstance(data, list | tuple):
@@ -152,7 +105,7 @@ def _in_list(data: Sequence[Any]) -> tuple[str, str | None]:
         return what, "pass pandas.DataFrame(rows)"
     if is_a(first, "pyarrow", "RecordBatch"):
         return what, "pass pyarrow.Table.from_batches(batches)"
-    if not isinstance(first, np.ndarray) and kind_of(first) in ("dataframe", "lazy"):
+    if not isinstance(first, np.ndarray) and form_of(first) in ("dataframe", "lazy"):
         join = {"polars": "polars.concat(frames)", "pyarrow": "pyarrow.concat_tables(tables)"}
         return (
             what,

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dboost.data.columns.labels import column_named
+from dboost.data.kinds.named_columns import column_named
 from dboost.data.kinds.partition import role_column
-from dboost.data.kinds.predictor import Predictor, like_input
-from dboost.data.kinds.table_kinds import is_path, is_source, is_stream
+from dboost.data.kinds.predictor import Predictor
+from dboost.data.kinds.table_kinds import is_path, is_source, is_stream, predictions_like
 from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.data.output.predict_stream import predict_stream, stream_to_predict
 from dboost.data.sources import Stream
@@ -93,7 +93,7 @@ def predict_through(
         return predict_lazily(data, predictor)
     if isinstance(data, Stream) or is_stream(data):
         return predict_stream(data if isinstance(data, Stream) else stream_to_predict(data), predictor, at_end)
-    return like_input(predictor.values(data), data, predictor.names)
+    return predictions_like(predictor.values(data), data, predictor.names)
 
 
 def filtered(data: Any, predicate: Any, features: Sequence[Feature] | None = None) -> Any:

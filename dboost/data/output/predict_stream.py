@@ -15,7 +15,9 @@ import numpy as np
 
 from dboost._lazy_import import is_a, pa
 from dboost.data.columns.read_plan import columns_like
-from dboost.data.kinds.predictor import NAME, Predictor, like_input
+from dboost.data.kinds.predictions_like import NAME
+from dboost.data.kinds.predictor import Predictor
+from dboost.data.kinds.table_kinds import predictions_like
 from dboost.data.sources import Stream, stream_of
 from dboost.data.sources.row_filter import RowFilter
 from dboost.errors import DBoostError
@@ -52,8 +54,8 @@ def predict_stream(source: Stream, predictor: Predictor, at_end: Callable[[], No
     if at_end is not None:
         at_end()
     if kind is None:
-        return like_input(_of_no_rows(predictor), source.without_rows(), predictor.names)
-    return like_input(np.concatenate(found), kind, predictor.names)
+        return predictions_like(_of_no_rows(predictor), source.without_rows(), predictor.names)
+    return predictions_like(np.concatenate(found), kind, predictor.names)
 
 
 def _of_no_rows(predictor: Predictor) -> np.ndarray:
@@ -82,7 +84,7 @@ def _of_type(schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _batch(values: np.ndarray, predictor: Predictor) -> Any:
-    table = like_input(values, pa.table({}), predictor.names)
+    table = predictions_like(values, pa.table({}), predictor.names)
     if values.ndim == 1:
         is_text = not len(values) and values.dtype.kind in "OU"
         table = pa.table({NAME: table.cast(pa.string()) if is_text else table})

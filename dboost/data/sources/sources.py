@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dboost._lazy_import import is_a, nw, pa, pd
 from dboost.data.columns.chunk import slice_rows
 from dboost.data.columns.labels import Names
-from dboost.data.kinds.table_kinds import kind_of
+from dboost.data.kinds.table_kinds import form_of
 from dboost.data.sources.row_filter import RowFilter
 from dboost.tuning import tuning
 
@@ -236,7 +236,7 @@ def stream_of(data: Any, most_bytes: int | None = None, row_filter: RowFilter | 
     most_bytes : target size of a partition; default 128 MiB. row_filter : leaves out rows; a query of polars leaves them out
     itself if the predicate is of polars.
     """
-    if kind_of(data) == "lazy":
+    if form_of(data) == "lazy":
         if row_filter is not None and row_filter.is_polars and is_a(data, "polars", "LazyFrame"):
             row_filter.columns(data.collect_schema().names())
             data, row_filter = data.filter(row_filter.predicate), None

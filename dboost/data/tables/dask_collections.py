@@ -59,8 +59,9 @@ from dboost.data.columns.labels import Names, array_names
 from dboost.data.columns.read_plan import columns_like
 from dboost.data.columns.roles import ROLES
 from dboost.data.kinds.frame import bad_shape
-from dboost.data.kinds.predictor import NAME, Predictor, like_input
-from dboost.data.kinds.table_kinds import is_path, library
+from dboost.data.kinds.predictions_like import NAME
+from dboost.data.kinds.predictor import Predictor
+from dboost.data.kinds.table_kinds import is_path, library, predictions_like
 from dboost.data.sources.row_filter import RowFilter
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 
@@ -498,4 +499,4 @@ def _predict_block(block: Any, predictor: PackedPredictor) -> np.ndarray:
 
 def _predict_frame(frame: pd.DataFrame, predictor: PackedPredictor) -> Any:
     unpacked = predictor.unpacked()
-    return like_input(unpacked.promised(frame), frame, unpacked.names)
+    return predictions_like(unpacked.promised(frame), frame, unpacked.names)

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from dboost.data.columns.labels import column_named, may_name_columns, names_of_table
+from dboost.data.columns.labels import may_name_columns
 from dboost.data.columns.roles import ROLES
-from dboost.data.kinds.table_kinds import is_path
+from dboost.data.kinds.named_columns import column_named
+from dboost.data.kinds.table_kinds import is_path, names_of_table
 from dboost.data.tables.reading import GivenTable
 from dboost.errors import DataError, DBoostError, InputTypeError, ParameterError
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from dboost.data.columns.labels import with_named_targets
 from dboost.data.columns.read_plan import ReadPlan, make_read_plan, used_columns
 from dboost.data.columns.roles import ROLES
 from dboost.data.kinds.frame import Frame
+from dboost.data.kinds.named_columns import with_named_targets
 from dboost.data.kinds.table_kinds import is_lazy, is_path, is_source, is_stream
 from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.data.tables.column_unifier import mixes_kinds
