@@ -13,12 +13,15 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.dataset
 import pytest
+import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dboost
 from dboost.data import ReadOptions, open_table
+from dboost.data.kinds import table_kinds
 from dboost.schema import Feature
 from tests.helpers.fits import saved
 from tests.helpers.table_content import content
@@ -230,3 +233,41 @@ def test_estimators_take_the_names_of_lazy_frames(kind: str) -> None:
         np.testing.assert_array_equal(model.predict(frame), np.asarray(model.predict(KINDS[kind](frame))))
         with pytest.raises(ValueError, match="feature names"):
             model.predict(KINDS[kind](frame[["b", "a", "word", "kind"]]))
+
+
+FRAME = rows()[["small", "y"]]
+#: An object of each kind: its form, whether it is a table in memory, and whether its columns have names that are known.
+FORMS: dict[str, tuple[Any, str | None, bool, bool]] = {
+    "array": (FRAME.to_numpy(), "array", True, False),
+    "records": (FRAME.to_records(index=False).view(np.ndarray), "array", False, False),
+    "sparse": (scipy.sparse.csr_matrix(FRAME.to_numpy()), "array", True, False),
+    "pandas": (FRAME, "dataframe", True, True),
+    "pandas column": (FRAME["y"], "series", False, False),
+    "polars": (pl.from_pandas(FRAME), "dataframe", True, True),
+    "polars column": (pl.Series([1.0]), "series", False, False),
+    "polars query": (pl.from_pandas(FRAME).lazy(), "lazy", False, True),
+    "duckdb": (duckdb.sql("select 1 as a"), "lazy", False, True),
+    "arrow": (pa.Table.from_pandas(FRAME), "dataframe", True, True),
+    "arrow column": (pa.array([1.0]), "series", False, False),
+    "batch": (pa.RecordBatch.from_pandas(FRAME), "stream", True, False),
+    "reader": (pa.Table.from_pandas(FRAME).to_reader(), "stream", False, False),
+    "scanner": (pa.dataset.dataset(pa.Table.from_pandas(FRAME)).scanner(), "stream", False, False),
+    "dask": (dd.from_pandas(FRAME, npartitions=2), "dask", False, True),
+    "dask array": (da.ones((4, 2)), "dask", False, False),
+    "path": ("rows.parquet", "files", False, False),
+    "paths": (["a.csv", "b.csv"], "files", False, False),
+    "rows": ([[1, 2], [3, 4]], None, False, False),
+    "type": (pd.DataFrame, None, False, False),
+    "nothing": (None, None, False, False),
+}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_an_object_is_of_one_kind(kind: str) -> None:
+    data, form, in_memory, has_names = FORMS[kind]
+    assert table_kinds.form_of(data) == form
+    assert table_kinds.is_stream(data) == (form in ("lazy", "stream"))
+    assert table_kinds.is_source(data) == (form in ("files", "dask"))
+    found = table_kinds.table_kind(data)
+    assert (found is not None and found.frame is not None) == in_memory
+    assert (table_kinds.names_of_table(data) is not None) == has_names
