@@ -22,7 +22,7 @@ from dboost.data.columns.chunk import CategoryIndex, Chunk
 from dboost.data.columns.column import CategoryColumn, without_unused
 from dboost.data.columns.read_plan import ReadPlan
 from dboost.data.columns.roles import RowRoles
-from dboost.data.tables.reader import Reader, SpooledChunk
+from dboost.data.tables.reader import Reader, StoredSlices, fingerprint_of, rows_in
 from dboost.data.tables.row_metadata import MetadataRows, RowMetadata, RowMetadataSpool
 from dboost.files.spool import Spool
 from dboost.schema import Feature
@@ -67,7 +67,7 @@ class PartitionBatch:
         self._spool = Spool(retain_bytes, most_bytes)
         self._metadata_spool = RowMetadataSpool() if spool_roles else None
         self._reader = Reader(plan, self._spool, self._metadata_spool, fingerprints=True, limit=limit)
-        self._pieces: dict[int, SpooledChunk] = {}
+        self._stored: dict[int, StoredSlices] = {}
         self._lock, self._turn = threading.Lock(), turn or nullcontext()
         #: Of the thread that may decode a row group which is larger than its share: the decoders of several would be too much.
         self.decoding = threading.Lock()
@@ -84,24 +84,24 @@ class PartitionBatch:
         """
         with self._turn:
             with self._lock:
-                known = self._pieces.get(i)
+                known = self._stored.get(i)
             if known is None:  # Dask may run a task twice
                 known = self._reader.take_partition(i, *bundle, is_persisted)
                 with self._lock:
-                    self._pieces[i] = known
+                    self._stored[i] = known
                 self._trim_counter.add(self._spool.n_bytes(i))
-            return known.n_rows
+            return rows_in(known)
 
     def take_slice(self, i: int, chunk: Chunk, number: int) -> None:
         """Add a slice of partition `i` that another worker has read. Slices must be added in order."""
-        one = self._reader.take_slice(i, chunk, number)
+        piece = self._reader.take_slice(i, chunk, number)
         with self._lock:
-            self._pieces[i] = SpooledChunk((*(self._pieces[i].slices if number else ()), one))
+            self._stored[i] = (*(self._stored[i] if number else ()), piece)
 
     def give(self, i: int, number: int) -> tuple[Chunk, bool]:
         """Return a slice of partition `i` as it was read, and whether there are more."""
         self._check([i])
-        slices = self._pieces[i].slices
+        slices = self._stored[i]
         chunk = self._reader.chunk(i, slices[number], number)
         if not number and self._metadata is not None and self._metadata_spool is None:  # the reader has joined the roles
             chunk = replace(chunk, roles=self._roles_of(i, self._metadata))
@@ -131,15 +131,10 @@ class PartitionBatch:
         self._reader.keep_only(set(numbers))
         self._spool.keep_only(set(numbers))
         numbers = tuple(sorted(numbers))
-        self._rows = rows = MetadataRows(tuple(self._pieces[i].n_rows for i in numbers), True, numbers)
-        if self._metadata_spool is None:
-            metadata = self._reader.finish_roles({}, rows)
-        else:
-            complaints, _ = self._reader.finish_spooled(rows)
-            spool = self._metadata_spool
-            metadata = RowMetadata(RowRoles(), spool.target_dtype, spool.target_is_bool, tuple(complaints))
+        self._rows = rows = MetadataRows(tuple(rows_in(self._stored[i]) for i in numbers), True, numbers)
+        metadata = self._reader.finish_roles({}, rows)
         self._metadata = metadata
-        self._reader.drop_unweighted_categories({i: self._pieces[i] for i in numbers}, metadata.roles.weight)
+        self._reader.drop_unweighted_categories({i: self._stored[i] for i in numbers}, metadata.roles.weight)
         stats = [_stats_of(metadata, n, roles) for n, roles in self._partitions(rows, metadata.roles)]
         targets = [one for *_, one in stats if one is not None]
         self._survey = PartitionStats(
@@ -153,13 +148,13 @@ class PartitionBatch:
             complaints=metadata.issues,
             max_weight=max((max_weight for _, max_weight, *_ in stats), default=1.0),
             unit_weights=all(is_unit for *_, is_unit, _ in stats),
-            fingerprints={i: self._pieces[i].fingerprint for i in numbers},
+            fingerprints={i: fingerprint_of(self._stored[i]) for i in numbers},
         )
         return self._survey
 
     def _check(self, numbers: Sequence[int]) -> None:
         with self._lock:
-            missing = [i for i in numbers if i not in self._pieces]
+            missing = [i for i in numbers if i not in self._stored]
         if missing:
             raise MissingPartitions(", ".join(map(str, missing)))
 
@@ -181,7 +176,7 @@ class PartitionBatch:
             # With a closed plan the reader has used the final codes already.
             final = feature.categories is not None and not self._plan.closed
             translations.append(CategoryIndex(feature.name, feature.categories).translate(categories) if final else None)
-        pieces = [self._pieces[i] for i in self._rows.numbers or ()]
+        pieces = [self._stored[i] for i in self._rows.numbers or ()]
         spools = self._spool, pieces, translations, self._metadata_spool
         return Table(features, named, self._rows, self._metadata, *spools, self._plan.binning)
 

@@ -327,11 +327,11 @@ def test_paths(tmp_path: Path) -> None:
 def test_plans_travel() -> None:
     """Readers on other machines receive the plan, the features and the predictor's output type by pickle."""
     from dboost.data.columns.read_plan import make_read_plan
-    from dboost.data.kinds.partition import read_partition
+    from dboost.data.kinds.partition import read_slices
 
     plan = make_read_plan(tuple(FRAME.columns), True, roles={"target": "a"}, features=["b", "c"])
     there = pickle.loads(pickle.dumps(plan))
     assert there == plan
-    chunk = read_partition(FRAME, there)
+    (chunk,) = read_slices(FRAME, there)
     np.testing.assert_array_equal(chunk.columns[0], FRAME["b"])
     np.testing.assert_array_equal(chunk.roles.target, FRAME["a"])

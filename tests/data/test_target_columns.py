@@ -28,7 +28,7 @@ from dboost.data.columns.fingerprint import fingerprint
 from dboost.data.columns.labels import Names
 from dboost.data.columns.read_plan import make_read_plan
 from dboost.data.columns.roles import RowRoles
-from dboost.data.kinds.partition import read_partition
+from dboost.data.kinds.partition import read_slices
 from dboost.data.tables.reader import Reader
 from dboost.data.tables.reading import GivenTable
 from dboost.data.tables.row_metadata import RowMetadataSpool
@@ -270,11 +270,11 @@ def test_targets_of_partitions_that_move_to_another_worker(roles: str) -> None:
     for spool_roles in (False, True):
         sender, receiver = (Reader(plan, Spool(1 << 20), RowMetadataSpool() if spool_roles else None) for _ in range(2))
         given = {} if target else {"target": TARGETS.T}
-        piece = sender.take_partition(0, FRAME, given)
-        chunks = [sender.chunk(0, one, number) for number, one in enumerate(piece.slices)]
+        slices = sender.take_partition(0, FRAME, given)
+        chunks = [sender.chunk(0, piece, number) for number, piece in enumerate(slices)]
         for number, chunk in enumerate(pickle.loads(pickle.dumps(chunks))):
             receiver.take_slice(0, chunk, number)
-        again = receiver.chunk(0, piece.slices[0], 0)
+        again = receiver.chunk(0, slices[0], 0)
         np.testing.assert_array_equal(again.roles.target, TARGETS)
         np.testing.assert_array_equal(again.roles.rows(np.array([3, 50])).target, TARGETS[:, [3, 50]])
         assert RowRoles.concatenated([again.roles, again.roles]).n_rows == 2 * N
@@ -282,10 +282,8 @@ def test_targets_of_partitions_that_move_to_another_worker(roles: str) -> None:
 
 def test_the_checksum_of_a_partition_depends_on_every_target() -> None:
     plan = make_read_plan(Names(FRAME.columns), True, roles={"target": ["b", "a"]})
-    found = {
-        fingerprint(read_partition(FRAME.assign(**changed), plan)) for changed in ({}, {"a": FRAME["x"]}, {"b": FRAME["w"]})
-    }
-    assert len(found) == 3
+    changes: list[dict[str, Any]] = [{}, {"a": FRAME["x"]}, {"b": FRAME["w"]}]
+    assert len({fingerprint(*read_slices(FRAME.assign(**changed), plan)) for changed in changes}) == 3
 
 
 def one_target(**options: Any) -> dboost.Booster:

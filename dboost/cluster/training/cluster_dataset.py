@@ -40,7 +40,7 @@ from dboost.data.columns.fingerprint import fingerprint, joined_fingerprint
 from dboost.data.columns.read_plan import ReadPlan, binned_plan
 from dboost.data.columns.roles import ROLES, n_columns_of, rows_of
 from dboost.data.kinds.frame import some_values
-from dboost.data.kinds.partition import read_partition, read_slices, role_column
+from dboost.data.kinds.partition import read_slices, role_column
 from dboost.data.tables.column_unifier import ColumnUnifier
 from dboost.data.tables.dask_collections import in_place
 from dboost.data.tables.reading import Reading
@@ -457,7 +457,7 @@ def _read_again(data: Any, roles: dict[str, Any], plan: ReadPlan, most_rows: int
     Roles that the user gave for all rows are in neither.
     """
     parts = list(read_slices(data, plan, roles, most_rows))
-    chunk = parts[0] if len(parts) == 1 else read_partition(data, plan, roles)
+    (chunk,) = parts if len(parts) == 1 else read_slices(data, plan, roles)
     return chunk, joined_fingerprint([fingerprint(part) for part in parts])
 
 

@@ -1,6 +1,6 @@
 """From a partition to a chunk: the columns and roles of a plan, read from a table in memory.
 
-`read_partition` is a pure function of a plan and a table in memory: the same code reads the user's array, a Dask partition in
+`read_slices` is a pure function of a plan and a table in memory: the same code reads the user's array, a Dask partition in
 a thread, and one on a worker. The chunk has its own categories; the reader in `data/tables/reader.py` makes those of all
 partitions consistent.
 """
@@ -28,8 +28,10 @@ from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.errors import DataError, InputTypeError
 
 
-def read_partition(data: Any, plan: ReadPlan, vectors: Mapping[str, Any] = MappingProxyType({})) -> Chunk:
-    """Read the columns of a plan from a table in memory.
+def read_slices(
+    data: Any, plan: ReadPlan, vectors: Mapping[str, Any] = MappingProxyType({}), most_rows: int | None = None
+) -> Iterator[Chunk]:
+    """Read the columns of a plan from a table in memory, in equal slices, one at a time.
 
     Parameters
     ----------
@@ -37,27 +39,19 @@ def read_partition(data: Any, plan: ReadPlan, vectors: Mapping[str, Any] = Mappi
     plan : ReadPlan
     vectors : mapping
         Roles of these rows that are not columns of the table, by name.
+    most_rows : int, optional
+        Largest number of rows of a slice. Default: all rows are one slice.
 
-    Returns
-    -------
+    Yields
+    ------
     Chunk
-        With its own categories. Columns are views of `data` if their types allow it.
+        With its own categories; the first slice contains the roles of all rows. Columns are views of `data` if their types
+        allow it.
 
     Raises
     ------
     DataError
         If a column is missing, superfluous or cannot be read.
-    """
-    (chunk,) = read_slices(data, plan, vectors)
-    return chunk
-
-
-def read_slices(
-    data: Any, plan: ReadPlan, vectors: Mapping[str, Any] = MappingProxyType({}), most_rows: int | None = None
-) -> Iterator[Chunk]:
-    """Read the columns of a plan (see `read_partition`) in equal slices of at most `most_rows` rows, one at a time.
-
-    The first slice contains the roles of all rows.
     """
     frame = data if isinstance(data, Frame) else as_frame(data)
     position = _positions(frame, plan)

@@ -21,7 +21,7 @@ from dboost.data.columns.conversion import column_spec
 from dboost.data.columns.read_plan import ReadPlan, columns_like
 from dboost.data.columns.sparse import SparseColumn, is_sparse_matrix
 from dboost.data.kinds.frame import Frame
-from dboost.data.kinds.partition import read_partition
+from dboost.data.kinds.partition import read_slices
 from dboost.data.kinds.tables_in_memory import as_frame
 from dboost.errors import DBoostError
 from dboost.schema import Feature
@@ -136,7 +136,7 @@ def feature_block(data: Any, features: tuple[Feature, ...], named: bool, *, what
             if is_a(data, "pandas", "DataFrame") and columns == frame.names and set(data.dtypes) in _FLOATS:
                 return data.to_numpy()
         specs = tuple(map(column_spec, features))
-        chunk = read_partition(frame, ReadPlan(specs, columns, known=features))
+        (chunk,) = read_slices(frame, ReadPlan(specs, columns, known=features))
     except DBoostError as error:
         raise type(error)(f"{what}: {error}") from None
     if chunk.matrix is not None:

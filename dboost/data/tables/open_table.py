@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 from dboost.data.columns.binning import Binning
 from dboost.data.columns.chunk import BinnedPartition
 from dboost.data.columns.read_plan import ReadPlan, binned_plan
-from dboost.data.columns.roles import ROLES, RowRoles
+from dboost.data.columns.roles import ROLES
 from dboost.data.columns.sparse import check_codes
 from dboost.data.kinds.partition import check_columns
 from dboost.data.kinds.table_kinds import is_lazy, is_path
-from dboost.data.tables.reader import LimitCheck, Reader, SpooledChunk
+from dboost.data.tables.reader import LimitCheck, Reader, StoredSlices, rows_in
 from dboost.data.tables.reading import GivenTable, Reading, plan_reading, read_alike
 from dboost.data.tables.row_metadata import (
     OF_POSITIVE_WEIGHT,
     MetadataRows,
-    RowMetadata,
     RowMetadataSpool,
     check_max_weight,
     raise_for_issues,
@@ -169,7 +168,7 @@ def _read(reading: Reading, options: ReadOptions) -> Table:
             if has_lazy_roles:
                 separate = {role: _compute(values) if is_lazy(values) else values for role, values in separate.items()}
             pieces = [reader.take_whole(frame)] if frame is not None else _read_in_order(reading, reader, options.count)
-        rows = MetadataRows(tuple(piece.n_rows for piece in pieces), in_partitions)
+        rows = MetadataRows(tuple(map(rows_in, pieces)), in_partitions)
         if not rows.n_rows:
             where = f": all {len(pieces)} partitions are empty" if in_partitions else getattr(reading.rows, "hint", "")
             if reading.row_filter is not None:
@@ -187,25 +186,20 @@ def _finished(
     reader: Reader,
     plan: ReadPlan,
     rows: MetadataRows,
-    pieces: list[SpooledChunk],
+    partitions: list[StoredSlices],
     *,
     named: bool,
     separate: dict[str, Any] | None = None,
 ) -> Table:
-    """Check the roles when all partitions are read, and return the table. separate : see `finish_roles`."""
+    """Check the roles when all partitions are read, and return the table. separate : see `Reader.finish_roles`."""
+    metadata = reader.finish_roles(separate or {}, rows)
+    raise_for_issues(metadata.issues)
+    check_max_weight(metadata.max_weight, plan.label("sample_weight"))
     metadata_spool = reader.metadata_spool
-    if metadata_spool is not None:
-        issues, max_weight = reader.finish_spooled(rows)
-        found = RowMetadata(RowRoles(), metadata_spool.target_dtype, metadata_spool.target_is_bool, tuple(issues))
-    else:
-        found = reader.finish_roles(separate or {}, rows)
-        max_weight = 1.0 if found.roles.weight is None else float(found.roles.weight.max())
-    raise_for_issues(found.issues)
-    check_max_weight(max_weight, plan.label("sample_weight"))
     if metadata_spool is None:
-        reader.drop_unweighted_categories(dict(enumerate(pieces)), found.roles.weight)
+        reader.drop_unweighted_categories(dict(enumerate(partitions)), metadata.roles.weight)
     features, translations = reader.finish_features()
-    table = Table(features, named, rows, found, reader.spool, pieces, translations, metadata_spool, plan.binning)
+    table = Table(features, named, rows, metadata, reader.spool, partitions, translations, metadata_spool, plan.binning)
     table.category_kinds = reader.category_kinds()
     return table
 
@@ -227,7 +221,7 @@ def open_binned(
             pieces.append(reader.take_partition(i, partition, partition.given_roles))
             those = those if partition.roles.weight is None else OF_POSITIVE_WEIGHT
         # Their partitions are not those of the user's table.
-        rows = MetadataRows(tuple(piece.n_rows for piece in pieces), False, those=those)
+        rows = MetadataRows(tuple(map(rows_in, pieces)), False, those=those)
         return _finished(reader, plan, rows, pieces, named=named)
     except BaseException:
         spool.close()
@@ -242,7 +236,7 @@ def _compute(collection: Any) -> Any:
     return dask_collections.compute(collection)
 
 
-def _read_by_dask(reading: Reading, aligned: dict[str, Any], reader: Reader, options: ReadOptions) -> list[SpooledChunk]:
+def _read_by_dask(reading: Reading, aligned: dict[str, Any], reader: Reader, options: ReadOptions) -> list[StoredSlices]:
     """Read a Dask collection or files in the threads of Dask. aligned : Dask collections of roles, by name."""
     from dboost.data.sources import ReadCount
     from dboost.data.tables import dask_collections
@@ -250,7 +244,7 @@ def _read_by_dask(reading: Reading, aligned: dict[str, Any], reader: Reader, opt
     data, sizes = (reading.rows.lazy(), reading.rows.sizes) if reading.read_as == "files" else (reading.rows, None)
     count = ReadCount(options.count, dask_collections.count_partitions(data), sizes)
 
-    def take(i: int, partition: Any, roles: dict[str, Any]) -> SpooledChunk:
+    def take(i: int, partition: Any, roles: dict[str, Any]) -> StoredSlices:
         piece = reader.take_partition(i, partition, roles)
         count.add(i)
         return piece
@@ -268,12 +262,12 @@ def _read_by_dask(reading: Reading, aligned: dict[str, Any], reader: Reader, opt
         raise
 
 
-def _read_in_order(reading: Reading, reader: Reader, show: Callable[[int, int, str], None] | None) -> list[SpooledChunk]:
+def _read_in_order(reading: Reading, reader: Reader, show: Callable[[int, int, str], None] | None) -> list[StoredSlices]:
     """Read the partitions of files or of a stream one after the other. show : see `ReadOptions.count`."""
     from dboost.data.sources import ReadCount
 
     source, plan, is_files = reading.rows, reading.plan, reading.read_as == "files"
-    pieces: list[SpooledChunk] = []
+    pieces: list[StoredSlices] = []
     count = ReadCount(show, len(source.parts), source.sizes) if is_files else None
     partitions = source.partitions(plan.needed)
     try:

@@ -21,7 +21,7 @@ from dboost.data.columns.fingerprint import fingerprint, joined_fingerprint
 from dboost.data.columns.read_plan import ReadPlan
 from dboost.data.columns.roles import ROLES, RowRoles
 from dboost.data.columns.sparse import has_sparse, packed, unpacked
-from dboost.data.kinds.partition import read_partition, read_slices, role_column
+from dboost.data.kinds.partition import read_slices, role_column
 from dboost.data.tables.column_unifier import ColumnUnifier
 from dboost.data.tables.row_metadata import (
     DataIssue,
@@ -36,6 +36,46 @@ from dboost.data.tables.row_metadata import (
 from dboost.errors import ColumnKindsError, DataError, DBoostError
 from dboost.files.spool import Spool
 from dboost.schema import Feature, Level
+
+
+@dataclass(frozen=True, eq=False)
+class StoredSlice:
+    """How some rows of a partition are stored in the spool."""
+
+    n_rows: int
+    #: Whether the columns are stored as one matrix.
+    is_matrix: bool
+    #: For each feature, whether its array contains provisional codes.
+    is_code: tuple[bool, ...]
+    #: Of sparse columns, see `data.columns.sparse.packed`.
+    fills: tuple[Any, ...] = ()
+    #: Checksum of the values as they were read (see `data.columns.fingerprint`) if the reader computes it, otherwise 0.
+    fingerprint: int = 0
+
+    def packed(self, columns: list[Any]) -> tuple[list[np.ndarray], StoredSlice]:
+        """Return the arrays of the slice as they are stored."""
+        if not has_sparse(tuple(columns)):
+            return columns, self
+        arrays, fills = packed(columns)
+        return arrays, replace(self, fills=fills)
+
+    def unpacked(self, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+        """Return the columns of the slice, or its matrix, as it was before it was stored."""
+        return unpacked(arrays, self.fills, self.n_rows) if self.fills else arrays
+
+
+#: A partition in the spool: one slice, or several if the partition exceeds the memory for one.
+StoredSlices = tuple[StoredSlice, ...]
+
+
+def rows_in(slices: StoredSlices) -> int:
+    """Return the number of rows of a partition."""
+    return sum(piece.n_rows for piece in slices)
+
+
+def fingerprint_of(slices: StoredSlices) -> int:
+    """Return the checksum of a partition. Reading it again with the same limit gives the same slices."""
+    return joined_fingerprint([piece.fingerprint for piece in slices])
 
 
 class LimitCheck(Protocol):
@@ -99,20 +139,20 @@ class Reader:
         #: Number of target columns, and a partition that has them; None before the first partition with rows.
         self._target_columns: tuple[int, int] | None = None
 
-    def take_partition(self, i: int, data: Any, vectors: Mapping[str, Any], is_persisted: bool = False) -> SpooledChunk:
+    def take_partition(self, i: int, data: Any, vectors: Mapping[str, Any], is_persisted: bool = False) -> StoredSlices:
         """Read a partition. Thread-safe.
 
         vectors : roles that are not columns of it, by name; is_persisted : whether the partition stays in memory anyway. Views
         of it then need no allowance of the spool.
         """
         slices = read_slices(data, self._plan, vectors, self._most_rows)
-        found: list[ChunkSlice] = []
+        stored: list[StoredSlice] = []
         while True:
             try:
                 chunk = next(slices, None)
                 if chunk is None:
-                    return SpooledChunk(tuple(found))
-                arrays, one = self._translate(i, chunk, private=True)
+                    return tuple(stored)
+                arrays, piece = self._translate(i, chunk, private=True)
             except ColumnKindsError:  # it names the partitions
                 raise
             except DBoostError as error:
@@ -120,42 +160,42 @@ class Reader:
                     raise
                 raise type(error)(f"partition {i}: {error}") from None
             del chunk
-            self._check_limit(arrays, one)
-            arrays, one = packed_slice(arrays, one)
-            if is_persisted and isinstance(data, np.ndarray) and all(np.may_share_memory(one, data) for one in arrays):
-                self.spool.hold(i, arrays, len(found))
+            self._check_limit(arrays, piece)
+            arrays, piece = piece.packed(arrays)
+            if is_persisted and isinstance(data, np.ndarray) and all(np.may_share_memory(array, data) for array in arrays):
+                self.spool.hold(i, arrays, len(stored))
             else:
-                self.spool.put(i, arrays, len(found))
+                self.spool.put(i, arrays, len(stored))
             del arrays
-            found.append(one)
+            stored.append(piece)
 
-    def _check_limit(self, arrays: list[np.ndarray], one: ChunkSlice) -> None:
-        if self._limit is not None and one.n_rows:
+    def _check_limit(self, arrays: list[np.ndarray], piece: StoredSlice) -> None:
+        if self._limit is not None and piece.n_rows:
             limit, self._limit = self._limit, None
-            columns = arrays[0].T if one.is_matrix else arrays
-            limit.check_rows(np.array([_n_values(column[:_CHECKED_ROWS]) for column in columns], np.int64), one.n_rows)
+            columns = arrays[0].T if piece.is_matrix else arrays
+            limit.check_rows(np.array([_n_values(column[:_CHECKED_ROWS]) for column in columns], np.int64), piece.n_rows)
 
     @property
     def _most_rows(self) -> int | None:
         return slice_rows(self.spool.most_bytes, len(self._features))
 
-    def take_slice(self, i: int, chunk: Chunk, number: int) -> ChunkSlice:
+    def take_slice(self, i: int, chunk: Chunk, number: int) -> StoredSlice:
         """Store a slice of a partition that another reader has read, see `chunk`. Slices arrive in order. Thread-safe."""
         if chunk.matrix is not None:
             chunk = replace(chunk, columns=MatrixColumns(chunk.matrix))
-        arrays, one = self._translate(i, chunk, private=True)
-        arrays, one = packed_slice(arrays, one)
+        arrays, piece = self._translate(i, chunk, private=True)
+        arrays, piece = piece.packed(arrays)
         if number == 0:
             self.spool.drop(i)  # of an interrupted attempt
         self.spool.put(i, arrays, number)
-        return one
+        return piece
 
-    def chunk(self, i: int, piece: ChunkSlice, number: int) -> Chunk:
+    def chunk(self, i: int, piece: StoredSlice, number: int) -> Chunk:
         """Return a slice of a partition as it was read, with its own categories, to be sent to another worker.
 
         A matrix is not accompanied by columns. The first slice contains the roles of the whole partition.
         """
-        arrays = unpacked_slice(self.spool.get(i, number), piece)
+        arrays = piece.unpacked(self.spool.get(i, number))
         columns: tuple[Column, ...] = (
             ()
             if piece.is_matrix
@@ -174,16 +214,17 @@ class Reader:
             roles["target"] = _with_own_categories(target.codes, self._target)
         return Chunk(piece.n_rows, columns, RowRoles.of(roles), matrix, piece.fingerprint)
 
-    def take_whole(self, data: Any) -> SpooledChunk:
+    def take_whole(self, data: Any) -> StoredSlices:
         """Read a table in memory without unnecessary copies."""
-        arrays, one = self._translate(0, read_partition(data, self._plan), private=False)
+        (chunk,) = read_slices(data, self._plan)
+        arrays, piece = self._translate(0, chunk, private=False)
         self.spool.hold(0, arrays)
-        return SpooledChunk((one,))
+        return (piece,)
 
-    def _translate(self, i: int, chunk: Chunk, private: bool) -> tuple[list[np.ndarray], ChunkSlice]:
-        found = chunk.fingerprint
-        if found is None:
-            found = fingerprint(chunk) if self._fingerprints else 0
+    def _translate(self, i: int, chunk: Chunk, private: bool) -> tuple[list[np.ndarray], StoredSlice]:
+        checksum = chunk.fingerprint
+        if checksum is None:
+            checksum = fingerprint(chunk) if self._fingerprints else 0
         columns = chunk.columns if chunk.matrix is None else chunk.matrix.T  # these are not converted
         arrays = [unifier.add(column, i) for unifier, column in zip(self._features, columns, strict=True)]
         if chunk.matrix is not None:
@@ -198,7 +239,7 @@ class Reader:
             copied = private and isinstance(column, np.ndarray) and column.base is not None
             self._parts[role][i] = column.copy() if copied and isinstance(column, np.ndarray) else column
         is_code = tuple(isinstance(column, CategoryColumn) for column in columns)
-        return arrays, ChunkSlice(chunk.n_rows, chunk.matrix is not None, is_code, fingerprint=found)
+        return arrays, StoredSlice(chunk.n_rows, chunk.matrix is not None, is_code, fingerprint=checksum)
 
     def _code_target(self, column: Column, i: int) -> Column:
         if isinstance(column, np.ndarray) and column.ndim == 2:
@@ -240,27 +281,27 @@ class Reader:
         """Return the categories of each feature that occur in rows of positive weight, in the order of `categories`."""
         return tuple(unifier.categories.used() for unifier in self._features)
 
-    def drop_unweighted_categories(self, pieces: dict[int, SpooledChunk], weight: np.ndarray | None) -> None:
-        """Drop categories that only occur in rows of weight zero, as `read_partition` does if it gets the weights.
+    def drop_unweighted_categories(self, partitions: Mapping[int, StoredSlices], weight: np.ndarray | None) -> None:
+        """Drop categories that only occur in rows of weight zero, as `read_slices` does if it gets the weights.
 
-        pieces : by partition, in order; weight : of all their rows.
+        partitions : by number, in order; weight : of all their rows.
         """
         if not self._weights_attached or weight is None or weight.all() or self._plan.closed:
             return
         used = [np.zeros(len(unifier.categories), bool) for unifier in self._features]
         first = 0
-        for i, piece in pieces.items():
-            for number, one in enumerate(piece.slices):
-                counts = weight[first : first + one.n_rows] > 0
-                first += one.n_rows
-                if not any(one.is_code):
+        for i, slices in partitions.items():
+            for number, piece in enumerate(slices):
+                counts = weight[first : first + piece.n_rows] > 0
+                first += piece.n_rows
+                if not any(piece.is_code):
                     continue
-                arrays = unpacked_slice(self.spool.get(i, number), one)
-                for array, is_code, of_feature in zip(arrays, one.is_code, used, strict=True):
+                arrays = piece.unpacked(self.spool.get(i, number))
+                for array, is_code, is_used in zip(arrays, piece.is_code, used, strict=True):
                     if is_code:
-                        of_feature[array[counts & (array >= 0)]] = True
-        for unifier, of_feature in zip(self._features, used, strict=True):
-            unifier.categories.drop(np.flatnonzero(~of_feature).tolist())
+                        is_used[array[counts & (array >= 0)]] = True
+        for unifier, is_used in zip(self._features, used, strict=True):
+            unifier.categories.drop(np.flatnonzero(~is_used).tolist())
 
     def finish_features(self) -> tuple[tuple[Feature, ...], list[np.ndarray | None]]:
         """Return the features, and for each the map from provisional to final codes (None: they are equal)."""
@@ -287,83 +328,40 @@ class Reader:
     def _target_categories(self) -> CategoryIndex | None:
         return self._target.categories if self._target.is_categorical else None
 
-    def finish_spooled(self, rows: MetadataRows) -> tuple[list[DataIssue], float]:
-        """Return the issues of the roles in files, and the largest weight."""
-        assert self.metadata_spool is not None
-        self.metadata_spool.finish(self._target_categories)
-        return self.metadata_spool.check(self._plan, rows)
-
-    def finish_roles(self, whole: dict[str, Any], rows: MetadataRows) -> RowMetadata:
-        """Return the roles of all rows, and their issues.
+    def finish_roles(self, whole: Mapping[str, Any], rows: MetadataRows) -> RowMetadata:
+        """Return the roles of all rows, unless they are in files, and their issues.
 
         whole : by role, values of all rows that did not arrive with the partitions.
         """
-        plan, parts = self._plan, self._parts
+        if self.metadata_spool is not None:
+            return self._roles_in_files(self.metadata_spool, rows)
         for role, values in whole.items():
             self.attach(role, 0, values, rows.n_rows)
-        dtype, is_bool = None, False
+        plan, dtype, is_bool = self._plan, None, False
         issues: list[DataIssue] = []
-        found: dict[str, Column] = {}
-        for role, of_role in parts.items():
-            if not of_role:
+        columns: dict[str, Column] = {}
+        for role, parts in self._parts.items():
+            if not parts:
                 continue
-            what, inexact = plan.label(role), list[DataIssue]()
+            label, inexact = plan.label(role), list[DataIssue]()
             if ROLES[role].kind == "any":
-                own = {i: rows.of_partition(i) if len(of_role) > 1 else rows for i in sorted(of_role)}
-                inexact = [issue for i, here in own.items() for issue in check_exact(of_role[i], role, what, here)]
+                for i in sorted(parts):
+                    inexact += check_exact(parts[i], role, label, rows.of_partition(i) if len(parts) > 1 else rows)
             if role == "target":
-                found[role], dtype, is_bool = join_target(of_role, self._target_categories)
+                columns[role], dtype, is_bool = join_target(parts, self._target_categories)
             else:
-                found[role] = join_parts(of_role)
-            issues += issues_of(role, found[role], what, rows, plan.labels(role)) + inexact
-        return RowMetadata(RowRoles.of(found), dtype, is_bool, tuple(issues))
+                columns[role] = join_parts(parts)
+            issues += issues_of(role, columns[role], label, rows, plan.labels(role)) + inexact
+        roles = RowRoles.of(columns)
+        max_weight = 1.0 if roles.weight is None or not len(roles.weight) else float(roles.weight.max())
+        return RowMetadata(roles, dtype, is_bool, tuple(issues), max_weight)
+
+    def _roles_in_files(self, spool: RowMetadataSpool, rows: MetadataRows) -> RowMetadata:
+        spool.finish(self._target_categories)
+        issues, max_weight = spool.check(self._plan, rows)
+        return RowMetadata(RowRoles(), spool.target_dtype, spool.target_is_bool, tuple(issues), max_weight)
 
 
 def _with_own_categories(codes: np.ndarray, unifier: ColumnUnifier) -> CategoryColumn:
     """Return provisional codes as a column with only the categories that occur in it."""
     return without_unused(CategoryColumn(codes, unifier.categories.categories()))
-
-
-@dataclass(frozen=True, eq=False)
-class ChunkSlice:
-    """How some rows of a partition are stored in the spool."""
-
-    n_rows: int
-    #: Whether the columns are stored as one matrix.
-    is_matrix: bool
-    #: For each feature, whether its array contains provisional codes.
-    is_code: tuple[bool, ...]
-    #: Of sparse columns, see `data.columns.sparse.packed`.
-    fills: tuple[Any, ...] = ()
-    #: Checksum of the values as they were read, if the reader computes it (see `data.columns.fingerprint`), otherwise
-    #: 0.
-    fingerprint: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class SpooledChunk:
-    """A partition in the spool: one slice, or several if the partition exceeds the memory for one."""
-
-    slices: tuple[ChunkSlice, ...]
-
-    @property
-    def n_rows(self) -> int:
-        return sum(part.n_rows for part in self.slices)
-
-    @property
-    def fingerprint(self) -> int:
-        """Checksum of all slices. Reading the partition again with the same limit gives the same slices."""
-        return joined_fingerprint([part.fingerprint for part in self.slices])
-
-
-def packed_slice(columns: list[Any], piece: ChunkSlice) -> tuple[list[np.ndarray], ChunkSlice]:
-    """Return the arrays of a slice as they are stored."""
-    if not has_sparse(tuple(columns)):
-        return columns, piece
-    arrays, fills = packed(columns)
-    return arrays, replace(piece, fills=fills)
-
-
-def unpacked_slice(arrays: tuple[np.ndarray, ...], piece: ChunkSlice) -> tuple[np.ndarray, ...]:
-    """Return the columns of a slice, or its matrix, as it was before it was stored."""
-    return unpacked(arrays, piece.fills, piece.n_rows) if piece.fills else arrays

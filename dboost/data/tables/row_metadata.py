@@ -37,10 +37,11 @@ LEAST_MAX_WEIGHT = 1e-25
 class RowMetadata:
     """The roles of all rows; see `Table` for the attributes."""
 
-    roles: RowRoles
+    roles: RowRoles  # none if they are in files
     target_dtype: str | None
     target_is_bool: bool
     issues: tuple[DataIssue, ...] = ()
+    max_weight: float = 1.0
 
 
 #: Follows the number of a row in prepared data, which lack the rows of weight zero.

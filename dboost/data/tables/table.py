@@ -17,7 +17,7 @@ from dboost.data.columns.binning import Binning
 from dboost.data.columns.chunk import Chunk, DecodedColumns, MatrixColumns, values_of
 from dboost.data.columns.column import CategoryColumn, Column, apply
 from dboost.data.columns.roles import NO_ROLES, RowRoles, joined, kept_rows
-from dboost.data.tables.reader import ChunkSlice, SpooledChunk, unpacked_slice
+from dboost.data.tables.reader import StoredSlice, StoredSlices
 from dboost.data.tables.row_metadata import MetadataRows, RowMetadata, RowMetadataSpool, RowPlace
 from dboost.files.spool import Spool
 from dboost.schema import Feature
@@ -33,7 +33,7 @@ class Table:
         rows: MetadataRows,
         metadata: RowMetadata,
         spool: Spool,
-        pieces: list[SpooledChunk],
+        stored: list[StoredSlices],
         translations: list[np.ndarray | None],
         metadata_spool: RowMetadataSpool | None = None,
         binning: Binning | None = None,
@@ -60,7 +60,7 @@ class Table:
         #: Whether the roles are in files.
         self.keeps_roles_apart = metadata_spool is not None
         self._spool = spool
-        self._pieces = pieces
+        self._stored = stored
         self._translations = translations
         self._starts = (0, *accumulate(rows.lengths))
         #: See `Reader.category_kinds`; empty if another process has read the rows.
@@ -129,8 +129,8 @@ class Table:
     def codes(self, i: int) -> tuple[np.ndarray, ...]:
         """Return the codes of the features of partition `i`: uint8 or uint16 [n] each. Requires columns that are codes."""
         assert self._binning is not None
-        (part,) = self._pieces[i].slices
-        return unpacked_slice(self._spool.get(self.numbers[i]), part)
+        (part,) = self._stored[i]
+        return part.unpacked(self._spool.get(self.numbers[i]))
 
     def slices(
         self, i: int, rows: np.ndarray | None = None, columns: Sequence[int] | None = None
@@ -142,7 +142,7 @@ class Table:
         features that are used, the others are undefined; default all.
         """
         first = 0
-        for k, part in enumerate(self._pieces[i].slices):
+        for k, part in enumerate(self._stored[i]):
             some = None
             if rows is not None:
                 low, high = np.searchsorted(rows, (first, first + part.n_rows))
@@ -151,11 +151,11 @@ class Table:
                 yield first, some, self._slice(i, k, part, columns)
             first += part.n_rows
 
-    def _slice(self, i: int, k: int, part: ChunkSlice, columns: Sequence[int] | None) -> Chunk:
+    def _slice(self, i: int, k: int, part: StoredSlice, columns: Sequence[int] | None) -> Chunk:
         is_code = part.is_code
         # A matrix is one array, and sparse columns are several each.
         some = None if part.is_matrix or part.fills else columns
-        arrays = unpacked_slice(self._spool.get(self.numbers[i], k, some), part)
+        arrays = part.unpacked(self._spool.get(self.numbers[i], k, some))
         if self._binning is not None:
             return Chunk(part.n_rows, DecodedColumns(arrays, self._binning))
         stored: Sequence[Any] = MatrixColumns(arrays[0]) if part.is_matrix else arrays
